@@ -1,0 +1,63 @@
+-- The delay queue. This prelude is put before every script, so that a script about uploads and the plain verbs of the
+-- queue share one implementation.
+--
+-- A task is a hash that knows its bucket (field due_minute). It waits in exactly one *minute bucket*, the ZSet
+-- `due..':'..minute` with the due time in ms as score, and `minutes` is the index of the buckets that are not empty.
+-- A task changes bucket only when its minute changes: pushing it back within the minute is one ZADD.
+
+local MINUTE_MS = 60000
+
+local function clock_ms(given)
+  if given ~= '' then return tonumber(given) end
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function delay_drop(due, minutes, minute, id)
+  local bucket = due .. ':' .. minute
+  redis.call('ZREM', bucket, id)
+  if redis.call('EXISTS', bucket) == 0 then redis.call('ZREM', minutes, minute) end
+end
+
+local function delay_remove(due, minutes, task, id)
+  local minute = redis.call('HGET', task, 'due_minute')
+  if not minute then return end
+  delay_drop(due, minutes, minute, id)
+  redis.call('HDEL', task, 'due_minute')
+end
+
+-- Schedules a task or pushes it back (or forward).
+local function delay_schedule(due, minutes, task, id, due_ms)
+  local minute = string.format('%d', math.floor(due_ms / MINUTE_MS))
+  local before = redis.call('HGET', task, 'due_minute')
+  if before == minute then
+    redis.call('ZADD', due .. ':' .. minute, due_ms, id)
+    return
+  end
+  if before then delay_drop(due, minutes, before, id) end
+  redis.call('ZADD', due .. ':' .. minute, due_ms, id)
+  redis.call('ZADD', minutes, minute, minute)
+  redis.call('HSET', task, 'due_minute', minute)
+end
+
+-- Claims at most `limit` due tasks from the oldest buckets: each is scheduled again when the lease ends, so that the
+-- lease is a delay like any other. A member without its hash is a left-over and is dropped. Returns the ids.
+local function delay_claim(due, minutes, task_prefix, now_ms, lease_ms, limit)
+  local claimed = {}
+  local oldest = redis.call('ZRANGEBYSCORE', minutes, '-inf', math.floor(now_ms / MINUTE_MS), 'LIMIT', 0, limit)
+  for _, minute in ipairs(oldest) do
+    local room = limit - #claimed
+    if room == 0 then break end
+    local bucket = due .. ':' .. minute
+    for _, id in ipairs(redis.call('ZRANGEBYSCORE', bucket, '-inf', now_ms, 'LIMIT', 0, room)) do
+      local task = task_prefix .. id
+      if redis.call('HGET', task, 'due_minute') == minute then
+        delay_schedule(due, minutes, task, id, now_ms + lease_ms)
+        claimed[#claimed + 1] = id
+      else
+        delay_drop(due, minutes, minute, id)
+      end
+    end
+  end
+  return claimed
+end

@@ -1,0 +1,29 @@
+-- Acknowledges a batch of flushed uploads: `value` bytes of each are in the database now.
+--
+-- KEYS  1 due:flush  2 minutes:flush
+-- ARGV  1 task prefix (`up:{sNN}:`), then for each upload: id, generation, value
+-- Returns how many tasks were taken out.
+--
+-- One script because the comparison with `received` and the removal of the task must not be torn apart: a chunk that
+-- landed in between would wait for nobody. A stale worker's ack does nothing: another generation is ignored, and
+-- `flushed` never goes down.
+
+local prefix, removed = ARGV[1], 0
+for i = 2, #ARGV, 3 do
+  local id, generation, value = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
+  local up = prefix .. id
+  local facts = redis.call('HMGET', up, 'generation', 'received', 'flushed', 'state')
+  if facts[1] == generation then
+    local flushed = math.max(tonumber(facts[3]), value)
+    redis.call('HSET', up, 'flushed', string.format('%d', flushed))
+    if facts[4] == 'open' then
+      redis.call('HDEL', up, 'lease_until')
+      if tonumber(facts[2]) == flushed then
+        delay_remove(KEYS[1], KEYS[2], up, id)
+        redis.call('HDEL', up, 'pending_since')
+        removed = removed + 1
+      end
+    end
+  end
+end
+return removed

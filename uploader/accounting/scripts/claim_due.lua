@@ -1,0 +1,19 @@
+-- Claims due tasks of one queue of uploads.
+--
+-- KEYS  1 due  2 minutes
+-- ARGV  1 now_ms ('' for TIME)  2 lease_ms  3 limit  4 task prefix (`up:{sNN}:`)
+-- Returns a list of {id, generation, received, state}.
+--
+-- One script so that no two workers claim one task, and so that a claimed task is never out of the queue: it waits for
+-- the end of the lease, and a worker that dies has lost nothing.
+
+local now, lease, prefix = clock_ms(ARGV[1]), tonumber(ARGV[2]), ARGV[4]
+local claims = {}
+for _, id in ipairs(delay_claim(KEYS[1], KEYS[2], prefix, now, lease, tonumber(ARGV[3]))) do
+  local up = prefix .. id
+  redis.call('HSET', up, 'lease_until', string.format('%d', now + lease))
+  redis.call('HDEL', up, 'pending_since')
+  local facts = redis.call('HMGET', up, 'generation', 'received', 'state')
+  claims[#claims + 1] = {id, tonumber(facts[1] or 0), tonumber(facts[2] or 0), facts[3] or ''}
+end
+return claims

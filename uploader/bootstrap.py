@@ -1,0 +1,290 @@
+"""Settings → stores → services → application: the only wiring."""
+
+import ipaddress
+import logging
+import multiprocessing
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from redis.asyncio import BlockingConnectionPool, Redis, UnixDomainSocketConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from starlette.applications import Starlette
+
+from uploader.accounting.pending import Delays, Pending
+from uploader.clock import Clock
+from uploader.database import migrate, transactions
+from uploader.database.engine import Database, Duplicate
+from uploader.embedded import end_with_parent, socket_path
+from uploader.errors import ConfigurationError
+from uploader.http.admin import AdminHandlers
+from uploader.http.app import (
+    admin_operations,
+    create_application,
+    file_operations,
+    open_operations,
+    upload_operations,
+)
+from uploader.http.auth import Authenticator
+from uploader.http.body import Intake
+from uploader.http.native import FileHandlers, UploadHandlers
+from uploader.http.operations import OperationsHandlers
+from uploader.http.protocol import HEADER_TIMEOUT_STATE
+from uploader.jobs.collector import Collector
+from uploader.jobs.expirer import Expirer
+from uploader.jobs.flusher import Flusher
+from uploader.jobs.merger import Merger
+from uploader.jobs.runner import Runner
+from uploader.observability import configure_logging
+from uploader.service.accounts import Accounts, new_token
+from uploader.service.closers import Closers
+from uploader.service.files import Files
+from uploader.service.flushing import Flushing
+from uploader.service.health import Health
+from uploader.service.merging import Merging
+from uploader.service.reports import Reports
+from uploader.service.uploads import Uploads
+from uploader.settings import Settings
+from uploader.storage.local import LocalStorage
+
+logger = logging.getLogger(__name__)
+
+OWNER = "owner"
+OWNER_TOKEN_FILE = "owner.token"  # noqa: S105 (a file name)
+_REDIS_CONNECTIONS = 64
+
+
+def database_url(settings: Settings) -> str:
+    """The URL of the database in force."""
+    return settings.database_url or f"sqlite+aiosqlite:///{settings.data.absolute() / 'uploader.db'}"
+
+
+def redis_directory(settings: Settings) -> Path:
+    """Where the embedded Valkey lives."""
+    return settings.data.absolute() / "redis"
+
+
+def _create_redis(settings: Settings) -> Redis:
+    # Scripts are idempotent, so one retry covers a connection that the server closed meanwhile.
+    options: dict[str, Any] = {"socket_timeout": 5, "socket_connect_timeout": 2, "protocol": 2, "timeout": 10}
+    retry = Retry(ExponentialBackoff(cap=0.2, base=0.02), retries=2)
+    if settings.redis_url is not None:
+        pool = BlockingConnectionPool.from_url(
+            settings.redis_url, max_connections=_REDIS_CONNECTIONS, retry=retry, **options
+        )
+    else:
+        pool = BlockingConnectionPool(
+            max_connections=_REDIS_CONNECTIONS,
+            connection_class=UnixDomainSocketConnection,
+            path=socket_path(redis_directory(settings)),
+            retry=retry,
+            **options,
+        )
+    return Redis(connection_pool=pool)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Everything that a server, a worker or a command needs, made once a process."""
+
+    settings: Settings
+    clock: Clock
+    database: Database
+    storage: LocalStorage
+    redis: Redis
+    pending: Pending
+    accounts: Accounts
+    closers: Closers
+    merging: Merging
+    flushing: Flushing
+    uploads: Uploads
+    files: Files
+    reports: Reports
+    health: Health
+
+    def runner(self) -> Runner:
+        """The background jobs."""
+        settings = self.settings
+        jobs = [Flusher(queue, self.flushing).as_job() for queue in self.pending.flush_queues]
+        jobs += [Merger(queue, self.merging).as_job() for queue in self.pending.merge_queues]
+        collector = Collector(
+            self.files, self.database, self.clock, closed_retention_seconds=settings.closed_retention_seconds
+        )
+        expirer = Expirer(self.database, self.closers, self.clock, expiry_seconds=settings.upload_expiry_seconds)
+        return Runner([*jobs, collector.as_job(), expirer.as_job()])
+
+    async def close(self) -> None:
+        await self.merging.close()
+        self.storage.close()
+        await self.redis.aclose()
+        await self.database.close()
+
+
+def create_services(settings: Settings, clock: Clock | None = None) -> Services:
+    """Connects to nothing yet."""
+    clock = clock or Clock()
+    database = Database(database_url(settings))
+    storage = LocalStorage(settings.data, durable=settings.durability == "power")
+    redis = _create_redis(settings)
+    delays = Delays(
+        quiet_seconds=settings.quiet_interval_seconds,
+        max_delay_seconds=settings.max_delay_seconds,
+        max_pending_bytes=settings.max_pending_bytes,
+        lease_seconds=settings.claim_lease_seconds,
+    )
+    pending = Pending(redis, shards=settings.shards, delays=delays)
+    closers = Closers(database, storage, pending, clock)
+    merging = Merging(
+        database,
+        storage,
+        pending,
+        closers,
+        clock,
+        wait_seconds=settings.merge_wait_seconds,
+        lease_seconds=settings.claim_lease_seconds,
+    )
+    return Services(
+        settings=settings,
+        clock=clock,
+        database=database,
+        storage=storage,
+        redis=redis,
+        pending=pending,
+        accounts=Accounts(database, clock, default_total_space_bytes=settings.default_total_space_bytes),
+        closers=closers,
+        merging=merging,
+        flushing=Flushing(database, pending, closers, clock),
+        uploads=Uploads(settings, database, storage, pending, closers, merging, clock),
+        files=Files(database, storage),
+        reports=Reports(database),
+        health=Health(database, storage, pending),
+    )
+
+
+@asynccontextmanager
+async def running(services: Services, *, jobs: bool) -> AsyncIterator[None]:
+    """The time in which services serve, with the background jobs if asked for; all ended in order afterwards.
+
+    Raises ConfigurationError if the database or the data directory is not fit, Unavailable if the database is away.
+    """
+    runner = services.runner() if jobs else None
+    try:
+        await migrate.check(services.database)
+        await _check_shards(services)
+        await services.storage.prepare()
+        if runner is not None:
+            runner.start()
+        yield
+    finally:
+        services.storage.stop()
+        if runner is not None:
+            await runner.stop()
+        await services.close()
+
+
+async def _check_shards(services: Services) -> None:
+    """The number of shards is part of every key in Redis: another one would not find them."""
+    wanted = str(services.settings.shards)
+    stored = await services.database.transact(lambda connection: transactions.remember(connection, "shards", wanted))
+    if stored != wanted:
+        raise ConfigurationError(f"UPLOADER_SHARDS: this installation was started with {stored}, not {wanted}")
+
+
+Lifespan = Callable[[Starlette], AbstractAsyncContextManager[Mapping[str, Any]]]
+
+
+def build_application(services: Services, lifespan: Lifespan | None = None) -> Starlette:
+    """The HTTP application over services."""
+    settings = services.settings
+    authenticator = Authenticator(services.accounts, settings.auth)
+    uploads = UploadHandlers(services.uploads, Intake(settings, services.storage))
+    operations = [
+        *upload_operations(uploads),
+        *file_operations(FileHandlers(services.files)),
+        *admin_operations(AdminHandlers(services.reports, services.accounts, services.clock)),
+        *open_operations(OperationsHandlers(settings, services.uploads, services.health), settings),
+    ]
+    return create_application(operations, authenticator, lifespan)
+
+
+def check_settings(settings: Settings) -> None:
+    """What can be told before anything starts. Raises ConfigurationError."""
+    if settings.auth == "none" and not _is_loopback(settings.host):
+        raise ConfigurationError(
+            f"UPLOADER_AUTH: 'none' lets everybody in; it is refused on {settings.host}, which is not a loopback address"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def warn_of_settings(settings: Settings) -> None:
+    """Say at the start what a setting gives away."""
+    if settings.instant == "trust":
+        logger.warning("UPLOADER_INSTANT=trust: whoever knows the MD5 and size of a file can get it")
+
+
+async def prepare_database(settings: Settings) -> None:
+    """Migrate an embedded database; an external one has to be migrated already. Raises ConfigurationError, Unavailable."""
+    database = Database(database_url(settings))
+    try:
+        if settings.database_url is None:
+            await migrate.upgrade(database)
+        else:
+            await migrate.check(database)
+    finally:
+        await database.close()
+
+
+async def prepare_installation(settings: Settings) -> str | None:
+    """As `prepare_database`, and make the owner at the first start; the owner's token where it lies on disk."""
+    settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    await prepare_database(settings)
+    if settings.auth != "token":
+        return None
+    database = Database(database_url(settings))
+    try:
+        accounts = Accounts(database, Clock(), default_total_space_bytes=settings.default_total_space_bytes)
+        return await _owner_token(settings, accounts)
+    finally:
+        await database.close()
+
+
+async def _owner_token(settings: Settings, accounts: Accounts) -> str | None:
+    """The file comes first: a crash before the row leaves a token that the next start puts into force."""
+    path = settings.data / OWNER_TOKEN_FILE
+    if await accounts.tokens():
+        return path.read_text().strip() if path.exists() else None
+    if not path.exists():
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{new_token()}\n")
+    token = path.read_text().strip()
+    with suppress(Duplicate):  # another process starts at the same moment
+        await accounts.add_token(token, OWNER, admin=True)
+    return token
+
+
+def create_app() -> Starlette:
+    """For uvicorn, in each server process: an application that starts and ends its services, set up by the environment."""
+    if multiprocessing.parent_process() is not None:
+        end_with_parent(signal.SIGKILL)
+    settings = Settings.load()
+    configure_logging(settings.log_level, settings.log_format)
+    services = create_services(settings)
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[dict[str, float]]:
+        async with running(services, jobs=settings.jobs):
+            yield {HEADER_TIMEOUT_STATE: settings.header_timeout_seconds}
+
+    return build_application(services, lifespan)

@@ -1,0 +1,116 @@
+"""Connections and transactions: how a statement reaches the database, and what is tried again.
+
+Every transaction is a function of a connection, so that it can be run again whole after a deadlock.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from uploader.errors import Unavailable
+
+T = TypeVar("T")
+# The name under which the services know it.
+Connection = AsyncConnection
+Work = Callable[[AsyncConnection], Awaitable[T]]
+
+# Lock wait timeout and deadlock of MySQL and MariaDB: the whole transaction is to be run again.
+_MYSQL_RETRIED = frozenset({1205, 1213})
+_ATTEMPTS = 10
+_SQLITE_BUSY_TIMEOUT_MS = 30_000
+
+
+class Duplicate(Exception):
+    """A unique key is taken; somebody else was faster."""
+
+
+class Database:
+    """The engine of one URL."""
+
+    def __init__(self, url: str) -> None:
+        self.engine = _create_engine(url)
+        self._is_sqlite = self.engine.dialect.name == "sqlite"
+        # SQLite has one writer: waiting here is fair and cheap, waiting for its lock is neither.
+        self._writers = asyncio.Lock() if self._is_sqlite else None
+
+    async def transact(self, work: "Work[T]") -> T:
+        """Run `work` in one transaction, again after a deadlock. Raises Duplicate, Unavailable, and what `work` raises."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                async with self._writers or nullcontext(), self.engine.begin() as connection:
+                    return await work(connection)
+            except IntegrityError as error:
+                raise Duplicate(str(error.orig)) from error
+            except (DBAPIError, PoolTimeoutError, OSError) as error:
+                if not _is_retried(error):
+                    raise _translated(error) from error
+                if attempt == _ATTEMPTS:
+                    raise Unavailable("The database is busy; nothing was acknowledged.") from error
+                await asyncio.sleep(random.uniform(0, 0.02 * attempt))  # noqa: S311 (jitter)
+        raise AssertionError("unreachable")
+
+    async def read(self, work: "Work[T]") -> T:
+        """Run `work` in a transaction that writes nothing. Raises Unavailable, and what `work` raises."""
+        try:
+            async with self.engine.connect() as connection:
+                await connection.execution_options(uploader_read_only=True)
+                return await work(connection)
+        except (DBAPIError, PoolTimeoutError, OSError) as error:
+            raise _translated(error) from error
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+
+
+def _create_engine(url: str) -> AsyncEngine:
+    if url.startswith("sqlite"):
+        engine = create_async_engine(url, pool_size=8, max_overflow=0, pool_timeout=30)
+        event.listen(engine.sync_engine, "connect", _configure_sqlite)
+        event.listen(engine.sync_engine, "begin", _begin_sqlite)
+        return engine
+    return create_async_engine(
+        url,
+        isolation_level="READ COMMITTED",
+        pool_size=10,
+        max_overflow=10,
+        pool_timeout=10,
+        pool_pre_ping=True,
+        pool_recycle=1800,
+        connect_args={"connect_timeout": 5},
+    )
+
+
+def _configure_sqlite(connection: Any, _record: Any) -> None:
+    # The driver begins nothing by itself; `_begin_sqlite` does.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_SQLITE_BUSY_TIMEOUT_MS}"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Any) -> None:
+    # A writer takes the lock at once: upgrading a read lock later could only fail (https://sqlite.org/isolation.html).
+    read_only = connection.get_execution_options().get("uploader_read_only")
+    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+
+def _is_retried(error: Exception) -> bool:
+    original = getattr(error, "orig", None)
+    code = original.args[0] if original is not None and original.args else None
+    return code in _MYSQL_RETRIED or "database is locked" in str(original)
+
+
+def _translated(error: Exception) -> Exception:
+    """What the database's own troubles are to the rest of the server."""
+    lost = isinstance(error, DBAPIError) and error.connection_invalidated
+    if lost or isinstance(error, (OperationalError, InterfaceError, PoolTimeoutError, OSError)):
+        return Unavailable("The database is away; nothing was acknowledged.")
+    return error

@@ -1,0 +1,90 @@
+"""Brings a database to the schema of this version, and tells whether it is there.
+
+The migrations lie at the top level of a checkout and inside the package of an installed wheel.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, inspect, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+import uploader
+from uploader.database.engine import Database
+from uploader.errors import ConfigurationError
+
+_LOCK_TIMEOUT_SECONDS = 120
+
+
+def migrations_directory() -> Path:
+    package = Path(uploader.__file__).parent
+    installed = package / "migrations"
+    return installed if installed.is_dir() else package.parent / "migrations"
+
+
+def head_revision() -> str:
+    """The newest revision; their files are named by it, in order."""
+    return max(path.stem.split("_")[0] for path in (migrations_directory() / "versions").glob("[0-9]*.py"))
+
+
+async def current_revision(database: Database) -> str | None:
+    """The revision that the database is at, or None if it is empty. Raises Unavailable."""
+    return await database.read(_current_revision)
+
+
+async def _current_revision(connection: AsyncConnection) -> str | None:
+    if not await connection.run_sync(lambda sync: inspect(sync).has_table("alembic_version")):
+        return None
+    revision: str | None = (await connection.execute(text("SELECT version_num FROM alembic_version"))).scalar()
+    return revision
+
+
+async def check(database: Database) -> None:
+    """Raises ConfigurationError if the database is not at this version's schema, Unavailable if it is away."""
+    current, head = await current_revision(database), head_revision()
+    if current != head:
+        raise ConfigurationError(
+            f"the database is at revision {current or 'none'}, not {head}: run `uploader db upgrade`"
+        )
+
+
+async def upgrade(database: Database, revision: str = "head") -> None:
+    """Migrate to `revision`. Two at once wait for each other. Raises ConfigurationError, Unavailable."""
+    current, head = await current_revision(database), head_revision()
+    if current == head and revision == "head":
+        return
+    if current is not None and current > head:
+        raise ConfigurationError(f"the database is at revision {current}, newer than this version's {head}")
+
+    async def run(connection: AsyncConnection) -> None:
+        await connection.run_sync(_run_alembic, "upgrade", revision)
+
+    await database.transact(run)
+
+
+async def downgrade(database: Database, revision: str) -> None:
+    """Migrate down to `revision`; `base` is an empty database."""
+
+    async def run(connection: AsyncConnection) -> None:
+        await connection.run_sync(_run_alembic, "downgrade", revision)
+
+    await database.transact(run)
+
+
+def _run_alembic(connection: Connection, direction: str, revision: str) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(migrations_directory()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    verb: Any = getattr(command, direction)
+    # MySQL commits with every DDL statement, so a lock of its own keeps a second migration out; SQLite's transaction does.
+    locks = connection.dialect.name != "sqlite"
+    if locks:
+        connection.execute(text("SELECT GET_LOCK('uploader_migrate', :seconds)"), {"seconds": _LOCK_TIMEOUT_SECONDS})
+    try:
+        verb(config, revision)
+    finally:
+        if locks:
+            connection.execute(text("SELECT RELEASE_LOCK('uploader_migrate')"))

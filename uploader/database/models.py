@@ -1,0 +1,174 @@
+"""The tables, as the migrations make them (a test compares the two).
+
+Ids, hashes and names compare byte by byte: VARBINARY, because collations fold case and pad spaces, and long utf8mb4 keys
+fit MariaDB but not MySQL. Times are UTC, from the application's clock.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    VARBINARY,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Date,
+    DateTime,
+    Dialect,
+    Index,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    TypeDecorator,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.mysql import DATETIME
+from sqlalchemy.types import TypeEngine
+
+
+class Bytewise(TypeDecorator[str]):
+    """Text that is compared byte by byte: UTF-8 in a VARBINARY of `length` bytes."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        length = self.impl.length
+        return dialect.type_descriptor(LargeBinary() if dialect.name == "sqlite" else VARBINARY(length))
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:
+        return None if value is None else value.encode()
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
+        return None if value is None else bytes(value).decode()
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A moment in UTC, to the microsecond; the databases keep no zone, this type gives it back."""
+
+    impl = DateTime
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return dialect.type_descriptor(DateTime() if dialect.name == "sqlite" else DATETIME(fsp=6))
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.astimezone(UTC).replace(tzinfo=None)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.replace(tzinfo=UTC)
+
+
+def _bytes_column(name: str) -> Column[int]:
+    return Column(name, BigInteger, CheckConstraint(f"{name} >= 0"), nullable=False, server_default=text("0"))
+
+
+metadata = MetaData()
+
+user_info = Table(
+    "user_info",
+    metadata,
+    Column("user_id", Bytewise(255), primary_key=True),
+    _bytes_column("total_space"),
+    _bytes_column("use_space_finished"),
+    _bytes_column("use_space_unfinished"),
+    _bytes_column("reserved"),
+    mysql_engine="InnoDB",
+)
+
+upload = Table(
+    "upload",
+    metadata,
+    Column("id", Bytewise(32), primary_key=True),
+    Column("user_id", Bytewise(255), nullable=False),
+    Column("md5", Bytewise(32)),
+    Column("sha256", Bytewise(64)),
+    Column("name", Bytewise(1024), nullable=False),
+    _bytes_column("size"),
+    _bytes_column("chunk_size"),
+    _bytes_column("flushed_bytes"),
+    Column("flushed_generation", BigInteger, nullable=False, server_default=text("0")),
+    Column("generation", BigInteger, nullable=False, server_default=text("0")),
+    Column("state", Bytewise(16), nullable=False),
+    Column("close_reason", Bytewise(32)),
+    Column("file_id", Bytewise(32)),
+    Column("temp_path", Bytewise(255), nullable=False),
+    Column("idempotency_key", Bytewise(128)),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("updated_at", UtcDateTime, nullable=False),
+    Column("closed_at", UtcDateTime),
+    # 1 while open, NULL after: NULLs repeat freely in a unique key, so a user has one open upload of an MD5.
+    Column("open_flag", SmallInteger),
+    UniqueConstraint("user_id", "md5", "open_flag", name="uq_upload_open"),
+    UniqueConstraint("user_id", "idempotency_key", name="uq_upload_idempotency"),
+    Index("ix_upload_user_open", "user_id", "open_flag"),
+    Index("ix_upload_open_updated", "open_flag", "updated_at"),
+    Index("ix_upload_closed", "closed_at"),
+    mysql_engine="InnoDB",
+)
+
+blob = Table(
+    "blob",
+    metadata,
+    Column("sha256", Bytewise(64), primary_key=True),
+    Column("md5", Bytewise(32), nullable=False),
+    _bytes_column("size"),
+    _bytes_column("refs"),
+    Column("created_at", UtcDateTime, nullable=False),
+    Index("ix_blob_md5", "md5"),
+    Index("ix_blob_refs", "refs"),
+    mysql_engine="InnoDB",
+)
+
+file = Table(
+    "file",
+    metadata,
+    Column("id", Bytewise(32), primary_key=True),
+    Column("user_id", Bytewise(255), nullable=False),
+    Column("md5", Bytewise(32), nullable=False),
+    Column("sha256", Bytewise(64), nullable=False),
+    Column("name", Bytewise(1024), nullable=False),
+    _bytes_column("size"),
+    Column("instant", Boolean, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    UniqueConstraint("user_id", "sha256", "name", name="uq_file_content_name"),
+    Index("ix_file_md5", "md5"),
+    Index("ix_file_user", "user_id", "id"),
+    mysql_engine="InnoDB",
+)
+
+token = Table(
+    "token",
+    metadata,
+    Column("token_sha256", Bytewise(64), primary_key=True),
+    Column("user_id", Bytewise(255), nullable=False),
+    Column("admin", Boolean, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("revoked_at", UtcDateTime),
+    Index("ix_token_user", "user_id"),
+    mysql_engine="InnoDB",
+)
+
+usage_daily = Table(
+    "usage_daily",
+    metadata,
+    Column("day", Date, primary_key=True),
+    Column("user_id", Bytewise(255), primary_key=True),
+    _bytes_column("total_space"),
+    _bytes_column("use_space_finished"),
+    _bytes_column("use_space_unfinished"),
+    _bytes_column("reserved"),
+    _bytes_column("files"),
+    mysql_engine="InnoDB",
+)
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("name", Bytewise(64), primary_key=True),
+    Column("value", Bytewise(1024), nullable=False),
+    mysql_engine="InnoDB",
+)

@@ -1,0 +1,279 @@
+"""Reads: each function is one question, asked on a connection that the caller holds."""
+
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, RowMapping, Select, and_, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from uploader.database import models
+from uploader.domain.quota import Usage
+from uploader.domain.upload import File, State, Upload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """One row of `token`; the token itself is nowhere."""
+
+    token_sha256: str
+    user_id: str
+    admin: bool
+    created_at: datetime
+    revoked_at: datetime | None
+
+    @property
+    def token_id(self) -> str:
+        """What a person names it by."""
+        return self.token_sha256[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserReport:
+    """The accounts of a user, with how much there is of what."""
+
+    usage: Usage
+    files: int
+    open_uploads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """One row of `blob`."""
+
+    sha256: str
+    md5: str
+    size: int
+    refs: int
+
+
+_UPLOAD_COLUMNS = [models.upload.c[field.name] for field in fields(Upload)]
+_FILE_COLUMNS = [models.file.c[field.name] for field in fields(File)]
+_BLOB_COLUMNS = [models.blob.c[field.name] for field in fields(Blob)]
+_USAGE_COLUMNS = [models.user_info.c[field.name] for field in fields(Usage)]
+_TOKEN_COLUMNS = [models.token.c[field.name] for field in fields(Token)]
+
+REPORT_SORTS = (
+    "user_id",
+    "total_space",
+    "use_space_finished",
+    "use_space_unfinished",
+    "reserved",
+    "files",
+    "open_uploads",
+)
+
+
+def _upload_of(row: RowMapping) -> Upload:
+    return Upload(**{**row, "state": State(row["state"])})
+
+
+async def _first(connection: AsyncConnection, query: "Select[Any]") -> RowMapping | None:
+    row: RowMapping | None = (await connection.execute(query.limit(1))).mappings().first()
+    return row
+
+
+# Uploads
+
+
+async def upload_by_id(connection: AsyncConnection, upload_id: str, *, lock: bool = False) -> Upload | None:
+    """An upload; `lock` keeps its row until the transaction ends."""
+    query = select(*_UPLOAD_COLUMNS).where(models.upload.c.id == upload_id)
+    row = await _first(connection, query.with_for_update() if lock else query)
+    return None if row is None else _upload_of(row)
+
+
+async def open_upload_by_md5(connection: AsyncConnection, user_id: str, md5: str) -> Upload | None:
+    table = models.upload.c
+    query = select(*_UPLOAD_COLUMNS).where(table.user_id == user_id, table.md5 == md5, table.open_flag == 1)
+    row = await _first(connection, query)
+    return None if row is None else _upload_of(row)
+
+
+async def newest_closed_upload(
+    connection: AsyncConnection, user_id: str, md5: str, closed_after: datetime
+) -> Upload | None:
+    table = models.upload.c
+    query = (
+        select(*_UPLOAD_COLUMNS)
+        .where(table.user_id == user_id, table.md5 == md5, table.closed_at > closed_after)
+        .order_by(table.closed_at.desc(), table.id.desc())
+    )
+    row = await _first(connection, query)
+    return None if row is None else _upload_of(row)
+
+
+async def upload_by_idempotency_key(connection: AsyncConnection, user_id: str, key: str) -> Upload | None:
+    table = models.upload.c
+    query = select(*_UPLOAD_COLUMNS).where(table.user_id == user_id, table.idempotency_key == key)
+    row = await _first(connection, query)
+    return None if row is None else _upload_of(row)
+
+
+async def open_uploads(connection: AsyncConnection, user_id: str) -> list[Upload]:
+    """The open uploads of a user, newest first."""
+    table = models.upload.c
+    query = select(*_UPLOAD_COLUMNS).where(table.user_id == user_id, table.open_flag == 1).order_by(table.id.desc())
+    return [_upload_of(row) for row in (await connection.execute(query)).mappings()]
+
+
+async def count_open_uploads(connection: AsyncConnection, user_id: str) -> int:
+    table = models.upload.c
+    query = select(func.count()).select_from(models.upload).where(table.user_id == user_id, table.open_flag == 1)
+    return int((await connection.execute(query)).scalar_one())
+
+
+async def open_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) -> dict[str, Upload]:
+    """Those of `md5s` that the user has an open upload of."""
+    table = models.upload.c
+    query = select(*_UPLOAD_COLUMNS).where(table.user_id == user_id, table.md5.in_(md5s), table.open_flag == 1)
+    uploads = [_upload_of(row) for row in (await connection.execute(query)).mappings()]
+    return {upload.md5: upload for upload in uploads if upload.md5 is not None}
+
+
+async def idle_uploads(connection: AsyncConnection, updated_before: datetime, limit: int) -> list[Upload]:
+    """Open uploads that nothing was accounted for since `updated_before`, the oldest first."""
+    table = models.upload.c
+    query = (
+        select(*_UPLOAD_COLUMNS)
+        .where(table.open_flag == 1, table.updated_at < updated_before)
+        .order_by(table.updated_at)
+        .limit(limit)
+    )
+    return [_upload_of(row) for row in (await connection.execute(query)).mappings()]
+
+
+async def promised_bytes(connection: AsyncConnection) -> int:
+    """What open uploads of everybody may still write: the sum of reserved less flushed bytes."""
+    table = models.user_info.c
+    query = select(func.coalesce(func.sum(table.reserved - table.use_space_unfinished), 0))
+    return int((await connection.execute(query)).scalar_one())
+
+
+# Files and blobs
+
+
+async def newest_file(
+    connection: AsyncConnection,
+    user_id: str,
+    md5: str,
+    *,
+    size: int | None = None,
+    sha256: str | None = None,
+    name: str | None = None,
+) -> File | None:
+    """The newest file of a user with this MD5 and, where given, this size, SHA-256 and name."""
+    table = models.file.c
+    conditions: list[ColumnElement[bool]] = [table.user_id == user_id, table.md5 == md5]
+    if size is not None:
+        conditions.append(table.size == size)
+    if sha256 is not None:
+        conditions.append(table.sha256 == sha256)
+    if name is not None:
+        conditions.append(table.name == name)
+    row = await _first(connection, select(*_FILE_COLUMNS).where(*conditions).order_by(table.id.desc()))
+    return None if row is None else File(**row)
+
+
+async def file_by_id(connection: AsyncConnection, user_id: str, file_id: str) -> File | None:
+    table = models.file.c
+    row = await _first(connection, select(*_FILE_COLUMNS).where(table.id == file_id, table.user_id == user_id))
+    return None if row is None else File(**row)
+
+
+async def file_by_content(connection: AsyncConnection, user_id: str, sha256: str, name: str) -> File | None:
+    table = models.file.c
+    conditions = (table.user_id == user_id, table.sha256 == sha256, table.name == name)
+    row = await _first(connection, select(*_FILE_COLUMNS).where(*conditions))
+    return None if row is None else File(**row)
+
+
+async def files(
+    connection: AsyncConnection, user_id: str, *, limit: int, after: str | None, prefix: str | None
+) -> list[File]:
+    """Files of a user, newest first, after the id `after`, with names that start with `prefix`, byte by byte."""
+    table = models.file.c
+    query = select(*_FILE_COLUMNS).where(table.user_id == user_id).order_by(table.id.desc()).limit(limit)
+    if after is not None:
+        query = query.where(table.id < after)
+    if prefix:
+        # substr works on bytes here: the column is binary in every database.
+        query = query.where(func.substr(table.name, 1, len(prefix.encode())) == prefix.encode())
+    return [File(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def finished_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) -> set[str]:
+    """Those of `md5s` that the user has a file of."""
+    table = models.file.c
+    query = select(table.md5).distinct().where(table.user_id == user_id, table.md5.in_(md5s))
+    return set((await connection.execute(query)).scalars())
+
+
+async def blobs_by_md5(connection: AsyncConnection, md5: str, size: int) -> list[Blob]:
+    """Blobs in use with this MD5 and size; several if it has twins."""
+    table = models.blob.c
+    query = select(*_BLOB_COLUMNS).where(table.md5 == md5, table.size == size, table.refs > 0)
+    return [Blob(**row) for row in (await connection.execute(query.order_by(table.sha256))).mappings()]
+
+
+async def blobs_without_refs(connection: AsyncConnection, limit: int) -> list[str]:
+    query = select(models.blob.c.sha256).where(models.blob.c.refs == 0).limit(limit)
+    return list((await connection.execute(query)).scalars())
+
+
+# Users and tokens
+
+
+async def usage(connection: AsyncConnection, user_id: str) -> Usage | None:
+    row = await _first(connection, select(*_USAGE_COLUMNS).where(models.user_info.c.user_id == user_id))
+    return None if row is None else Usage(**row)
+
+
+async def token_by_hash(connection: AsyncConnection, token_sha256: str) -> Token | None:
+    row = await _first(connection, select(*_TOKEN_COLUMNS).where(models.token.c.token_sha256 == token_sha256))
+    return None if row is None else Token(**row)
+
+
+async def tokens(connection: AsyncConnection, user_id: str | None) -> list[Token]:
+    """The tokens of a user, or of everybody, the oldest first."""
+    query = select(*_TOKEN_COLUMNS).order_by(models.token.c.created_at)
+    if user_id is not None:
+        query = query.where(models.token.c.user_id == user_id)
+    return [Token(**row) for row in (await connection.execute(query)).mappings()]
+
+
+# Reports
+
+
+async def user_reports(
+    connection: AsyncConnection,
+    *,
+    sort: str,
+    descending: bool,
+    limit: int,
+    after: tuple[Any, str] | None,
+    containing: str | None,
+) -> list[UserReport]:
+    """Users in the order of the column `sort`, then of their ids, after the pair (value, user id) `after`."""
+    users, uploads, files_ = models.user_info.c, models.upload.c, models.file.c
+    count_files = select(func.count()).where(files_.user_id == users.user_id).scalar_subquery()
+    count_uploads = (
+        select(func.count()).where(uploads.user_id == users.user_id, uploads.open_flag == 1).scalar_subquery()
+    )
+    rows = select(*_USAGE_COLUMNS, count_files.label("files"), count_uploads.label("open_uploads"))
+    if containing:
+        rows = rows.where(func.instr(users.user_id, containing.encode()) > 0)
+    table = rows.subquery().c
+    key = table[sort]
+    query = select(*table)
+    if after is not None:
+        value, user_id = after
+        beyond = key < value if descending else key > value
+        query = query.where(or_(beyond, and_(key == value, table.user_id > user_id)))
+    query = query.order_by(key.desc() if descending else key.asc(), table.user_id.asc()).limit(limit)
+    reports = []
+    for row in (await connection.execute(query)).mappings():
+        facts = dict(row)
+        counts = {"files": facts.pop("files"), "open_uploads": facts.pop("open_uploads")}
+        reports.append(UserReport(usage=Usage(**facts), **counts))
+    return reports

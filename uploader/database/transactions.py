@@ -1,0 +1,396 @@
+"""The transactions, one function each: every change of the accounts happens here and nowhere else.
+
+Rows are locked in one order everywhere: upload, blob, file, user. Each function runs inside `Database.transact`, so it
+may be run again from its start; what it raises rolls everything back.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import case, delete, insert, select, update
+from sqlalchemy.dialects.mysql import insert as mysql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from uploader.database import models, queries
+from uploader.domain.upload import STATE_OF_REASON, File, Reason, State, Upload
+from uploader.errors import QuotaExceeded, TooManyUploads
+
+
+class NotOpen(Exception):
+    """The upload was closed meanwhile."""
+
+
+class ClaimsChanged(Exception):
+    """The digests that the client claims are not those that are about to be stored."""
+
+
+class Lost(Exception):
+    """The blob was on its way out, or the row had gone, when it was to be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What a flush writes: the absolute bytes received of an upload in a generation."""
+
+    upload_id: str
+    generation: int
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """How many rows a flush changed, and which uploads of the batch are open."""
+
+    changed: int
+    open_ids: frozenset[str]
+
+
+async def _changed(connection: AsyncConnection, statement: object) -> int:
+    result = await connection.execute(statement)  # type: ignore[call-overload]
+    return int(result.rowcount)
+
+
+# Uploads
+
+
+async def open_upload(connection: AsyncConnection, upload: Upload, *, max_open_uploads: int) -> None:
+    """Insert an upload and reserve its size. Raises Duplicate (from the engine), QuotaExceeded, TooManyUploads."""
+    await connection.execute(
+        insert(models.upload).values(
+            **{name: getattr(upload, name) for name in Upload.__dataclass_fields__}, open_flag=1
+        )
+    )
+    users = models.user_info.c
+    reserve = (
+        update(models.user_info)
+        .where(users.user_id == upload.user_id)
+        .where(users.total_space - users.use_space_finished - users.reserved >= upload.size)
+        .values(reserved=users.reserved + upload.size)
+    )
+    if await _changed(connection, reserve) == 0:
+        raise await _quota_refusal(connection, upload.user_id, upload.size)
+    # The user's row is locked by now, so racing callers count one after the other.
+    if await queries.count_open_uploads(connection, upload.user_id) > max_open_uploads:
+        raise TooManyUploads(limit=max_open_uploads)
+
+
+async def _quota_refusal(connection: AsyncConnection, user_id: str, requested: int) -> QuotaExceeded:
+    usage = await queries.usage(connection, user_id)
+    if usage is None:
+        raise Lost(user_id)
+    return QuotaExceeded(
+        total_space=usage.total_space,
+        use_space_finished=usage.use_space_finished,
+        use_space_unfinished=usage.use_space_unfinished,
+        reserved=usage.reserved,
+        requested=requested,
+    )
+
+
+async def tell_digests(connection: AsyncConnection, upload_id: str, md5: str | None, sha256: str | None) -> Upload:
+    """Store the digests a client claims, where none were claimed before. Raises NotOpen, Duplicate (from the engine).
+
+    Returns the row as it is now; what it holds was claimed first and stands.
+    """
+    upload = await queries.upload_by_id(connection, upload_id, lock=True)
+    if upload is None or upload.state is not State.OPEN:
+        raise NotOpen(upload_id)
+    values = {}
+    if md5 is not None and upload.md5 is None:
+        values["md5"] = md5
+    if sha256 is not None and upload.sha256 is None:
+        values["sha256"] = sha256
+    if values:
+        await connection.execute(update(models.upload).where(models.upload.c.id == upload_id).values(**values))
+    told = await queries.upload_by_id(connection, upload_id)
+    assert told is not None
+    return told
+
+
+async def flush(connection: AsyncConnection, batch: Sequence[Received], now: datetime) -> Flushed:
+    """Write the absolute bytes received of a batch of uploads, and the differences to their users' accounts.
+
+    A replay, a late worker and a stale generation change nothing.
+    """
+    newest = {item.upload_id: item for item in batch}
+    table = models.upload.c
+    query = (
+        select(table.id, table.user_id, table.flushed_generation, table.flushed_bytes)
+        .where(table.id.in_(sorted(newest)), table.state == State.OPEN.value)
+        .order_by(table.id)
+        .with_for_update()
+    )
+    rows = (await connection.execute(query)).all()
+    changes: dict[str, Received] = {}
+    added: dict[str, int] = {}
+    for upload_id, user_id, flushed_generation, flushed_bytes in rows:
+        item = newest[upload_id]
+        if (item.generation, item.received) <= (flushed_generation, flushed_bytes):
+            continue
+        changes[upload_id] = item
+        added[user_id] = added.get(user_id, 0) + item.received - flushed_bytes
+    open_ids = [row[0] for row in rows]
+    if not changes:
+        return Flushed(0, frozenset(open_ids))
+    await connection.execute(
+        update(models.upload)
+        .where(table.id.in_(sorted(changes)))
+        .values(
+            flushed_bytes=case(*[(table.id == id_, item.received) for id_, item in changes.items()]),
+            flushed_generation=case(*[(table.id == id_, item.generation) for id_, item in changes.items()]),
+            updated_at=now,
+        )
+    )
+    users = models.user_info.c
+    await connection.execute(
+        update(models.user_info)
+        .where(users.user_id.in_(sorted(added)))
+        .values(
+            use_space_unfinished=users.use_space_unfinished
+            + case(*[(users.user_id == user_id, more) for user_id, more in added.items()])
+        )
+    )
+    return Flushed(len(changes), frozenset(open_ids))
+
+
+async def close_upload(connection: AsyncConnection, upload_id: str, reason: Reason, now: datetime) -> Upload:
+    """End an upload without a file: what it held in the quota is given back, by the row's own figures. Raises NotOpen.
+
+    The row is left without its MD5's uniqueness, so the same content can be opened anew.
+    """
+    upload = await _lock_open(connection, upload_id)
+    await _close_row(connection, upload, STATE_OF_REASON[reason], now, close_reason=reason.value)
+    await _settle_user(connection, upload, finished=0)
+    return upload
+
+
+async def _lock_open(connection: AsyncConnection, upload_id: str) -> Upload:
+    upload = await queries.upload_by_id(connection, upload_id, lock=True)
+    if upload is None or upload.state is not State.OPEN:
+        raise NotOpen(upload_id)
+    return upload
+
+
+async def _close_row(
+    connection: AsyncConnection,
+    upload: Upload,
+    state: State,
+    now: datetime,
+    *,
+    close_reason: str | None = None,
+    file_id: str | None = None,
+    md5: str | None = None,
+) -> None:
+    await connection.execute(
+        update(models.upload)
+        .where(models.upload.c.id == upload.id)
+        .values(
+            state=state.value,
+            close_reason=close_reason,
+            file_id=file_id,
+            md5=md5 or upload.md5,
+            open_flag=None,
+            closed_at=now,
+            updated_at=now,
+        )
+    )
+
+
+async def _settle_user(connection: AsyncConnection, upload: Upload, finished: int) -> None:
+    """Take an upload out of its user's account (the compensation, by the row's own figure) and add `finished` bytes."""
+    users = models.user_info.c
+    await connection.execute(
+        update(models.user_info)
+        .where(users.user_id == upload.user_id)
+        .values(
+            use_space_unfinished=users.use_space_unfinished - upload.flushed_bytes,
+            reserved=users.reserved - upload.size,
+            use_space_finished=users.use_space_finished + finished,
+        )
+    )
+
+
+async def merge(
+    connection: AsyncConnection,
+    *,
+    upload_id: str,
+    file_id: str,
+    md5: str,
+    sha256: str,
+    place_blob: Callable[[bool], Awaitable[None]],
+    now: datetime,
+) -> File:
+    """Turn an upload into a file. `place_blob(keep_existing)` makes its bytes the blob while the blob's row is locked.
+
+    Raises NotOpen, and ClaimsChanged if other digests were claimed while these were computed.
+    """
+    upload = await _lock_open(connection, upload_id)
+    if upload.md5 not in (None, md5) or upload.sha256 not in (None, sha256):
+        raise ClaimsChanged(upload_id)
+    refs = await _add_ref(connection, sha256, md5, upload.size, now)
+    await place_blob(refs > 1)
+    present = await queries.file_by_content(connection, upload.user_id, sha256, upload.name)
+    if present is None:
+        file = File(
+            id=file_id,
+            user_id=upload.user_id,
+            md5=md5,
+            sha256=sha256,
+            name=upload.name,
+            size=upload.size,
+            instant=False,
+            created_at=now,
+        )
+        await _insert_file(connection, file)
+    else:
+        file = present
+        await _drop_ref(connection, sha256)
+    await _close_row(connection, upload, State.DONE, now, file_id=file.id, md5=md5)
+    await _settle_user(connection, upload, finished=upload.size if present is None else 0)
+    return file
+
+
+async def _add_ref(connection: AsyncConnection, sha256: str, md5: str, size: int, now: datetime) -> int:
+    """Insert a blob's row or lock it, with one ref more; returns the refs it has now."""
+    values = {"sha256": sha256, "md5": md5, "size": size, "refs": 1, "created_at": now}
+    more = {"refs": models.blob.c.refs + 1}
+    if connection.dialect.name == "sqlite":
+        on_sqlite = sqlite_insert(models.blob).values(**values)
+        await connection.execute(on_sqlite.on_conflict_do_update(index_elements=["sha256"], set_=more))
+    else:
+        await connection.execute(mysql_insert(models.blob).values(**values).on_duplicate_key_update(**more))
+    query = select(models.blob.c.refs).where(models.blob.c.sha256 == sha256)
+    return int((await connection.execute(query)).scalar_one())
+
+
+async def _drop_ref(connection: AsyncConnection, sha256: str) -> None:
+    blobs = models.blob.c
+    await connection.execute(update(models.blob).where(blobs.sha256 == sha256).values(refs=blobs.refs - 1))
+
+
+async def _insert_file(connection: AsyncConnection, file: File) -> None:
+    values = {name: getattr(file, name) for name in File.__dataclass_fields__}
+    await connection.execute(insert(models.file).values(**values))
+
+
+# Files
+
+
+async def add_instant_file(
+    connection: AsyncConnection, file: File, *, replaced_upload_id: str | None
+) -> tuple[File, bool]:
+    """Give a user a file of content that is there already; returns it and whether it is new.
+
+    An open upload of the same content is closed as done in the same transaction and its reservation exchanged, so that
+    it fits at the edge of the quota. Raises Lost if the blob has no refs (any more), NotOpen, QuotaExceeded, Duplicate.
+    """
+    replaced = None if replaced_upload_id is None else await _lock_open(connection, replaced_upload_id)
+    blobs, users = models.blob.c, models.user_info.c
+    take = update(models.blob).where(blobs.sha256 == file.sha256, blobs.refs > 0).values(refs=blobs.refs + 1)
+    if await _changed(connection, take) == 0:
+        raise Lost(file.sha256)
+    present = await queries.file_by_content(connection, file.user_id, file.sha256, file.name)
+    if present is None:
+        await _insert_file(connection, file)
+    else:
+        await _drop_ref(connection, file.sha256)
+    result = present or file
+    if replaced is not None:
+        await _close_row(connection, replaced, State.DONE, file.created_at, file_id=result.id, md5=file.md5)
+        await _settle_user(connection, replaced, finished=0)
+    if present is None:
+        charge = (
+            update(models.user_info)
+            .where(users.user_id == file.user_id)
+            .where(users.total_space - users.use_space_finished - users.reserved >= file.size)
+            .values(use_space_finished=users.use_space_finished + file.size)
+        )
+        if await _changed(connection, charge) == 0:
+            raise await _quota_refusal(connection, file.user_id, file.size)
+    return result, present is None
+
+
+async def rename_file(connection: AsyncConnection, user_id: str, file_id: str, name: str) -> bool:
+    """Whether there was such a file. Raises Duplicate (from the engine) if the same content has this name already."""
+    table = models.file.c
+    rename = update(models.file).where(table.id == file_id, table.user_id == user_id).values(name=name)
+    return await _changed(connection, rename) == 1
+
+
+async def delete_file(connection: AsyncConnection, file: File) -> bool:
+    """Delete a file that was read before; False if somebody else was faster. The blob stays, perhaps without refs."""
+    blobs, users = models.blob.c, models.user_info.c
+    lock = select(blobs.sha256).where(blobs.sha256 == file.sha256).with_for_update()
+    await connection.execute(lock)
+    if await _changed(connection, delete(models.file).where(models.file.c.id == file.id)) == 0:
+        return False
+    await _drop_ref(connection, file.sha256)
+    await connection.execute(
+        update(models.user_info)
+        .where(users.user_id == file.user_id)
+        .values(use_space_finished=users.use_space_finished - file.size)
+    )
+    return True
+
+
+async def collect_blob(connection: AsyncConnection, sha256: str, remove: Callable[[], Awaitable[None]]) -> bool:
+    """Remove a blob without refs, its bytes first: a row without bytes is mended by the next merge, bytes without a row
+    by nobody. False if it is in use or gone."""
+    blobs = models.blob.c
+    query = select(blobs.refs).where(blobs.sha256 == sha256).with_for_update()
+    if (await connection.execute(query)).scalar() != 0:
+        return False
+    await remove()
+    await connection.execute(delete(models.blob).where(blobs.sha256 == sha256))
+    return True
+
+
+async def purge_closed_uploads(connection: AsyncConnection, closed_before: datetime, limit: int) -> int:
+    """Forget what became of uploads that were closed long ago; returns how many."""
+    table = models.upload.c
+    query = select(table.id).where(table.closed_at < closed_before).limit(limit)
+    ids = list((await connection.execute(query)).scalars())
+    if not ids:
+        return 0
+    return await _changed(connection, delete(models.upload).where(table.id.in_(ids), table.open_flag.is_(None)))
+
+
+# Users and tokens
+
+
+async def create_user(connection: AsyncConnection, user_id: str, total_space: int) -> None:
+    """Raises Duplicate (from the engine) if the user is there."""
+    await connection.execute(insert(models.user_info).values(user_id=user_id, total_space=total_space))
+
+
+async def set_total_space(connection: AsyncConnection, user_id: str, total_space: int) -> bool:
+    """Whether there is such a user. What is used already stays, even above the new total."""
+    change = update(models.user_info).where(models.user_info.c.user_id == user_id).values(total_space=total_space)
+    return await _changed(connection, change) == 1
+
+
+async def create_token(connection: AsyncConnection, token: queries.Token) -> None:
+    values = {name: getattr(token, name) for name in queries.Token.__dataclass_fields__}
+    await connection.execute(insert(models.token).values(**values))
+
+
+async def revoke_token(connection: AsyncConnection, token_sha256: str, now: datetime) -> bool:
+    """Whether there was such a token in force."""
+    table = models.token.c
+    revoke = update(models.token).where(table.token_sha256 == token_sha256, table.revoked_at.is_(None))
+    return await _changed(connection, revoke.values(revoked_at=now)) == 1
+
+
+# Meta
+
+
+async def remember(connection: AsyncConnection, name: str, value: str) -> str:
+    """Store a fact about this installation once; returns what is stored, perhaps by an earlier start."""
+    query = select(models.meta.c.value).where(models.meta.c.name == name)
+    stored: str | None = (await connection.execute(query)).scalar()
+    if stored is None:
+        await connection.execute(insert(models.meta).values(name=name, value=value))
+        return value
+    return stored

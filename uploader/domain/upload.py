@@ -1,0 +1,92 @@
+"""What an upload is and the states it goes through, as literal tables.
+
+Owns the words for a state in SQL, Redis and the API, and which change may follow which. Refuses to know where an
+upload is stored or who asks.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """The state of an upload in SQL. A merge in progress is still OPEN: until it commits, the upload can be cancelled."""
+
+    OPEN = "OPEN"
+    DONE = "DONE"
+    CANCELLED = "CANCELLED"
+    EXPIRED = "EXPIRED"
+    FAILED = "FAILED"
+
+
+class Reason(StrEnum):
+    """Why an upload ended without a file, as the API says it."""
+
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    MD5_MISMATCH = "md5-mismatch"
+    SHA256_MISMATCH = "sha256-mismatch"
+
+
+# From each state, the states that may follow. Only OPEN moves: every other state is final.
+TRANSITIONS: dict[State, frozenset[State]] = {
+    State.OPEN: frozenset({State.DONE, State.CANCELLED, State.EXPIRED, State.FAILED}),
+    State.DONE: frozenset(),
+    State.CANCELLED: frozenset(),
+    State.EXPIRED: frozenset(),
+    State.FAILED: frozenset(),
+}
+
+# The reasons that go with each way to end without a file.
+STATE_OF_REASON: dict[Reason, State] = {
+    Reason.CANCELLED: State.CANCELLED,
+    Reason.EXPIRED: State.EXPIRED,
+    Reason.MD5_MISMATCH: State.FAILED,
+    Reason.SHA256_MISMATCH: State.FAILED,
+}
+
+# How Redis calls an upload that is closed in SQL. An OPEN one is `open` there, or `merging` once its last chunk is in.
+REDIS_WORDS: dict[State, str] = {
+    State.DONE: "done",
+    State.CANCELLED: "cancelled",
+    State.EXPIRED: "expired",
+    State.FAILED: "failed",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """One row of `upload`."""
+
+    id: str
+    user_id: str
+    md5: str | None
+    sha256: str | None
+    name: str
+    size: int
+    chunk_size: int
+    flushed_bytes: int
+    flushed_generation: int
+    generation: int
+    state: State
+    close_reason: str | None
+    file_id: str | None
+    temp_path: str
+    idempotency_key: str | None
+    created_at: datetime
+    updated_at: datetime
+    closed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """One row of `file`: a user's named reference to a blob."""
+
+    id: str
+    user_id: str
+    md5: str
+    sha256: str
+    name: str
+    size: int
+    instant: bool
+    created_at: datetime

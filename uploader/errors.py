@@ -1,0 +1,261 @@
+"""Everything that can go wrong and has a name, as one tree.
+
+An error knows its code and whether trying again may help; it knows nothing of HTTP (``http/problem.py`` gives each
+code its status). The class docstring is the message a person reads.
+
+UploaderError
+├── ConfigurationError
+├── InvalidRequest
+│   ├── InvalidMd5
+│   ├── ChunkNumberOutOfRange
+│   ├── ChunkLengthMismatch
+│   └── DigestMismatch
+├── Unauthenticated
+├── Forbidden
+├── NotFound
+│   ├── UploadNotFound
+│   ├── UploadGone
+│   └── FileNotFound
+├── Conflict
+│   ├── SizeMismatch
+│   ├── Sha256Conflict
+│   ├── Md5Conflict
+│   ├── UploadExists
+│   ├── NameTaken
+│   └── ChunksMissing
+├── Md5Mismatch
+├── Sha256Mismatch
+├── Refused
+│   ├── QuotaExceeded
+│   ├── FileTooLarge
+│   ├── TooManyUploads
+│   ├── TooManyRequests
+│   └── StorageFull
+├── BodyTimeout
+├── RangeNotSatisfiable
+├── UnsupportedMediaType
+├── BadRequest
+├── MethodNotAllowed
+└── Unavailable
+"""
+
+from typing import Any, ClassVar
+
+
+class UploaderError(Exception):
+    """Something went wrong."""
+
+    code: ClassVar[str] = "internal-error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, detail: str | None = None, **fields: Any) -> None:
+        self.detail = detail or message_of(type(self))
+        self.fields = fields
+        super().__init__(self.detail)
+
+
+def message_of(error: type[UploaderError]) -> str:
+    """The first line of an error's docstring: what it says when nothing more precise is known."""
+    return (error.__doc__ or "").strip().splitlines()[0]
+
+
+class ConfigurationError(UploaderError):
+    """A setting is missing, unknown or has a bad value."""
+
+
+class InvalidRequest(UploaderError):
+    """The request is malformed; `errors` names each field and what is wrong with it."""
+
+    code = "invalid-request"
+
+    @classmethod
+    def field(cls, field: str, reason: str) -> "InvalidRequest":
+        return cls(f"{field}: {reason}", errors=[{"field": field, "reason": reason}])
+
+
+class InvalidMd5(InvalidRequest):
+    """An MD5 in a path is 32 hexadecimal digits."""
+
+    code = "invalid-md5"
+
+
+class ChunkNumberOutOfRange(InvalidRequest):
+    """A chunk number is decimal digits, from 0 to one less than the number of chunks."""
+
+    code = "chunk-number-out-of-range"
+
+
+class ChunkLengthMismatch(InvalidRequest):
+    """The chunk has the wrong length: each is exactly chunk_size long, the last one is the rest."""
+
+    code = "chunk-length-mismatch"
+
+
+class DigestMismatch(InvalidRequest):
+    """The chunk does not match the digest sent with it: send it again."""
+
+    code = "digest-mismatch"
+    retryable = True
+
+
+class Unauthenticated(UploaderError):
+    """A valid token is needed: `Authorization: Bearer <token>`."""
+
+    code = "unauthenticated"
+
+
+class Forbidden(UploaderError):
+    """Only administrators may do this."""
+
+    code = "forbidden"
+
+
+class NotFound(UploaderError):
+    """There is nothing at this address."""
+
+    code = "not-found"
+
+
+class UploadNotFound(NotFound):
+    """You have no such upload."""
+
+    code = "upload-not-found"
+
+
+class UploadGone(NotFound):
+    """The upload has ended without a file; `reason` says why. Open it again to start anew."""
+
+    code = "upload-gone"
+
+
+class FileNotFound(NotFound):
+    """You have no such file."""
+
+    code = "file-not-found"
+
+
+class Conflict(UploaderError):
+    """The request contradicts the present state."""
+
+
+class SizeMismatch(Conflict):
+    """You have an open upload of this MD5 with another size."""
+
+    code = "size-mismatch"
+
+
+class Sha256Conflict(Conflict):
+    """You have an open upload of this MD5 that was claimed with another SHA-256."""
+
+    code = "sha256-conflict"
+
+
+class Md5Conflict(Conflict):
+    """Another MD5 was told for this upload before."""
+
+    code = "md5-conflict"
+
+
+class UploadExists(Conflict):
+    """You have another open upload of this MD5; `id` names it."""
+
+    code = "upload-exists"
+
+
+class NameTaken(Conflict):
+    """You have the same content under this name already."""
+
+    code = "name-taken"
+
+
+class ChunksMissing(Conflict):
+    """The upload is not complete yet; `missing` holds the ranges of chunks that are still to be sent."""
+
+    code = "chunks-missing"
+
+
+class Md5Mismatch(UploaderError):
+    """The bytes do not have the MD5 that was claimed; the upload was discarded and its quota given back."""
+
+    code = "md5-mismatch"
+
+
+class Sha256Mismatch(UploaderError):
+    """The bytes do not have the SHA-256 that was claimed; the upload was discarded and its quota given back."""
+
+    code = "sha256-mismatch"
+
+
+class Refused(UploaderError):
+    """A limit does not allow this."""
+
+
+class QuotaExceeded(Refused):
+    """The file does not fit into your total space beside your files and your open uploads."""
+
+    code = "quota-exceeded"
+
+
+class FileTooLarge(Refused):
+    """The file is larger than this server takes; `limit` is in bytes."""
+
+    code = "file-too-large"
+
+
+class TooManyUploads(Refused):
+    """You have too many open uploads: finish or cancel one first."""
+
+    code = "too-many-uploads"
+    retryable = True
+
+
+class TooManyRequests(Refused):
+    """You are sending too many chunks at once: wait for one to be answered."""
+
+    code = "too-many-requests"
+    retryable = True
+
+
+class StorageFull(Refused):
+    """The disk is full; nothing that was acknowledged is lost. Try again later."""
+
+    code = "storage-full"
+    retryable = True
+
+
+class BodyTimeout(UploaderError):
+    """The body came too slowly; nothing of it was counted. Send the chunk again."""
+
+    code = "body-timeout"
+    retryable = True
+
+
+class RangeNotSatisfiable(UploaderError):
+    """None of the ranges asked for lies within the file."""
+
+    code = "range-not-satisfiable"
+
+
+class UnsupportedMediaType(UploaderError):
+    """Bodies are taken as they are: send no Content-Encoding."""
+
+    code = "unsupported-media-type"
+
+
+class Unavailable(UploaderError):
+    """Something the server depends on is away for the moment; nothing was acknowledged. Try again soon."""
+
+    code = "unavailable"
+    retryable = True
+
+
+class BadRequest(UploaderError):
+    """The request could not be understood."""
+
+    code = "bad-request"
+
+
+class MethodNotAllowed(UploaderError):
+    """This address does not take this method; `Allow` names those it takes."""
+
+    code = "method-not-allowed"

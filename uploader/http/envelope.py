@@ -1,0 +1,85 @@
+"""What is around every request and answer: the request id, security headers, and the rest of a body nobody read."""
+
+import asyncio
+import re
+import secrets
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from uploader.observability import request_id
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_MAX_DRAINED_BYTES = 1 << 20
+_MAX_DRAIN_SECONDS = 2.0
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+
+
+class _BodyWatch:
+    """Knows whether a request's body was read to its end, and reads the rest if it is small."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        headers = Headers(scope=scope)
+        length = headers.get("content-length")
+        self.ended = length in (None, "0") and "transfer-encoding" not in headers
+        self._waits_for_continue = headers.get("expect", "").lower() == "100-continue"
+        self._receive = receive
+        self._touched = False
+
+    async def receive(self) -> Message:
+        self._touched = True
+        message = await self._receive()
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            self.ended = True
+        return message
+
+    async def drain(self) -> None:
+        # A client that waits for 100 Continue has sent nothing yet, and asking for it would invite it to.
+        if self._waits_for_continue and not self._touched:
+            return
+        drained = 0
+        try:
+            async with asyncio.timeout(_MAX_DRAIN_SECONDS):
+                while not self.ended and drained < _MAX_DRAINED_BYTES:
+                    drained += len((await self.receive()).get("body", b""))
+        except TimeoutError:
+            return
+
+
+class Envelope:
+    """The outermost layer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        identifier = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        reset = request_id.set(identifier)
+        body = _BodyWatch(scope, receive)
+
+        async def send_wrapped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-ID"] = identifier
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+                if not body.ended:
+                    await body.drain()
+                if not body.ended:
+                    headers["Connection"] = "close"
+            await send(message)
+
+        try:
+            await self._app(scope, body.receive, send_wrapped)
+        finally:
+            request_id.reset(reset)

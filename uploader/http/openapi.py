@@ -1,0 +1,111 @@
+"""The OpenAPI 3.1 document, made from the route table and the types of `wire.py`."""
+
+import re
+from typing import Any
+
+import msgspec
+
+from uploader import __version__
+from uploader.http.operation import Operation
+from uploader.http.problem import STATUS, title_of
+from uploader.http.wire import Problem
+
+_REF = "#/components/schemas/{name}"
+_PATH_PARAMETERS: dict[str, dict[str, Any]] = {
+    "md5": {"schema": {"type": "string", "pattern": "^[0-9a-fA-F]{32}$"}, "description": "MD5 of the whole file."},
+    "n": {"schema": {"type": "integer", "minimum": 0}, "description": "Chunk number, from 0."},
+    "id": {"schema": {"type": "string"}, "description": "The id."},
+    "user_id": {"schema": {"type": "string"}, "description": "A user."},
+    "code": {"schema": {"type": "string", "enum": sorted(STATUS)}, "description": "The code of an error."},
+}
+_PROBLEM = {"application/problem+json": {"schema": {"$ref": _REF.format(name="Problem")}}}
+
+
+def document(operations: list[Operation]) -> dict[str, Any]:
+    """The document for a route table."""
+    kinds = _types_of(operations)
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    schema_of = dict(zip(kinds, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        path = re.sub(r":path\}", "}", operation.path)
+        paths.setdefault(path, {})[operation.method.lower()] = _operation(operation, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "uploader",
+            "version": __version__,
+            "description": "A resumable chunked-upload server. Every error is `application/problem+json`.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _types_of(operations: list[Operation]) -> list[Any]:
+    kinds: list[Any] = [Problem]
+    for operation in operations:
+        for answer in (operation.takes, *operation.responses.values()):
+            kinds += [kind for kind in _alternatives(answer) if kind not in kinds]
+    return kinds
+
+
+def _alternatives(answer: Any) -> tuple[Any, ...]:
+    """The types that a body may have."""
+    if answer is None:
+        return ()
+    return answer if isinstance(answer, tuple) else (answer,)
+
+
+def _operation(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": f"{operation.method.lower()}_{re.sub(r'[^a-z0-9]+', '_', operation.path.lower()).strip('_')}",
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "responses": _responses(operation, schema_of),
+    }
+    if operation.access != "open":
+        described["security"] = [{"bearer": []}]
+    parameters = [
+        {"name": name, "in": "path", "required": True, **_PATH_PARAMETERS.get(name, {"schema": {"type": "string"}})}
+        for name in re.findall(r"\{(\w+)", operation.path)
+    ]
+    parameters += [
+        {"name": parameter.name, "in": parameter.place, "schema": parameter.schema, "description": parameter.about}
+        for parameter in operation.parameters
+    ]
+    if parameters:
+        described["parameters"] = parameters
+    if operation.takes is not None:
+        content = {"application/json": {"schema": schema_of[operation.takes]}}
+        described["requestBody"] = {"required": True, "content": content}
+    elif operation.takes_bytes:
+        described["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}
+    return described
+
+
+def _responses(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any]:
+    responses: dict[str, Any] = {}
+    for status, answer in operation.responses.items():
+        responses[str(status)] = {"description": "OK"}
+        schemas = [schema_of[kind] for kind in _alternatives(answer)]
+        if schemas:
+            schema = schemas[0] if len(schemas) == 1 else {"oneOf": schemas}
+            responses[str(status)]["content"] = {"application/json": {"schema": schema}}
+    by_status: dict[int, list[str]] = {}
+    for code in _problems(operation):
+        by_status.setdefault(STATUS[code], []).append(code)
+    for status, codes in sorted(by_status.items()):
+        described = "; ".join(f"`{code}` ({title_of(code)})" for code in codes)
+        responses[str(status)] = {"description": described, "content": _PROBLEM}
+    return responses
+
+
+def _problems(operation: Operation) -> list[str]:
+    common = {"open": (), "user": ("unauthenticated",), "admin": ("unauthenticated", "forbidden")}[operation.access]
+    # 400: what the HTTP parser or the decoding of the URL refuses, on every path.
+    return ["bad-request", *common, *operation.problems, *(("unavailable",) if operation.access != "open" else ())]

@@ -1,0 +1,81 @@
+"""The handlers for those who run the server or write a client for it: health, metrics, configuration, documents."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+
+from uploader.domain.chunks import MAX_CHUNK_COUNT
+from uploader.errors import NotFound
+from uploader.http import wire
+from uploader.http.native import answer
+from uploader.http.operation import Call
+from uploader.http.problem import explain
+from uploader.service.health import Health
+from uploader.service.uploads import Uploads
+from uploader.settings import Settings
+
+_STATIC = Path(__file__).parent / "static"
+_DOCS = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>uploader: the HTTP API</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="stylesheet" href="/static/swagger-ui/swagger-ui.css"></head>
+<body><div id="swagger-ui"></div>
+<script src="/static/swagger-ui/swagger-ui-bundle.js"></script><script src="/static/docs.js"></script></body></html>
+"""
+# Swagger UI sets styles from its script, and shows its icons from data URLs.
+_DOCS_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "connect-src 'self'; frame-ancestors 'none'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OperationsHandlers:
+    """What is open to everybody."""
+
+    settings: Settings
+    uploads: Uploads
+    health: Health
+
+    async def live(self, _call: Call) -> Response:
+        return answer(wire.Health({"process": wire.Check(True)}))
+
+    async def ready(self, _call: Call) -> Response:
+        checks = {name: wire.Check(reason is None, reason) for name, reason in (await self.health.check()).items()}
+        ok = all(check.ok for check in checks.values())
+        return answer(wire.Health(checks), 200 if ok else 503, {} if ok else {"Retry-After": "2"})
+
+    async def metrics(self, _call: Call) -> Response:
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    async def config(self, _call: Call) -> Response:
+        sizes = self.uploads.chunk_sizes
+        return answer(
+            wire.ClientConfig(
+                chunk_size=wire.ChunkSizeBounds(sizes.default, sizes.minimum, sizes.maximum),
+                max_file_size=self.uploads.max_file_size_bytes,
+                max_chunks=MAX_CHUNK_COUNT,
+                instant=self.settings.instant,
+                upload_expiry_seconds=self.settings.upload_expiry_seconds,
+            )
+        )
+
+    async def docs(self, _call: Call) -> Response:
+        return HTMLResponse(_DOCS, headers={"Content-Security-Policy": _DOCS_POLICY})
+
+    async def home(self, _call: Call) -> Response:
+        return RedirectResponse("/docs")
+
+    async def explain_problem(self, call: Call) -> Response:
+        return await explain(call.request)
+
+    async def static(self, call: Call) -> Response:
+        """A file of the pages, from the package; the names are few and known, so no path can lead elsewhere."""
+        kinds = {".js": "text/javascript", ".css": "text/css"}
+        known = {str(path.relative_to(_STATIC)): path for path in _STATIC.rglob("*") if path.suffix in kinds}
+        path = known.get(call.request.path_params["path"])
+        if path is None:
+            raise NotFound()
+        return FileResponse(path, media_type=kinds[path.suffix], headers={"Cache-Control": "no-cache"})

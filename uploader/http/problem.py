@@ -1,0 +1,100 @@
+"""Errors as `application/problem+json` (RFC 9457): each code's status, and its page for a person."""
+
+import html
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from uploader import errors
+from uploader.errors import UploaderError, message_of
+from uploader.observability import request_id
+
+STATUS: dict[str, int] = {
+    "bad-request": 400,
+    "unauthenticated": 401,
+    "forbidden": 403,
+    "not-found": 404,
+    "upload-not-found": 404,
+    "file-not-found": 404,
+    "method-not-allowed": 405,
+    "body-timeout": 408,
+    "size-mismatch": 409,
+    "sha256-conflict": 409,
+    "md5-conflict": 409,
+    "upload-exists": 409,
+    "name-taken": 409,
+    "chunks-missing": 409,
+    "upload-gone": 410,
+    "quota-exceeded": 413,
+    "file-too-large": 413,
+    "unsupported-media-type": 415,
+    "range-not-satisfiable": 416,
+    "invalid-request": 422,
+    "invalid-md5": 422,
+    "chunk-number-out-of-range": 422,
+    "chunk-length-mismatch": 422,
+    "digest-mismatch": 422,
+    "md5-mismatch": 422,
+    "sha256-mismatch": 422,
+    "too-many-uploads": 429,
+    "too-many-requests": 429,
+    "internal-error": 500,
+    "unavailable": 503,
+    "storage-full": 507,
+}
+
+_RETRY_AFTER_SECONDS = {429: "1", 503: "2"}
+
+
+def _errors_of(error: type[UploaderError]) -> dict[str, type[UploaderError]]:
+    found = {error.code: error}
+    for child in error.__subclasses__():
+        for code, kind in _errors_of(child).items():
+            found.setdefault(code, kind)
+    return found
+
+
+# The error that stands for each code; the first class of the tree that has it explains it.
+ERRORS: dict[str, type[UploaderError]] = _errors_of(errors.UploaderError)
+
+
+def title_of(code: str) -> str:
+    words = code.replace("-", " ").replace("md5", "MD5").replace("sha256", "SHA-256")
+    return words[0].upper() + words[1:]
+
+
+def problem_response(error: UploaderError, headers: dict[str, str] | None = None) -> Response:
+    """The answer to a request that failed with `error`."""
+    status = STATUS[error.code]
+    members: dict[str, Any] = {
+        "type": f"/problems/{error.code}",
+        "title": title_of(error.code),
+        "status": status,
+        "detail": error.detail,
+        "code": error.code,
+        "retryable": error.retryable,
+        "request_id": request_id.get(),
+        **error.fields,
+    }
+    all_headers = dict(headers or {})
+    if status in _RETRY_AFTER_SECONDS:
+        all_headers["Retry-After"] = _RETRY_AFTER_SECONDS[status]
+    if status == 401:
+        all_headers["WWW-Authenticate"] = "Bearer"
+    return Response(msgspec.json.encode(members), status, all_headers, "application/problem+json")
+
+
+async def explain(request: Request) -> Response:
+    """`GET /problems/{code}`, for a person."""
+    code = request.path_params["code"]
+    error = ERRORS.get(code)
+    if error is None or code not in STATUS:
+        raise errors.NotFound()
+    retry = "Trying again later may help." if error.retryable else "Trying again as it is will not help."
+    title, message = html.escape(title_of(code)), html.escape(message_of(error))
+    return HTMLResponse(
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        f"<h1>{title}</h1><p>{message}</p><p>HTTP status {STATUS[code]}. {retry}</p></html>"
+    )

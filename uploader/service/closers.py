@@ -1,0 +1,126 @@
+"""What is done to an upload while all its chunks are locked: end it without a file, tidy up after it, hydrate Redis.
+
+Effects go in one order: SQL, then Redis, then the disk. A crash between any two leaves what the next visitor tidies.
+"""
+
+import logging
+from datetime import timedelta
+
+from uploader.accounting.pending import Figures, Pending, Word
+from uploader.clock import Clock
+from uploader.database import queries, transactions
+from uploader.database.engine import Database
+from uploader.database.transactions import NotOpen
+from uploader.domain.chunks import chunk_count, to_bitmap
+from uploader.domain.upload import REDIS_WORDS, STATE_OF_REASON, Reason, State, Upload
+from uploader.errors import Unavailable
+from uploader.observability import REBUILDS
+from uploader.storage.base import Closer, Gone, Storage
+from uploader.tasks import uninterrupted
+
+logger = logging.getLogger(__name__)
+
+# The era can move while one looks; more often than this is a Redis that keeps restarting.
+_HYDRATE_ATTEMPTS = 5
+
+
+class Closers:
+    """Holds uploads as a whole. Every method runs to its end even if its caller is cancelled."""
+
+    def __init__(self, database: Database, storage: Storage, pending: Pending, clock: Clock) -> None:
+        self._database = database
+        self._storage = storage
+        self._pending = pending
+        self._clock = clock
+
+    async def close(self, upload: Upload, reason: Reason) -> None:
+        """End an upload without a file and give back what it held. Raises NotOpen, Unavailable."""
+        await uninterrupted(self._close(upload, reason))
+
+    async def _close(self, upload: Upload, reason: Reason) -> None:
+        try:
+            async with self._storage.closing(upload) as closer:
+                closed = await self._commit_close(upload, reason)
+                await self.clear(upload, REDIS_WORDS[closed], closer)
+        except Gone:
+            # No bytes, no locks: somebody else closed it (NotOpen), or its directory was lost.
+            closed = await self._commit_close(upload, reason)
+            await self.clear(upload, REDIS_WORDS[closed], None)
+
+    async def _commit_close(self, upload: Upload, reason: Reason) -> State:
+        await self._database.transact(
+            lambda connection: transactions.close_upload(connection, upload.id, reason, self._clock.now())
+        )
+        logger.info("upload closed", extra={"upload_id": upload.id, "user_id": upload.user_id, "reason": reason.value})
+        return STATE_OF_REASON[reason]
+
+    async def expire(self, upload: Upload, idle_seconds: float) -> bool:
+        """Expire an upload unless a chunk arrived within `idle_seconds`, looked at under its locks."""
+        return await uninterrupted(self._expire(upload, idle_seconds))
+
+    async def _expire(self, upload: Upload, idle_seconds: float) -> bool:
+        oldest = self._clock.now() - timedelta(seconds=idle_seconds)
+        try:
+            async with self._storage.closing(upload) as closer:
+                if await self._storage.last_write(upload) > oldest.timestamp() or (await closer.read_map()).complete:
+                    return False
+                await self._commit_close(upload, Reason.EXPIRED)
+                await self.clear(upload, REDIS_WORDS[State.EXPIRED], closer)
+        except (Gone, NotOpen):
+            return False
+        return True
+
+    async def tidy(self, upload_id: str) -> None:
+        """Drop from Redis and the disk what is left of an upload that is closed in the database, or not there."""
+        await uninterrupted(self._tidy(upload_id))
+
+    async def _tidy(self, upload_id: str) -> None:
+        row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
+        if row is None:
+            await self._pending.forget(upload_id, REDIS_WORDS[State.CANCELLED])
+        elif row.state is not State.OPEN:
+            try:
+                async with self._storage.closing(row) as closer:
+                    await self.clear(row, REDIS_WORDS[row.state], closer)
+            except Gone:
+                await self.clear(row, REDIS_WORDS[row.state], None)
+
+    async def clear(self, upload: Upload, word: str, closer: Closer | None) -> None:
+        """After the commit that closed an upload: Redis, then the disk. Never fails: the jobs come back to the rest."""
+        try:
+            await self._pending.forget(upload.id, word)
+        except Unavailable:
+            logger.warning("closed upload stays in Redis for now", extra={"upload_id": upload.id})
+        try:
+            await (self._storage.discard(upload) if closer is None else closer.unlink())
+        except OSError:
+            logger.exception("bytes of a closed upload stay on disk for now", extra={"upload_id": upload.id})
+
+    async def hydrate(self, upload: Upload) -> Figures:
+        """Rebuild Redis from the map of an upload. Raises Gone, NotOpen, Unavailable."""
+        return await uninterrupted(self._hydrate(upload))
+
+    async def _hydrate(self, upload: Upload) -> Figures:
+        for _ in range(_HYDRATE_ATTEMPTS):
+            async with self._storage.closing(upload) as closer:
+                era = (await self._pending.read(upload.id)).era
+                row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload.id))
+                if row is None or row.state is not State.OPEN:
+                    raise NotOpen(upload.id)
+                chunk_map = await closer.read_map()
+                figures = await self._pending.hydrate(
+                    upload.id,
+                    era=era,
+                    generation=row.generation,
+                    bitmap=to_bitmap(chunk_map.present),
+                    size=row.size,
+                    chunk_size=row.chunk_size,
+                    chunk_count=chunk_count(row.size, row.chunk_size),
+                    flushed_bytes=row.flushed_bytes,
+                )
+            if figures.word is Word.HYDRATED:
+                REBUILDS.inc()
+                return figures
+            if figures.word is not Word.ERA_MOVED:
+                raise NotOpen(upload.id)
+        raise Unavailable("The accounting store keeps restarting; try again.")

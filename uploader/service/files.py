@@ -1,0 +1,88 @@
+"""The use cases of finished files: list, rename, delete, download; and the caller's accounts."""
+
+from pathlib import Path
+
+from uploader.database import queries, transactions
+from uploader.database.engine import Database, Duplicate
+from uploader.domain.quota import Usage
+from uploader.domain.upload import File
+from uploader.errors import FileNotFound, InvalidRequest, NameTaken, UploaderError
+from uploader.service.ids import is_id
+from uploader.storage.base import Storage
+from uploader.tasks import uninterrupted
+
+
+class Files:
+    """All that can be done to files."""
+
+    def __init__(self, database: Database, storage: Storage) -> None:
+        self._database = database
+        self._storage = storage
+
+    async def list(
+        self, user_id: str, *, limit: int, after: str | None, prefix: str | None
+    ) -> tuple[list[File], str | None]:
+        """A page of files, newest first, and the cursor of the next one. Raises InvalidRequest for an unknown cursor."""
+        if after is not None and not is_id(after):
+            raise InvalidRequest.field("after", "is not a cursor of this list")
+        found = await self._database.read(
+            lambda connection: queries.files(connection, user_id, limit=limit + 1, after=after, prefix=prefix)
+        )
+        page = found[:limit]
+        return page, page[-1].id if len(found) > limit else None
+
+    async def get(self, user_id: str, file_id: str) -> File:
+        """Raises FileNotFound."""
+        file = await self._database.read(lambda connection: queries.file_by_id(connection, user_id, file_id))
+        if file is None:
+            raise FileNotFound()
+        return file
+
+    def path(self, file: File) -> Path:
+        """Where the content of a file is read from."""
+        return self._storage.blob_path(file.sha256)
+
+    async def rename(self, user_id: str, file_id: str, name: str) -> File:
+        """Raises FileNotFound, NameTaken."""
+        try:
+            found = await self._database.transact(
+                lambda connection: transactions.rename_file(connection, user_id, file_id, name)
+            )
+        except Duplicate as error:
+            raise NameTaken() from error
+        if not found:
+            raise FileNotFound()
+        return await self.get(user_id, file_id)
+
+    async def delete(self, user_id: str, file_id: str) -> None:
+        """Delete a file, and its content if this was the last file of it. Raises FileNotFound."""
+        file = await self.get(user_id, file_id)
+        if not await self._database.transact(lambda connection: transactions.delete_file(connection, file)):
+            raise FileNotFound()
+        try:
+            await self.collect(file.sha256)
+        except (UploaderError, OSError):
+            return  # the file is deleted; the collector comes back to its content
+
+    async def collect(self, sha256: str) -> bool:
+        """Remove a blob that has no refs; False if it is in use."""
+        return await uninterrupted(
+            self._database.transact(
+                lambda connection: transactions.collect_blob(
+                    connection, sha256, lambda: self._storage.remove_blob(sha256)
+                )
+            )
+        )
+
+    async def collect_all(self, limit: int = 1000) -> int:
+        """Remove blobs without refs; returns how many."""
+        found = await self._database.read(lambda connection: queries.blobs_without_refs(connection, limit))
+        collected = 0
+        for sha256 in found:
+            collected += await self.collect(sha256)
+        return collected
+
+    async def usage(self, user_id: str) -> Usage:
+        """The accounts of a user; nothing but zeros for one who is unknown."""
+        usage = await self._database.read(lambda connection: queries.usage(connection, user_id))
+        return usage or Usage(user_id=user_id, total_space=0, use_space_finished=0, use_space_unfinished=0, reserved=0)

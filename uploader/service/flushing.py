@@ -1,0 +1,56 @@
+"""Carries what is pending in Redis into the accounts of the database, in batches of absolute figures."""
+
+import logging
+
+from uploader.accounting.delay import Claim, DelayQueue
+from uploader.accounting.pending import Pending
+from uploader.clock import Clock
+from uploader.database import transactions
+from uploader.database.engine import Database
+from uploader.database.transactions import Received
+from uploader.errors import Unavailable
+from uploader.observability import FLUSHED_UPLOADS
+from uploader.service.closers import Closers
+
+logger = logging.getLogger(__name__)
+
+
+class Flushing:
+    """Claims what is due, writes it, and only then acknowledges. A crash in between repeats what changes nothing."""
+
+    def __init__(self, database: Database, pending: Pending, closers: Closers, clock: Clock) -> None:
+        self._database = database
+        self._pending = pending
+        self._closers = closers
+        self._clock = clock
+
+    async def flush_due(self, queue: DelayQueue) -> int:
+        """Flush one batch of a queue; returns how many tasks were claimed. Raises Unavailable."""
+        claims = await queue.claim()
+        if not claims:
+            return 0
+        is_open = await self._write(claims)
+        await self._pending.ack_flush(queue.shard, [claim for claim in claims if is_open.get(claim.upload_id)])
+        for claim in claims:
+            if is_open.get(claim.upload_id) is False:
+                await self._closers.tidy(claim.upload_id)
+        return len(claims)
+
+    async def _write(self, claims: list[Claim]) -> dict[str, bool]:
+        """Write a batch, and tell of each upload whether it is open. One that fails is split, so that one bad row holds
+        up no other; an upload that fails alone is left out, neither acknowledged nor tidied: it is due after the lease."""
+        batch = [Received(claim.upload_id, claim.generation, claim.received) for claim in claims]
+        try:
+            flushed = await self._database.transact(
+                lambda connection: transactions.flush(connection, batch, self._clock.now())
+            )
+        except Unavailable:
+            raise
+        except Exception:
+            if len(claims) == 1:
+                logger.exception("an upload can't be accounted", extra={"upload_id": claims[0].upload_id})
+                return {}
+            middle = len(claims) // 2
+            return await self._write(claims[:middle]) | await self._write(claims[middle:])
+        FLUSHED_UPLOADS.inc(flushed.changed)
+        return {claim.upload_id: claim.upload_id in flushed.open_ids for claim in claims}

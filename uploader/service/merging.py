@@ -1,0 +1,206 @@
+"""The merge: verify, link into the blobs, account. Repeatable by any worker from any step; nothing is copied.
+
+At most one merge of an upload runs in a process (callers join it), and the lock on its digest file keeps processes from
+hashing it twice. Its task in Redis is its lease: while the work goes on it is pushed back.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from uploader.accounting.pending import Pending
+from uploader.clock import Clock
+from uploader.database import queries, transactions
+from uploader.database.engine import Database
+from uploader.database.transactions import ClaimsChanged, NotOpen, Received
+from uploader.domain.chunks import missing_ranges
+from uploader.domain.upload import REDIS_WORDS, File, Reason, State, Upload
+from uploader.errors import ChunksMissing, Md5Mismatch, Sha256Mismatch, Unavailable, UploaderError, UploadGone
+from uploader.observability import MERGE_SECONDS, MERGES
+from uploader.service.closers import Closers
+from uploader.service.ids import new_id
+from uploader.storage.base import Busy, Digests, Gone, Stopping, Storage
+from uploader.tasks import uninterrupted
+
+logger = logging.getLogger(__name__)
+
+# From this size on, hashing takes so long that the bytes are accounted before it.
+_LONG_MERGE_BYTES = 256 << 20
+_BUSY_POLL_SECONDS = 0.1
+_LOST_ATTEMPTS = 20
+
+
+@dataclass
+class _Running:
+    task: "asyncio.Task[File]"
+    merged_bytes: int = 0
+
+
+class Merging:
+    """The merges of this process."""
+
+    def __init__(
+        self,
+        database: Database,
+        storage: Storage,
+        pending: Pending,
+        closers: Closers,
+        clock: Clock,
+        *,
+        wait_seconds: float,
+        lease_seconds: float,
+    ) -> None:
+        self._database = database
+        self._storage = storage
+        self._pending = pending
+        self._closers = closers
+        self._clock = clock
+        self._wait_seconds = wait_seconds
+        self._lease_seconds = lease_seconds
+        self._running: dict[str, _Running] = {}
+
+    def start(self, upload_id: str) -> "asyncio.Task[File]":
+        """Begin the merge of an upload, or join the one that runs here."""
+        running = self._running.get(upload_id)
+        if running is None:
+            task = asyncio.create_task(self._merge(upload_id), name=f"merge {upload_id}")
+            running = self._running[upload_id] = _Running(task)
+            task.add_done_callback(lambda done: self._ended(upload_id, done))
+        return running.task
+
+    def _ended(self, upload_id: str, task: "asyncio.Task[File]") -> None:
+        self._running.pop(upload_id, None)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, (UploaderError, Stopping)):
+            logger.error("merge failed", extra={"upload_id": upload_id}, exc_info=error)
+
+    async def wait(self, upload_id: str) -> File | None:
+        """Merge, and give the file; None if it takes longer than a request waits.
+
+        Raises Md5Mismatch, Sha256Mismatch, ChunksMissing, UploadGone, Unavailable.
+        """
+        task = self.start(upload_id)
+        await asyncio.wait({task}, timeout=self._wait_seconds)
+        if not task.done():
+            return None
+        try:
+            return task.result()
+        except Stopping as error:
+            raise Unavailable("The server is stopping; the merge goes on after its start.") from error
+
+    def merged_bytes(self, upload_id: str) -> int:
+        """How far the merge that runs in this process has come."""
+        running = self._running.get(upload_id)
+        return 0 if running is None else running.merged_bytes
+
+    async def close(self) -> None:
+        """Wait for the merges of this process; long ones end with Stopping once the storage was told to stop."""
+        tasks = {running.task for running in self._running.values()}
+        if tasks:
+            await asyncio.wait(tasks, timeout=10)
+
+    async def _merge(self, upload_id: str) -> File:
+        started = time.perf_counter()
+        lost = 0
+        while True:
+            upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
+            if upload is None:
+                raise UploadGone(reason=Reason.CANCELLED.value)
+            if upload.state is not State.OPEN:
+                return await self._result_of(upload)
+            try:
+                file = await self._attempt(upload)
+            except (NotOpen, Gone, ClaimsChanged) as error:
+                # Somebody else was faster: its row says how it ended.
+                lost += 1
+                if lost == _LOST_ATTEMPTS:
+                    raise Unavailable("The bytes of this upload can't be found.") from error
+                await asyncio.sleep(_BUSY_POLL_SECONDS)
+            except Busy:
+                await asyncio.sleep(_BUSY_POLL_SECONDS)
+            else:
+                MERGES.labels("complete").inc()
+                MERGE_SECONDS.observe(time.perf_counter() - started)
+                return file
+
+    async def _result_of(self, upload: Upload) -> File:
+        """What became of an upload that is closed; what is left of it elsewhere is tidied."""
+        await self._closers.tidy(upload.id)
+        if upload.state is State.DONE and upload.file_id is not None:
+            file_id = upload.file_id
+            file = await self._database.read(lambda connection: queries.file_by_id(connection, upload.user_id, file_id))
+            if file is not None:
+                return file
+        raise UploadGone(reason=upload.close_reason or Reason.CANCELLED.value)
+
+    async def _attempt(self, upload: Upload) -> File:
+        chunk_map = await self._storage.read_map(upload)
+        if not chunk_map.complete:
+            raise ChunksMissing(missing=missing_ranges(chunk_map.present))
+        if upload.size >= _LONG_MERGE_BYTES:
+            await self._account(upload)
+        digests = await self._digests(upload)
+        await self._compare(upload, digests)
+        return await uninterrupted(self._commit(upload, digests))
+
+    async def _account(self, upload: Upload) -> None:
+        """All bytes are here: say so in the database now, and not only after the hashing."""
+        whole = Received(upload.id, upload.generation, upload.size)
+        await self._database.transact(lambda connection: transactions.flush(connection, [whole], self._clock.now()))
+
+    async def _digests(self, upload: Upload) -> Digests:
+        running = self._running.get(upload.id)
+
+        def progress(done_bytes: int) -> None:
+            if running is not None:
+                running.merged_bytes = done_bytes
+
+        renewing = asyncio.create_task(self._renew(upload.id))
+        try:
+            return await self._storage.digest(upload, progress)
+        finally:
+            renewing.cancel()
+            await asyncio.wait({renewing})
+
+    async def _renew(self, upload_id: str) -> None:
+        """Keep the lease, and tell other processes how far it is."""
+        while True:
+            await asyncio.sleep(min(1.0, self._lease_seconds / 3))
+            try:
+                await self._pending.renew_merge(upload_id, self.merged_bytes(upload_id))
+            except Unavailable:
+                logger.debug("lease of a merge not renewed", extra={"upload_id": upload_id})
+
+    async def _compare(self, upload: Upload, digests: Digests) -> None:
+        """Refuse bytes that are not what was claimed: the upload ends and gives back all it held."""
+        if upload.md5 not in (None, digests.md5):
+            await self._fail(upload, Reason.MD5_MISMATCH)
+            raise Md5Mismatch(expected=upload.md5, actual=digests.md5)
+        if upload.sha256 not in (None, digests.sha256):
+            await self._fail(upload, Reason.SHA256_MISMATCH)
+            raise Sha256Mismatch(expected=upload.sha256, actual=digests.sha256)
+
+    async def _fail(self, upload: Upload, reason: Reason) -> None:
+        await self._closers.close(upload, reason)
+        MERGES.labels(reason.value).inc()
+
+    async def _commit(self, upload: Upload, digests: Digests) -> File:
+        file_id = new_id()
+        async with self._storage.closing(upload) as closer:
+            file = await self._database.transact(
+                lambda connection: transactions.merge(
+                    connection,
+                    upload_id=upload.id,
+                    file_id=file_id,
+                    md5=digests.md5,
+                    sha256=digests.sha256,
+                    place_blob=lambda keep: closer.place_blob(digests.sha256, keep_existing=keep),
+                    now=self._clock.now(),
+                )
+            )
+            await self._closers.clear(upload, REDIS_WORDS[State.DONE], closer)
+        logger.info("upload merged", extra={"upload_id": upload.id, "user_id": upload.user_id, "size": upload.size})
+        return file

@@ -1,0 +1,291 @@
+"""Every setting of the server, read once from `UPLOADER_*` environment variables, typed, frozen, and passed in.
+
+Nothing else in the package reads the environment. A name that is not listed here, and a value that does not parse,
+stop the start with one line each.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from uploader.errors import ConfigurationError
+
+PREFIX = "UPLOADER_"
+# Read by the client, the tests and nothing here; known, so that they stop no server.
+FOREIGN_NAMES = frozenset({"UPLOADER_URL", "UPLOADER_TOKEN"})
+FOREIGN_PREFIXES = ("UPLOADER_TEST_",)
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_DURATIONS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_MAX_SIZE_BYTES = 2**63 - 1
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `123`, `64MiB`, `10 GiB` or `1.5GB`. Raises ValueError."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
+    if not match or match[2].upper() not in _UNITS:
+        raise ValueError("not a size such as 1048576, 64MiB or 10GiB")
+    size = int(match[1]) if "." not in match[1] else float(match[1])
+    total = int(size * _UNITS[match[2].upper()])
+    if total > _MAX_SIZE_BYTES:
+        raise ValueError("larger than 2^63-1 bytes")
+    return total
+
+
+def parse_rate(text: str) -> int:
+    """Bytes a second from a size with or without `/s`. Raises ValueError."""
+    return parse_size(text.strip().removesuffix("/s"))
+
+
+def format_size(size_bytes: int) -> str:
+    """The shortest exact spelling that `parse_size` takes back."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        factor = _UNITS[unit.upper()]
+        if size_bytes and size_bytes % factor == 0:
+            return f"{size_bytes // factor}{unit}"
+    return str(size_bytes)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from `5`, `5s`, `500ms`, `10m`, `12h` or `7d`. Raises ValueError."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d|)", text.strip())
+    if not match:
+        raise ValueError("not a duration such as 500ms, 5s, 10m, 12h or 7d")
+    return float(match[1]) * _DURATIONS[match[2]]
+
+
+def _positive(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    def parsed(text: str) -> Any:
+        value = parse(text)
+        if value <= 0:
+            raise ValueError("must be greater than 0")
+        return value
+
+    return parsed
+
+
+def _integer(minimum: int, maximum: int) -> Callable[[str], int]:
+    def parsed(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,12}", text) or not minimum <= int(text) <= maximum:
+            raise ValueError(f"not a whole number from {minimum} to {maximum}")
+        return int(text)
+
+    return parsed
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parsed(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"not one of {', '.join(words)}")
+        return text
+
+    return parsed
+
+
+def _boolean(text: str) -> bool:
+    return _one_of("true", "false")(text) == "true"
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
+def _setting(name: str, parse: Callable[[str], Any], default: str | None, about: str, *, secret: bool = False) -> Any:
+    """One setting: `default` is spelt as in the environment (None: unset), `about` is its line in the README."""
+    metadata = {"name": PREFIX + name, "parse": parse, "default": default, "about": about, "secret": secret}
+    return field(default=None if default is None else parse(default), metadata=metadata)
+
+
+_duration, _size = _positive(parse_duration), _positive(parse_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is in force. Build it with `Settings.load()`; tests may build it directly."""
+
+    # Where temp, blobs and the embedded servers live. Default: ./data
+    data: Path = _setting("DATA", Path, "./data", "where temp, blobs and the embedded servers live")
+    # SQLAlchemy URL of MySQL or MariaDB. Default: unset, an embedded SQLite
+    database_url: str | None = _setting(
+        "DATABASE_URL",
+        _text,
+        None,
+        "`mysql+asyncmy://user:password@host/name?charset=utf8mb4`; unset: embedded SQLite",
+        secret=True,
+    )
+    # URL of Redis or Valkey. Default: unset, an embedded Valkey
+    redis_url: str | None = _setting(
+        "REDIS_URL", _text, None, "`redis://`, `rediss://` or `unix://`; unset: embedded Valkey", secret=True
+    )
+    # Address to listen on. Default: 127.0.0.1
+    host: str = _setting("HOST", _text, "127.0.0.1", "address to listen on (`serve --host`)")
+    # Port to listen on; 0 takes a free one. Default: 8000
+    port: int = _setting("PORT", _integer(0, 65535), "8000", "port to listen on, 0 for a free one (`serve --port`)")
+    # Server processes. Default: 1
+    workers: int = _setting("WORKERS", _integer(1, 256), "1", "server processes (`serve --workers`)")
+    # Whether `serve` runs the background jobs too. Default: true
+    jobs: bool = _setting("JOBS", _boolean, "true", "whether `serve` runs the background jobs too, beside `work`")
+    # Who is believed: token or none. Default: token
+    auth: str = _setting("AUTH", _one_of("token", "none"), "token", "`token`, or `none` (loopback only)")
+    # When content that is there already needs no bytes. Default: proof
+    instant: str = _setting(
+        "INSTANT",
+        _one_of("off", "own", "proof", "trust"),
+        "proof",
+        "instant upload: `off`, `own` (own files only), `proof` (for now as `own`), `trust` (MD5 and size are enough)",
+    )
+    # What an acknowledgement survives: a power cut, or the end of a process. Default: power
+    durability: str = _setting(
+        "DURABILITY",
+        _one_of("power", "process"),
+        "power",
+        "what an acknowledged chunk survives: `power` cuts, or the end of a `process`",
+    )
+    # Space of a user the database does not know yet, in bytes. Default: 10GiB
+    default_total_space_bytes: int = _setting(
+        "DEFAULT_TOTAL_SPACE", parse_size, "10GiB", "total space of a user seen for the first time"
+    )
+    # Largest file, in bytes. Default: 625GiB
+    max_file_size_bytes: int = _setting("MAX_FILE_SIZE", _size, "625GiB", "largest file")
+    # Chunk size where the client asks for none, in bytes. Default: 8MiB
+    chunk_size_bytes: int = _setting("CHUNK_SIZE", _size, "8MiB", "chunk size where the client asks for none")
+    # Smallest chunk size, in bytes. Default: 64KiB
+    min_chunk_size_bytes: int = _setting("MIN_CHUNK_SIZE", _size, "64KiB", "smallest chunk size")
+    # Largest chunk size, in bytes. Default: 64MiB
+    max_chunk_size_bytes: int = _setting("MAX_CHUNK_SIZE", _size, "64MiB", "largest chunk size")
+    # Open uploads of one user. Default: 100
+    max_open_uploads: int = _setting("MAX_OPEN_UPLOADS", _integer(1, 10**9), "100", "open uploads of one user")
+    # Chunk bodies of one user at once, in one process. Default: 16
+    max_concurrent_chunks: int = _setting(
+        "MAX_CONCURRENT_CHUNKS", _integer(1, 10**6), "16", "chunk bodies of one user at once, per process"
+    )
+    # How long an upload is quiet before it is accounted, in seconds. Default: 5s
+    quiet_interval_seconds: float = _setting(
+        "QUIET_INTERVAL", _duration, "5s", "how long an upload is quiet before its bytes are written to the database"
+    )
+    # The longest a steady uploader stays unaccounted, in seconds. Default: 60s
+    max_delay_seconds: float = _setting(
+        "MAX_DELAY", _duration, "60s", "the longest that bytes of a steady uploader wait for that"
+    )
+    # Pending bytes of one upload that are accounted at once. Default: 64MiB
+    max_pending_bytes: int = _setting("MAX_PENDING", _size, "64MiB", "pending bytes of one upload that do not wait")
+    # How long a claimed task is its worker's alone, in seconds. Default: 30s
+    claim_lease_seconds: float = _setting(
+        "CLAIM_LEASE", _duration, "30s", "how long a claimed task is its worker's alone"
+    )
+    # Number of shards of the Redis keys. Default: 1
+    shards: int = _setting("SHARDS", _integer(1, 100), "1", "shards of the Redis keys (more for Cluster)")
+    # How long a request waits for its merge before it is answered 202, in seconds. Default: 10s
+    merge_wait_seconds: float = _setting(
+        "MERGE_WAIT", parse_duration, "10s", "how long a request waits for its merge before the answer is 202"
+    )
+    # When an idle upload expires, in seconds. Default: 7d
+    upload_expiry_seconds: float = _setting("UPLOAD_EXPIRY", _duration, "7d", "when an idle upload expires")
+    # How long closed uploads are remembered, in seconds. Default: 30d
+    closed_retention_seconds: float = _setting(
+        "CLOSED_RETENTION", _duration, "30d", "how long it is remembered what became of an upload"
+    )
+    # Free disk that openings leave, in bytes. Default: unset, the larger of 5 % and 1 GiB
+    free_space_floor_bytes: int | None = _setting(
+        "FREE_SPACE_FLOOR", parse_size, None, "free disk that new uploads leave; unset: the larger of 5 % and 1 GiB"
+    )
+    # How long a body may stand still, in seconds. Default: 30s
+    body_idle_timeout_seconds: float = _setting(
+        "BODY_IDLE_TIMEOUT", _duration, "30s", "how long a body may stand still before 408"
+    )
+    # The slowest a body may come once 10 s have passed, in bytes a second. Default: 1KiB/s
+    min_body_rate_bytes: int = _setting(
+        "MIN_BODY_RATE", parse_rate, "1KiB/s", "bytes a second that a body must reach after its first 10 s"
+    )
+    # How long a request's headers may take, in seconds. Default: 15s
+    header_timeout_seconds: float = _setting(
+        "HEADER_TIMEOUT", _duration, "15s", "how long the headers of a request may take"
+    )
+    # Memory for chunk bodies in one process, in bytes. Default: 512MiB
+    body_budget_bytes: int = _setting(
+        "BODY_BUDGET", _size, "512MiB", "memory for chunk bodies, per process; a user gets a quarter of it"
+    )
+    # How long requests in flight may take to end at a stop, in seconds. Default: 30s
+    shutdown_timeout_seconds: float = _setting(
+        "SHUTDOWN_TIMEOUT", _duration, "30s", "how long requests in flight may take to end at a stop"
+    )
+    # Who may read /metrics: open or admin. Default: open
+    metrics: str = _setting("METRICS", _one_of("open", "admin"), "open", "who may read `/metrics`: `open` or `admin`")
+    # Least severe level that is logged. Default: info
+    log_level: str = _setting(
+        "LOG_LEVEL", _one_of("debug", "info", "warning", "error"), "info", "`debug`, `info`, `warning` or `error`"
+    )
+    # How log lines look: text or json. Default: text
+    log_format: str = _setting("LOG_FORMAT", _one_of("text", "json"), "text", "`text`, or `json` lines")
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not self.min_chunk_size_bytes <= self.chunk_size_bytes <= self.max_chunk_size_bytes:
+            problems.append("UPLOADER_CHUNK_SIZE: not between UPLOADER_MIN_CHUNK_SIZE and UPLOADER_MAX_CHUNK_SIZE")
+        if self.quiet_interval_seconds > self.max_delay_seconds:
+            problems.append("UPLOADER_QUIET_INTERVAL: longer than UPLOADER_MAX_DELAY")
+        if self.max_chunk_size_bytes > 2**30:
+            problems.append("UPLOADER_MAX_CHUNK_SIZE: larger than 1GiB")
+        if self.database_url is not None and not self.database_url.startswith(
+            ("mysql+asyncmy://", "sqlite+aiosqlite:")
+        ):
+            problems.append("UPLOADER_DATABASE_URL: does not start with mysql+asyncmy:// or sqlite+aiosqlite:")
+        if self.redis_url is not None and not self.redis_url.startswith(("redis://", "rediss://", "unix://")):
+            problems.append("UPLOADER_REDIS_URL: does not start with redis://, rediss:// or unix://")
+        if problems:
+            raise ConfigurationError("\n".join(problems))
+
+    @classmethod
+    def load(cls, environment: Mapping[str, str] | None = None, **overrides: Any) -> "Settings":
+        """Read the environment; `overrides` (from the command line) win over it.
+
+        Raises ConfigurationError with one line for each unknown name and bad value.
+        """
+        environment = os.environ if environment is None else environment
+        known = {setting.metadata["name"]: setting for setting in fields(cls)}
+        given = {name: text for name, text in environment.items() if name.startswith(PREFIX)}
+        problems: list[str] = []
+        values: dict[str, Any] = {}
+        for name, text in given.items():
+            try:
+                if name in known:
+                    values[known[name].name] = known[name].metadata["parse"](text)
+                elif (base := _file_variant_of(name, known)) is not None:
+                    values.setdefault(known[base].name, known[base].metadata["parse"](Path(text).read_text().strip()))
+                elif name not in FOREIGN_NAMES and not name.startswith(FOREIGN_PREFIXES):
+                    problems.append(f"{name}: no such setting")
+            except (ValueError, OSError) as error:
+                shown = "" if name in known and known[name].metadata["secret"] else f" {text!r}:"
+                problems.append(f"{name}:{shown} {error}")
+        if problems:
+            raise ConfigurationError("\n".join(sorted(problems)))
+        return cls(**{**values, **{name: value for name, value in overrides.items() if value is not None}})
+
+    def shown(self) -> dict[str, str]:
+        """Every setting by the name of its variable, spelt for a person, secrets masked."""
+        return {setting.metadata["name"]: _spell(setting.name, getattr(self, setting.name)) for setting in fields(self)}
+
+
+def _file_variant_of(name: str, known: Mapping[str, Any]) -> str | None:
+    base = name.removesuffix("_FILE")
+    return base if base != name and base in known and known[base].metadata["secret"] else None
+
+
+def _spell(name: str, value: Any) -> str:
+    if value is None:
+        return "(unset)"
+    if name in ("database_url", "redis_url"):
+        return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if name.endswith("_bytes"):
+        return format_size(value)
+    if name.endswith("_seconds"):
+        return f"{value:g}s"
+    return str(value)

@@ -1,0 +1,119 @@
+"""The seam between the use cases and where bytes are kept: what the service needs, and no more.
+
+A second implementation (S3, where a chunk is a part) would be another module beside `local.py`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from uploader.domain.upload import Upload
+from uploader.storage.chunkmap import ChunkMap
+
+
+class Gone(Exception):
+    """The bytes of this upload are not in temp (any more)."""
+
+
+class Busy(Exception):
+    """Another worker is computing the digests of this upload."""
+
+
+class Stopping(Exception):
+    """The process is about to end; the work goes on elsewhere or after the next start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Both digests of the whole content, in lower-case hexadecimal, computed here."""
+
+    md5: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The disk that holds temp and blobs, in bytes."""
+
+    total: int
+    free: int
+
+
+class Body(Protocol):
+    """A chunk that was received whole."""
+
+    @property
+    def length(self) -> int:
+        """Its length in bytes."""
+
+    def pieces(self) -> Iterator[memoryview]:
+        """Its bytes in order, from a thread; may be asked for again."""
+
+
+class HeldChunk(Protocol):
+    """A chunk that is on disk, its record locked until `release`."""
+
+    def release(self) -> None: ...
+
+
+class Closer(Protocol):
+    """An upload whose every chunk is locked: nothing is written or recorded while this is held."""
+
+    async def read_map(self) -> ChunkMap: ...
+
+    async def place_blob(self, sha256: str, *, keep_existing: bool) -> None:
+        """Make the upload's bytes the blob `sha256`, durably. Repeatable. `keep_existing`: the blob has a row with refs,
+        so bytes that are there already are the blob's."""
+
+    async def unlink(self) -> None:
+        """Remove the upload's bytes. Repeatable."""
+
+
+class Storage(Protocol):
+    """Where the bytes are."""
+
+    async def prepare(self) -> None:
+        """Make ready to store. Raises ConfigurationError if this place is unfit."""
+
+    async def create(self, upload: Upload) -> None:
+        """Make room for a new upload, durably, before its row commits."""
+
+    async def discard(self, upload: Upload) -> None:
+        """Remove an upload's bytes without its locks: its row did not commit, or its map is gone. Repeatable."""
+
+    async def hold_chunk(self, upload: Upload, number: int, body: Body | None) -> HeldChunk:
+        """Put a chunk on disk unless it is there, and keep its record locked; without a body it has to be there.
+
+        Raises Gone, StorageFull, Unavailable.
+        """
+
+    def closing(self, upload: Upload) -> AbstractAsyncContextManager[Closer]:
+        """Lock all chunks of an upload. Raises Gone, Unavailable."""
+
+    async def read_map(self, upload: Upload) -> ChunkMap:
+        """Which chunks are on disk. Raises Gone."""
+
+    async def last_write(self, upload: Upload) -> float:
+        """When a chunk last arrived, in seconds since the epoch. Raises Gone."""
+
+    async def digest(self, upload: Upload, progress: Callable[[int], None]) -> Digests:
+        """Both digests of a complete upload; `progress` is told the bytes done. Raises Gone, Busy, Stopping."""
+
+    def blob_path(self, sha256: str) -> Path:
+        """Where a blob is read from."""
+
+    async def remove_blob(self, sha256: str) -> None:
+        """Remove a blob's bytes. Repeatable. The caller holds the lock of its row."""
+
+    async def space(self) -> Space: ...
+
+    async def open_spool(self) -> int:
+        """A descriptor of an unlinked file for a body that is not kept in memory."""
+
+    def stop(self) -> None:
+        """Let long work end with Stopping."""
+
+    def close(self) -> None:
+        """Give up the threads; nothing is stored after this."""

@@ -1,0 +1,61 @@
+"""The format of the chunk map: which chunks of an upload are on disk, and the checksum of each.
+
+`header | gate byte, padded | one record a chunk`. A record is 8 bytes at a multiple of 8, so it never straddles a sector
+and is written whole or not at all. Owns the layout; the locks on the gate and the records are its users'.
+"""
+
+import struct
+from dataclasses import dataclass
+
+MAGIC = b"UPMAP\x00\x00\x01"
+_HEADER = struct.Struct("<8s36s4xQQQ")
+GATE_OFFSET = 120
+GATE_LENGTH = 1
+RECORDS_OFFSET = 128
+RECORD_LENGTH = 8
+_RECORD = struct.Struct("<B3xI")
+_PRESENT = 0xC1
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkMap:
+    """A map as it was read: its facts, and for each chunk 1 or 0."""
+
+    boot_id: str
+    size: int
+    chunk_size: int
+    present: bytearray
+
+    @property
+    def complete(self) -> bool:
+        return all(self.present)
+
+
+def new_map(boot_id: str, size: int, chunk_size: int, chunk_count: int) -> bytes:
+    """The bytes of a map without chunks."""
+    header = _HEADER.pack(MAGIC, boot_id.encode(), size, chunk_size, chunk_count)
+    return header.ljust(RECORDS_OFFSET, b"\0") + bytes(RECORD_LENGTH * chunk_count)
+
+
+def parse_map(content: bytes) -> ChunkMap:
+    """Raises ValueError if `content` is no map."""
+    if len(content) < RECORDS_OFFSET:
+        raise ValueError("the chunk map is cut short")
+    magic, boot_id, size, chunk_size, chunk_count = _HEADER.unpack_from(content)
+    if magic != MAGIC or len(content) != RECORDS_OFFSET + RECORD_LENGTH * chunk_count:
+        raise ValueError("not a chunk map")
+    flags = content[RECORDS_OFFSET::RECORD_LENGTH]
+    return ChunkMap(boot_id.rstrip(b"\0").decode(), size, chunk_size, bytearray(flag == _PRESENT for flag in flags))
+
+
+def record_offset(chunk_number: int) -> int:
+    return RECORDS_OFFSET + RECORD_LENGTH * chunk_number
+
+
+def pack_record(checksum: int) -> bytes:
+    """The record of a chunk that is there; `checksum` is the CRC-32 of its bytes."""
+    return _RECORD.pack(_PRESENT, checksum)
+
+
+def is_present(record: bytes) -> bool:
+    return record[:1] == bytes([_PRESENT])

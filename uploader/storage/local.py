@@ -1,0 +1,381 @@
+"""Uploads and blobs in directories of a local filesystem.
+
+    temp/YYYY/MM/<upload_id>/{data,map,digest}    blobs/ab/cd/<sha256>    spool/ (bodies, unlinked)
+
+Owns the order in which effects reach the disk and the locks around them. Refuses to know users, quotas or Redis: the
+caller holds a chunk or a closer while it talks to those.
+"""
+
+import asyncio
+import errno
+import hashlib
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from io import FileIO
+from pathlib import Path
+from typing import TypeVar
+from zlib import crc32
+
+import msgspec
+
+from uploader.domain.chunks import chunk_count
+from uploader.domain.upload import Upload
+from uploader.errors import ConfigurationError, StorageFull, Unavailable
+from uploader.storage import chunkmap
+from uploader.storage.base import Body, Busy, Digests, Gone, Space, Stopping
+from uploader.storage.locks import try_lock, try_lock_shared, unlock
+
+T = TypeVar("T")
+
+_READ_BYTES = 1 << 20
+_LOCK_TIMEOUT_SECONDS = 30.0
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DIRECTORY_MODE = 0o700
+_FILE_MODE = 0o600
+
+
+class LocalHeldChunk:
+    """A chunk on disk; the descriptor holds the lock of its record."""
+
+    def __init__(self, map_descriptor: int) -> None:
+        self._map = map_descriptor
+
+    def release(self) -> None:
+        os.close(self._map)
+
+
+class LocalCloser:
+    """All locks of one upload, held by one descriptor of its map."""
+
+    def __init__(self, storage: "LocalStorage", upload: Upload) -> None:
+        self._storage = storage
+        self._upload = upload
+
+    async def read_map(self) -> chunkmap.ChunkMap:
+        return await self._storage.read_map(self._upload)
+
+    async def place_blob(self, sha256: str, *, keep_existing: bool) -> None:
+        await self._storage.in_thread(self._storage.place_blob, self._upload, sha256, keep_existing)
+
+    async def unlink(self) -> None:
+        await self._storage.discard(self._upload)
+
+
+class LocalStorage:
+    """The seam of `base.py` on a local filesystem."""
+
+    def __init__(self, root: Path, *, durable: bool) -> None:
+        """`durable`: an acknowledged chunk survives a power cut, not only the end of the process."""
+        self._root = root.absolute()
+        self._durable = durable
+        self._boot_id = _boot_id()
+        self._disk = ThreadPoolExecutor(16, thread_name_prefix="disk")
+        self._hashing = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="hashing")
+        self._stopping = threading.Event()
+
+    # Setting up
+
+    async def prepare(self) -> None:
+        await self.in_thread(self._prepare)
+
+    def _prepare(self) -> None:
+        try:
+            for name in ("temp", "blobs", "spool"):
+                _make_directory(self._root / name)
+        except OSError as error:
+            raise ConfigurationError(f"UPLOADER_DATA: {self._root} cannot be written: {error.strerror}") from error
+        if len({(self._root / name).stat().st_dev for name in ("temp", "blobs")}) != 1:
+            raise ConfigurationError(f"UPLOADER_DATA: temp and blobs under {self._root} are not on one filesystem")
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def close(self) -> None:
+        self._disk.shutdown(wait=False)
+        self._hashing.shutdown(wait=False)
+
+    async def in_thread(self, work: Callable[..., T], *arguments: object) -> T:
+        """Run `work` in a thread of the disk pool. Errors of a full disk come out as StorageFull."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._disk, partial(work, *arguments))
+        except OSError as error:
+            if error.errno in _DISK_FULL:
+                raise StorageFull() from error
+            raise
+
+    # Opening
+
+    async def create(self, upload: Upload) -> None:
+        await self.in_thread(self._create, upload)
+
+    def _create(self, upload: Upload) -> None:
+        directory = self._directory(upload)
+        _make_directory(directory.parent)
+        directory.mkdir(mode=_DIRECTORY_MODE)
+        try:
+            count = chunk_count(upload.size, upload.chunk_size)
+            _write_new_file(directory / "data", b"", size=upload.size)
+            _write_new_file(directory / "digest", b"")
+            empty = chunkmap.new_map(self._boot_id, upload.size, upload.chunk_size, count)
+            _write_new_file(directory / "map", empty)
+            _sync(directory)
+            _sync(directory.parent)
+        except OSError:
+            self._discard(upload)
+            raise
+
+    async def discard(self, upload: Upload) -> None:
+        await self.in_thread(self._discard, upload)
+
+    def _discard(self, upload: Upload) -> None:
+        directory = self._directory(upload)
+        # The map goes first: a writer that waits for its lock sees by it that the upload is gone.
+        for name in ("map", "digest", "data"):
+            (directory / name).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            directory.rmdir()
+
+    # Chunks
+
+    async def hold_chunk(self, upload: Upload, number: int, body: Body | None) -> LocalHeldChunk:
+        """The writer of DESIGN.md, steps 1 to 4, in one thread hop (another one for each time the chunk is busy)."""
+        deadline, pause = time.monotonic() + _LOCK_TIMEOUT_SECONDS, 0.001
+        while (held := await self.in_thread(self._try_hold_chunk, upload, number, body)) is None:
+            if time.monotonic() > deadline:
+                raise Unavailable("This chunk is busy; try again.")
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.05)
+        return held
+
+    def _try_hold_chunk(self, upload: Upload, number: int, body: Body | None) -> LocalHeldChunk | None:
+        map_descriptor = self._open_map(upload)
+        record = chunkmap.record_offset(number)
+        try:
+            # Writers share the gate, only a closer takes it alone: they never hold up one another.
+            if not try_lock_shared(map_descriptor, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH):
+                os.close(map_descriptor)
+                return None
+            locked = try_lock(map_descriptor, record, chunkmap.RECORD_LENGTH)
+            unlock(map_descriptor, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH)
+            if not locked:
+                os.close(map_descriptor)
+                return None
+            _refuse_unlinked(map_descriptor)
+            if not chunkmap.is_present(os.pread(map_descriptor, chunkmap.RECORD_LENGTH, record)):
+                if body is None:
+                    raise Gone(upload.id)
+                checksum = self._write_data(upload, number, body)
+                _write_all(map_descriptor, memoryview(chunkmap.pack_record(checksum)), record)
+                self._sync_data(map_descriptor)
+        except BaseException:
+            os.close(map_descriptor)
+            raise
+        return LocalHeldChunk(map_descriptor)
+
+    def _write_data(self, upload: Upload, number: int, body: Body) -> int:
+        checksum, offset = 0, number * upload.chunk_size
+        data = _open(self._directory(upload) / "data", os.O_WRONLY)
+        try:
+            for piece in body.pieces():
+                _write_all(data, piece, offset)
+                offset += len(piece)
+                checksum = crc32(piece, checksum)
+            # An error here fails this chunk and is never retried: the kernel may have dropped the pages
+            # (https://wiki.postgresql.org/wiki/Fsync_Errors), but the map does not claim them.
+            self._sync_data(data)
+        finally:
+            os.close(data)
+        return checksum
+
+    def _sync_data(self, descriptor: int) -> None:
+        if self._durable:
+            os.fdatasync(descriptor)
+
+    async def read_map(self, upload: Upload) -> chunkmap.ChunkMap:
+        return await self.in_thread(self._read_map, upload)
+
+    def _read_map(self, upload: Upload) -> chunkmap.ChunkMap:
+        descriptor = self._open_map(upload)
+        with os.fdopen(descriptor, "rb") as file:
+            return chunkmap.parse_map(file.read())
+
+    async def last_write(self, upload: Upload) -> float:
+        return await self.in_thread(self._last_write, upload)
+
+    def _last_write(self, upload: Upload) -> float:
+        try:
+            return (self._directory(upload) / "map").stat().st_mtime
+        except FileNotFoundError as error:
+            raise Gone(upload.id) from error
+
+    # Closing
+
+    @asynccontextmanager
+    async def closing(self, upload: Upload) -> AsyncIterator[LocalCloser]:
+        descriptor = await self.in_thread(self._open_map, upload)
+        try:
+            # With the gate held no writer can start, so the wait for those under way ends.
+            await _wait_for_lock(descriptor, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH)
+            await _wait_for_lock(descriptor, chunkmap.RECORDS_OFFSET, 0)  # 0: to the end of the file
+            _refuse_unlinked(descriptor)
+            yield LocalCloser(self, upload)
+        finally:
+            os.close(descriptor)
+
+    def place_blob(self, upload: Upload, sha256: str, keep_existing: bool) -> None:
+        """Link the data as the blob, in a thread. Every step may be repeated after a crash at any other."""
+        data, target = self._directory(upload) / "data", self.blob_path(sha256)
+        _sync(data)
+        _make_directory(target.parent)
+        try:
+            target.hardlink_to(data)
+        except FileExistsError:
+            if not (keep_existing or target.samefile(data)):
+                # Bytes whose row has no refs are on their way out; ours take their place.
+                own = target.with_name(f"{target.name}.{upload.id}")
+                own.unlink(missing_ok=True)
+                own.hardlink_to(data)
+                own.replace(target)
+        _sync(target.parent)
+
+    # Digests
+
+    async def digest(self, upload: Upload, progress: Callable[[int], None]) -> Digests:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._hashing, self._digest, upload, progress)
+
+    def _digest(self, upload: Upload, progress: Callable[[int], None]) -> Digests:
+        """The digests as saved, or computed and saved. The lock on the file keeps two workers from doing it twice."""
+        directory = self._directory(upload)
+        try:
+            descriptor = _open(directory / "digest", os.O_RDWR)
+        except FileNotFoundError as error:
+            raise Gone(upload.id) from error
+        try:
+            if not try_lock(descriptor, 0, 0):
+                raise Busy(upload.id)
+            saved = os.pread(descriptor, 4096, 0)
+            with suppress(msgspec.DecodeError):
+                return msgspec.json.decode(saved, type=Digests)
+            digests = self._hash(directory / "data", upload, progress)
+            _write_all(descriptor, memoryview(msgspec.json.encode(digests)), 0)
+            os.fsync(descriptor)
+            return digests
+        finally:
+            os.close(descriptor)
+
+    def _hash(self, data: Path, upload: Upload, progress: Callable[[int], None]) -> Digests:
+        md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
+        buffer = memoryview(bytearray(_READ_BYTES))
+        done = 0
+        with _open_to_read(data, upload.id) as file:
+            while count := file.readinto(buffer):
+                md5.update(buffer[:count])
+                sha256.update(buffer[:count])
+                done += count
+                progress(done)
+                if self._stopping.is_set():
+                    raise Stopping
+                if os.fstat(file.fileno()).st_nlink == 0:
+                    raise Gone(upload.id)
+        if done != upload.size:
+            raise OSError(errno.EIO, "the data file does not have the size of its upload")
+        return Digests(md5.hexdigest(), sha256.hexdigest())
+
+    # Blobs
+
+    def blob_path(self, sha256: str) -> Path:
+        return self._root / "blobs" / sha256[:2] / sha256[2:4] / sha256
+
+    async def remove_blob(self, sha256: str) -> None:
+        await self.in_thread(partial(self.blob_path(sha256).unlink, missing_ok=True))
+
+    # Room
+
+    async def space(self) -> Space:
+        figures = await self.in_thread(os.statvfs, self._root)
+        return Space(total=figures.f_blocks * figures.f_frsize, free=figures.f_bavail * figures.f_frsize)
+
+    async def open_spool(self) -> int:
+        return await self.in_thread(_open, self._root / "spool", os.O_TMPFILE | os.O_RDWR)
+
+    # Paths
+
+    def _directory(self, upload: Upload) -> Path:
+        return self._root / upload.temp_path
+
+    def _open_map(self, upload: Upload) -> int:
+        try:
+            return _open(self._directory(upload) / "map", os.O_RDWR)
+        except FileNotFoundError as error:
+            raise Gone(upload.id) from error
+
+
+def _open(path: Path, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
+
+
+def _open_to_read(path: Path, upload_id: str) -> FileIO:
+    try:
+        return FileIO(_open(path, os.O_RDONLY), "rb")
+    except FileNotFoundError as error:
+        raise Gone(upload_id) from error
+
+
+def _refuse_unlinked(descriptor: int) -> None:
+    if os.fstat(descriptor).st_nlink == 0:
+        raise Gone
+
+
+async def _wait_for_lock(descriptor: int, start: int, length: int) -> None:
+    deadline, pause = time.monotonic() + _LOCK_TIMEOUT_SECONDS, 0.0005
+    while not try_lock(descriptor, start, length):
+        if time.monotonic() > deadline:
+            raise Unavailable("This upload is busy; try again.")
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 0.01)
+
+
+def _write_all(descriptor: int, buffer: memoryview, offset: int) -> None:
+    while len(buffer):
+        written = os.pwrite(descriptor, buffer, offset)
+        buffer, offset = buffer[written:], offset + written
+
+
+def _write_new_file(path: Path, content: bytes, size: int | None = None) -> None:
+    descriptor = _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        _write_all(descriptor, memoryview(content), 0)
+        if size is not None:
+            os.ftruncate(descriptor, size)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory and its parents, each durable in its parent before this returns."""
+    if path.is_dir():
+        return
+    _make_directory(path.parent)
+    path.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """Make a file's bytes, or a directory's entries, durable."""
+    descriptor = _open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _boot_id() -> str:
+    """Changes with every boot of the machine (`proc_sys_kernel(5)`, random/boot_id)."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
