@@ -85,7 +85,7 @@ def _create_redis(settings: Settings) -> Redis:
             retry=retry,
             **options,
         )
-    return Redis(connection_pool=pool)
+    return Redis.from_pool(pool)  # which it closes
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ class EmbeddedRedis:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is the owner's; it ends its child in its own order
-            preexec_fn=end_with_parent,  # noqa: PLW1509 (one system call, nothing that could wait for a lock)
+            preexec_fn=end_with_parent,
         )
 
     def _accepts(self) -> bool:

@@ -1,0 +1,94 @@
+"""The whole server in this process, on real stores: services, the application over them, and a client."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from tests.support.clock import ManualClock
+from tests.support.content import Content
+from uploader.bootstrap import Services, build_application, create_services, running
+from uploader.settings import Settings
+
+GIB = 1 << 30
+
+
+@dataclass
+class Stack:
+    """Services that run, and a client of a user."""
+
+    services: Services
+    app: Any
+    client: httpx2.AsyncClient
+    data: Path
+    clock: ManualClock | None
+
+    async def client_of(
+        self, user_id: str, *, admin: bool = False, total_space: int | None = None
+    ) -> httpx2.AsyncClient:
+        """A client with a token of its own; the caller closes it, or leaves that to the end of the test."""
+        token = await self.services.accounts.create_token(user_id, admin=admin, total_space=total_space)
+        return self._client(token)
+
+    def _client(self, token: str | None) -> httpx2.AsyncClient:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        transport = httpx2.ASGITransport(app=self.app, raise_app_exceptions=True)
+        return httpx2.AsyncClient(transport=transport, base_url="http://test", headers=headers)
+
+    def anonymous(self) -> httpx2.AsyncClient:
+        return self._client(None)
+
+    async def open(self, content: Content, client: httpx2.AsyncClient | None = None, **more: Any) -> httpx2.Response:
+        body = {"name": content.name, "size": content.size, "chunk_size": content.chunk_size, **more}
+        return await (client or self.client).post(f"/files/{content.md5}", json=body)
+
+    async def put(
+        self, content: Content, number: int, client: httpx2.AsyncClient | None = None, **more: Any
+    ) -> httpx2.Response:
+        url = f"/files/{content.md5}/chunks/{number}"
+        return await (client or self.client).put(url, content=content.chunk(number), **more)
+
+    async def upload(self, content: Content, client: httpx2.AsyncClient | None = None, **more: Any) -> httpx2.Response:
+        """Open and send every chunk; the answer to the last one (or to the opening, if that completed it)."""
+        response = await self.open(content, client, **more)
+        for number in range(content.chunk_count if response.json().get("state") == "uploading" else 0):
+            response = await self.put(content, number, client)
+        return response
+
+    async def usage(self, user_id: str) -> dict[str, int]:
+        """The accounts of a user as they stand in the database."""
+        usage = await self.services.files.usage(user_id)
+        return {
+            "finished": usage.use_space_finished,
+            "unfinished": usage.use_space_unfinished,
+            "reserved": usage.reserved,
+        }
+
+    def bytes_on_disk(self) -> list[Path]:
+        """Every file under temp and blobs."""
+        return sorted(path for name in ("temp", "blobs") for path in (self.data / name).rglob("*") if path.is_file())
+
+
+@asynccontextmanager
+async def running_stack(
+    data: Path,
+    database_url: str,
+    redis_url: str,
+    *,
+    jobs: bool = False,
+    clock: ManualClock | None = None,
+    **settings: Any,
+) -> AsyncIterator[Stack]:
+    """A stack with the user `alice`; `settings` are fields of Settings."""
+    defaults: dict[str, Any] = {"free_space_floor_bytes": 0, "min_chunk_size_bytes": 64 << 10}
+    in_force = Settings(data=data, database_url=database_url, redis_url=redis_url, **(defaults | settings))
+    services = create_services(in_force, clock)
+    async with running(services, jobs=jobs):
+        app = build_application(services)
+        stack = Stack(services, app, httpx2.AsyncClient(), data, clock)
+        await stack.client.aclose()
+        stack.client = await stack.client_of("alice", total_space=10 * GIB)
+        yield stack
