@@ -40,8 +40,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def _needs_mariadb(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
-    parametrized = callspec is not None and "mariadb" in callspec.params.values()
-    return parametrized or "mariadb" in getattr(item, "fixturenames", ())
+    parametrized = callspec is not None and any("mariadb" in str(value) for value in callspec.params.values())
+    return parametrized or any("mariadb" in name for name in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
@@ -98,27 +98,37 @@ def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateMariaDB
 
 
 @pytest.fixture(scope="session")
-async def empty_mariadb_url(request: pytest.FixtureRequest, worker_number: int) -> str:
-    """The URL of a database without tables, on the given server or a private one."""
+def mariadb_server_url(request: pytest.FixtureRequest) -> str:
+    """A URL of the given MariaDB or MySQL, or of a private one; its user may make databases."""
     given = os.environ.get("UPLOADER_TEST_DATABASE_URL")
-    url = given or request.getfixturevalue("mariadb").url("mysql")
-    name = f"uploader_test_{worker_number}"
-    database = Database(url)
+    return given or request.getfixturevalue("mariadb").url("mysql")
+
+
+async def _create_database(server_url: str, name: str) -> str:
+    """The URL of a new database without tables."""
+    database = Database(server_url)
     async with database.engine.connect() as connection:
         await connection.execute(text(f"DROP DATABASE IF EXISTS {name}"))
         await connection.execute(text(f"CREATE DATABASE {name}"))
     await database.close()
-    base, _, query = url.partition("?")
+    base, _, query = server_url.partition("?")
     return f"{base.rsplit('/', 1)[0]}/{name}" + (f"?{query}" if query else "")
 
 
+@pytest.fixture
+async def blank_mariadb_url(mariadb_server_url: str, worker_number: int) -> str:
+    """A database without tables, for tests of the migrations."""
+    return await _create_database(mariadb_server_url, f"uploader_blank_{worker_number}")
+
+
 @pytest.fixture(scope="session")
-async def mariadb_template(empty_mariadb_url: str) -> str:
-    """A migrated database on MariaDB; `database_url` empties it before each test."""
-    database = Database(empty_mariadb_url)
+async def mariadb_template(mariadb_server_url: str, worker_number: int) -> str:
+    """A migrated database on MariaDB; `mariadb_url` empties it before each test."""
+    url = await _create_database(mariadb_server_url, f"uploader_test_{worker_number}")
+    database = Database(url)
     await migrate.upgrade(database)
     await database.close()
-    return empty_mariadb_url
+    return url
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,8 @@ class Content:
 
     @cached_property
     def data(self) -> bytes:
-        return random.Random(f"{self.seed}/{self.size}").randbytes(self.size)
+        generator = random.Random(f"{self.seed}/{self.size}")
+        return b"".join(generator.randbytes(min(MIB, self.size - offset)) for offset in range(0, self.size, MIB))
 
     @cached_property
     def md5(self) -> str:

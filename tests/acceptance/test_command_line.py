@@ -1,0 +1,113 @@
+"""The command line: what it prints, how it fails, and with which exit code."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.process import run_cli
+
+
+def test_config_shows_what_is_in_force_and_masks_secrets(tmp_path: Path) -> None:
+    url = "mysql+asyncmy://app:hunter2@db/uploader"
+    shown = run_cli({"DATA": str(tmp_path), "DATABASE_URL": url, "CHUNK_SIZE": "16MiB"}, "config")
+    assert shown.returncode == 0
+    assert "UPLOADER_CHUNK_SIZE=16MiB" in shown.stdout
+    assert "UPLOADER_QUIET_INTERVAL=5s" in shown.stdout
+    assert "hunter2" not in shown.stdout
+    assert "app:***@db" in shown.stdout
+
+
+@pytest.mark.parametrize("command", [("config",), ("serve",), ("work",), ("token", "create", "bob"), ("db", "upgrade")])
+def test_unknown_and_bad_settings_stop_with_one_line_each(tmp_path: Path, command: tuple[str, ...]) -> None:
+    stopped = run_cli({"DATA": str(tmp_path), "QUIET": "5s", "CHUNK_SIZE": "big"}, *command)
+    assert stopped.returncode == 2
+    lines = stopped.stderr.splitlines()
+    assert [line.split(":")[1].strip() for line in lines] == ["UPLOADER_CHUNK_SIZE", "UPLOADER_QUIET"]
+
+
+def test_settings_of_the_client_and_the_tests_stop_nothing(tmp_path: Path) -> None:
+    assert (
+        run_cli({"DATA": str(tmp_path), "URL": "http://x", "TOKEN": "y", "TEST_DATABASE_URL": "z"}, "config").returncode
+        == 0
+    )
+
+
+def test_secrets_can_come_from_files(tmp_path: Path) -> None:
+    secret = tmp_path / "url"
+    secret.write_text("redis://:hunter2@cache:6379/0\n")
+    shown = run_cli({"REDIS_URL_FILE": str(secret)}, "config")
+    assert "UPLOADER_REDIS_URL=redis://:***@cache:6379/0" in shown.stdout
+
+
+def test_no_authentication_is_refused_beyond_loopback(tmp_path: Path) -> None:
+    stopped = run_cli({"DATA": str(tmp_path), "AUTH": "none"}, "serve", "--host", "0.0.0.0")
+    assert stopped.returncode == 2
+    assert "UPLOADER_AUTH" in stopped.stderr
+
+
+def test_a_busy_port_is_a_clear_error(tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        stopped = run_cli({"DATA": str(tmp_path / "data")}, "serve", "--port", str(port))
+    assert stopped.returncode == 2
+    assert f"can't listen on 127.0.0.1:{port}" in stopped.stderr
+
+
+def test_a_database_that_is_away_is_a_clear_error(tmp_path: Path) -> None:
+    stopped = run_cli(
+        {"DATA": str(tmp_path), "DATABASE_URL": "mysql+asyncmy://root@127.0.0.1:1/uploader"}, "db", "upgrade"
+    )
+    assert stopped.returncode == 1
+    assert stopped.stderr.count("\n") == 1
+
+
+async def test_an_external_database_that_was_not_migrated_is_refused(tmp_path: Path, blank_mariadb_url: str) -> None:
+    stopped = run_cli(
+        {"DATA": str(tmp_path / "data"), "DATABASE_URL": blank_mariadb_url, "REDIS_URL": "redis://x/0"}, "serve"
+    )
+    assert stopped.returncode == 2
+    assert "uploader db upgrade" in stopped.stderr
+
+
+def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
+    settings = {"DATA": str(tmp_path / "data")}
+    first = run_cli(settings, "token", "create", "bob", "--admin", "--total-space", "1GiB")
+    second = run_cli(settings, "token", "create", "bob", "--total-space", "9GiB")
+    assert first.returncode == second.returncode == 0
+    assert first.stdout.split()[-1] != second.stdout.split()[-1]
+    rows = [line.split() for line in run_cli(settings, "token", "list", "bob").stdout.splitlines()]
+    assert [row[1:3] for row in rows] == [["bob", "admin"], ["bob", "user"]]
+    assert run_cli(settings, "token", "revoke", rows[0][0]).returncode == 0
+    assert run_cli(settings, "token", "revoke", second.stdout.split()[-1]).returncode == 0
+    assert run_cli(settings, "token", "revoke", "nothing").returncode == 1
+    rows = [line.split() for line in run_cli(settings, "token", "list").stdout.splitlines()]
+    assert [row[2] for row in rows] == ["revoked", "revoked"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("token", "create", "a/b"),
+        ("token", "create", "a b"),
+        ("token", "create", ""),
+        ("user", "set-quota", "bob", "lots"),
+        ("serve", "--port", "99999"),
+        ("serve", "--workers", "0"),
+        ("nothing",),
+    ],
+)
+def test_bad_arguments_are_refused(tmp_path: Path, command: tuple[str, ...]) -> None:
+    refused = run_cli({"DATA": str(tmp_path / "data")}, *command)
+    assert refused.returncode != 0
+    assert refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize("command", [(), ("serve",), ("work",), ("db",), ("token",), ("token", "create"), ("user",)])
+def test_every_command_has_help(command: tuple[str, ...]) -> None:
+    shown = run_cli({}, *command, "--help")
+    assert shown.returncode == 0
+    assert "Usage: uploader" in shown.stdout
+    assert len(shown.stdout) > 100

@@ -1,0 +1,135 @@
+"""What a newcomer meets: the first start, its token, the embedded engine, and the next start after a kill."""
+
+import os
+import pty
+import signal
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import httpx2
+
+from tests.support.process import UPLOADER, Process, Server, ended, environment, processes_in, run_cli, wait_for
+from tests.support.servers import free_port
+
+
+def test_the_first_start_makes_an_owner_and_says_what_to_do_next(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    server = Server(tmp_path / "log", {"DATA": str(data)})
+    with ended(server):
+        token_file = data / "owner.token"
+        token = token_file.read_text().strip()
+        assert stat.S_IMODE(token_file.stat().st_mode) == 0o600
+        assert stat.S_IMODE(data.stat().st_mode) == 0o700
+        wait_for(lambda: "curl" in server.output())
+        assert f"{server.url}/docs" in server.output()
+        assert token not in server.output(), "the token is for terminals only"
+        headers = {"Authorization": f"Bearer {token}"}
+        assert httpx2.get(f"{server.url}/me/usage", headers=headers).status_code == 200
+        assert httpx2.get(f"{server.url}/admin/usage", headers=headers).json()["users"][0]["user_id"] == "owner"
+        assert server.stop() == 0
+    assert processes_in(data / "redis") == []
+
+
+def test_the_printed_curl_line_works(tmp_path: Path) -> None:
+    server = Server(tmp_path / "log", {"DATA": str(tmp_path / "data")})
+    with ended(server):
+        wait_for(lambda: "Try:" in server.output())
+        line = next(line for line in server.output().splitlines() if "Try:" in line)
+        shown = subprocess.run(["bash", "-c", line.partition("Try:")[2]], capture_output=True, text=True, check=True)
+        assert '"available"' in shown.stdout
+
+
+def test_a_terminal_is_shown_the_token(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    master, slave = pty.openpty()
+    command = [str(UPLOADER), "serve", "--port", str(free_port())]
+    process = subprocess.Popen(
+        command, env=environment({"DATA": str(data)}), stdout=slave, stderr=slave, start_new_session=True
+    )
+    os.close(slave)
+    shown = b""
+    try:
+        deadline = time.monotonic() + 20
+        while b"owner.token" not in shown and time.monotonic() < deadline:
+            shown += os.read(master, 4096)
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=30)
+        os.close(master)
+    assert (data / "owner.token").read_text().strip() in shown.decode()
+
+
+def test_a_killed_server_leaves_nothing_that_stops_the_next_start(tmp_path: Path) -> None:
+    data, settings = tmp_path / "data", {"DATA": str(tmp_path / "data")}
+    server = Server(tmp_path / "log", settings)
+    port = server.port
+    server.kill()
+    wait_for(lambda: processes_in(data / "redis") == [])
+    server = Server(tmp_path / "log", settings, port=port)
+    with ended(server):
+        assert len(processes_in(data / "redis")) == 1
+        assert server.stop() == 0
+
+
+def test_killing_the_parent_of_several_workers_frees_the_port(tmp_path: Path) -> None:
+    settings = {"DATA": str(tmp_path / "data")}
+    server = Server(tmp_path / "log", settings, "--workers", "2")
+    port = server.port
+    server.kill()
+    wait_for(lambda: _is_free(port))
+    server = Server(tmp_path / "log", settings, "--workers", "2", port=port)
+    with ended(server):
+        assert server.stop() == 0
+
+
+def _is_free(port: int) -> bool:
+    try:
+        httpx2.get(f"http://127.0.0.1:{port}/livez", timeout=1)
+    except httpx2.TransportError:
+        return True
+    return False
+
+
+def test_the_engine_is_started_again_when_it_dies(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    server = Server(tmp_path / "log", {"DATA": str(data)})
+    with ended(server):
+        (engine,) = processes_in(data / "redis")
+        os.kill(engine, signal.SIGKILL)
+        wait_for(lambda: processes_in(data / "redis") not in ([], [engine]))
+        wait_for(lambda: httpx2.get(f"{server.url}/readyz").status_code == 200)
+        assert server.stop() == 0
+
+
+def test_commands_work_while_the_server_runs(tmp_path: Path) -> None:
+    settings = {"DATA": str(tmp_path / "data")}
+    server = Server(tmp_path / "log", settings)
+    worker = Process(tmp_path / "worker.log", settings, "work")
+    with ended(server, worker):
+        token = run_cli(settings, "token", "create", "bob", "--total-space", "1GiB").stdout.split()[-1]
+        headers = {"Authorization": f"Bearer {token}"}
+        assert httpx2.get(f"{server.url}/me/usage", headers=headers).json()["total_space"] == 1 << 30
+        assert run_cli(settings, "user", "set-quota", "bob", "2GiB").returncode == 0
+        assert httpx2.get(f"{server.url}/me/usage", headers=headers).json()["total_space"] == 2 << 30
+        assert run_cli(settings, "db", "upgrade").returncode == 0
+        wait_for(lambda: "worker runs" in worker.output())
+        assert worker.stop() == 0
+        assert server.stop() == 0
+
+
+def test_a_worker_outlives_the_server_whose_engine_it_used(tmp_path: Path) -> None:
+    data, settings = tmp_path / "data", {"DATA": str(tmp_path / "data")}
+    server = Server(tmp_path / "log", settings)
+    worker = Process(tmp_path / "worker.log", settings, "work")
+    with ended(server, worker):
+        wait_for(lambda: "worker runs" in worker.output())
+        (first,) = processes_in(data / "redis")
+        assert server.stop() == 0
+        wait_for(lambda: processes_in(data / "redis") not in ([], [first]))
+        server = Server(tmp_path / "log", settings)
+        with ended(server):
+            assert server.stop() == 0
+        assert worker.stop() == 0
+    assert processes_in(data / "redis") == []

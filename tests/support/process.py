@@ -1,0 +1,121 @@
+"""The server as its users run it: real processes, started by the console script and killed when a test wants it."""
+
+import contextlib
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from tests.support.servers import free_port
+
+UPLOADER = Path(sys.executable).with_name("uploader")
+_START_TIMEOUT_SECONDS = 30.0
+
+
+Settings = Mapping[str, str]
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The environment of a process: nothing of UPLOADER_* but `settings`, given by their names without the prefix."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("UPLOADER_")}
+    return clean | {f"UPLOADER_{name}": value for name, value in settings.items()}
+
+
+def run_cli(settings: Settings, *arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end."""
+    return subprocess.run(
+        [UPLOADER, *arguments],
+        env=environment(settings),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+class Process:
+    """`uploader serve` or `uploader work`, and what it printed."""
+
+    def __init__(self, log: Path, settings: Settings, *arguments: str) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [UPLOADER, *arguments],
+                env=environment(settings),
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """SIGKILL to this process alone; what it started has to notice by itself."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        self.process.terminate()
+        return self.process.wait(timeout=40)
+
+    def output(self) -> str:
+        return self.log.read_text()
+
+
+class Server(Process):
+    """`uploader serve` on a port of its own, ready when this returns."""
+
+    def __init__(self, log: Path, settings: Settings, *arguments: str, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        super().__init__(log, settings, "serve", "--port", str(self.port), *arguments)
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.output()
+            with contextlib.suppress(OSError):
+                connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2)
+                connection.request("GET", "/readyz")
+                if connection.getresponse().status == 200:
+                    connection.close()
+                    return
+            time.sleep(0.05)
+        raise AssertionError(f"the server did not become ready: {self.output()}")
+
+
+@contextlib.contextmanager
+def ended(*processes: Process) -> Iterator[None]:
+    """Whatever happens, none of these outlives the test."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.process.pid, signal.SIGKILL)
+            process.process.wait()
+
+
+def processes_in(directory: Path) -> list[int]:
+    """The processes that run in a directory."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cwd").readlink() == directory.absolute():
+                found.append(int(process.name))
+    return found
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Poll until `condition()` holds; fail if it does not in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not come true in time")
