@@ -42,11 +42,13 @@ from uploader.jobs.merger import Merger
 from uploader.jobs.runner import Runner
 from uploader.observability import configure_logging
 from uploader.service.accounts import Accounts, new_token
+from uploader.service.chunks import Chunks
 from uploader.service.closers import Closers
 from uploader.service.files import Files
 from uploader.service.flushing import Flushing
 from uploader.service.health import Health
 from uploader.service.merging import Merging
+from uploader.service.opening import Openings
 from uploader.service.reports import Reports
 from uploader.service.uploads import Uploads
 from uploader.settings import Settings
@@ -103,6 +105,8 @@ class Services:
     merging: Merging
     flushing: Flushing
     uploads: Uploads
+    openings: Openings
+    chunks: Chunks
     files: Files
     reports: Reports
     health: Health
@@ -148,6 +152,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         wait_seconds=settings.merge_wait_seconds,
         lease_seconds=settings.claim_lease_seconds,
     )
+    uploads = Uploads(settings, database, storage, pending, closers, merging, clock)
     return Services(
         settings=settings,
         clock=clock,
@@ -159,7 +164,9 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         closers=closers,
         merging=merging,
         flushing=Flushing(database, pending, closers, clock),
-        uploads=Uploads(settings, database, storage, pending, closers, merging, clock),
+        uploads=uploads,
+        openings=Openings(settings, database, storage, closers, uploads, clock),
+        chunks=Chunks(storage, pending, closers, uploads),
         files=Files(database, storage),
         reports=Reports(database),
         health=Health(database, storage, pending),
@@ -202,14 +209,17 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> S
     """The HTTP application over services."""
     settings = services.settings
     authenticator = Authenticator(services.accounts, settings.auth)
-    uploads = UploadHandlers(services.uploads, Intake(settings, services.storage))
+    intake = Intake(settings, services.storage)
+    uploads = UploadHandlers(services.openings, services.uploads, services.chunks, intake)
     operations = [
         *upload_operations(uploads),
         *file_operations(FileHandlers(services.files)),
         *admin_operations(AdminHandlers(services.reports, services.accounts, services.clock)),
-        *open_operations(OperationsHandlers(settings, services.uploads, services.health), settings),
+        *open_operations(OperationsHandlers(settings, services.openings, services.health), settings),
     ]
-    return create_application(operations, authenticator, lifespan)
+    return create_application(
+        operations, authenticator, lifespan, body_timeout_seconds=settings.body_idle_timeout_seconds
+    )
 
 
 def check_settings(settings: Settings) -> None:
@@ -265,19 +275,39 @@ async def _owner_token(settings: Settings, accounts: Accounts) -> str | None:
     if await accounts.tokens():
         return path.read_text().strip() if path.exists() else None
     if not path.exists():
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{new_token()}\n")
+        _write_secret(path, f"{new_token()}\n")
     token = path.read_text().strip()
     with suppress(Duplicate):  # another process starts at the same moment
         await accounts.add_token(token, OWNER, admin=True)
     return token
 
 
+def _write_secret(path: Path, content: str) -> None:
+    """Whole or not at all, for the owner's eyes only. Of two that write at once, the first one's stands."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
+    with suppress(FileExistsError):
+        path.hardlink_to(draft)
+    draft.unlink()
+
+
+def _follow_parent() -> None:
+    """A server process of several ends with the one that started them, or the port would stay taken."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    end_with_parent(signal.SIGKILL)
+    if os.getppid() != parent.pid:  # it ended before the kernel was asked
+        raise SystemExit(1)
+
+
 def create_app() -> Starlette:
     """For uvicorn, in each server process: an application that starts and ends its services, set up by the environment."""
-    if multiprocessing.parent_process() is not None:
-        end_with_parent(signal.SIGKILL)
+    _follow_parent()
     settings = Settings.load()
     configure_logging(settings.log_level, settings.log_format)
     services = create_services(settings)

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
@@ -226,8 +226,7 @@ def _announce(settings: Settings, address: Any, token: str | None) -> None:
 def _redis(settings: Settings) -> "Iterator[Callable[[], None]]":
     """Run the embedded Valkey, if none is given; yields a function that waits until it answers."""
     if settings.redis_url is not None:
-        with nullcontext():
-            yield lambda: None
+        yield lambda: None
         return
     _make_data_directory(settings)
     embedded = EmbeddedRedis(settings.data / "redis")
@@ -290,7 +289,8 @@ def upgrade() -> None:
         _make_data_directory(settings)
 
     async def run() -> str | None:
-        database = Database(bootstrap.database_url(settings))
+        # A change of a large table takes as long as it takes.
+        database = Database(bootstrap.database_url(settings), read_timeout_seconds=None)
         try:
             await migrate.upgrade(database)
             return await migrate.current_revision(database)

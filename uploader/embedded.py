@@ -10,12 +10,14 @@ import json
 import logging
 import os
 import re
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -170,9 +172,10 @@ class EmbeddedRedis:
 
     def _end_leftover(self) -> None:
         """End a server that still runs in this directory though its owner is gone."""
+        directory = self._directory.resolve()
         for process in Path("/proc").glob("[0-9]*"):
             try:
-                inside = (process / "cwd").readlink() == self._directory
+                inside = (process / "cwd").readlink() == directory
                 name = (process / "comm").read_text().strip()
             except OSError:
                 continue
@@ -220,15 +223,18 @@ def end_with_parent(how: signal.Signals = signal.SIGTERM) -> None:
 
 
 def _end(process_id: int) -> None:
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + _STOP_TIMEOUT_SECONDS
+    """End a process that need not be a child; its descriptor tells of its end even if nobody reaps it (pidfd_open(2))."""
+    with suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(process_id)
         try:
-            os.kill(process_id, how)
-            while time.monotonic() < deadline:
-                os.kill(process_id, 0)
-                time.sleep(0.01)
-        except ProcessLookupError:
-            return
+            ended = select.poll()
+            ended.register(descriptor, select.POLLIN)
+            for how in (signal.SIGTERM, signal.SIGKILL):
+                signal.pidfd_send_signal(descriptor, how)
+                if ended.poll(_STOP_TIMEOUT_SECONDS * 1000):
+                    return
+        finally:
+            os.close(descriptor)
 
 
 def _dotted(version: "tuple[int, ...] | list[int]") -> str:

@@ -37,6 +37,7 @@ UploaderError
 ├── BadRequest
 ├── MethodNotAllowed
 └── Unavailable
+    └── StorageFailed
 """
 
 from typing import Any, ClassVar
@@ -247,6 +248,10 @@ class Unavailable(UploaderError):
 
     code = "unavailable"
     retryable = True
+
+
+class StorageFailed(Unavailable):
+    """The disk reports an error; nothing was acknowledged. Try again later."""
 
 
 class BadRequest(UploaderError):

@@ -60,7 +60,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S")
         extra = " ".join(f"{name}={json.dumps(value, default=str)}" for name, value in _extra_of(record).items())
-        message = record.getMessage().replace("\n", "\\n").replace("\r", "\\r")
+        message = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in record.getMessage())
         line = f"{time} {record.levelname.lower():7} {message} {extra}".rstrip()
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _DURATIONS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _MAX_SIZE_BYTES = 2**63 - 1
+_MAX_DURATION_SECONDS = 36500 * 86400.0
 
 
 def parse_size(text: str) -> int:
@@ -29,11 +31,10 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
     if not match or match[2].upper() not in _UNITS:
         raise ValueError("not a size such as 1048576, 64MiB or 10GiB")
-    size = int(match[1]) if "." not in match[1] else float(match[1])
-    total = int(size * _UNITS[match[2].upper()])
+    total = (int(match[1]) if "." not in match[1] else float(match[1])) * _UNITS[match[2].upper()]
     if total > _MAX_SIZE_BYTES:
         raise ValueError("larger than 2^63-1 bytes")
-    return total
+    return int(total)
 
 
 def parse_rate(text: str) -> int:
@@ -55,7 +56,18 @@ def parse_duration(text: str) -> float:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d|)", text.strip())
     if not match:
         raise ValueError("not a duration such as 500ms, 5s, 10m, 12h or 7d")
-    return float(match[1]) * _DURATIONS[match[2]]
+    seconds = float(match[1]) * _DURATIONS[match[2]]
+    if seconds > _MAX_DURATION_SECONDS:
+        raise ValueError("longer than 36500d")
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """A short exact spelling that `parse_duration` takes back."""
+    for unit in ("d", "h"):
+        if seconds and seconds % _DURATIONS[unit] == 0:
+            return f"{seconds / _DURATIONS[unit]:.0f}{unit}"
+    return f"{Decimal(str(seconds)):f}".removesuffix(".0") + "s"
 
 
 def _positive(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -281,11 +293,13 @@ def _spell(name: str, value: Any) -> str:
     if value is None:
         return "(unset)"
     if name in ("database_url", "redis_url"):
-        return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", value)
+        # To the last `@`, because a password may hold one; what is masked beyond the password does no harm.
+        masked = re.sub(r"(://[^:]*):.*@", r"\1:***@", value, flags=re.DOTALL)
+        return re.sub(r"([?&]pass(?:word|wd)?=)[^&]*", r"\1***", masked, flags=re.IGNORECASE)
     if isinstance(value, bool):
         return str(value).lower()
     if name.endswith("_bytes"):
         return format_size(value)
     if name.endswith("_seconds"):
-        return f"{value:g}s"
+        return format_duration(value)
     return str(value)

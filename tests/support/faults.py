@@ -4,7 +4,8 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 
@@ -62,3 +63,45 @@ def short_writes(limit_bytes: int) -> Iterator[Fault]:
         yield fault
     finally:
         os.pwrite = real
+
+
+class Pause:
+    """One use of a function that waits in the middle of a test."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+        self.ended = threading.Event()
+
+
+@contextmanager
+def paused_call(name: str, *, only: Callable[..., bool] = lambda *_: True) -> Iterator[Pause]:
+    """Let the uses of `os.<name>` that `only` accepts wait, in their threads, until the test says `go_on`."""
+    real: Callable[..., Any] = getattr(os, name)
+    pause = Pause()
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if only(*arguments):
+            pause.reached.set()
+            assert pause.go_on.wait(30), f"os.{name} was never let go on"
+            try:
+                return real(*arguments, **options)
+            finally:
+                pause.ended.set()
+        return real(*arguments, **options)
+
+    setattr(os, name, call)
+    try:
+        yield pause
+    finally:
+        pause.go_on.set()
+        setattr(os, name, real)
+
+
+def open_files_under(directory: Path) -> list[str]:
+    """What this process has open under a directory, unlinked files included: to see that nothing is left behind."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the descriptor of this very listing
+            found.append(str(entry.readlink()))
+    return sorted(target for target in found if target.startswith(f"{directory}/"))

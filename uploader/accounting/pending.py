@@ -23,7 +23,7 @@ _RECORD_CHUNK = Script("record_chunk")
 _HYDRATE = Script("hydrate")
 _ACK_FLUSH = Script("ack_flush")
 _FORGET = Script("forget")
-_RENEW_MERGE = Script("renew_merge")
+_LEASE_UPLOAD = Script("lease_upload")
 _READ_UPLOAD = Script("read_upload")
 
 
@@ -81,8 +81,6 @@ class Pending:
         self._redis = redis
         self._shards = shards
         self._delays = delays
-        # Given to the scripts as the era's token where there is none yet; every process has its own.
-        self._token = secrets.token_hex(8)
         self.flush_queues = [
             DelayQueue(redis, n, FLUSH_QUEUE, lease_seconds=delays.lease_seconds) for n in range(shards)
         ]
@@ -96,7 +94,7 @@ class Pending:
         """Count a chunk that is on disk. Raises Unavailable."""
         delays = self._delays
         arguments = [
-            *(_time(now_ms), self._token, upload_id, chunk_number, length_bytes),
+            *(_time(now_ms), _era_token(), upload_id, chunk_number, length_bytes),
             *(_ms(delays.quiet_seconds), _ms(delays.max_delay_seconds)),
             *(delays.max_pending_bytes, _ms(delays.lease_seconds)),
         ]
@@ -117,7 +115,7 @@ class Pending:
     ) -> Figures:
         """Rebuild an upload from its map; `era` was read before the map. Raises Unavailable."""
         arguments = [
-            *(_time(now_ms), self._token, upload_id, era, generation, bitmap, size, chunk_size, chunk_count),
+            *(_time(now_ms), _era_token(), upload_id, era, generation, bitmap, size, chunk_size, chunk_count),
             *(flushed_bytes, _ms(self._delays.quiet_seconds)),
         ]
         return _figures(await _HYDRATE.run(self._redis, self._keys(upload_id), arguments))
@@ -125,7 +123,7 @@ class Pending:
     async def read(self, upload_id: str) -> Known:
         """What is known of an upload, and the present era. Raises Unavailable."""
         keys = upload_keys(self._shard(upload_id), upload_id)
-        era, state, received, chunks, merged = await _READ_UPLOAD.run(self._redis, [keys.up, keys.era], [self._token])
+        era, state, received, chunks, merged = await _READ_UPLOAD.run(self._redis, [keys.up, keys.era], [_era_token()])
         return Known(era.decode(), state.decode(), received, chunks, merged)
 
     async def ack_flush(self, shard: int, flushed: list[Claim]) -> int:
@@ -141,10 +139,11 @@ class Pending:
         """Drop a closed upload, leaving a tombstone that says `word`. Raises Unavailable."""
         await _FORGET.run(self._redis, self._keys(upload_id), [upload_id, word, TOMBSTONE_SECONDS])
 
-    async def renew_merge(self, upload_id: str, merged_bytes: int, now_ms: int | None = None) -> bool:
-        """Keep the merge of an upload this worker's for another lease. Raises Unavailable."""
-        arguments = [_time(now_ms), upload_id, _ms(self._delays.lease_seconds), merged_bytes]
-        return bool(await _RENEW_MERGE.run(self._redis, self._keys(upload_id), arguments))
+    async def lease(self, upload_id: str, merged_bytes: int | None = None, now_ms: int | None = None) -> None:
+        """Keep the task of an upload this worker's for another lease. Raises Unavailable."""
+        merged = "" if merged_bytes is None else merged_bytes
+        arguments = [_time(now_ms), upload_id, _ms(self._delays.lease_seconds), merged]
+        await _LEASE_UPLOAD.run(self._redis, self._keys(upload_id), arguments)
 
     async def ping(self) -> None:
         """Raises Unavailable if Redis is away."""
@@ -158,6 +157,11 @@ class Pending:
 
     def _keys(self, upload_id: str) -> list[str]:
         return upload_keys(self._shard(upload_id), upload_id).as_list()
+
+
+def _era_token() -> str:
+    """Taken as the era's token where there is none: new with every call, so that a loss of everything shows."""
+    return secrets.token_hex(8)
 
 
 def _time(now_ms: int | None) -> int | str:

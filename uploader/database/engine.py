@@ -23,7 +23,12 @@ Work = Callable[[AsyncConnection], Awaitable[T]]
 
 # Lock wait timeout and deadlock of MySQL and MariaDB: the whole transaction is to be run again.
 _MYSQL_RETRIED = frozenset({1205, 1213})
+# A value out of range, and a failed CHECK of MySQL and of MariaDB: the driver calls them operational, but waiting helps
+# none of them.
+_MYSQL_BAD_FIGURES = frozenset({1690, 3819, 4025})
 _ATTEMPTS = 10
+# Longer than a lock wait of InnoDB (50 s), which has an error of its own.
+_READ_TIMEOUT_SECONDS = 60.0
 _SQLITE_BUSY_TIMEOUT_MS = 30_000
 
 
@@ -34,11 +39,11 @@ class Duplicate(Exception):
 class Database:
     """The engine of one URL."""
 
-    def __init__(self, url: str) -> None:
-        self.engine = _create_engine(url)
-        self._is_sqlite = self.engine.dialect.name == "sqlite"
+    def __init__(self, url: str, *, read_timeout_seconds: float | None = _READ_TIMEOUT_SECONDS) -> None:
+        """`read_timeout_seconds`: how long an answer may take, so that a server that hangs is given up."""
+        self.engine = _create_engine(url, read_timeout_seconds)
         # SQLite has one writer: waiting here is fair and cheap, waiting for its lock is neither.
-        self._writers = asyncio.Lock() if self._is_sqlite else None
+        self._writers = asyncio.Lock() if self.engine.dialect.name == "sqlite" else None
 
     async def transact(self, work: "Work[T]") -> T:
         """Run `work` in one transaction, again after a deadlock. Raises Duplicate, Unavailable, and what `work` raises."""
@@ -69,9 +74,9 @@ class Database:
         await self.engine.dispose()
 
 
-def _create_engine(url: str) -> AsyncEngine:
+def _create_engine(url: str, read_timeout_seconds: float | None) -> AsyncEngine:
     if url.startswith("sqlite"):
-        engine = create_async_engine(url, pool_size=8, max_overflow=0, pool_timeout=30)
+        engine = create_async_engine(url, pool_size=8, max_overflow=0, pool_timeout=30, hide_parameters=True)
         event.listen(engine.sync_engine, "connect", _configure_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
         return engine
@@ -83,7 +88,8 @@ def _create_engine(url: str) -> AsyncEngine:
         pool_timeout=10,
         pool_pre_ping=True,
         pool_recycle=1800,
-        connect_args={"connect_timeout": 5},
+        connect_args={"connect_timeout": 5, "read_timeout": read_timeout_seconds},
+        hide_parameters=True,  # names and token hashes do not belong into logs
     )
 
 
@@ -102,14 +108,19 @@ def _begin_sqlite(connection: Any) -> None:
     connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
 
-def _is_retried(error: Exception) -> bool:
+def _code(error: Exception) -> object:
     original = getattr(error, "orig", None)
-    code = original.args[0] if original is not None and original.args else None
-    return code in _MYSQL_RETRIED or "database is locked" in str(original)
+    return original.args[0] if original is not None and original.args else None
+
+
+def _is_retried(error: Exception) -> bool:
+    return _code(error) in _MYSQL_RETRIED
 
 
 def _translated(error: Exception) -> Exception:
     """What the database's own troubles are to the rest of the server."""
+    if _code(error) in _MYSQL_BAD_FIGURES:
+        return error
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
     if lost or isinstance(error, (OperationalError, InterfaceError, PoolTimeoutError, OSError)):
         return Unavailable("The database is away; nothing was acknowledged.")

@@ -3,6 +3,7 @@
 The migrations lie at the top level of a checkout and inside the package of an installed wheel.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 import uploader
 from uploader.database.engine import Database
-from uploader.errors import ConfigurationError
+from uploader.errors import ConfigurationError, Unavailable
 
 _LOCK_TIMEOUT_SECONDS = 120
 
@@ -79,10 +80,14 @@ def _run_alembic(connection: Connection, direction: str, revision: str) -> None:
     config.set_main_option("script_location", str(migrations_directory()).replace("%", "%%"))
     config.attributes["connection"] = connection
     verb: Any = getattr(command, direction)
+    # MySQL ignores the name that alembic gives its primary key, and the driver makes a warning of that.
+    logging.getLogger("asyncmy").setLevel(logging.ERROR)
     # MySQL commits with every DDL statement, so a lock of its own keeps a second migration out; SQLite's transaction does.
     locks = connection.dialect.name != "sqlite"
     if locks:
-        connection.execute(text("SELECT GET_LOCK('uploader_migrate', :seconds)"), {"seconds": _LOCK_TIMEOUT_SECONDS})
+        wait = text("SELECT GET_LOCK('uploader_migrate', :seconds)")
+        if connection.execute(wait, {"seconds": _LOCK_TIMEOUT_SECONDS}).scalar() != 1:
+            raise Unavailable("Another migration is running.")
     try:
         verb(config, revision)
     finally:

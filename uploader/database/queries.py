@@ -131,22 +131,22 @@ async def open_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) 
     return {upload.md5: upload for upload in uploads if upload.md5 is not None}
 
 
-async def idle_uploads(connection: AsyncConnection, updated_before: datetime, limit: int) -> list[Upload]:
-    """Open uploads that nothing was accounted for since `updated_before`, the oldest first."""
+async def idle_uploads(connection: AsyncConnection, updated_before: datetime, after: str, limit: int) -> list[Upload]:
+    """Open uploads that nothing was accounted for since `updated_before`, by id, after the id `after`."""
     table = models.upload.c
     query = (
         select(*_UPLOAD_COLUMNS)
-        .where(table.open_flag == 1, table.updated_at < updated_before)
-        .order_by(table.updated_at)
+        .where(table.open_flag == 1, table.updated_at < updated_before, table.id > after)
+        .order_by(table.id)
         .limit(limit)
     )
     return [_upload_of(row) for row in (await connection.execute(query)).mappings()]
 
 
 async def promised_bytes(connection: AsyncConnection) -> int:
-    """What open uploads of everybody may still write: the sum of reserved less flushed bytes."""
-    table = models.user_info.c
-    query = select(func.coalesce(func.sum(table.reserved - table.use_space_unfinished), 0))
+    """What open uploads of everybody may still write: the sum of sizes less flushed bytes."""
+    table = models.upload.c
+    query = select(func.coalesce(func.sum(table.size - table.flushed_bytes), 0)).where(table.open_flag == 1)
     return int((await connection.execute(query)).scalar_one())
 
 

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
-from uploader.domain.upload import STATE_OF_REASON, File, Reason, State, Upload
+from uploader.domain.upload import STATE_OF_REASON, TRANSITIONS, File, Reason, State, Upload
 from uploader.errors import QuotaExceeded, TooManyUploads
 
 
@@ -183,6 +183,7 @@ async def _close_row(
     file_id: str | None = None,
     md5: str | None = None,
 ) -> None:
+    assert state in TRANSITIONS[upload.state], (upload.state, state)
     await connection.execute(
         update(models.upload)
         .where(models.upload.c.id == upload.id)

@@ -313,6 +313,8 @@ def create_application(
     operations: list[Operation],
     authenticator: Authenticator,
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[Mapping[str, Any]]] | None = None,
+    *,
+    body_timeout_seconds: float,
 ) -> Starlette:
     """The application that serves a route table."""
 
@@ -334,7 +336,7 @@ def create_application(
     for operation in operations:
         by_path[operation.path].append(operation)
     application = Starlette(
-        routes=[_route(path, at_path, authenticator) for path, at_path in by_path.items()],
+        routes=[_route(path, at_path, authenticator, body_timeout_seconds) for path, at_path in by_path.items()],
         middleware=[Middleware(Envelope)],
         exception_handlers={HTTPException: _routing_problem},
         lifespan=lifespan,
@@ -343,10 +345,7 @@ def create_application(
     return application
 
 
-_ALL_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"]
-
-
-def _route(path: str, operations: list[Operation], authenticator: Authenticator) -> Route:
+def _route(path: str, operations: list[Operation], authenticator: Authenticator, body_timeout_seconds: float) -> Route:
     by_method = {operation.method: operation for operation in operations}
     if "GET" in by_method:
         by_method["HEAD"] = by_method["GET"]
@@ -356,12 +355,16 @@ def _route(path: str, operations: list[Operation], authenticator: Authenticator)
         operation = by_method.get(request.method)
         if operation is None:
             return problem_response(MethodNotAllowed(), allow)
-        return await _run(operation, request, authenticator)
+        return await _run(operation, request, authenticator, body_timeout_seconds)
 
-    return Route(path, endpoint, methods=_ALL_METHODS)
+    route = Route(path, endpoint)
+    route.methods = None  # the endpoint answers 405 itself: the router would not know what to allow
+    return route
 
 
-async def _run(operation: Operation, request: Request, authenticator: Authenticator) -> Response:
+async def _run(
+    operation: Operation, request: Request, authenticator: Authenticator, body_timeout_seconds: float
+) -> Response:
     """Authenticate, handle, and turn what is raised into a problem."""
     try:
         if operation.access == "open":
@@ -370,7 +373,7 @@ async def _run(operation: Operation, request: Request, authenticator: Authentica
             identity = await authenticator.user(request)
         else:
             identity = await authenticator.admin(request)
-        return await operation.handler(Call(request, identity))
+        return await operation.handler(Call(request, identity, body_timeout_seconds))
     except UploaderError as error:
         headers = {"Content-Range": f"bytes */{error.fields['size']}"} if error.code == "range-not-satisfiable" else {}
         return problem_response(error, headers)

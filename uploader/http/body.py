@@ -6,6 +6,7 @@ it is slow, it moves to an unlinked file. So nobody is refused for lack of memor
 
 import asyncio
 import errno
+import mmap
 import os
 from collections.abc import Iterator
 
@@ -56,8 +57,8 @@ class ReceivedBody:
         self._budget = budget
         self._storage = storage
         self._user_id = user_id
-        # Zeroed pages cost nothing until they are written to, so a slow body holds what has arrived and no more.
-        self._memory: bytearray | None = bytearray(capacity_bytes)
+        # Anonymous pages cost nothing until they are written to, so a slow body holds what has arrived and no more.
+        self._memory: mmap.mmap | None = mmap.mmap(-1, capacity_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._charged = 0
         self._spool: int | None = None
         self._batch = bytearray()
@@ -90,7 +91,7 @@ class ReceivedBody:
             yield memoryview(os.pread(self._spool, _PIECE_BYTES, offset))
 
     def close(self) -> None:
-        self._memory = None
+        self._memory = None  # unmapped with its last view
         self._batch = bytearray()
         self._budget.release(self._user_id, self._charged)
         self._charged = 0
@@ -100,13 +101,16 @@ class ReceivedBody:
 
     async def _move_to_spool(self) -> None:
         assert self._memory is not None
-        self._spool = await self._storage.open_spool()
+        await uninterrupted(self._open_spool())
         self._batch += memoryview(self._memory)[: self.length]
         self._memory = None
         self._budget.release(self._user_id, self._charged)
         self._charged = 0
         if self._batch:
             await self._write_batch()
+
+    async def _open_spool(self) -> None:
+        self._spool = await self._storage.open_spool()
 
     async def _write_batch(self) -> None:
         assert self._spool is not None

@@ -46,16 +46,21 @@ def parse_ranges(header: str, size: int) -> list[Range] | None:
     ranges = [found for match in matches if match and (found := _within(match, size)) is not None]
     if not ranges:
         raise RangeNotSatisfiable()
-    return ranges
+    # Ranges that overlap so much that they exceed the whole are an attack or a mistake (RFC 9110, section 14.2).
+    return ranges if sum(length for _, length in ranges) <= size else None
 
 
 def _number(digits: str) -> int:
     # Python refuses to convert thousands of digits; a header may hold them.
-    return int(digits) if len(digits) < 1000 else _HUGE
+    significant = digits.lstrip("0")
+    return int(significant or "0") if len(significant) < 20 else _HUGE
 
 
 def _is_ordered(match: re.Match[str]) -> bool:
-    return not match[2] or _number(match[2]) >= _number(match[1])
+    if not match[2]:
+        return True
+    first, last = match[1].lstrip("0"), match[2].lstrip("0")
+    return (len(first), first) <= (len(last), last)
 
 
 def _within(match: re.Match[str], size: int) -> Range | None:

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import re
+import unicodedata
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -25,18 +26,12 @@ from uploader.http import wire
 from uploader.http.body import Intake
 from uploader.http.download import download
 from uploader.http.operation import Call, checked_name
+from uploader.service.answers import Acknowledged, Answer, Complete, Opening, Standing, Stored, Target
+from uploader.service.chunks import Chunks
 from uploader.service.files import Files
 from uploader.service.ids import is_id
-from uploader.service.uploads import (
-    Acknowledged,
-    Complete,
-    Opening,
-    Standing,
-    Target,
-    Uploads,
-    check_chunk,
-    check_chunk_number,
-)
+from uploader.service.opening import Openings
+from uploader.service.uploads import Uploads
 from uploader.storage.base import Body
 
 T = TypeVar("T")
@@ -59,7 +54,9 @@ def _or_none(value: T | UnsetType) -> T | None:
 class UploadHandlers:
     """`/files/{md5}` and `/uploads`."""
 
+    openings: Openings
     uploads: Uploads
+    chunks: Chunks
     intake: Intake
 
     async def open_file(self, call: Call) -> Response:
@@ -74,7 +71,7 @@ class UploadHandlers:
             chunk_size=_or_none(body.chunk_size),
             instant=body.instant,
         )
-        return self._opened(await self.uploads.open(opening), f"/files/{md5}")
+        return self._opened(await self.openings.open(opening), f"/files/{md5}")
 
     async def open_upload(self, call: Call) -> Response:
         body = await call.json(wire.OpenUpload)
@@ -88,7 +85,7 @@ class UploadHandlers:
             instant=False,
             idempotency_key=_idempotency_key(call.request),
         )
-        opened = await self.uploads.open(opening)
+        opened = await self.openings.open(opening)
         return self._opened(opened, f"/uploads/{opened.upload.id}" if isinstance(opened, Standing) else "")
 
     def _opened(self, opened: Standing | Complete, location: str) -> Response:
@@ -101,37 +98,31 @@ class UploadHandlers:
         target, number = self._target(call), call.chunk_number()
         if call.request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
             raise UnsupportedMediaType()
-        found = await self.uploads.find_for_chunk(target)
-        if isinstance(found, Complete):
-            return _complete(found)
+        declared = call.request.headers.get("content-length")
+        admitted = await self.chunks.admit(target, number, None if declared is None else int(declared))
+        if not isinstance(admitted, Upload):
+            return self._sent(call, admitted)
         self.intake.enter(call.user_id)
         try:
-            result = await self._receive_and_put(call.request, target, found, number)
+            stored = await self._receive_and_store(call.request, target, admitted, number)
         finally:
             self.intake.leave(call.user_id)
-        return self._sent(call, result)
+        # The merge may take a while: neither the body nor the user's place is held meanwhile.
+        return self._sent(call, await self.chunks.answer(stored) if isinstance(stored, Stored) else stored)
 
-    async def _receive_and_put(
+    async def _receive_and_store(
         self, request: Request, target: Target, upload: Upload, number: int
-    ) -> Acknowledged | Standing | Complete:
-        try:
-            check_chunk_number(upload, number)
-        except InvalidRequest as error:
-            return await self.uploads.refuse_chunk(target, number, error)
+    ) -> Stored | Answer:
         expected = chunk_length(number, upload.size, upload.chunk_size)
         try:
-            declared = request.headers.get("content-length")
-            if declared is not None:
-                check_chunk(upload, number, int(declared))
             body = await self.intake.receive(request.receive, target.user_id, expected)
         except ChunkLengthMismatch as error:
-            return await self.uploads.refuse_chunk(target, number, error)
+            return await self.chunks.refuse(target, upload, number, error)
         try:
-            try:
-                await _check_digests(request, body)
-            except DigestMismatch as error:
-                return await self.uploads.refuse_chunk(target, number, error)
-            return await self.uploads.put_chunk(target, upload, number, body)
+            await _check_digests(request, body)
+            return await self.chunks.store(target, upload, number, body)
+        except DigestMismatch as error:
+            return await self.chunks.refuse(target, upload, number, error)
         finally:
             body.close()
 
@@ -149,7 +140,7 @@ class UploadHandlers:
     async def tell_digests(self, call: Call) -> Response:
         target = self._target(call)
         body = await call.json(wire.TellDigests)
-        told = await self.uploads.tell(target, body.md5.lower(), _lower(_or_none(body.sha256)))
+        told = await self.openings.tell(target, body.md5.lower(), _lower(_or_none(body.sha256)))
         if isinstance(told, Complete):
             return _complete(told)
         return answer(wire.upload_of(told))
@@ -175,7 +166,7 @@ class UploadHandlers:
             raise UploadNotFound()
         return Target(call.user_id, upload_id=upload_id)
 
-    def _sent(self, call: Call, result: Acknowledged | Standing | Complete) -> Response:
+    def _sent(self, call: Call, result: Answer) -> Response:
         """The answer to a chunk or a merge: 200 acknowledged, 201 complete, 202 merging."""
         if isinstance(result, Complete):
             return _complete(result)
@@ -195,6 +186,8 @@ class FileHandlers:
     async def list_files(self, call: Call) -> Response:
         limit = call.query_int("limit", 100, 1, 1000)
         prefix = call.query("prefix")
+        if prefix is not None:
+            prefix = unicodedata.normalize("NFC", prefix)  # as the names are
         files, cursor = await self.files.list(call.user_id, limit=limit, after=call.query("after"), prefix=prefix)
         return answer(wire.FileList([wire.file_of(file) for file in files], cursor))
 

@@ -108,4 +108,11 @@ def _responses(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
 def _problems(operation: Operation) -> list[str]:
     common = {"open": (), "user": ("unauthenticated",), "admin": ("unauthenticated", "forbidden")}[operation.access]
     # 400: what the HTTP parser or the decoding of the URL refuses, on every path.
-    return ["bad-request", *common, *operation.problems, *(("unavailable",) if operation.access != "open" else ())]
+    slow = ("body-timeout",) if operation.takes is not None else ()
+    return [
+        "bad-request",
+        *common,
+        *slow,
+        *operation.problems,
+        *(("unavailable",) if operation.access != "open" else ()),
+    ]

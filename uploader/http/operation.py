@@ -3,6 +3,7 @@
 The router and the OpenAPI document are both made from it, so neither can drift from the other.
 """
 
+import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -15,7 +16,7 @@ from starlette.responses import Response
 
 from uploader.domain.digest import parse_hex
 from uploader.domain.names import normalise_name
-from uploader.errors import ChunkNumberOutOfRange, InvalidMd5, InvalidRequest
+from uploader.errors import BodyTimeout, ChunkNumberOutOfRange, InvalidMd5, InvalidRequest
 from uploader.service.accounts import Identity
 
 T = TypeVar("T")
@@ -59,6 +60,7 @@ class Call:
 
     request: Request
     identity: Identity
+    body_timeout_seconds: float
 
     @property
     def user_id(self) -> str:
@@ -105,12 +107,16 @@ class Call:
         return values[0] if values else None
 
     async def json(self, kind: type[T]) -> T:
-        """The body, decoded strictly. Raises InvalidRequest."""
+        """The body, decoded strictly. Raises InvalidRequest, BodyTimeout."""
         content = bytearray()
-        async for piece in self.request.stream():
-            content += piece
-            if len(content) > _MAX_JSON_BYTES:
-                raise InvalidRequest.field("body", f"is longer than {_MAX_JSON_BYTES} bytes")
+        try:
+            async with asyncio.timeout(self.body_timeout_seconds):
+                async for piece in self.request.stream():
+                    content += piece
+                    if len(content) > _MAX_JSON_BYTES:
+                        raise InvalidRequest.field("body", f"is longer than {_MAX_JSON_BYTES} bytes")
+        except TimeoutError as error:
+            raise BodyTimeout("The body came too slowly.") from error
         return decode_json(bytes(content), kind)
 
 

@@ -13,10 +13,12 @@ from uploader.http.native import answer
 from uploader.http.operation import Call
 from uploader.http.problem import explain
 from uploader.service.health import Health
-from uploader.service.uploads import Uploads
+from uploader.service.opening import Openings
 from uploader.settings import Settings
 
 _STATIC = Path(__file__).parent / "static"
+_STATIC_KINDS = {".js": "text/javascript", ".css": "text/css"}
+_STATIC_FILES = {str(path.relative_to(_STATIC)): path for path in _STATIC.rglob("*") if path.suffix in _STATIC_KINDS}
 _DOCS = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>uploader: the HTTP API</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -36,7 +38,7 @@ class OperationsHandlers:
     """What is open to everybody."""
 
     settings: Settings
-    uploads: Uploads
+    openings: Openings
     health: Health
 
     async def live(self, _call: Call) -> Response:
@@ -51,11 +53,11 @@ class OperationsHandlers:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
     async def config(self, _call: Call) -> Response:
-        sizes = self.uploads.chunk_sizes
+        sizes = self.openings.chunk_sizes
         return answer(
             wire.ClientConfig(
                 chunk_size=wire.ChunkSizeBounds(sizes.default, sizes.minimum, sizes.maximum),
-                max_file_size=self.uploads.max_file_size_bytes,
+                max_file_size=self.openings.max_file_size_bytes,
                 max_chunks=MAX_CHUNK_COUNT,
                 instant=self.settings.instant,
                 upload_expiry_seconds=self.settings.upload_expiry_seconds,
@@ -73,9 +75,7 @@ class OperationsHandlers:
 
     async def static(self, call: Call) -> Response:
         """A file of the pages, from the package; the names are few and known, so no path can lead elsewhere."""
-        kinds = {".js": "text/javascript", ".css": "text/css"}
-        known = {str(path.relative_to(_STATIC)): path for path in _STATIC.rglob("*") if path.suffix in kinds}
-        path = known.get(call.request.path_params["path"])
+        path = _STATIC_FILES.get(call.request.path_params["path"])
         if path is None:
             raise NotFound()
-        return FileResponse(path, media_type=kinds[path.suffix], headers={"Cache-Control": "no-cache"})
+        return FileResponse(path, media_type=_STATIC_KINDS[path.suffix], headers={"Cache-Control": "no-cache"})

@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from uploader.domain import upload as domain
 from uploader.domain.chunks import chunk_count
 from uploader.domain.quota import Usage as DomainUsage
-from uploader.service.uploads import Acknowledged, Complete, Standing
+from uploader.service.answers import Answer, Complete, Standing
 
 MAX_SIZE_BYTES = 2**63 - 1
 
@@ -26,8 +26,9 @@ Name = Annotated[
         description="A relative path in segments of at most 255 bytes, separated by `/`; normalised to NFC.",
     ),
 ]
-Md5 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{32}$", description="32 hexadecimal digits.")]
-Sha256 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$", description="64 hexadecimal digits.")]
+# The length is checked apart: to Python, `$` is also before a line feed at the end.
+Md5 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{32}$", max_length=32, description="32 hexadecimal digits.")]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$", max_length=64, description="64 hexadecimal digits.")]
 ChunkSize = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES, description="Bytes; clamped to the server's bounds.")]
 
 
@@ -274,7 +275,7 @@ def usage_of(usage: DomainUsage) -> Usage:
     )
 
 
-def state_of(answer: Standing | Acknowledged | Complete) -> UploadState | ChunkState | FileState:
+def state_of(answer: Answer) -> UploadState | ChunkState | FileState:
     if isinstance(answer, Complete):
         return FileState("complete", file_of(answer.file))
     if isinstance(answer, Standing):

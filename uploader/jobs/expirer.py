@@ -1,15 +1,22 @@
 """Expires uploads that nobody sent a chunk to for `UPLOADER_UPLOAD_EXPIRY`, and gives back what they held."""
 
-from datetime import timedelta
+import logging
+import time
+from datetime import datetime, timedelta
 
 from uploader.clock import Clock
 from uploader.database import queries
 from uploader.database.engine import Database
+from uploader.domain.upload import Upload
+from uploader.errors import Unavailable
 from uploader.jobs.runner import Job
 from uploader.service.closers import Closers
 
+logger = logging.getLogger(__name__)
+
 _INTERVAL_SECONDS = 60.0
 _BATCH = 100
+_GRACE_SECONDS = 3600.0
 
 
 class Expirer:
@@ -20,15 +27,31 @@ class Expirer:
         self._closers = closers
         self._clock = clock
         self._expiry_seconds = expiry_seconds
+        # After an outage clients come back first: nobody could send a chunk meanwhile.
+        self._begins_at = time.monotonic() + min(_GRACE_SECONDS, expiry_seconds)
 
     def as_job(self) -> Job:
         return Job("expirer", self.run_once)
 
     async def run_once(self) -> float:
-        """Expire one batch."""
+        """Look at all uploads that may be idle, batch by batch."""
+        interval = min(_INTERVAL_SECONDS, self._expiry_seconds / 2)
+        if time.monotonic() < self._begins_at:
+            return interval
         oldest = self._clock.now() - timedelta(seconds=self._expiry_seconds)
-        idle = await self._database.read(lambda connection: queries.idle_uploads(connection, oldest, _BATCH))
-        expired = 0
-        for upload in idle:
-            expired += await self._closers.expire(upload, self._expiry_seconds)
-        return 0.0 if expired == _BATCH else min(_INTERVAL_SECONDS, self._expiry_seconds / 2)
+        after = ""
+        while idle := await self._idle(oldest, after):
+            for upload in idle:
+                await self._expire(upload)
+            after = idle[-1].id
+        return interval
+
+    async def _idle(self, oldest: datetime, after: str) -> list[Upload]:
+        return await self._database.read(lambda connection: queries.idle_uploads(connection, oldest, after, _BATCH))
+
+    async def _expire(self, upload: Upload) -> None:
+        try:
+            await self._closers.expire(upload, self._expiry_seconds)
+        except Unavailable as error:
+            # One that is busy must not hold up the others.
+            logger.warning("an upload is not expired for now", extra={"upload_id": upload.id, "reason": error.detail})

@@ -3,10 +3,9 @@
 import asyncio
 
 from uploader.accounting.delay import DelayQueue
-from uploader.errors import UploaderError
+from uploader.domain.upload import File
 from uploader.jobs.runner import Job
 from uploader.service.merging import Merging
-from uploader.storage.base import Stopping
 
 # A merge is hashing: more at once than this only makes each slower.
 _MAX_MERGES = 4
@@ -19,21 +18,23 @@ class Merger:
     def __init__(self, queue: DelayQueue, merging: Merging) -> None:
         self._queue = queue
         self._merging = merging
+        self._running: set[asyncio.Task[File]] = set()
 
     def as_job(self) -> Job:
         return Job(f"merger {self._queue.shard}", self.run_once)
 
     async def run_once(self) -> float:
-        """Claim due merges and carry them out; sleep until the next is due."""
-        claims = await self._queue.claim(_MAX_MERGES)
-        if claims:
-            await asyncio.gather(*(self._merge(claim.upload_id) for claim in claims))
+        """Claim as many due merges as there is room for; sleep until the next is due or one here has ended.
+
+        A long merge holds up no other, and a stop does not wait for any: they end by themselves.
+        """
+        room = _MAX_MERGES - len(self._running)
+        for claim in await self._queue.claim(room) if room else []:
+            task = self._merging.start(claim.upload_id)
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+        if self._running:
+            await asyncio.wait(self._running, timeout=_MAX_SLEEP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             return 0.0
         next_due = await self._queue.next_due()
         return _MAX_SLEEP_SECONDS if next_due is None else min(next_due, _MAX_SLEEP_SECONDS)
-
-    async def _merge(self, upload_id: str) -> None:
-        try:
-            await asyncio.shield(self._merging.start(upload_id))
-        except (UploaderError, Stopping):
-            return  # refused, cancelled or put off: its row says so, or it is due again when the lease ends

@@ -13,7 +13,7 @@ from uploader.database.engine import Database
 from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import chunk_count, to_bitmap
 from uploader.domain.upload import REDIS_WORDS, STATE_OF_REASON, Reason, State, Upload
-from uploader.errors import Unavailable
+from uploader.errors import Unavailable, UploaderError
 from uploader.observability import REBUILDS
 from uploader.storage.base import Closer, Gone, Storage
 from uploader.tasks import uninterrupted
@@ -40,34 +40,59 @@ class Closers:
     async def _close(self, upload: Upload, reason: Reason) -> None:
         try:
             async with self._storage.closing(upload) as closer:
-                closed = await self._commit_close(upload, reason)
-                await self.clear(upload, REDIS_WORDS[closed], closer)
+                await self._commit_close(upload, reason)
+                await self.clear(upload, STATE_OF_REASON[reason], closer)
         except Gone:
             # No bytes, no locks: somebody else closed it (NotOpen), or its directory was lost.
-            closed = await self._commit_close(upload, reason)
-            await self.clear(upload, REDIS_WORDS[closed], None)
+            await self._commit_close(upload, reason)
+            await self.clear(upload, STATE_OF_REASON[reason], None)
 
-    async def _commit_close(self, upload: Upload, reason: Reason) -> State:
+    async def _commit_close(self, upload: Upload, reason: Reason) -> None:
+        await self.announce(upload)
         await self._database.transact(
             lambda connection: transactions.close_upload(connection, upload.id, reason, self._clock.now())
         )
         logger.info("upload closed", extra={"upload_id": upload.id, "user_id": upload.user_id, "reason": reason.value})
-        return STATE_OF_REASON[reason]
+
+    async def announce(self, upload: Upload) -> None:
+        """Before the commit that closes an upload: see to it that a worker looks at it if this process dies after it."""
+        try:
+            await self._pending.lease(upload.id)
+        except Unavailable:
+            logger.debug("an upload is closed without Redis", extra={"upload_id": upload.id})
 
     async def expire(self, upload: Upload, idle_seconds: float) -> bool:
-        """Expire an upload unless a chunk arrived within `idle_seconds`, looked at under its locks."""
+        """Expire an upload unless a chunk arrived within `idle_seconds`, looked at under its locks.
+
+        One that is complete is put up for its merge instead. Raises Unavailable.
+        """
         return await uninterrupted(self._expire(upload, idle_seconds))
 
     async def _expire(self, upload: Upload, idle_seconds: float) -> bool:
         oldest = self._clock.now() - timedelta(seconds=idle_seconds)
         try:
             async with self._storage.closing(upload) as closer:
-                if await self._storage.last_write(upload) > oldest.timestamp() or (await closer.read_map()).complete:
-                    return False
-                await self._commit_close(upload, Reason.EXPIRED)
-                await self.clear(upload, REDIS_WORDS[State.EXPIRED], closer)
-        except (Gone, NotOpen):
+                complete = (await closer.read_map()).complete
+                if not complete:
+                    if await self._storage.last_write(upload) > oldest.timestamp():
+                        return False
+                    await self._commit_close(upload, Reason.EXPIRED)
+                    await self.clear(upload, State.EXPIRED, closer)
+            if complete:
+                await self._hydrate(upload)
+        except Gone:
+            return await self._expire_without_bytes(upload)
+        except NotOpen:
             return False
+        return not complete
+
+    async def _expire_without_bytes(self, upload: Upload) -> bool:
+        """Its directory was lost; what it holds in the quota is given back all the same."""
+        try:
+            await self._commit_close(upload, Reason.EXPIRED)
+        except NotOpen:
+            return False
+        await self.clear(upload, State.EXPIRED, None)
         return True
 
     async def tidy(self, upload_id: str) -> None:
@@ -81,20 +106,20 @@ class Closers:
         elif row.state is not State.OPEN:
             try:
                 async with self._storage.closing(row) as closer:
-                    await self.clear(row, REDIS_WORDS[row.state], closer)
+                    await self.clear(row, row.state, closer)
             except Gone:
-                await self.clear(row, REDIS_WORDS[row.state], None)
+                await self.clear(row, row.state, None)
 
-    async def clear(self, upload: Upload, word: str, closer: Closer | None) -> None:
+    async def clear(self, upload: Upload, state: State, closer: Closer | None) -> None:
         """After the commit that closed an upload: Redis, then the disk. Never fails: the jobs come back to the rest."""
         try:
-            await self._pending.forget(upload.id, word)
+            await self._pending.forget(upload.id, REDIS_WORDS[state])
         except Unavailable:
             logger.warning("closed upload stays in Redis for now", extra={"upload_id": upload.id})
         try:
             await (self._storage.discard(upload) if closer is None else closer.unlink())
-        except OSError:
-            logger.exception("bytes of a closed upload stay on disk for now", extra={"upload_id": upload.id})
+        except UploaderError:
+            logger.warning("bytes of a closed upload stay on disk for now", extra={"upload_id": upload.id})
 
     async def hydrate(self, upload: Upload) -> Figures:
         """Rebuild Redis from the map of an upload. Raises Gone, NotOpen, Unavailable."""

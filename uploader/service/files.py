@@ -6,7 +6,7 @@ from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.domain.quota import Usage
 from uploader.domain.upload import File
-from uploader.errors import FileNotFound, InvalidRequest, NameTaken, UploaderError
+from uploader.errors import FileNotFound, InvalidRequest, NameTaken, StorageFailed, UploaderError
 from uploader.service.ids import is_id
 from uploader.storage.base import Storage
 from uploader.tasks import uninterrupted
@@ -61,7 +61,7 @@ class Files:
             raise FileNotFound()
         try:
             await self.collect(file.sha256)
-        except (UploaderError, OSError):
+        except UploaderError:
             return  # the file is deleted; the collector comes back to its content
 
     async def collect(self, sha256: str) -> bool:
@@ -79,7 +79,10 @@ class Files:
         found = await self._database.read(lambda connection: queries.blobs_without_refs(connection, limit))
         collected = 0
         for sha256 in found:
-            collected += await self.collect(sha256)
+            try:
+                collected += await self.collect(sha256)
+            except StorageFailed:
+                continue  # the disk's error is in the log; it must not hold up the others
         return collected
 
     async def usage(self, user_id: str) -> Usage:

@@ -36,6 +36,4 @@ class Health:
             await check()
         except UploaderError as error:
             return error.detail
-        except OSError as error:
-            return error.strerror or "I/O error"
         return None

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from uploader.accounting.pending import Pending
 from uploader.clock import Clock
 from uploader.database import queries, transactions
-from uploader.database.engine import Database
+from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import ClaimsChanged, NotOpen, Received
 from uploader.domain.chunks import missing_ranges
-from uploader.domain.upload import REDIS_WORDS, File, Reason, State, Upload
+from uploader.domain.upload import File, Reason, State, Upload
 from uploader.errors import ChunksMissing, Md5Mismatch, Sha256Mismatch, Unavailable, UploaderError, UploadGone
 from uploader.observability import MERGE_SECONDS, MERGES
 from uploader.service.closers import Closers
@@ -59,6 +59,7 @@ class Merging:
         self._wait_seconds = wait_seconds
         self._lease_seconds = lease_seconds
         self._running: dict[str, _Running] = {}
+        self._stopping = False
 
     def start(self, upload_id: str) -> "asyncio.Task[File]":
         """Begin the merge of an upload, or join the one that runs here."""
@@ -98,13 +99,14 @@ class Merging:
 
     async def close(self) -> None:
         """Wait for the merges of this process; long ones end with Stopping once the storage was told to stop."""
+        self._stopping = True
         tasks = {running.task for running in self._running.values()}
         if tasks:
             await asyncio.wait(tasks, timeout=10)
 
     async def _merge(self, upload_id: str) -> File:
         started = time.perf_counter()
-        lost = 0
+        lost, accounted = 0, False
         while True:
             upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
             if upload is None:
@@ -112,14 +114,19 @@ class Merging:
             if upload.state is not State.OPEN:
                 return await self._result_of(upload)
             try:
+                if not accounted and upload.size >= _LONG_MERGE_BYTES:
+                    await self._account(upload)
+                    accounted = True
                 file = await self._attempt(upload)
-            except (NotOpen, Gone, ClaimsChanged) as error:
-                # Somebody else was faster: its row says how it ended.
+            except (NotOpen, Gone, ClaimsChanged, Duplicate) as error:
+                # Somebody else was faster: with this upload, or with the name it was to have.
                 lost += 1
                 if lost == _LOST_ATTEMPTS:
                     raise Unavailable("The bytes of this upload can't be found.") from error
                 await asyncio.sleep(_BUSY_POLL_SECONDS)
             except Busy:
+                if self._stopping:
+                    raise Stopping from None
                 await asyncio.sleep(_BUSY_POLL_SECONDS)
             else:
                 MERGES.labels("complete").inc()
@@ -140,8 +147,6 @@ class Merging:
         chunk_map = await self._storage.read_map(upload)
         if not chunk_map.complete:
             raise ChunksMissing(missing=missing_ranges(chunk_map.present))
-        if upload.size >= _LONG_MERGE_BYTES:
-            await self._account(upload)
         digests = await self._digests(upload)
         await self._compare(upload, digests)
         return await uninterrupted(self._commit(upload, digests))
@@ -170,7 +175,7 @@ class Merging:
         while True:
             await asyncio.sleep(min(1.0, self._lease_seconds / 3))
             try:
-                await self._pending.renew_merge(upload_id, self.merged_bytes(upload_id))
+                await self._pending.lease(upload_id, self.merged_bytes(upload_id))
             except Unavailable:
                 logger.debug("lease of a merge not renewed", extra={"upload_id": upload_id})
 
@@ -190,6 +195,7 @@ class Merging:
     async def _commit(self, upload: Upload, digests: Digests) -> File:
         file_id = new_id()
         async with self._storage.closing(upload) as closer:
+            await self._closers.announce(upload)
             file = await self._database.transact(
                 lambda connection: transactions.merge(
                     connection,
@@ -201,6 +207,6 @@ class Merging:
                     now=self._clock.now(),
                 )
             )
-            await self._closers.clear(upload, REDIS_WORDS[State.DONE], closer)
+            await self._closers.clear(upload, State.DONE, closer)
         logger.info("upload merged", extra={"upload_id": upload.id, "user_id": upload.user_id, "size": upload.size})
         return file

@@ -68,6 +68,7 @@ def _parse_cursor(text: str, sort: str) -> tuple[Any, str]:
         column, value, user_id = msgspec.json.decode(decoded, type=tuple[str, int | str, str])
     except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
         raise InvalidRequest.field("after", "is not a cursor of this list") from error
-    if column != sort or column not in REPORT_SORTS or isinstance(value, str) != (sort == "user_id"):
+    fits = isinstance(value, str) if sort == "user_id" else isinstance(value, int) and abs(value) < 2**63
+    if column != sort or column not in REPORT_SORTS or not fits:
         raise InvalidRequest.field("after", "is not a cursor of this list")
     return value, user_id

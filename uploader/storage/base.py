@@ -55,6 +55,10 @@ class Body(Protocol):
 class HeldChunk(Protocol):
     """A chunk that is on disk, its record locked until `release`."""
 
+    @property
+    def written(self) -> bool:
+        """Whether it was put there just now."""
+
     def release(self) -> None: ...
 
 

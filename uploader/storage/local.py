@@ -9,6 +9,7 @@ caller holds a chunk or a closer while it talks to those.
 import asyncio
 import errno
 import hashlib
+import logging
 import os
 import threading
 import time
@@ -25,16 +26,20 @@ import msgspec
 
 from uploader.domain.chunks import chunk_count
 from uploader.domain.upload import Upload
-from uploader.errors import ConfigurationError, StorageFull, Unavailable
+from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable
 from uploader.storage import chunkmap
 from uploader.storage.base import Body, Busy, Digests, Gone, Space, Stopping
 from uploader.storage.locks import try_lock, try_lock_shared, unlock
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _READ_BYTES = 1 << 20
 _LOCK_TIMEOUT_SECONDS = 30.0
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+# In the place of the digests, where the data could not be made durable.
+_LOST = b"lost"
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 
@@ -42,8 +47,9 @@ _FILE_MODE = 0o600
 class LocalHeldChunk:
     """A chunk on disk; the descriptor holds the lock of its record."""
 
-    def __init__(self, map_descriptor: int) -> None:
+    def __init__(self, map_descriptor: int, *, written: bool) -> None:
         self._map = map_descriptor
+        self.written = written
 
     def release(self) -> None:
         os.close(self._map)
@@ -100,13 +106,17 @@ class LocalStorage:
         self._hashing.shutdown(wait=False)
 
     async def in_thread(self, work: Callable[..., T], *arguments: object) -> T:
-        """Run `work` in a thread of the disk pool. Errors of a full disk come out as StorageFull."""
+        """Run `work` in a thread of the disk pool. Raises StorageFull and StorageFailed for what the disk refuses."""
+        return await self._in_pool(self._disk, work, *arguments)
+
+    async def _in_pool(self, pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: object) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._disk, partial(work, *arguments))
+            return await asyncio.get_running_loop().run_in_executor(pool, partial(work, *arguments))
         except OSError as error:
             if error.errno in _DISK_FULL:
                 raise StorageFull() from error
-            raise
+            logger.exception("the disk reports an error", extra={"work": work.__name__})
+            raise StorageFailed() from error
 
     # Opening
 
@@ -166,16 +176,25 @@ class LocalStorage:
                 os.close(map_descriptor)
                 return None
             _refuse_unlinked(map_descriptor)
-            if not chunkmap.is_present(os.pread(map_descriptor, chunkmap.RECORD_LENGTH, record)):
+            present = chunkmap.is_present(os.pread(map_descriptor, chunkmap.RECORD_LENGTH, record))
+            if not present:
                 if body is None:
                     raise Gone(upload.id)
                 checksum = self._write_data(upload, number, body)
-                _write_all(map_descriptor, memoryview(chunkmap.pack_record(checksum)), record)
-                self._sync_data(map_descriptor)
+                self._write_record(map_descriptor, chunkmap.pack_record(checksum), record)
         except BaseException:
             os.close(map_descriptor)
             raise
-        return LocalHeldChunk(map_descriptor)
+        return LocalHeldChunk(map_descriptor, written=not present)
+
+    def _write_record(self, map_descriptor: int, content: bytes, offset: int) -> None:
+        try:
+            _write_all(map_descriptor, memoryview(content), offset)
+            self._sync_data(map_descriptor)
+        except OSError:
+            # The page cache may show a record that the disk refused; the next writer must not believe it.
+            _write_all(map_descriptor, memoryview(bytes(chunkmap.RECORD_LENGTH)), offset)
+            raise
 
     def _write_data(self, upload: Upload, number: int, body: Body) -> int:
         checksum, offset = 0, number * upload.chunk_size
@@ -228,9 +247,8 @@ class LocalStorage:
             os.close(descriptor)
 
     def place_blob(self, upload: Upload, sha256: str, keep_existing: bool) -> None:
-        """Link the data as the blob, in a thread. Every step may be repeated after a crash at any other."""
+        """Link the data, which is durable by now, as the blob. Each step may be repeated after a crash at any other."""
         data, target = self._directory(upload) / "data", self.blob_path(sha256)
-        _sync(data)
         _make_directory(target.parent)
         try:
             target.hardlink_to(data)
@@ -246,8 +264,7 @@ class LocalStorage:
     # Digests
 
     async def digest(self, upload: Upload, progress: Callable[[int], None]) -> Digests:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._hashing, self._digest, upload, progress)
+        return await self._in_pool(self._hashing, self._digest, upload, progress)
 
     def _digest(self, upload: Upload, progress: Callable[[int], None]) -> Digests:
         """The digests as saved, or computed and saved. The lock on the file keeps two workers from doing it twice."""
@@ -260,14 +277,31 @@ class LocalStorage:
             if not try_lock(descriptor, 0, 0):
                 raise Busy(upload.id)
             saved = os.pread(descriptor, 4096, 0)
+            if saved == _LOST:
+                raise StorageFailed("The disk lost bytes of this upload: cancel it and send it again.")
             with suppress(msgspec.DecodeError):
                 return msgspec.json.decode(saved, type=Digests)
+            self._sync_before_hashing(directory / "data", descriptor)
             digests = self._hash(directory / "data", upload, progress)
             _write_all(descriptor, memoryview(msgspec.json.encode(digests)), 0)
             os.fsync(descriptor)
             return digests
         finally:
             os.close(descriptor)
+
+    def _sync_before_hashing(self, data: Path, digest_descriptor: int) -> None:
+        """Make the data durable before its digests are believed.
+
+        Where this is the first sync, an error is remembered: a second one would succeed, with the bytes gone from memory
+        and not on the disk (https://wiki.postgresql.org/wiki/Fsync_Errors).
+        """
+        try:
+            _sync(data)
+        except OSError:
+            if not self._durable:
+                _write_all(digest_descriptor, memoryview(_LOST), 0)
+                os.fsync(digest_descriptor)
+            raise
 
     def _hash(self, data: Path, upload: Upload, progress: Callable[[int], None]) -> Digests:
         md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()

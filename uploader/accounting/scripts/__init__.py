@@ -1,13 +1,16 @@
 """Loads the Lua scripts and runs them: one file a verb, the preludes put before each."""
 
 import hashlib
+import logging
 from importlib.resources import files
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from uploader.errors import Unavailable
+
+logger = logging.getLogger(__name__)
 
 _PRELUDES = ("_delay.lua", "_era.lua")
 
@@ -16,6 +19,7 @@ class Script:
     """One verb, run by its SHA-1 and loaded where the server does not have it (`EVALSHA`, `SCRIPT LOAD`)."""
 
     def __init__(self, name: str) -> None:
+        self.name = name
         folder = files(__name__)
         self.source = "\n".join((folder / part).read_text() for part in (*_PRELUDES, f"{name}.lua"))
         # Redis names scripts by their SHA-1; nothing secret hangs on it.
@@ -32,4 +36,7 @@ class Script:
             except NoScriptError:
                 return await redis.eval(self.source, len(keys), *keys, *arguments)
         except (RedisError, OSError, TimeoutError) as error:
+            if isinstance(error, ResponseError):
+                # Not away: it refuses (out of memory, read-only, or a fault in a script). Somebody has to look.
+                logger.error("Redis refuses a script", extra={"script": self.name, "reason": str(error)})
             raise Unavailable("The accounting store is away; nothing was acknowledged.") from error

@@ -61,8 +61,11 @@ end
 
 redis.call('HSET', up, 'state', 'open')
 if received ~= flushed then
-  redis.call('HSET', up, 'pending_since', string.format('%d', now))
-  delay_schedule(KEYS[4], KEYS[5], up, id, now + tonumber(ARGV[11]))
+  -- A task that waits already is left where it is: to hydrate again and again must not put off the flush.
+  if redis.call('HEXISTS', up, 'due_minute') == 0 then
+    redis.call('HSET', up, 'pending_since', string.format('%d', now))
+    delay_schedule(KEYS[4], KEYS[5], up, id, now + tonumber(ARGV[11]))
+  end
 else
   delay_remove(KEYS[4], KEYS[5], up, id)
   redis.call('HDEL', up, 'pending_since', 'lease_until')

@@ -1,0 +1,608 @@
+"""Every verb of the accounting store on a real Valkey, with the clock turned by hand and the invariants checked after
+every step."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from tests.support.content import KIB, MIB
+from tests.support.invariants import Shape, check_pending
+from tests.support.servers import PrivateRedis
+from uploader.accounting.delay import Claim, DelayQueue
+from uploader.accounting.keys import shard_of
+from uploader.accounting.pending import TOMBSTONE_SECONDS, Delays, Figures, Pending, Word
+from uploader.domain.chunks import chunk_count, chunk_length, to_bitmap
+
+# The clock of these tests is in seconds from here, the first millisecond of a minute.
+MINUTE = 30_000_000
+QUIET, MAX_DELAY, LEASE = 5, 60, 30
+DELAYS = Delays(quiet_seconds=QUIET, max_delay_seconds=MAX_DELAY, max_pending_bytes=MIB, lease_seconds=LEASE)
+CHUNK = 64 * KIB
+SHAPE = Shape(size=10 * CHUNK - 1000, chunk_size=CHUNK)
+LAST = 9
+UP = "up:{s00}:u"
+
+
+def at(seconds: float) -> int:
+    return MINUTE * 60_000 + round(seconds * 1000)
+
+
+class Ledger:
+    """The store, checked after every verb."""
+
+    def __init__(self, url: str, shards: int = 1) -> None:
+        self.redis = Redis.from_url(url, protocol=2)
+        self.pending = Pending(self.redis, shards=shards, delays=DELAYS)
+        self.flush = self.pending.flush_queues[0]
+        self.merge = self.pending.merge_queues[0]
+        self.shapes: dict[str, Shape] = {}
+
+    async def check(self) -> None:
+        await check_pending(self.redis, self.shapes)
+
+    async def hydrate(
+        self,
+        upload_id: str = "u",
+        present: tuple[int, ...] = (),
+        *,
+        shape: Shape = SHAPE,
+        era: str | None = None,
+        generation: int = 0,
+        flushed: int = 0,
+        now: float = 0,
+    ) -> Figures:
+        self.shapes[upload_id] = shape
+        count = chunk_count(shape.size, shape.chunk_size)
+        figures = await self.pending.hydrate(
+            upload_id,
+            era=era or (await self.pending.read(upload_id)).era,
+            generation=generation,
+            bitmap=to_bitmap([number in present for number in range(count)]),
+            size=shape.size,
+            chunk_size=shape.chunk_size,
+            chunk_count=count,
+            flushed_bytes=flushed,
+            now_ms=at(now),
+        )
+        await self.check()
+        return figures
+
+    async def record(self, number: int, now: float = 0, upload_id: str = "u") -> Figures:
+        shape = self.shapes.get(upload_id, SHAPE)
+        length = chunk_length(number, shape.size, shape.chunk_size)
+        figures = await self.pending.record_chunk(upload_id, number, length, at(now))
+        await self.check()
+        return figures
+
+    async def settle(self, now: float = 0) -> Figures:
+        for number in range(LAST):
+            await self.record(number, now)
+        return await self.record(LAST, now)
+
+    async def claim(self, queue: DelayQueue, now: float, limit: int = 300) -> list[Claim]:
+        claims = await queue.claim(limit, at(now))
+        await self.check()
+        return claims
+
+    async def claimed(self, queue: DelayQueue, now: float) -> list[str]:
+        return [claim.upload_id for claim in await self.claim(queue, now)]
+
+    async def ack(self, received: int, generation: int = 0, upload_id: str = "u") -> int:
+        removed = await self.pending.ack_flush(0, [Claim(upload_id, generation, received, "open")])
+        await self.check()
+        return removed
+
+    async def lease(self, now: float = 0, upload_id: str = "u", merged_bytes: int | None = None) -> None:
+        await self.pending.lease(upload_id, merged_bytes, at(now))
+        await self.check()
+
+    async def forget(self, word: str = "cancelled", upload_id: str = "u") -> None:
+        await self.pending.forget(upload_id, word)
+        await self.check()
+
+    async def due(self, queue: DelayQueue) -> float | None:
+        """When the earliest task is due, in seconds of this clock."""
+        return await queue.next_due(at(0))
+
+    async def fact(self, name: str, upload_id: str = "u") -> int | None:
+        value = await self.redis.hget("up:{s00}:" + upload_id, name)
+        return None if value is None else int(value)
+
+    async def buckets(self, queue: str) -> list[int]:
+        """The minutes of the buckets there are, from the first minute of this clock."""
+        minutes: Any = await self.redis.zrange(f"minutes:{{s00}}:{queue}", 0, -1)
+        return [int(minute) - MINUTE for minute in minutes]
+
+
+@pytest.fixture
+async def ledger(redis_url: str) -> AsyncIterator[Ledger]:
+    made = Ledger(redis_url)
+    yield made
+    await made.redis.aclose()
+
+
+@pytest.fixture
+async def opened(ledger: Ledger) -> Ledger:
+    """A ledger that knows the open upload `u`."""
+    assert (await ledger.hydrate()).word is Word.HYDRATED
+    return ledger
+
+
+# record_chunk
+
+
+async def test_a_recorded_chunk_counts_and_becomes_due_after_the_quiet_interval(opened: Ledger) -> None:
+    assert await opened.record(3) == Figures(Word.RECORDED, CHUNK, 1, 10, settled=False)
+    assert await opened.due(opened.flush) == QUIET
+    assert await opened.buckets("flush") == [0]
+    assert await opened.due(opened.merge) is None
+
+
+async def test_the_last_chunk_counts_with_its_own_length(opened: Ledger) -> None:
+    assert (await opened.record(LAST)).received == CHUNK - 1000
+
+
+async def test_a_duplicate_counts_nothing_and_pushes_nothing_back(opened: Ledger) -> None:
+    await opened.record(3)
+    assert await opened.record(3, now=4) == Figures(Word.DUPLICATE, CHUNK, 1, 10, settled=False)
+    assert await opened.due(opened.flush) == QUIET
+
+
+async def test_an_unknown_upload_asks_to_be_hydrated_and_leaves_nothing(ledger: Ledger) -> None:
+    assert (await ledger.record(0)).word is Word.REHYDRATE
+    assert await ledger.redis.keys() == [b"era:{s00}"]
+
+
+async def test_after_flushall_a_chunk_asks_to_be_hydrated(opened: Ledger) -> None:
+    await opened.record(0)
+    await opened.redis.flushall()
+    assert (await opened.record(1)).word is Word.REHYDRATE
+    await opened.hydrate(present=(0, 1))
+    assert (await opened.record(1)).word is Word.DUPLICATE
+
+
+async def test_after_a_restart_a_chunk_asks_to_be_hydrated_even_if_everything_was_kept(own_redis: PrivateRedis) -> None:
+    ledger = Ledger(own_redis.url)
+    await ledger.hydrate()
+    await ledger.record(0)
+    await ledger.redis.aclose()
+    own_redis.kill()
+    own_redis.start()
+    assert await ledger.fact("received") == CHUNK
+    assert (await ledger.pending.read("u")).state == ""
+    assert (await ledger.record(1)).word is Word.REHYDRATE
+    await ledger.hydrate(present=(0, 1))
+    assert (await ledger.record(1)).received == 2 * CHUNK
+    await ledger.redis.aclose()
+
+
+async def test_a_chunk_within_the_minute_pushes_back_within_the_bucket(opened: Ledger) -> None:
+    await opened.record(0)
+    await opened.record(1, now=10)
+    assert await opened.due(opened.flush) == 10 + QUIET
+    assert await opened.buckets("flush") == [0]
+
+
+async def test_a_chunk_across_the_minute_moves_to_the_next_bucket_and_leaves_none_empty(opened: Ledger) -> None:
+    await opened.record(0, now=40)
+    await opened.record(1, now=58)
+    assert await opened.due(opened.flush) == 58 + QUIET
+    assert await opened.buckets("flush") == [1]
+    assert await opened.redis.keys("due:*") == [f"due:{{s00}}:flush:{MINUTE + 1}".encode()]
+
+
+async def test_a_bucket_stays_for_others_when_one_task_leaves_it(opened: Ledger) -> None:
+    await opened.hydrate("v")
+    await opened.record(0, now=40)
+    await opened.record(0, now=41, upload_id="v")
+    await opened.record(1, now=58)
+    assert await opened.buckets("flush") == [0, 1]
+    assert await opened.due(opened.flush) == 41 + QUIET
+
+
+async def test_a_steady_uploader_is_accounted_after_the_max_delay(opened: Ledger) -> None:
+    shape = Shape(size=100 * CHUNK // 16, chunk_size=CHUNK // 16)
+    await opened.hydrate("steady", shape=shape)
+    for number in range(20):
+        await opened.record(number, now=2 + 4 * number, upload_id="steady")
+        assert await opened.due(opened.flush) == min(2 + 4 * number + QUIET, 2 + MAX_DELAY)
+
+
+async def test_past_the_max_pending_a_chunk_is_due_at_once(opened: Ledger) -> None:
+    shape = Shape(size=4 * MIB, chunk_size=MIB // 2)
+    await opened.hydrate("large", shape=shape)
+    await opened.record(0, now=1, upload_id="large")
+    assert await opened.due(opened.flush) == 1 + QUIET
+    await opened.record(1, now=2, upload_id="large")
+    assert await opened.due(opened.flush) == 2
+
+
+async def test_what_is_flushed_does_not_count_as_pending(opened: Ledger) -> None:
+    await opened.hydrate("large", shape=Shape(size=4 * MIB, chunk_size=MIB // 2))
+    await opened.record(0, upload_id="large")
+    await opened.ack(MIB // 2, upload_id="large")
+    await opened.record(1, now=10, upload_id="large")
+    assert await opened.due(opened.flush) == 10 + QUIET
+
+
+async def test_a_chunk_never_pushes_a_claimed_task_beyond_its_lease(opened: Ledger) -> None:
+    await opened.record(0)
+    await opened.claim(opened.flush, now=QUIET)
+    await opened.record(1, now=20)
+    assert await opened.due(opened.flush) == 20 + QUIET
+    await opened.record(2, now=QUIET + LEASE - 2)
+    assert await opened.due(opened.flush) == QUIET + LEASE
+
+
+async def test_the_last_bit_settles(opened: Ledger) -> None:
+    assert await opened.settle(now=7) == Figures(Word.RECORDED, SHAPE.size, 10, 10, settled=True)
+    assert await opened.due(opened.flush) is None
+    assert await opened.due(opened.merge) == 7 + LEASE
+    assert (await opened.pending.read("u")).state == "merging"
+
+
+async def test_a_settled_upload_takes_no_more_chunks(opened: Ledger) -> None:
+    await opened.settle()
+    assert await opened.record(3, now=4) == Figures(Word.MERGING, SHAPE.size, 10, 10, settled=True)
+    assert await opened.due(opened.merge) == LEASE
+
+
+async def test_an_upload_of_one_chunk_settles_with_it(ledger: Ledger) -> None:
+    await ledger.hydrate(shape=Shape(size=10, chunk_size=CHUNK))
+    assert await ledger.record(0) == Figures(Word.RECORDED, 10, 1, 1, settled=True)
+    assert await ledger.due(ledger.flush) is None
+
+
+async def test_a_duplicate_on_a_full_upload_arms_its_merge(opened: Ledger) -> None:
+    await opened.settle()
+    await opened.redis.delete(f"due:{{s00}}:merge:{MINUTE}", "minutes:{s00}:merge")
+    await opened.redis.hdel(UP, "due_minute")
+    assert (await opened.record(3, now=100)).word is Word.MERGING
+    assert await opened.due(opened.merge) == 100 + LEASE
+
+
+@pytest.mark.parametrize("word", ["done", "cancelled", "expired", "failed"])
+async def test_a_chunk_of_a_closed_upload_is_told_how_it_ended(opened: Ledger, word: str) -> None:
+    await opened.record(0)
+    await opened.forget(word)
+    assert await opened.record(1) == Figures(Word(word), 0, 0, 0, settled=False)
+
+
+async def test_without_a_given_time_the_time_of_redis_counts(opened: Ledger) -> None:
+    await opened.pending.record_chunk("u", 0, CHUNK)
+    delay = await opened.flush.next_due()
+    assert delay is not None
+    assert 0 < delay <= QUIET
+    await opened.check()
+
+
+# claim_due
+
+
+async def test_what_is_not_due_is_not_claimed(opened: Ledger) -> None:
+    await opened.record(0)
+    assert await opened.claim(opened.flush, now=QUIET - 0.001) == []
+    assert await opened.claim(opened.flush, now=QUIET) == [Claim("u", 0, CHUNK, "open")]
+
+
+async def test_a_claimed_task_is_due_again_when_its_lease_ends(opened: Ledger) -> None:
+    await opened.record(0)
+    await opened.claim(opened.flush, now=QUIET)
+    assert await opened.claim(opened.flush, now=QUIET + LEASE - 0.001) == []
+    assert await opened.claimed(opened.flush, now=QUIET + LEASE) == ["u"]
+
+
+async def test_a_claim_takes_at_most_its_limit_from_the_oldest_buckets(ledger: Ledger) -> None:
+    order = [f"upload-{n}" for n in (3, 1, 4, 0, 2)]
+    for n, upload_id in enumerate(order):
+        await ledger.hydrate(upload_id)
+        await ledger.record(0, now=50 * n, upload_id=upload_id)
+    assert [claim.upload_id for claim in await ledger.claim(ledger.flush, now=1000, limit=3)] == order[:3]
+    assert [claim.upload_id for claim in await ledger.claim(ledger.flush, now=1000, limit=3)] == order[3:]
+    assert await ledger.claim(ledger.flush, now=1000, limit=3) == []
+
+
+async def test_many_workers_claim_each_task_once(ledger: Ledger) -> None:
+    uploads = [f"upload-{n:02d}" for n in range(40)]
+    for upload_id in uploads:
+        await ledger.hydrate(upload_id)
+        await ledger.pending.record_chunk(upload_id, 0, CHUNK, at(0))
+    claims = await asyncio.gather(*(ledger.flush.claim(7, at(10)) for _ in range(8)))
+    assert all(len(batch) <= 7 for batch in claims)
+    assert sorted(claim.upload_id for batch in claims for claim in batch) == uploads
+    await ledger.check()
+
+
+async def test_left_overs_are_dropped_by_a_claim(opened: Ledger) -> None:
+    await opened.record(0)
+    # A task whose hash is gone, and one that its hash says waits elsewhere.
+    await opened.redis.zadd(f"due:{{s00}}:flush:{MINUTE - 3}", {"nobody": at(-150)})
+    await opened.redis.zadd("minutes:{s00}:flush", {str(MINUTE - 3): MINUTE - 3})
+    await opened.redis.zadd(f"due:{{s00}}:flush:{MINUTE - 1}", {"u": at(-30)})
+    await opened.redis.zadd("minutes:{s00}:flush", {str(MINUTE - 1): MINUTE - 1})
+    assert await opened.claim(opened.flush, now=0) == []
+    assert await opened.buckets("flush") == [0]
+    assert await opened.claimed(opened.flush, now=QUIET) == ["u"]
+
+
+async def test_the_max_delay_counts_anew_after_a_claim(opened: Ledger) -> None:
+    await opened.record(0)
+    await opened.claim(opened.flush, now=QUIET)
+    await opened.ack(CHUNK)
+    await opened.record(1, now=100)
+    assert await opened.fact("pending_since") == at(100)
+    assert await opened.due(opened.flush) == 100 + QUIET
+
+
+async def test_a_merge_is_claimed_with_its_state(opened: Ledger) -> None:
+    await opened.settle()
+    assert await opened.claim(opened.merge, now=LEASE) == [Claim("u", 0, SHAPE.size, "merging")]
+    assert await opened.due(opened.merge) == 2 * LEASE
+
+
+async def test_each_shard_has_queues_of_its_own(redis_url: str) -> None:
+    ledger = Ledger(redis_url, shards=4)
+    uploads = [f"upload-{n}" for n in range(12)]
+    for upload_id in uploads:
+        await ledger.hydrate(upload_id)
+        await ledger.record(0, upload_id=upload_id)
+    for queue in ledger.pending.flush_queues:
+        mine = [upload_id for upload_id in uploads if shard_of(upload_id, 4) == queue.shard]
+        assert mine
+        assert sorted(await ledger.claimed(queue, now=QUIET)) == sorted(mine)
+    await ledger.redis.aclose()
+
+
+# ack_flush
+
+
+async def test_an_ack_takes_the_task_out(opened: Ledger) -> None:
+    await opened.record(0)
+    await opened.claim(opened.flush, now=QUIET)
+    assert await opened.ack(CHUNK) == 1
+    assert await opened.fact("flushed") == CHUNK
+    assert await opened.due(opened.flush) is None
+    assert await opened.buckets("flush") == []
+
+
+async def test_a_chunk_that_landed_meanwhile_stays_due(opened: Ledger) -> None:
+    await opened.record(0)
+    [claim] = await opened.claim(opened.flush, now=QUIET)
+    await opened.record(1, now=QUIET + 1)
+    assert await opened.ack(claim.received) == 0
+    assert await opened.fact("flushed") == CHUNK
+    assert await opened.claim(opened.flush, now=QUIET + 1 + QUIET) == [Claim("u", 0, 2 * CHUNK, "open")]
+    assert await opened.ack(2 * CHUNK) == 1
+
+
+async def test_a_late_ack_never_takes_flushed_down(opened: Ledger) -> None:
+    await opened.record(0)
+    await opened.record(1)
+    await opened.ack(2 * CHUNK)
+    assert await opened.ack(CHUNK) == 1
+    assert await opened.fact("flushed") == 2 * CHUNK
+
+
+async def test_an_ack_of_another_generation_is_ignored(opened: Ledger) -> None:
+    await opened.hydrate(present=(0,), generation=2)
+    for generation in (1, 3):
+        assert await opened.ack(CHUNK, generation=generation) == 0
+    assert await opened.fact("flushed") == 0
+    assert await opened.ack(CHUNK, generation=2) == 1
+
+
+async def test_an_ack_of_an_unknown_or_closed_upload_is_ignored(opened: Ledger) -> None:
+    await opened.record(0)
+    await opened.forget()
+    assert await opened.ack(CHUNK) == 0
+    assert await opened.ack(CHUNK, upload_id="nobody") == 0
+    assert await opened.redis.exists("up:{s00}:nobody") == 0
+    assert await opened.redis.hgetall(UP) == {b"state": b"cancelled"}
+
+
+async def test_an_ack_leaves_the_merge_of_a_settled_upload_alone(opened: Ledger) -> None:
+    await opened.settle()
+    assert await opened.ack(SHAPE.size) == 0
+    assert await opened.fact("flushed") == SHAPE.size
+    assert await opened.due(opened.merge) == LEASE
+
+
+async def test_an_ack_takes_a_batch(opened: Ledger) -> None:
+    await opened.hydrate("v")
+    for upload_id in ("u", "v"):
+        await opened.record(0, upload_id=upload_id)
+    claims = await opened.claim(opened.flush, now=QUIET)
+    await opened.record(1, now=QUIET, upload_id="v")
+    assert await opened.pending.ack_flush(0, claims) == 1
+    await opened.check()
+    assert await opened.claimed(opened.flush, now=100) == ["v"]
+
+
+# hydrate
+
+
+async def test_hydrating_counts_what_the_map_has(ledger: Ledger) -> None:
+    figures = await ledger.hydrate(present=(0, LAST), flushed=CHUNK, now=3)
+    assert figures == Figures(Word.HYDRATED, 2 * CHUNK - 1000, 2, 10, settled=False)
+    assert await ledger.due(ledger.flush) == 3 + QUIET
+
+
+async def test_hydrating_what_is_flushed_schedules_nothing(ledger: Ledger) -> None:
+    await ledger.hydrate(present=(0, 1), flushed=2 * CHUNK)
+    assert await ledger.due(ledger.flush) is None
+
+
+async def test_within_an_era_hydrating_only_adds(opened: Ledger) -> None:
+    await opened.record(0)
+    await opened.ack(CHUNK)
+    figures = await opened.hydrate(present=(1,), flushed=0)
+    assert (figures.received, figures.chunks) == (2 * CHUNK, 2)
+    assert await opened.fact("flushed") == CHUNK
+    assert (await opened.record(0)).word is Word.DUPLICATE
+    assert (await opened.record(1)).word is Word.DUPLICATE
+
+
+async def test_a_newer_generation_replaces(opened: Ledger) -> None:
+    for number in range(3):
+        await opened.record(number)
+    await opened.ack(2 * CHUNK)
+    figures = await opened.hydrate(present=(0,), generation=1, flushed=CHUNK)
+    assert (figures.received, figures.chunks) == (CHUNK, 1)
+    assert await opened.fact("flushed") == CHUNK
+    assert await opened.due(opened.flush) is None
+    assert (await opened.record(2)).word is Word.RECORDED
+
+
+async def test_a_newer_generation_reopens_a_settled_upload(opened: Ledger) -> None:
+    await opened.settle()
+    assert (await opened.hydrate(present=(0, 1), generation=1)).settled is False
+    assert await opened.due(opened.merge) is None
+    assert await opened.due(opened.flush) == QUIET
+    assert (await opened.record(2)).word is Word.RECORDED
+
+
+async def test_a_newer_era_replaces(own_redis: PrivateRedis) -> None:
+    ledger = Ledger(own_redis.url)
+    await ledger.hydrate()
+    for number in range(3):
+        await ledger.record(number)
+    await ledger.redis.aclose()
+    own_redis.kill()
+    own_redis.start()
+    figures = await ledger.hydrate(present=(5,), flushed=CHUNK, now=70)
+    assert (figures.received, figures.chunks) == (CHUNK, 1)
+    assert await ledger.due(ledger.flush) is None
+    await ledger.redis.aclose()
+
+
+async def test_hydrating_is_refused_where_a_tombstone_stands(opened: Ledger) -> None:
+    await opened.forget("expired")
+    assert (await opened.hydrate(present=(0,))).word is Word.EXPIRED
+    assert await opened.redis.hgetall(UP) == {b"state": b"expired"}
+
+
+async def test_hydrating_is_refused_if_the_era_moved_by_a_loss_of_everything(opened: Ledger) -> None:
+    era = (await opened.pending.read("u")).era
+    await opened.redis.flushall()
+    await opened.record(0)
+    assert (await opened.hydrate(present=(0,), era=era)).word is Word.ERA_MOVED
+    assert await opened.redis.exists(UP) == 0
+
+
+async def test_hydrating_is_refused_if_the_era_moved_by_a_restart(own_redis: PrivateRedis) -> None:
+    ledger = Ledger(own_redis.url)
+    await ledger.hydrate()
+    await ledger.record(0)
+    era = (await ledger.pending.read("u")).era
+    await ledger.redis.aclose()
+    own_redis.kill()
+    own_redis.start()
+    assert (await ledger.hydrate(present=(3, 4), era=era)).word is Word.ERA_MOVED
+    assert await ledger.fact("received") == CHUNK
+    await ledger.redis.aclose()
+
+
+async def test_hydrating_again_and_again_does_not_put_off_the_flush(opened: Ledger) -> None:
+    await opened.record(0)
+    for now in (2, 4, 6):
+        await opened.hydrate(present=(0, now), now=now)
+    assert await opened.due(opened.flush) == QUIET
+    assert await opened.fact("pending_since") == at(0)
+
+
+async def test_hydrating_a_full_upload_arms_its_merge_at_once(opened: Ledger) -> None:
+    await opened.record(0)
+    figures = await opened.hydrate(present=tuple(range(10)), now=8)
+    assert figures == Figures(Word.HYDRATED, SHAPE.size, 10, 10, settled=True)
+    assert await opened.due(opened.flush) is None
+    assert await opened.due(opened.merge) == 8
+
+
+async def test_hydrating_a_merging_upload_again_leaves_its_lease(opened: Ledger) -> None:
+    await opened.settle()
+    assert (await opened.hydrate(present=tuple(range(10)), now=8)).settled
+    assert await opened.due(opened.merge) == LEASE
+
+
+# forget
+
+
+@pytest.mark.parametrize("settled", [False, True])
+async def test_forgetting_drops_everything_but_a_tombstone(opened: Ledger, settled: bool) -> None:
+    await (opened.settle() if settled else opened.record(0))
+    await opened.forget("done")
+    assert sorted(await opened.redis.keys()) == [b"era:{s00}", UP.encode()]
+    assert await opened.redis.hgetall(UP) == {b"state": b"done"}
+    assert 0 < await opened.redis.ttl(UP) <= TOMBSTONE_SECONDS
+
+
+async def test_forgetting_twice_or_what_is_unknown_leaves_a_tombstone(ledger: Ledger) -> None:
+    await ledger.forget("cancelled")
+    await ledger.forget("failed")
+    assert (await ledger.record(0)).word is Word.FAILED
+
+
+async def test_forgetting_one_upload_leaves_others_due(opened: Ledger) -> None:
+    await opened.hydrate("v")
+    await opened.record(0)
+    await opened.record(0, upload_id="v")
+    await opened.forget()
+    assert await opened.claimed(opened.flush, now=QUIET) == ["v"]
+
+
+# lease, next_due, read
+
+
+async def test_leasing_pushes_a_merge_back_and_tells_how_far_it_is(opened: Ledger) -> None:
+    await opened.settle()
+    await opened.lease(now=45, merged_bytes=4711)
+    assert await opened.due(opened.merge) == 45 + LEASE
+    assert await opened.buckets("merge") == [1]
+    assert (await opened.pending.read("u")).merged == 4711
+    await opened.lease(now=46)
+    assert (await opened.pending.read("u")).merged == 4711
+
+
+async def test_leasing_an_open_upload_has_a_worker_look_at_it_when_the_lease_ends(opened: Ledger) -> None:
+    await opened.lease(now=1)
+    assert await opened.claimed(opened.flush, now=1 + LEASE) == ["u"]
+    assert await opened.ack(0) == 1
+    assert await opened.due(opened.flush) is None
+
+
+async def test_what_is_closed_or_unknown_is_not_leased(opened: Ledger) -> None:
+    await opened.record(0)
+    await opened.forget("done")
+    await opened.lease()
+    await opened.lease(upload_id="nobody")
+    assert await opened.due(opened.flush) is None
+    assert await opened.due(opened.merge) is None
+    assert await opened.redis.exists("up:{s00}:nobody") == 0
+
+
+async def test_next_due_is_the_earliest_of_all_buckets(ledger: Ledger) -> None:
+    assert await ledger.flush.next_due(at(0)) is None
+    for upload_id, now in (("late", 200), ("early", 100), ("between", 104)):
+        await ledger.hydrate(upload_id)
+        await ledger.record(0, now=now, upload_id=upload_id)
+    assert await ledger.flush.next_due(at(90)) == 10 + QUIET
+    assert await ledger.flush.next_due(at(300)) == 0
+    assert await ledger.merge.next_due(at(300)) is None
+
+
+async def test_reading_tells_what_is_known(opened: Ledger) -> None:
+    await opened.record(0)
+    known = await opened.pending.read("u")
+    assert (known.state, known.received, known.chunks, known.merged) == ("open", CHUNK, 1, 0)
+    unknown = await opened.pending.read("nobody")
+    assert (unknown.state, unknown.received, unknown.chunks) == ("", 0, 0)
+    assert unknown.era == known.era
+
+
+async def test_the_era_is_the_same_for_every_process(opened: Ledger) -> None:
+    other = Pending(opened.redis, shards=1, delays=DELAYS)
+    assert (await other.read("u")).era == (await opened.pending.read("u")).era
+    assert (await other.record_chunk("u", 0, CHUNK, at(0))).word is Word.RECORDED

@@ -1,0 +1,88 @@
+"""What an acknowledged chunk costs once its upload is known to the process: one round trip to Redis, no statement of SQL."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from redis.asyncio import Redis
+from sqlalchemy import event
+
+from tests.conftest import MakeStack
+from tests.support.content import KIB, Content
+from tests.support.stack import Stack
+from uploader.accounting.scripts import Script
+
+CONTENT = Content(20 * 64 * KIB)
+RECORD_CHUNK = Script("record_chunk").sha
+
+
+@contextmanager
+def statements(stack: Stack) -> Iterator[list[str]]:
+    """Every statement that is sent to the database meanwhile."""
+    sent: list[str] = []
+
+    def take_down(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        sent.append(statement)
+
+    engine = stack.services.database.engine.sync_engine
+    event.listen(engine, "before_cursor_execute", take_down)
+    try:
+        yield sent
+    finally:
+        event.remove(engine, "before_cursor_execute", take_down)
+
+
+@asynccontextmanager
+async def commands(stack: Stack) -> AsyncIterator[list[str]]:
+    """Every command that clients send to Redis meanwhile; what a script does inside is no round trip."""
+    sent: list[str] = []
+    url = stack.services.settings.redis_url
+    assert url is not None
+    async with Redis.from_url(url) as watching, watching.monitor() as monitor:
+
+        async def take_down() -> None:
+            while (command := await monitor.next_command())["command"] != "ECHO end":
+                if command["client_type"] != "lua":
+                    sent.append(command["command"])
+
+        taking_down = asyncio.create_task(take_down())
+        yield sent
+        await stack.services.redis.echo("end")
+        async with asyncio.timeout(10):
+            await taking_down
+
+
+async def test_each_chunk_costs_one_round_trip_and_no_statement(make_stack_on: MakeStack) -> None:
+    async with make_stack_on() as stack:
+        await stack.open(CONTENT)
+        assert (await stack.put(CONTENT, 0)).status_code == 200
+        with statements(stack) as sql:
+            async with commands(stack) as redis:
+                for number in range(1, 19):
+                    response = await stack.put(CONTENT, number)
+                    assert (response.status_code, response.json()["duplicate"]) == (200, False)
+        assert sql == []
+        assert [command.split()[:2] for command in redis] == [["EVALSHA", RECORD_CHUNK]] * 18
+
+
+async def test_chunks_in_parallel_and_duplicates_cost_no_more(stack: Stack) -> None:
+    await stack.open(CONTENT)
+    await asyncio.gather(*(stack.put(CONTENT, number) for number in range(4)))
+    with statements(stack) as sql:
+        async with commands(stack) as redis:
+            responses = await asyncio.gather(*(stack.put(CONTENT, number) for number in range(8)))
+    assert [response.json()["duplicate"] for response in responses] == [True] * 4 + [False] * 4
+    assert sql == []
+    assert [command.split()[1] for command in redis if command.startswith("EVALSHA")] == [RECORD_CHUNK] * 8
+    # A connection that the pool opens for them introduces itself; that is not a chunk's.
+    assert all(command.split()[0] in ("EVALSHA", "CLIENT", "SELECT", "HELLO") for command in redis)
+
+
+async def test_the_counting_sees_the_statements_and_commands_of_other_calls(stack: Stack) -> None:
+    with statements(stack) as sql:
+        async with commands(stack) as redis:
+            await stack.open(CONTENT)
+            await stack.put(CONTENT, 0)
+    assert any(statement.startswith("INSERT INTO upload") for statement in sql)
+    assert sum(command.startswith("EVALSHA") for command in redis) > 1

@@ -1,0 +1,281 @@
+"""What only shows on a real connection: bodies nobody reads, bodies that stall, headers that never end."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import uvicorn
+
+from tests.conftest import MakeStack
+from tests.support.content import KIB, MIB, Content
+from tests.support.stack import Stack
+from uploader.bootstrap import build_application
+from uploader.http.protocol import HEADER_TIMEOUT_STATE, TimedProtocol
+
+CONTENT = Content(4 * MIB, chunk_size=2 * MIB)
+URL = f"/files/{CONTENT.md5}"
+_READ_TIMEOUT_SECONDS = 10.0
+
+
+@dataclass
+class Answer:
+    """One answer as it came over the connection."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def code(self) -> str:
+        code: str = json.loads(self.body)["code"]
+        return code
+
+
+class Connection:
+    """A raw connection of the user `alice`."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, authorization: str) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._authorization = authorization
+
+    async def send(self, content: bytes) -> None:
+        """Send, unless the other side has closed already."""
+        with suppress(ConnectionError):
+            self._writer.write(content)
+            await self._writer.drain()
+
+    async def request(self, method: str, path: str, *headers: str, authorized: bool = True) -> None:
+        """Send the head of a request."""
+        lines = [f"{method} {path} HTTP/1.1", "Host: test", *headers]
+        lines += [f"Authorization: {self._authorization}"] if authorized else []
+        await self.send(("\r\n".join(lines) + "\r\n\r\n").encode())
+
+    async def answer(self, *, has_body: bool = True) -> Answer:
+        async with asyncio.timeout(_READ_TIMEOUT_SECONDS):
+            head = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+            body = await self._reader.readexactly(int(headers.get("content-length", 0)) if has_body else 0)
+        return Answer(int(head[0].split()[1]), headers, body)
+
+    async def is_closed(self) -> bool:
+        """Whether the server closes the connection without another byte."""
+        async with asyncio.timeout(_READ_TIMEOUT_SECONDS):
+            try:
+                return await self._reader.read(1) == b""
+            except ConnectionError:
+                return True
+
+    async def close(self) -> None:
+        self._writer.close()
+        with suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+
+@dataclass
+class Server:
+    """A server on a port, over a stack."""
+
+    stack: Stack
+    port: int
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        connection = Connection(reader, writer, self.stack.client.headers["authorization"])
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+
+@asynccontextmanager
+async def serving(make_stack: MakeStack, **settings: Any) -> AsyncIterator[Server]:
+    """A stack behind uvicorn on a free port, with an open upload of CONTENT."""
+    async with make_stack(**settings) as stack:
+
+        @asynccontextmanager
+        async def lifespan(_app: Any) -> AsyncIterator[dict[str, float]]:
+            yield {HEADER_TIMEOUT_STATE: stack.services.settings.header_timeout_seconds}
+
+        application = build_application(stack.services, lifespan)
+        config = uvicorn.Config(
+            application,
+            port=0,
+            http=TimedProtocol,
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=1,
+        )
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve())
+        try:
+            async with asyncio.timeout(10):
+                while not server.started:
+                    await asyncio.sleep(0.01)
+            await stack.open(CONTENT)
+            yield Server(stack, server.servers[0].sockets[0].getsockname()[1])
+        finally:
+            server.should_exit = True
+            await task
+
+
+async def test_several_chunks_go_over_one_connection(make_stack: MakeStack) -> None:
+    async with serving(make_stack) as server, server.connection() as connection:
+        for number, status in ((0, 200), (0, 200), (1, 201)):
+            await connection.request("PUT", f"{URL}/chunks/{number}", f"Content-Length: {2 * MIB}")
+            await connection.send(CONTENT.chunk(number))
+            answer = await connection.answer()
+            assert answer.status == status
+            assert "connection" not in answer.headers
+
+
+async def test_a_body_in_pieces_of_unknown_length_is_counted(make_stack: MakeStack) -> None:
+    async with serving(make_stack) as server, server.connection() as connection:
+        await connection.request("PUT", f"{URL}/chunks/0", "Transfer-Encoding: chunked")
+        for piece in (CONTENT.chunk(0)[:1000], CONTENT.chunk(0)[1000:]):
+            await connection.send(b"%x\r\n%s\r\n" % (len(piece), piece))
+        await connection.send(b"0\r\n\r\n")
+        answer = await connection.answer()
+        assert (answer.status, json.loads(answer.body)["received_bytes"]) == (200, 2 * MIB)
+
+
+async def test_an_endless_body_is_cut_off_and_the_connection_closed(make_stack: MakeStack) -> None:
+    async def flood(connection: Connection) -> None:
+        piece = b"10000\r\n%s\r\n" % bytes(64 * KIB)
+        while True:
+            await connection.send(piece)
+            await asyncio.sleep(0)
+
+    async with serving(make_stack) as server, server.connection() as connection:
+        await connection.request("PUT", f"{URL}/chunks/0", "Transfer-Encoding: chunked")
+        flooding = asyncio.create_task(flood(connection))
+        answer = await connection.answer()
+        assert (answer.status, answer.code) == (422, "chunk-length-mismatch")
+        assert answer.headers["connection"] == "close"
+        assert await connection.is_closed()
+        flooding.cancel()
+        await asyncio.wait({flooding})
+
+
+async def test_a_body_declared_too_long_is_answered_before_it_is_sent(make_stack: MakeStack) -> None:
+    async with serving(make_stack) as server, server.connection() as connection:
+        await connection.request("PUT", f"{URL}/chunks/0", f"Content-Length: {10**15}")
+        await connection.send(bytes(2 * MIB))
+        answer = await connection.answer()
+        assert (answer.status, answer.code) == (422, "chunk-length-mismatch")
+        assert answer.headers["connection"] == "close"
+        assert await connection.is_closed()
+
+
+@pytest.mark.parametrize("authorized", [True, False])
+async def test_after_an_early_answer_a_small_body_is_read_and_the_connection_kept(
+    make_stack: MakeStack, authorized: bool
+) -> None:
+    async with serving(make_stack) as server, server.connection() as connection:
+        for _ in range(2):
+            path = f"/files/{'0' * 32}/chunks/0"
+            await connection.request("PUT", path, f"Content-Length: {64 * KIB}", authorized=authorized)
+            await connection.send(bytes(64 * KIB))
+            answer = await connection.answer()
+            assert answer.status == (404 if authorized else 401)
+            assert "connection" not in answer.headers
+
+
+async def test_after_an_early_answer_a_large_body_closes_the_connection(make_stack: MakeStack) -> None:
+    async with serving(make_stack) as server, server.connection() as connection:
+        await connection.request("PUT", f"{URL}/chunks/99", f"Content-Length: {2 * MIB}")
+        await connection.send(bytes(2 * MIB))
+        answer = await connection.answer()
+        assert (answer.status, answer.code) == (422, "chunk-number-out-of-range")
+        assert answer.headers["connection"] == "close"
+        assert await connection.is_closed()
+
+
+async def test_a_client_that_waits_to_be_asked_for_the_body_is_asked(make_stack: MakeStack) -> None:
+    async with serving(make_stack) as server, server.connection() as connection:
+        await connection.request("PUT", f"{URL}/chunks/0", f"Content-Length: {2 * MIB}", "Expect: 100-continue")
+        assert (await connection.answer()).status == 100
+        await connection.send(CONTENT.chunk(0))
+        assert (await connection.answer()).status == 200
+
+
+async def test_a_client_that_waits_to_be_asked_is_refused_without_the_body(make_stack: MakeStack) -> None:
+    async with serving(make_stack) as server, server.connection() as connection:
+        path = f"/files/{'0' * 32}/chunks/0"
+        await connection.request("PUT", path, f"Content-Length: {2 * MIB}", "Expect: 100-continue")
+        answer = await connection.answer()
+        assert (answer.status, answer.code) == (404, "upload-not-found")
+        assert answer.headers["connection"] == "close"
+        assert await connection.is_closed()
+
+
+async def test_a_body_that_stands_still_is_given_up(make_stack: MakeStack) -> None:
+    async with serving(make_stack, body_idle_timeout_seconds=0.3) as server, server.connection() as connection:
+        await connection.request("PUT", f"{URL}/chunks/0", f"Content-Length: {2 * MIB}")
+        await connection.send(bytes(1000))
+        answer = await connection.answer()
+        assert (answer.status, answer.code) == (408, "body-timeout")
+        assert answer.headers["connection"] == "close"
+        assert await connection.is_closed()
+        standing = (await server.stack.client.get(URL)).json()["upload"]
+        assert standing["missing"] == [[0, 1]]
+
+
+async def test_a_body_that_breaks_off_leaves_nothing(make_stack: MakeStack) -> None:
+    async with serving(make_stack) as server:
+        async with server.connection() as connection:
+            await connection.request("PUT", f"{URL}/chunks/0", f"Content-Length: {2 * MIB}")
+            await connection.send(CONTENT.chunk(0)[: 1 * MIB])
+        async with server.connection() as connection:
+            await connection.request("PUT", f"{URL}/chunks/0", f"Content-Length: {2 * MIB}")
+            await connection.send(CONTENT.chunk(0))
+            answer = await connection.answer()
+            assert (answer.status, json.loads(answer.body)["duplicate"]) == (200, False)
+
+
+@pytest.mark.parametrize("head", [b"", b"GET /livez HTTP/1.1\r\nHost: te"])
+async def test_headers_that_do_not_come_close_the_connection(make_stack: MakeStack, head: bytes) -> None:
+    async with serving(make_stack, header_timeout_seconds=0.3) as server, server.connection() as connection:
+        await connection.send(head)
+        started = time.monotonic()
+        assert await connection.is_closed()
+        assert time.monotonic() - started >= 0.2
+
+
+async def test_a_slow_body_is_not_a_matter_of_the_headers(make_stack: MakeStack) -> None:
+    async with serving(make_stack, header_timeout_seconds=0.2) as server, server.connection() as connection:
+        await connection.request("PUT", f"{URL}/chunks/0", f"Content-Length: {2 * MIB}")
+        await connection.send(CONTENT.chunk(0)[:1000])
+        await asyncio.sleep(0.4)
+        await connection.send(CONTENT.chunk(0)[1000:])
+        assert (await connection.answer()).status == 200
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n", b"\x16\x03\x01\x02\x00"]
+)
+async def test_what_is_no_request_gets_a_bare_400_or_a_closed_connection(make_stack: MakeStack, garbage: bytes) -> None:
+    async with serving(make_stack, header_timeout_seconds=0.3) as server, server.connection() as connection:
+        await connection.send(garbage)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            assert (await connection.answer()).status == 400
+        assert await connection.is_closed()
+
+
+async def test_head_gives_the_headers_of_the_content_without_it(make_stack: MakeStack) -> None:
+    async with serving(make_stack) as server, server.connection() as connection:
+        file = (await server.stack.upload(CONTENT)).json()["file"]
+        await connection.request("HEAD", f"/me/files/{file['id']}/content")
+        head = await connection.answer(has_body=False)
+        assert (head.status, head.headers["content-length"]) == (200, str(CONTENT.size))
+        await connection.request("GET", "/livez")
+        assert (await connection.answer()).status == 200

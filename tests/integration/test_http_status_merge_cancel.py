@@ -1,0 +1,245 @@
+"""Asking where an upload stands, asking for the merge again, cancelling; and the lists of a user's uploads."""
+
+import asyncio
+import errno
+
+from tests.conftest import MakeStack
+from tests.support.clock import ManualClock
+from tests.support.content import KIB, Content
+from tests.support.faults import failing_call
+from tests.support.merging import merge_held_up
+from tests.support.problems import problem
+from tests.support.servers import PrivateRedis
+from tests.support.stack import Stack
+
+CONTENT = Content(200 * KIB)
+URL = f"/files/{CONTENT.md5}"
+DAY = 86400
+
+
+async def _send_all(stack: Stack, content: Content = CONTENT) -> int:
+    """Send every chunk; the status of the last answer."""
+    for number in range(content.chunk_count):
+        response = await stack.put(content, number)
+    return response.status_code
+
+
+# Where it stands
+
+
+async def test_an_open_upload_says_what_is_missing(stack: Stack) -> None:
+    await stack.open(CONTENT)
+    for number in (0, 3):
+        await stack.put(CONTENT, number)
+    response = await stack.client.get(URL)
+    assert response.status_code == 200
+    body = response.json()
+    assert body["state"] == "uploading"
+    upload = body["upload"]
+    assert (upload["missing"], upload["received_bytes"]) == ([[1, 2]], CONTENT.size - 128 * KIB)
+    assert "merged_bytes" not in upload
+    await stack.put(CONTENT, 1)
+    assert (await stack.client.get(URL)).json()["upload"]["missing"] == [[2, 2]]
+
+
+async def test_a_chunk_puts_off_the_expiry(make_stack: MakeStack) -> None:
+    async with make_stack(upload_expiry_seconds=DAY) as stack:
+        opened = (await stack.open(CONTENT)).json()["upload"]
+        await stack.put(CONTENT, 0)
+        later = (await stack.client.get(URL)).json()["upload"]
+        assert opened["created_at"] == later["created_at"] < opened["expires_at"] < later["expires_at"]
+
+
+async def test_a_finished_file_is_what_an_md5_stands_for(stack: Stack) -> None:
+    first = (await stack.upload(CONTENT)).json()["file"]
+    assert (await stack.client.get(URL)).json() == {"state": "complete", "file": first}
+    newest = (await stack.open(CONTENT, name="newest")).json()["file"]
+    assert (await stack.client.get(URL)).json() == {"state": "complete", "file": newest}
+
+
+async def test_head_answers_as_get_does(stack: Stack) -> None:
+    assert (await stack.client.head(URL)).status_code == 404
+    await stack.open(CONTENT)
+    assert (await stack.client.head(URL)).status_code == 200
+    await stack.client.delete(URL)
+    assert (await stack.client.head(URL)).status_code == 410
+
+
+async def test_what_was_never_opened_is_not_found(stack: Stack) -> None:
+    problem(await stack.client.get(URL), 404, "upload-not-found")
+
+
+async def test_a_cancelled_upload_is_gone_until_it_is_forgotten(make_stack: MakeStack, clock: ManualClock) -> None:
+    async with make_stack(clock=clock, closed_retention_seconds=10 * DAY) as stack:
+        await stack.open(CONTENT)
+        await stack.client.delete(URL)
+        clock.advance(9 * DAY)
+        assert problem(await stack.client.get(URL), 410, "upload-gone")["reason"] == "cancelled"
+        clock.advance(2 * DAY)
+        problem(await stack.client.get(URL), 404, "upload-not-found")
+
+
+async def test_a_deleted_file_is_not_found(stack: Stack) -> None:
+    file = (await stack.upload(CONTENT)).json()["file"]
+    await stack.client.delete(f"/me/files/{file['id']}")
+    problem(await stack.client.get(URL), 404, "upload-not-found")
+
+
+async def test_without_redis_the_disk_answers(make_stack: MakeStack, own_redis: PrivateRedis) -> None:
+    async with make_stack(redis_url=own_redis.url) as stack:
+        await stack.open(CONTENT)
+        await stack.put(CONTENT, 0)
+        own_redis.kill()
+        assert (await stack.client.get(URL)).json()["upload"]["missing"] == [[1, 3]]
+
+
+# The merge again
+
+
+async def test_a_merge_before_the_last_chunk_says_what_is_missing(stack: Stack) -> None:
+    await stack.open(CONTENT)
+    await stack.put(CONTENT, 1)
+    body = problem(await stack.client.post(f"{URL}/merge"), 409, "chunks-missing")
+    assert body["missing"] == [[0, 0], [2, 3]]
+    assert (await stack.client.get(URL)).json()["upload"]["missing"] == [[0, 0], [2, 3]]
+
+
+async def test_a_merge_that_failed_on_the_way_is_carried_out_when_asked_again(stack: Stack) -> None:
+    await stack.open(CONTENT)
+    with failing_call("fsync", errno.EIO) as fault:  # when the digests are saved
+        assert await _send_all(stack) == 503
+    assert fault.hits == 1
+    assert (await stack.client.get(URL)).json()["state"] == "merging"
+    response = await stack.client.post(f"{URL}/merge")
+    assert response.status_code == 201
+    assert response.json()["file"]["sha256"] == CONTENT.sha256
+    assert await stack.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
+
+
+async def test_a_merge_of_what_is_complete_gives_the_file_again(stack: Stack) -> None:
+    file = (await stack.upload(CONTENT)).json()["file"]
+    for _ in range(2):
+        response = await stack.client.post(f"{URL}/merge")
+        assert (response.status_code, response.json()) == (200, {"state": "complete", "file": file})
+
+
+async def test_a_merge_that_takes_longer_is_answered_with_come_back(make_stack: MakeStack) -> None:
+    async with make_stack(merge_wait_seconds=0) as stack:
+        upload = (await stack.open(CONTENT)).json()["upload"]
+        with merge_held_up(stack, upload["id"]):
+            assert await _send_all(stack) == 202
+            response = await stack.client.post(f"{URL}/merge")
+            assert response.status_code == 202
+            assert response.headers["location"] == URL
+            assert int(response.headers["retry-after"]) > 0
+            assert response.json()["state"] == "merging"
+            reopened = await stack.open(CONTENT)
+            assert (reopened.status_code, reopened.json()["state"]) == (200, "merging")
+            states = await stack.client.post("/files/status", json={"md5s": [CONTENT.md5]})
+            assert states.json() == {CONTENT.md5: {"state": "merging"}}
+
+
+async def test_a_merge_of_wrong_bytes_is_refused_once_and_then_gone(stack: Stack) -> None:
+    url, body = f"/files/{'0' * 32}", {"name": "a", "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
+    await stack.client.post(url, json=body)
+    with failing_call("fsync", errno.EIO):  # so the last chunk does not get as far as comparing
+        for number in range(4):
+            await stack.client.put(f"{url}/chunks/{number}", content=CONTENT.chunk(number))
+    refused = problem(await stack.client.post(f"{url}/merge"), 422, "md5-mismatch")
+    assert (refused["expected"], refused["actual"]) == ("0" * 32, CONTENT.md5)
+    assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
+    gone = await stack.client.post(f"{url}/merge")
+    assert problem(gone, 410, "upload-gone")["reason"] == "md5-mismatch"
+
+
+async def test_a_merge_of_nothing_is_not_found_and_of_a_cancelled_upload_gone(stack: Stack) -> None:
+    problem(await stack.client.post(f"{URL}/merge"), 404, "upload-not-found")
+    await stack.open(CONTENT)
+    await stack.client.delete(URL)
+    problem(await stack.client.post(f"{URL}/merge"), 410, "upload-gone")
+
+
+# Cancelling
+
+
+async def test_cancelling_frees_the_bytes_and_the_quota(stack: Stack) -> None:
+    await stack.open(CONTENT)
+    await stack.put(CONTENT, 0)
+    response = await stack.client.delete(URL)
+    assert (response.status_code, response.content) == (204, b"")
+    assert stack.bytes_on_disk() == []
+    assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
+    problem(await stack.client.delete(URL), 404, "upload-not-found")
+
+
+async def test_cancelling_never_touches_a_finished_file(stack: Stack) -> None:
+    file = (await stack.upload(CONTENT)).json()["file"]
+    problem(await stack.client.delete(URL), 404, "upload-not-found")
+    assert (await stack.client.get(f"/me/files/{file['id']}")).json() == file
+
+
+async def test_cancelling_while_merging_wins(stack: Stack) -> None:
+    upload = (await stack.open(CONTENT)).json()["upload"]
+    with merge_held_up(stack, upload["id"]):
+        sending = asyncio.create_task(_send_all(stack))
+        async with asyncio.timeout(10):
+            while (await stack.client.get(URL)).json()["state"] != "merging":
+                await asyncio.sleep(0.01)
+        assert (await stack.client.delete(URL)).status_code == 204
+    assert await sending == 410
+    assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
+    assert stack.bytes_on_disk() == []
+
+
+async def test_an_id_keeps_a_late_cancel_from_a_later_upload(stack: Stack) -> None:
+    first = (await stack.open(CONTENT)).json()["upload"]["id"]
+    await stack.client.delete(URL)
+    second = (await stack.open(CONTENT)).json()["upload"]["id"]
+    problem(await stack.client.delete(URL, params={"id": first}), 410, "upload-gone")
+    assert (await stack.client.get(URL)).json()["upload"]["id"] == second
+    assert (await stack.client.delete(URL, params={"id": second})).status_code == 204
+
+
+async def test_after_cancelling_the_same_content_is_opened_anew(stack: Stack) -> None:
+    first = (await stack.open(CONTENT)).json()["upload"]["id"]
+    await stack.client.delete(URL)
+    response = await stack.open(CONTENT)
+    assert response.status_code == 201
+    assert response.json()["upload"]["id"] != first
+    assert await _send_all(stack) == 201
+
+
+# Many at once
+
+
+async def test_open_uploads_are_listed_newest_first(stack: Stack) -> None:
+    contents = [Content(1000, seed=seed, name=f"{seed}") for seed in range(3)]
+    for content in contents:
+        await stack.open(content)
+    by_id = await stack.client.post("/uploads", json={"name": "by id", "size": 5})
+    await stack.client.delete(f"/files/{contents[1].md5}")
+    uploads = (await stack.client.get("/uploads")).json()["uploads"]
+    assert [upload["name"] for upload in uploads] == ["by id", "2", "0"]
+    assert uploads[0] == by_id.json()["upload"]
+    assert uploads[0]["md5"] is None
+
+
+async def test_the_states_of_many_md5s_are_told_at_once(stack: Stack) -> None:
+    finished, open_, cancelled = (Content(100 * KIB, seed=seed) for seed in range(3))
+    await stack.upload(finished)
+    await stack.open(open_)
+    await stack.open(cancelled)
+    await stack.client.delete(f"/files/{cancelled.md5}")
+    md5s = [finished.md5, open_.md5.upper(), cancelled.md5, "0" * 32, finished.md5]
+    response = await stack.client.post("/files/status", json={"md5s": md5s})
+    assert response.status_code == 200
+    assert response.json() == {
+        finished.md5: {"state": "complete"},
+        open_.md5: {"state": "uploading"},
+        cancelled.md5: {"state": "absent"},
+        "0" * 32: {"state": "absent"},
+    }
+    assert (await stack.client.post("/files/status", json={"md5s": []})).json() == {}
+    thousand = [f"{number:032x}" for number in range(1000)]
+    answer = (await stack.client.post("/files/status", json={"md5s": thousand})).json()
+    assert list(answer) == thousand

@@ -1,0 +1,673 @@
+"""The jobs, one batch at a time and in their loop; and recovery when any one part was killed and started again."""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text, update
+
+from tests.conftest import MakeStack
+from tests.support.clock import ManualClock
+from tests.support.content import KIB, Content
+from tests.support.faults import failing_call
+from tests.support.invariants import Account, Shape, check_pending, checked_accounts
+from tests.support.rows import NOW
+from tests.support.servers import PrivateMariaDB, PrivateRedis
+from tests.support.stack import Stack
+from tests.support.waiting import eventually
+from uploader.accounting.delay import DelayQueue
+from uploader.database import migrate, models, queries, transactions
+from uploader.database.engine import Database
+from uploader.domain.upload import File, Reason, Upload
+from uploader.errors import Unavailable
+from uploader.jobs.collector import Collector
+from uploader.jobs.expirer import Expirer
+from uploader.jobs.flusher import Flusher
+from uploader.jobs.merger import Merger
+from uploader.jobs.runner import Job, Runner
+from uploader.service.ids import new_id
+
+CONTENT = Content(5 * 64 * KIB - 100)
+CHUNK = CONTENT.chunk_size
+# Every chunk is due for the flusher at once.
+AT_ONCE = {"max_pending_bytes": 1}
+DAY = 86_400.0
+# The grace of an expirer is no longer than its expiry, which the clock of these tests knows nothing of.
+EXPIRY = 0.1
+# What makes the jobs quick.
+QUICK = {"quiet_interval_seconds": 0.05, "max_delay_seconds": 0.1, "claim_lease_seconds": 0.3}
+
+
+def flusher_of(stack: Stack) -> Flusher:
+    return Flusher(stack.services.pending.flush_queues[0], stack.services.flushing)
+
+
+def merger_of(stack: Stack) -> Merger:
+    return Merger(stack.services.pending.merge_queues[0], stack.services.merging)
+
+
+def collector_of(stack: Stack, closed_retention_seconds: float = 30 * DAY) -> Collector:
+    services = stack.services
+    return Collector(
+        services.files, services.database, services.clock, closed_retention_seconds=closed_retention_seconds
+    )
+
+
+async def expirer_of(stack: Stack) -> Expirer:
+    """An expirer that is past its grace."""
+    services = stack.services
+    expirer = Expirer(services.database, services.closers, services.clock, expiry_seconds=EXPIRY)
+    await asyncio.sleep(EXPIRY)
+    return expirer
+
+
+async def account_of(stack: Stack, user_id: str = "alice") -> Account:
+    """The checked account of a user; Redis is checked as well."""
+    async with stack.services.database.engine.connect() as connection:
+        rows = (await connection.execute(models.upload.select())).mappings().all()
+    shapes = {row["id"]: Shape(row["size"], row["chunk_size"]) for row in rows}
+    await check_pending(stack.services.redis, shapes)
+    return (await checked_accounts(stack.services.database))[user_id]
+
+
+async def upload_of(stack: Stack, content: Content = CONTENT, user_id: str = "alice") -> Upload:
+    """The open upload of a user."""
+    upload = await stack.services.database.read(
+        lambda connection: queries.open_upload_by_md5(connection, user_id, content.md5)
+    )
+    assert upload is not None
+    return upload
+
+
+async def open_with_chunks(stack: Stack, *numbers: int, content: Content = CONTENT) -> Upload:
+    await stack.open(content)
+    for number in numbers:
+        assert (await stack.put(content, number)).status_code == 200
+    return await upload_of(stack, content)
+
+
+async def settle_without_merge(stack: Stack, content: Content = CONTENT) -> Upload:
+    """All chunks are here, and the worker that was to merge them ended: a stopping storage leaves the merge undone."""
+    upload = await open_with_chunks(stack, *range(content.chunk_count - 1), content=content)
+    stack.services.storage.stop()
+    assert (await stack.put(content, content.chunk_count - 1)).status_code == 503
+    return upload
+
+
+async def wait_until_due(queue: DelayQueue) -> None:
+    delay = await queue.next_due()
+    assert delay is not None
+    await asyncio.sleep(delay)
+
+
+async def assert_merged(stack: Stack, content: Content = CONTENT) -> None:
+    """The file is there, whole, and nothing is left of its upload."""
+    answer = (await stack.client.get(f"/files/{content.md5}")).json()
+    assert answer["state"] == "complete"
+    assert (await stack.client.get(f"/me/files/{answer['file']['id']}/content")).content == content.data
+    assert await account_of(stack) == Account(finished=content.size)
+    assert await stack.services.pending.merge_queues[0].next_due() is None
+    assert [path.parts[-4] for path in stack.bytes_on_disk()] == ["blobs"]
+
+
+@pytest.fixture
+def own_mariadb(tmp_path: Path) -> Iterator[PrivateMariaDB]:
+    """A MariaDB that the test may kill."""
+    server = PrivateMariaDB(tmp_path / "own-mariadb").start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def own_mariadb_url(own_mariadb: PrivateMariaDB) -> str:
+    """A migrated database on it."""
+    server = Database(own_mariadb.url("mysql"))
+    async with server.engine.connect() as connection:
+        await connection.execute(text("CREATE DATABASE uploader"))
+    await server.close()
+    database = Database(own_mariadb.url("uploader"))
+    await migrate.upgrade(database)
+    await database.close()
+    return own_mariadb.url("uploader")
+
+
+# The flusher
+
+
+async def test_the_flusher_accounts_exactly_what_was_acknowledged(make_stack_on: MakeStack) -> None:
+    async with make_stack_on(**AT_ONCE) as stack:
+        await open_with_chunks(stack, 1, 4)
+        await flusher_of(stack).run_once()
+        assert await account_of(stack) == Account(unfinished=2 * CHUNK - 100, reserved=CONTENT.size)
+        assert await stack.services.pending.flush_queues[0].next_due() is None
+
+
+async def test_the_flusher_leaves_alone_what_is_not_due_and_sleeps_no_longer_than_until_then(
+    make_stack: MakeStack,
+) -> None:
+    async with make_stack(quiet_interval_seconds=0.5) as stack:
+        await open_with_chunks(stack, 0)
+        delay = await flusher_of(stack).run_once()
+        assert 0 < delay <= 0.5
+        assert await account_of(stack) == Account(reserved=CONTENT.size)
+
+
+async def test_the_flusher_sleeps_at_most_a_second_without_work(stack: Stack) -> None:
+    assert await flusher_of(stack).run_once() == 1.0
+
+
+async def test_several_flushers_at_once_account_everything_once(make_stack_on: MakeStack) -> None:
+    async with make_stack_on(**AT_ONCE) as stack:
+        for seed in range(5):
+            await open_with_chunks(stack, 0, 1, content=Content(CONTENT.size, seed=seed))
+        await asyncio.gather(*(flusher_of(stack).run_once() for _ in range(4)))
+        assert await account_of(stack) == Account(unfinished=10 * CHUNK, reserved=5 * CONTENT.size)
+
+
+async def test_a_flusher_that_died_before_its_ack_is_followed_by_one_that_repeats_it(make_stack: MakeStack) -> None:
+    async with make_stack(**AT_ONCE, claim_lease_seconds=0.1) as stack:
+        await open_with_chunks(stack, 0)
+        queue = stack.services.pending.flush_queues[0]
+        [claim] = await queue.claim()
+        received = transactions.Received(claim.upload_id, claim.generation, claim.received)
+        await stack.services.database.transact(
+            lambda connection: transactions.flush(connection, [received], stack.services.clock.now())
+        )
+        assert await account_of(stack) == Account(unfinished=CHUNK, reserved=CONTENT.size)
+        await wait_until_due(queue)
+        await flusher_of(stack).run_once()
+        assert await account_of(stack) == Account(unfinished=CHUNK, reserved=CONTENT.size)
+        assert await queue.next_due() is None
+
+
+async def test_one_failing_row_holds_up_no_other_of_its_batch(
+    make_stack_on: MakeStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = [Content(CONTENT.size, seed=seed) for seed in range(1, 5)]
+    async with make_stack_on(**AT_ONCE, claim_lease_seconds=0.1) as stack:
+        bob = await stack.client_of("bob")
+        await stack.open(CONTENT, bob)
+        await stack.put(CONTENT, 0, bob)
+        bad = await upload_of(stack, user_id="bob")
+        for content in good:
+            await open_with_chunks(stack, 0, content=content)
+
+        async def write_figures(generation: int, flushed_bytes: int) -> None:
+            row = update(models.upload).where(models.upload.c.id == bad.id)
+            async with stack.services.database.engine.begin() as connection:
+                await connection.execute(row.values(flushed_generation=generation, flushed_bytes=flushed_bytes))
+
+        # By these figures bytes are to be taken back that the account does not have: the check of the table refuses.
+        await write_figures(generation=-1, flushed_bytes=CONTENT.size)
+        with caplog.at_level(logging.ERROR):
+            await flusher_of(stack).run_once()
+        assert [record.upload_id for record in caplog.records] == [bad.id]  # type: ignore[attr-defined]
+        await write_figures(generation=0, flushed_bytes=0)
+        assert await account_of(stack) == Account(unfinished=4 * CHUNK, reserved=4 * CONTENT.size)
+        assert await account_of(stack, "bob") == Account(reserved=CONTENT.size)
+        # It was neither acknowledged nor forgotten, so it is written once it can be.
+        await wait_until_due(stack.services.pending.flush_queues[0])
+        await flusher_of(stack).run_once()
+        assert await account_of(stack, "bob") == Account(unfinished=CHUNK, reserved=CONTENT.size)
+
+
+# The merger
+
+
+async def test_a_merge_whose_server_stopped_is_taken_up_after_its_lease(make_stack_on: MakeStack) -> None:
+    async with make_stack_on(claim_lease_seconds=0.3) as stack:
+        await settle_without_merge(stack)
+    async with make_stack_on() as stack:
+        assert (await account_of(stack)).reserved == CONTENT.size
+        await wait_until_due(stack.services.pending.merge_queues[0])
+        assert await merger_of(stack).run_once() == 0
+        await assert_merged(stack)
+        assert await merger_of(stack).run_once() == 1.0
+
+
+async def test_a_merge_whose_claimant_died_is_claimed_by_another_after_the_lease(make_stack: MakeStack) -> None:
+    async with make_stack(claim_lease_seconds=0.2) as stack:
+        await settle_without_merge(stack)
+    async with make_stack(claim_lease_seconds=0.2) as stack:
+        queue = stack.services.pending.merge_queues[0]
+        await wait_until_due(queue)
+        assert len(await queue.claim()) == 1  # and then it is never heard of again
+        await wait_until_due(queue)
+        await merger_of(stack).run_once()
+        await assert_merged(stack)
+
+
+async def test_several_mergers_at_once_make_one_file(make_stack: MakeStack) -> None:
+    async with make_stack(claim_lease_seconds=0.1) as stack:
+        await settle_without_merge(stack)
+    async with make_stack() as stack:
+        await wait_until_due(stack.services.pending.merge_queues[0])
+        await asyncio.gather(*(merger_of(stack).run_once() for _ in range(3)))
+        await assert_merged(stack)
+
+
+async def test_a_merge_that_the_disk_refuses_is_tried_again(
+    make_stack: MakeStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with make_stack(claim_lease_seconds=0.2) as stack:
+        await settle_without_merge(stack)
+    async with make_stack(claim_lease_seconds=0.2) as stack:
+        queue = stack.services.pending.merge_queues[0]
+        await wait_until_due(queue)
+        with failing_call("link") as fault, caplog.at_level(logging.CRITICAL):
+            await merger_of(stack).run_once()
+        assert fault.hits == 1
+        assert await account_of(stack) == Account(reserved=CONTENT.size)
+        await wait_until_due(queue)
+        await merger_of(stack).run_once()
+        await assert_merged(stack)
+
+
+async def test_the_merger_refuses_wrong_bytes_and_gives_everything_back(make_stack: MakeStack) -> None:
+    async with make_stack(claim_lease_seconds=0.1) as stack:
+        upload = await settle_without_merge(stack)
+        [data] = (stack.data / "temp").rglob(f"{upload.id}/data")
+        data.write_bytes(bytes(CONTENT.size))
+    async with make_stack() as stack:
+        await wait_until_due(stack.services.pending.merge_queues[0])
+        await merger_of(stack).run_once()
+        assert await account_of(stack) == Account()
+        assert stack.bytes_on_disk() == []
+        response = await stack.client.get(f"/files/{CONTENT.md5}")
+        assert (response.status_code, response.json()["reason"]) == (410, "md5-mismatch")
+
+
+# What a crash leaves between the commit and what follows it
+
+
+@pytest.mark.parametrize("pending", [True, False])
+async def test_a_cancel_that_died_after_its_commit_is_tidied_by_the_flusher(
+    make_stack_on: MakeStack, pending: bool
+) -> None:
+    async with make_stack_on(**AT_ONCE, claim_lease_seconds=0.1) as stack:
+        upload = await open_with_chunks(stack, 0)
+        if not pending:
+            await flusher_of(stack).run_once()
+        await stack.services.closers.announce(upload)
+        await stack.services.database.transact(
+            lambda connection: transactions.close_upload(connection, upload.id, Reason.CANCELLED, NOW)
+        )
+        assert stack.bytes_on_disk() != []
+        await wait_until_due(stack.services.pending.flush_queues[0])
+        await flusher_of(stack).run_once()
+        assert stack.bytes_on_disk() == []
+        assert await account_of(stack) == Account()
+        assert await stack.services.pending.flush_queues[0].next_due() is None
+
+
+async def test_a_merge_that_died_after_its_commit_is_tidied_by_the_merger(make_stack_on: MakeStack) -> None:
+    async with make_stack_on(claim_lease_seconds=0.1) as stack:
+        upload = await settle_without_merge(stack)
+    async with make_stack_on() as stack:
+        services, file_id = stack.services, new_id()
+
+        async def commit() -> File:
+            async with services.storage.closing(upload) as closer:
+                return await services.database.transact(
+                    lambda connection: transactions.merge(
+                        connection,
+                        upload_id=upload.id,
+                        file_id=file_id,
+                        md5=CONTENT.md5,
+                        sha256=CONTENT.sha256,
+                        place_blob=lambda keep: closer.place_blob(CONTENT.sha256, keep_existing=keep),
+                        now=services.clock.now(),
+                    )
+                )
+
+        file = await commit()
+        assert file.id == file_id
+        assert len(stack.bytes_on_disk()) > 1
+        await wait_until_due(services.pending.merge_queues[0])
+        await merger_of(stack).run_once()
+        await assert_merged(stack)
+
+
+async def test_a_commit_that_died_before_its_blob_was_placed_left_nothing_and_is_repeated(
+    make_stack: MakeStack,
+) -> None:
+    async with make_stack(claim_lease_seconds=0.1) as stack:
+        upload = await settle_without_merge(stack)
+    async with make_stack() as stack:
+        async with stack.services.storage.closing(upload) as closer:
+            await closer.place_blob(CONTENT.sha256, keep_existing=False)
+        await wait_until_due(stack.services.pending.merge_queues[0])
+        await merger_of(stack).run_once()
+        await assert_merged(stack)
+
+
+async def test_a_deletion_that_died_after_its_commit_is_ended_by_the_collector(make_stack_on: MakeStack) -> None:
+    async with make_stack_on() as stack:
+        file_id = (await stack.upload(CONTENT)).json()["file"]["id"]
+        file = await stack.services.files.get("alice", file_id)
+        assert await stack.services.database.transact(lambda connection: transactions.delete_file(connection, file))
+        assert len(stack.bytes_on_disk()) == 1
+        await collector_of(stack).run_once()
+        assert stack.bytes_on_disk() == []
+        assert await account_of(stack) == Account()
+
+
+# The collector
+
+
+async def test_the_collector_leaves_what_is_in_use(stack: Stack) -> None:
+    await stack.upload(CONTENT)
+    await collector_of(stack).run_once()
+    assert [path.name for path in stack.bytes_on_disk()] == [CONTENT.sha256]
+
+
+async def test_the_collector_forgets_uploads_that_were_closed_long_ago(
+    make_stack: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack(clock=clock) as stack:
+        await stack.open(CONTENT)
+        is_open = Content(CONTENT.size, seed=1)
+        await stack.open(is_open)
+        await stack.client.delete(f"/files/{CONTENT.md5}")
+        for days, rows in ((29, 2), (2, 1)):
+            clock.advance(days * DAY)
+            await collector_of(stack).run_once()
+            async with stack.services.database.engine.connect() as connection:
+                assert len((await connection.execute(models.upload.select())).all()) == rows
+        assert (await upload_of(stack, is_open)).md5 == is_open.md5
+
+
+# The expirer
+
+
+async def test_an_idle_upload_expires_and_gives_everything_back(make_stack_on: MakeStack, clock: ManualClock) -> None:
+    async with make_stack_on(**AT_ONCE, clock=clock) as stack:
+        await open_with_chunks(stack, 0)
+        await flusher_of(stack).run_once()
+        expirer = await expirer_of(stack)
+        await expirer.run_once()
+        assert await account_of(stack) == Account(unfinished=CHUNK, reserved=CONTENT.size)
+        clock.advance(DAY)
+        await expirer.run_once()
+        assert await account_of(stack) == Account()
+        assert stack.bytes_on_disk() == []
+        response = await stack.put(CONTENT, 1)
+        assert (response.status_code, response.json()["reason"]) == (410, "expired")
+
+
+async def test_after_its_start_the_expirer_gives_clients_time_to_come_back(
+    make_stack: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack(clock=clock) as stack:
+        await stack.open(CONTENT)
+        clock.advance(8 * DAY)
+        services = stack.services
+        await Expirer(services.database, services.closers, services.clock, expiry_seconds=7 * DAY).run_once()
+        assert await account_of(stack) == Account(reserved=CONTENT.size)
+
+
+async def test_an_upload_that_received_a_chunk_lately_does_not_expire_though_its_row_is_old(
+    make_stack: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack(clock=clock) as stack:
+        clock.advance(-DAY)
+        await stack.open(CONTENT)
+        clock.advance(DAY)
+        await stack.put(CONTENT, 0)
+        assert (await upload_of(stack)).updated_at == clock.now() - timedelta(days=1)
+        await (await expirer_of(stack)).run_once()
+        assert (await stack.put(CONTENT, 1)).status_code == 200
+        assert await account_of(stack) == Account(reserved=CONTENT.size)
+
+
+async def test_many_uploads_expire_in_one_round_and_one_that_is_lost_gives_back_as_well(
+    make_stack: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack(clock=clock) as stack:
+        for seed in range(3):
+            await stack.open(Content(CONTENT.size, seed=seed))
+        shutil.rmtree(stack.data / (await upload_of(stack, Content(CONTENT.size, seed=1))).temp_path)
+        clock.advance(DAY)
+        await (await expirer_of(stack)).run_once()
+        assert await account_of(stack) == Account()
+        assert stack.bytes_on_disk() == []
+
+
+async def test_an_upload_that_is_complete_is_merged_and_does_not_expire(
+    make_stack: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack(clock=clock) as stack:
+        await settle_without_merge(stack)
+        await stack.services.redis.flushall()
+    async with make_stack(clock=clock) as stack:
+        clock.advance(DAY)
+        await (await expirer_of(stack)).run_once()
+        assert (await account_of(stack)).reserved == CONTENT.size
+        await merger_of(stack).run_once()
+        await assert_merged(stack)
+
+
+# One part is killed and started again, with the jobs in their loop
+
+
+@pytest.fixture(params=["with its append-only file", "with nothing"])
+def mortal_redis(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PrivateRedis]:
+    """A Redis that comes back from a kill with what it had, or empty."""
+    server = PrivateRedis(tmp_path / "mortal", append_only="file" in request.param).start()
+    yield server
+    server.stop()
+
+
+async def test_redis_is_killed_and_started_in_the_middle_of_an_upload(
+    make_stack_on: MakeStack, mortal_redis: PrivateRedis
+) -> None:
+    async with make_stack_on(redis_url=mortal_redis.url, jobs=True, **QUICK) as stack:
+        await open_with_chunks(stack, 0, 1)
+        mortal_redis.kill()
+        assert (await stack.put(CONTENT, 2)).status_code == 503
+        mortal_redis.start()
+        again = await stack.put(CONTENT, 2)
+        assert (again.status_code, again.json()["received_bytes"]) == (200, 3 * CHUNK)
+
+        async def accounted() -> bool:
+            return await account_of(stack) == Account(unfinished=3 * CHUNK, reserved=CONTENT.size)
+
+        await eventually(accounted)
+        await stack.put(CONTENT, 3)
+        assert (await stack.put(CONTENT, 4)).status_code == 201
+        await assert_merged(stack)
+
+
+async def test_asking_after_a_loss_of_redis_brings_what_is_pending_back(make_stack: MakeStack) -> None:
+    async with make_stack(jobs=True, **QUICK) as stack:
+        upload = await open_with_chunks(stack)
+        await stack.services.redis.flushall()
+        held = await stack.services.storage.hold_chunk(upload, 0, _Whole(CONTENT.chunk(0)))
+        held.release()  # a chunk on disk that Redis was never told of
+        assert (await stack.client.get(f"/files/{CONTENT.md5}")).json()["upload"]["received_bytes"] == CHUNK
+
+        async def accounted() -> bool:
+            return await account_of(stack) == Account(unfinished=CHUNK, reserved=CONTENT.size)
+
+        await eventually(accounted)
+
+
+class _Whole:
+    """A chunk as the storage takes it."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self.length = len(content)
+
+    def pieces(self) -> Iterator[memoryview]:
+        yield memoryview(self._content)
+
+
+async def test_the_database_is_killed_and_started_in_the_middle_of_an_upload(
+    make_stack: MakeStack, own_mariadb: PrivateMariaDB, own_mariadb_url: str
+) -> None:
+    async with make_stack(database_url=own_mariadb_url, jobs=True, **QUICK) as stack:
+        await open_with_chunks(stack, 0)
+        own_mariadb.kill()
+        for number in (1, 2, 3):
+            acknowledged = await stack.put(CONTENT, number)
+            assert (acknowledged.status_code, acknowledged.json()["received_bytes"]) == (200, (number + 1) * CHUNK)
+        assert (await stack.put(CONTENT, 4)).status_code == 503
+        own_mariadb.start()
+
+        async def merged() -> bool:
+            answer = await stack.client.get(f"/files/{CONTENT.md5}")
+            return answer.status_code == 200 and answer.json()["state"] == "complete"
+
+        await eventually(merged, seconds=30)
+        await assert_merged(stack)
+
+
+async def test_the_server_ends_and_another_goes_on_in_the_middle_of_an_upload(make_stack_on: MakeStack) -> None:
+    async with make_stack_on(**QUICK) as stack:
+        await open_with_chunks(stack, 0, 3)
+    async with make_stack_on(jobs=True, **QUICK) as stack:
+
+        async def accounted() -> bool:
+            return await account_of(stack) == Account(unfinished=2 * CHUNK, reserved=CONTENT.size)
+
+        await eventually(accounted)
+        resumed = (await stack.open(CONTENT)).json()["upload"]
+        assert resumed["missing"] == [[1, 2], [4, 4]]
+        for number in (1, 2, 4):
+            last = await stack.put(CONTENT, number)
+        assert last.status_code == 201
+        await assert_merged(stack)
+
+
+async def test_the_jobs_merge_what_nobody_waits_for(make_stack: MakeStack) -> None:
+    async with make_stack(**QUICK) as stack:
+        await settle_without_merge(stack)
+    async with make_stack(jobs=True, **QUICK) as stack:
+
+        async def merged() -> bool:
+            return (await stack.usage("alice"))["finished"] == CONTENT.size
+
+        await eventually(merged)
+        await assert_merged(stack)
+
+
+# The loop
+
+
+class Watched(Runner):
+    """A runner that takes down how long it would sleep instead of sleeping, and stops after `rounds`."""
+
+    def __init__(self, jobs: list[Job], rounds: int) -> None:
+        super().__init__(jobs)
+        self.delays: list[float] = []
+        self._rounds = rounds
+
+    async def _sleep(self, delay_seconds: float) -> None:
+        self.delays.append(delay_seconds)
+        if len(self.delays) >= self._rounds:
+            self._stopping.set()
+
+
+async def finished(runner: Runner) -> None:
+    runner.start()
+    async with asyncio.timeout(10):
+        await asyncio.wait(runner._tasks)
+
+
+async def test_a_job_sleeps_about_as_long_as_it_says() -> None:
+    async def run_once() -> float:
+        return 10.0
+
+    runner = Watched([Job("steady", run_once)], rounds=20)
+    await finished(runner)
+    assert all(9.0 <= delay <= 10.0 for delay in runner.delays)
+    assert len(set(runner.delays)) > 1, "workers spread out"
+
+
+async def test_a_job_that_fails_backs_off_says_so_once_and_recovers(caplog: pytest.LogCaptureFixture) -> None:
+    results: Iterator[Exception | float] = iter([*[Unavailable("Redis is away.")] * 12, 1.0, ValueError("a bug"), 1.0])
+
+    async def run_once() -> float:
+        result = next(results)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    runner = Watched([Job("unlucky", run_once)], rounds=15)
+    with caplog.at_level(logging.INFO):
+        await finished(runner)
+    backing_off = runner.delays[:12]
+    assert 0 < backing_off[0] <= 0.2
+    assert all(2.5 <= delay <= 5.0 for delay in backing_off[6:])
+    assert 0 < runner.delays[13] <= 0.2, "after a success it begins anew"
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("WARNING", "job waits for what it needs"),
+        ("INFO", "job works again"),
+        ("ERROR", "job failed, and is tried again"),
+        ("INFO", "job works again"),
+    ]
+
+
+async def test_a_failing_job_does_not_hold_up_another() -> None:
+    runs = 0
+
+    async def fail() -> float:
+        raise Unavailable("away")
+
+    async def work() -> float:
+        nonlocal runs
+        runs += 1
+        return 0.0
+
+    async def worked() -> bool:
+        return runs > 10
+
+    runner = Runner([Job("failing", fail), Job("working", work)])
+    runner.start()
+    await eventually(worked)
+    await runner.stop()
+
+
+@pytest.fixture
+async def started() -> AsyncIterator[asyncio.Event]:
+    yield asyncio.Event()
+
+
+async def test_stopping_lets_a_job_end_what_it_does(started: asyncio.Event) -> None:
+    ended = []
+
+    async def run_once() -> float:
+        started.set()
+        await asyncio.sleep(0.05)
+        ended.append(True)
+        return 0.0
+
+    runner = Runner([Job("busy", run_once)])
+    runner.start()
+    await started.wait()
+    await runner.stop()
+    count = len(ended)
+    assert count >= 1
+    await asyncio.sleep(0.1)
+    assert len(ended) == count, "nothing goes on after the stop"
+
+
+async def test_stopping_wakes_a_job_that_sleeps(started: asyncio.Event) -> None:
+    async def run_once() -> float:
+        started.set()
+        return 3600.0
+
+    runner = Runner([Job("asleep", run_once)])
+    runner.start()
+    await started.wait()
+    async with asyncio.timeout(10):
+        await runner.stop()
+
+
+async def test_a_runner_that_was_never_started_stops() -> None:
+    await Runner([]).stop()

@@ -1,0 +1,786 @@
+"""LocalStorage on a real directory: the layout, the locks, the order of effects, and faults at every system call."""
+
+import asyncio
+import errno
+import os
+import shutil
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+
+from tests.conftest import MakeStack
+from tests.support.content import KIB, Content
+from tests.support.faults import failing_call, open_files_under, paused_call, short_writes
+from tests.support.rows import upload_row
+from uploader.database import queries
+from uploader.domain.upload import Upload
+from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable, UploaderError
+from uploader.storage import chunkmap, local
+from uploader.storage.base import Busy, Digests, Gone, Stopping
+from uploader.storage.local import LocalStorage
+from uploader.storage.locks import try_lock, try_lock_shared, unlock
+
+CONTENT = Content(8 * 64 * KIB + 1000)
+OTHER = Content(CONTENT.size, seed=1)
+LAST = CONTENT.chunk_count - 1
+
+
+class InPieces:
+    """A body that comes in two pieces."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @property
+    def length(self) -> int:
+        return len(self._data)
+
+    def pieces(self) -> Iterator[memoryview]:
+        middle = self.length // 2
+        yield memoryview(self._data)[:middle]
+        yield memoryview(self._data)[middle:]
+
+
+@pytest.fixture
+async def storage(tmp_path: Path) -> AsyncIterator[LocalStorage]:
+    made = LocalStorage(tmp_path, durable=True)
+    await made.prepare()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def quick(tmp_path: Path) -> AsyncIterator[LocalStorage]:
+    """As `storage`, but what it acknowledges need not survive a power cut."""
+    made = LocalStorage(tmp_path, durable=False)
+    await made.prepare()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def upload(storage: LocalStorage) -> Upload:
+    """An upload that was opened and has no chunks yet."""
+    return await a_new_upload(storage)
+
+
+@pytest.fixture
+async def full(storage: LocalStorage, upload: Upload) -> Upload:
+    """An upload of which every chunk is there."""
+    await put_all(storage, upload)
+    return upload
+
+
+async def a_new_upload(storage: LocalStorage) -> Upload:
+    made = upload_row(size=CONTENT.size)
+    await storage.create(made)
+    return made
+
+
+async def put(storage: LocalStorage, upload: Upload, number: int, content: Content = CONTENT) -> None:
+    (await storage.hold_chunk(upload, number, InPieces(content.chunk(number)))).release()
+
+
+async def put_all(storage: LocalStorage, upload: Upload, content: Content = CONTENT) -> None:
+    for number in range(content.chunk_count):
+        await put(storage, upload, number, content)
+
+
+async def present(storage: LocalStorage, upload: Upload) -> list[int]:
+    """The chunks that are on the map."""
+    return [number for number, there in enumerate((await storage.read_map(upload)).present) if there]
+
+
+async def waits(task: "asyncio.Task[Any]") -> bool:
+    """Whether a task is still waiting after a while."""
+    await asyncio.wait({task}, timeout=0.03)
+    return not task.done()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def place_blob(storage: LocalStorage, upload: Upload, *, keep_existing: bool = False) -> Awaitable[None]:
+    async def placed() -> None:
+        async with storage.closing(upload) as closer:
+            await closer.place_blob(CONTENT.sha256, keep_existing=keep_existing)
+
+    return placed()
+
+
+@contextmanager
+def recorded_calls(*names: str) -> Iterator[list[tuple[str, str]]]:
+    """The uses of functions of `os`, in order, each with the name of the file that it was about."""
+    calls: list[tuple[str, str]] = []
+    real = {name: getattr(os, name) for name in names}
+
+    def recorder(name: str) -> Callable[..., object]:
+        def call(target: int | Path, *arguments: object) -> object:
+            path = Path(f"/proc/self/fd/{target}").readlink() if isinstance(target, int) else target
+            calls.append((name, path.name))
+            return real[name](target, *arguments)
+
+        return call
+
+    for name in names:
+        setattr(os, name, recorder(name))
+    try:
+        yield calls
+    finally:
+        for name in names:
+            setattr(os, name, real[name])
+
+
+# Setting up and opening
+
+
+async def test_an_installation_and_an_upload_have_the_layout_of_the_design(
+    storage: LocalStorage, tmp_path: Path, upload: Upload
+) -> None:
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
+    directory = f"temp/2030/01/{upload.id}"
+    assert found == {
+        *("temp", "blobs", "spool", "temp/2030", "temp/2030/01", directory),
+        *(f"{directory}/data", f"{directory}/map", f"{directory}/digest"),
+    }
+    for name in found:
+        status = (tmp_path / name).stat()
+        assert status.st_mode & 0o777 == (0o700 if stat.S_ISDIR(status.st_mode) else 0o600)
+    digest = CONTENT.sha256
+    assert storage.blob_path(digest) == tmp_path / "blobs" / digest[:2] / digest[2:4] / digest
+
+
+async def test_a_new_upload_takes_no_room_and_has_an_empty_map(
+    storage: LocalStorage, tmp_path: Path, upload: Upload
+) -> None:
+    data = (tmp_path / upload.temp_path / "data").stat()
+    assert (data.st_size, data.st_blocks) == (CONTENT.size, 0)
+    chunk_map = await storage.read_map(upload)
+    assert (chunk_map.size, chunk_map.chunk_size) == (CONTENT.size, CONTENT.chunk_size)
+    assert chunk_map.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert list(chunk_map.present) == [0] * CONTENT.chunk_count
+
+
+async def test_an_upload_of_nothing_is_complete_at_once(storage: LocalStorage) -> None:
+    empty = upload_row(size=0)
+    await storage.create(empty)
+    assert (await storage.read_map(empty)).complete
+
+
+async def test_preparing_twice_changes_nothing(storage: LocalStorage, full: Upload) -> None:
+    await storage.prepare()
+    assert (await storage.read_map(full)).complete
+
+
+async def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    unfit = LocalStorage(tmp_path / "file", durable=True)
+    with pytest.raises(ConfigurationError, match="UPLOADER_DATA"):
+        await unfit.prepare()
+    unfit.close()
+
+
+async def test_the_bytes_of_an_upload_are_never_made_twice(storage: LocalStorage, full: Upload) -> None:
+    with pytest.raises(StorageFailed):
+        await storage.create(full)
+    assert (await storage.read_map(full)).complete
+
+
+@pytest.mark.parametrize("name", ["mkdir", "open", "pwrite", "ftruncate", "fsync"])
+@pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, StorageFull), (errno.EIO, StorageFailed)])
+async def test_an_opening_that_fails_at_any_call_leaves_nothing(
+    storage: LocalStorage, tmp_path: Path, name: str, number: int, error: type[UploaderError]
+) -> None:
+    for at in count(1):
+        refused = upload_row(size=CONTENT.size)
+        with failing_call(name, number, at=at) as fault, suppress(error):
+            await storage.create(refused)
+        if not fault.hits:
+            break
+        assert not (tmp_path / refused.temp_path).exists()
+        assert open_files_under(tmp_path) == []
+    assert at > 1
+    assert await present(storage, refused) == [], "without a fault it succeeds"
+
+
+async def test_an_opening_is_durable_before_it_returns(storage: LocalStorage) -> None:
+    opened = upload_row(size=CONTENT.size)
+    with recorded_calls("fsync") as calls:
+        await storage.create(opened)
+    synced = [name for _, name in calls]
+    assert synced[-5:] == ["data", "digest", "map", opened.id, "01"]
+    assert synced[:-5] == ["temp", "2030"], "the entries of the new month, too"
+
+
+# Writers
+
+
+@pytest.mark.parametrize("number", [0, 3, LAST])
+async def test_a_chunk_is_written_to_its_place_and_recorded_with_its_checksum(
+    storage: LocalStorage, tmp_path: Path, upload: Upload, number: int
+) -> None:
+    await put(storage, upload, number)
+    data = (tmp_path / upload.temp_path / "data").read_bytes()
+    start = number * CONTENT.chunk_size
+    assert data[start : start + CONTENT.chunk_size] == CONTENT.chunk(number)
+    assert data.count(0) >= CONTENT.size - CONTENT.chunk_size, "nothing else was written"
+    assert len(data) == CONTENT.size
+    record = (tmp_path / upload.temp_path / "map").read_bytes()[chunkmap.record_offset(number) :][:8]
+    assert record == chunkmap.pack_record(crc32(CONTENT.chunk(number)))
+    assert await present(storage, upload) == [number]
+    assert open_files_under(tmp_path) == []
+
+
+async def test_all_chunks_together_are_the_content(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
+    assert (await storage.read_map(full)).complete
+    assert (tmp_path / full.temp_path / "data").read_bytes() == CONTENT.data
+
+
+async def test_a_chunk_on_the_map_is_never_written_again(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
+    with recorded_calls("pwrite", "fdatasync") as calls:
+        await put(storage, full, 2, OTHER)
+    assert calls == []
+    assert (tmp_path / full.temp_path / "data").read_bytes() == CONTENT.data
+
+
+async def test_without_a_body_a_chunk_has_to_be_there(storage: LocalStorage, tmp_path: Path, upload: Upload) -> None:
+    await put(storage, upload, 1)
+    (await storage.hold_chunk(upload, 1, None)).release()
+    with pytest.raises(Gone):
+        await storage.hold_chunk(upload, 0, None)
+    assert open_files_under(tmp_path) == []
+
+
+async def test_of_two_writers_of_one_chunk_the_second_waits_and_writes_nothing(
+    storage: LocalStorage, tmp_path: Path, upload: Upload
+) -> None:
+    held = await storage.hold_chunk(upload, 0, InPieces(CONTENT.chunk(0)))
+    second = asyncio.create_task(storage.hold_chunk(upload, 0, InPieces(OTHER.chunk(0))))
+    assert await waits(second)
+    held.release()
+    (await second).release()
+    assert (tmp_path / upload.temp_path / "data").read_bytes()[: CONTENT.chunk_size] == CONTENT.chunk(0)
+
+
+async def test_a_writer_that_waited_for_one_that_failed_writes_its_own(
+    storage: LocalStorage, tmp_path: Path, upload: Upload
+) -> None:
+    with failing_call("fdatasync"), paused_call("fdatasync") as pause:
+        first = asyncio.create_task(put(storage, upload, 0, OTHER))
+        assert await asyncio.to_thread(pause.reached.wait, 10)
+        second = asyncio.create_task(put(storage, upload, 0))
+        assert await waits(second)
+        pause.go_on.set()
+        with pytest.raises(StorageFailed):
+            await first
+        await second
+    assert await present(storage, upload) == [0]
+    assert (tmp_path / upload.temp_path / "data").read_bytes()[: CONTENT.chunk_size] == CONTENT.chunk(0)
+
+
+async def test_writers_of_other_chunks_do_not_wait(storage: LocalStorage, upload: Upload) -> None:
+    held = [await storage.hold_chunk(upload, number, InPieces(CONTENT.chunk(number))) for number in range(LAST + 1)]
+    assert (await storage.read_map(upload)).complete
+    for chunk in held:
+        chunk.release()
+
+
+async def test_many_writers_of_all_chunks_at_once_leave_the_content(
+    storage: LocalStorage, tmp_path: Path, upload: Upload
+) -> None:
+    await asyncio.gather(*(put(storage, upload, number) for number in [*range(LAST + 1)] * 4))
+    assert (tmp_path / upload.temp_path / "data").read_bytes() == CONTENT.data
+    assert open_files_under(tmp_path) == []
+
+
+async def test_a_writer_whose_upload_is_unlinked_between_its_look_and_its_lock_finds_it_gone(
+    storage: LocalStorage, tmp_path: Path, full: Upload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlink_and_lock(descriptor: int, start: int, length: int) -> bool:
+        (tmp_path / full.temp_path / "map").unlink(missing_ok=True)
+        return try_lock_shared(descriptor, start, length)
+
+    monkeypatch.setattr(local, "try_lock_shared", unlink_and_lock)
+    with pytest.raises(Gone):
+        await put(storage, full, 0)
+    assert open_files_under(tmp_path) == []
+
+
+async def test_a_writer_that_waits_too_long_gives_up(
+    storage: LocalStorage, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = await storage.hold_chunk(upload, 0, InPieces(CONTENT.chunk(0)))
+    monkeypatch.setattr(local, "_LOCK_TIMEOUT_SECONDS", 0.02)
+    with pytest.raises(Unavailable):
+        await put(storage, upload, 0)
+    with pytest.raises(Unavailable):
+        await place_blob(storage, upload)
+    held.release()
+    assert open_files_under(tmp_path) == []
+
+
+async def test_a_write_tells_when_the_last_chunk_arrived(storage: LocalStorage, tmp_path: Path, upload: Upload) -> None:
+    os.utime(tmp_path / upload.temp_path / "map", (1000, 1000))
+    assert await storage.last_write(upload) == 1000
+    await put(storage, upload, 0)
+    written = await storage.last_write(upload)
+    assert written > 1000
+    await put(storage, upload, 0)
+    assert await storage.last_write(upload) == written, "a repeated chunk writes nothing"
+
+
+# The order of effects
+
+
+async def test_the_data_is_synced_before_the_map_says_so_and_the_map_before_the_answer(
+    storage: LocalStorage, upload: Upload
+) -> None:
+    with recorded_calls("pwrite", "fdatasync") as calls:
+        await put(storage, upload, 0)
+    assert calls == [
+        ("pwrite", "data"),
+        ("pwrite", "data"),
+        ("fdatasync", "data"),
+        ("pwrite", "map"),
+        ("fdatasync", "map"),
+    ]
+
+
+async def test_against_the_end_of_a_process_nothing_is_synced_until_the_merge(quick: LocalStorage) -> None:
+    upload = await a_new_upload(quick)
+    with recorded_calls("fdatasync", "fsync") as calls:
+        await put_all(quick, upload)
+    assert calls == []
+    with recorded_calls("fdatasync", "fsync") as calls:
+        await quick.digest(upload, lambda _: None)
+    assert calls == [("fsync", "data"), ("fsync", "digest")]
+
+
+async def test_a_merge_that_could_not_sync_the_data_never_believes_it_later(quick: LocalStorage) -> None:
+    upload = await a_new_upload(quick)
+    await put_all(quick, upload)
+    with failing_call("fsync", errno.EIO) as fault, pytest.raises(StorageFailed):
+        await quick.digest(upload, lambda _: None)
+    assert fault.hits == 1
+    for _ in range(2):
+        with pytest.raises(StorageFailed, match="cancel"):
+            await quick.digest(upload, lambda _: None)
+
+
+async def test_against_power_cuts_every_chunk_is_synced_twice(storage: LocalStorage, upload: Upload) -> None:
+    with recorded_calls("fdatasync") as calls:
+        await put_all(storage, upload)
+    assert len(calls) == 2 * CONTENT.chunk_count
+
+
+# Faults while writing
+
+
+@pytest.mark.parametrize("name", ["open", "pwrite", "fdatasync"])
+@pytest.mark.parametrize(
+    ("number", "error"), [(errno.ENOSPC, StorageFull), (errno.EDQUOT, StorageFull), (errno.EIO, StorageFailed)]
+)
+async def test_a_chunk_whose_write_fails_at_any_call_is_missing_and_can_be_sent_again(
+    storage: LocalStorage, tmp_path: Path, upload: Upload, name: str, number: int, error: type[UploaderError]
+) -> None:
+    for chunk in count():
+        with failing_call(name, number, at=chunk + 1) as fault, suppress(error):
+            await put(storage, upload, chunk)
+        if not fault.hits:
+            break
+        assert chunk not in await present(storage, upload)
+        assert open_files_under(tmp_path) == []
+    assert await present(storage, upload) == [chunk]
+    assert chunk >= 2, "the data and the map, at least"
+    await put_all(storage, upload)
+    assert (tmp_path / upload.temp_path / "data").read_bytes() == CONTENT.data
+
+
+@pytest.mark.parametrize("at", [1, 2])
+async def test_while_syncing_fails_no_chunk_is_ever_present(storage: LocalStorage, upload: Upload, at: int) -> None:
+    with failing_call("fdatasync", errno.EIO, at=at, times=None):
+        for _ in range(3):
+            with pytest.raises(StorageFailed):
+                await put(storage, upload, 0)
+            assert await present(storage, upload) == []
+
+
+async def test_a_failed_sync_is_not_repeated_for_the_same_body(storage: LocalStorage, upload: Upload) -> None:
+    with failing_call("fdatasync", errno.EIO) as fault, pytest.raises(StorageFailed):
+        await put(storage, upload, 0)
+    assert (fault.calls, fault.hits) == (1, 1)
+
+
+async def test_a_fault_at_one_chunk_loses_no_other(storage: LocalStorage, tmp_path: Path, upload: Upload) -> None:
+    await put(storage, upload, 0)
+    with failing_call("pwrite", errno.ENOSPC, at=2), pytest.raises(StorageFull):
+        await put(storage, upload, 1)
+    assert await present(storage, upload) == [0]
+    assert (tmp_path / upload.temp_path / "data").read_bytes()[: CONTENT.chunk_size] == CONTENT.chunk(0)
+
+
+@pytest.mark.parametrize("limit", [100, 3])
+async def test_writes_that_stop_short_are_gone_on_with(
+    storage: LocalStorage, tmp_path: Path, upload: Upload, limit: int
+) -> None:
+    with short_writes(limit) as fault:
+        await put(storage, upload, LAST)
+    assert fault.hits > 0
+    assert (tmp_path / upload.temp_path / "data").read_bytes().endswith(CONTENT.chunk(LAST))
+    record = (tmp_path / upload.temp_path / "map").read_bytes()[-8:]
+    assert record == chunkmap.pack_record(crc32(CONTENT.chunk(LAST)))
+
+
+# Closers
+
+
+async def test_a_closer_waits_for_the_writers_and_keeps_out_new_ones(
+    storage: LocalStorage, tmp_path: Path, upload: Upload
+) -> None:
+    held = await storage.hold_chunk(upload, 0, InPieces(CONTENT.chunk(0)))
+    inside, leave = asyncio.Event(), asyncio.Event()
+
+    async def close() -> None:
+        async with storage.closing(upload) as closer:
+            inside.set()
+            assert list((await closer.read_map()).present)[:2] == [1, 0]
+            await leave.wait()
+
+    closing = asyncio.create_task(close())
+    probe = os.open(tmp_path / upload.temp_path / "map", os.O_RDWR | os.O_CLOEXEC)
+
+    def gate_is_held() -> bool:
+        free = try_lock_shared(probe, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH)
+        if free:
+            unlock(probe, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH)
+        return not free
+
+    await until(gate_is_held)
+    os.close(probe)
+    # The gate is held, so a new writer of a chunk that nobody holds waits though the closer itself still waits.
+    new_writer = asyncio.create_task(put(storage, upload, 1))
+    assert await waits(new_writer)
+    assert not inside.is_set()
+    held.release()
+    async with asyncio.timeout(10):
+        await inside.wait()
+    assert await waits(new_writer)
+    leave.set()
+    await closing
+    await new_writer
+    assert await present(storage, upload) == [0, 1]
+
+
+async def test_two_closers_exclude_each_other(storage: LocalStorage, full: Upload) -> None:
+    async def close() -> None:
+        async with storage.closing(full):
+            pass
+
+    async with storage.closing(full):
+        second = asyncio.create_task(close())
+        assert await waits(second)
+    await second
+
+
+async def test_what_waited_for_a_closer_that_unlinked_finds_the_upload_gone(
+    storage: LocalStorage, tmp_path: Path, upload: Upload
+) -> None:
+    async with storage.closing(upload) as closer:
+        writer = asyncio.create_task(put(storage, upload, 0))
+        other_closer = asyncio.create_task(storage.closing(upload).__aenter__())
+        assert await waits(writer)
+        assert await waits(other_closer)
+        await closer.unlink()
+        await closer.unlink()
+    for waiting in (writer, other_closer):
+        with pytest.raises(Gone):
+            await waiting
+    assert not (tmp_path / upload.temp_path).exists()
+    assert open_files_under(tmp_path) == []
+
+
+async def test_nothing_finds_an_upload_after_it_was_unlinked(storage: LocalStorage, full: Upload) -> None:
+    async with storage.closing(full) as closer:
+        await closer.unlink()
+    with pytest.raises(Gone):
+        await put(storage, full, 0)
+    with pytest.raises(Gone):
+        await storage.read_map(full)
+    with pytest.raises(Gone):
+        await storage.last_write(full)
+    with pytest.raises(Gone):
+        await storage.digest(full, lambda _: None)
+    with pytest.raises(Gone):
+        async with storage.closing(full):
+            pass
+
+
+async def test_a_closer_that_fails_gives_up_its_locks(storage: LocalStorage, tmp_path: Path, upload: Upload) -> None:
+    with pytest.raises(ValueError, match="broken"):
+        async with storage.closing(upload):
+            raise ValueError("broken")
+    await put(storage, upload, 0)
+    assert open_files_under(tmp_path) == []
+
+
+# Discarding
+
+
+async def test_discarding_is_repeatable_and_takes_what_was_never_made(
+    storage: LocalStorage, tmp_path: Path, full: Upload
+) -> None:
+    await storage.discard(full)
+    await storage.discard(full)
+    await storage.discard(upload_row())
+    assert list((tmp_path / "temp/2030/01").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["unlink", "rmdir"])
+async def test_a_discard_that_failed_at_any_call_is_finished_by_the_next(
+    storage: LocalStorage, tmp_path: Path, name: str
+) -> None:
+    for at in count(1):
+        upload = await a_new_upload(storage)
+        with failing_call(name, errno.EIO, at=at) as fault:
+            try:
+                await storage.discard(upload)
+            except StorageFailed:
+                assert at == 1 or not (tmp_path / upload.temp_path / "map").exists(), "the map goes first"
+        await storage.discard(upload)
+        assert not (tmp_path / upload.temp_path).exists()
+        if not fault.hits:
+            break
+    assert at == {"unlink": 4, "rmdir": 2}[name]
+
+
+# Blobs
+
+
+async def test_a_blob_is_the_data_itself_without_a_copy(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
+    await place_blob(storage, full)
+    blob = storage.blob_path(CONTENT.sha256)
+    assert blob.samefile(tmp_path / full.temp_path / "data")
+    await storage.discard(full)
+    assert blob.read_bytes() == CONTENT.data
+    assert blob.stat().st_nlink == 1
+
+
+async def test_a_blob_and_its_directories_are_durable_when_it_is_placed(storage: LocalStorage, full: Upload) -> None:
+    digest = CONTENT.sha256
+    with recorded_calls("fsync", "link", "mkdir") as calls:
+        await place_blob(storage, full)
+    # `link` is recorded by its first argument: the data.
+    assert calls == [
+        ("mkdir", digest[:2]),
+        ("fsync", "blobs"),
+        ("mkdir", digest[2:4]),
+        ("fsync", digest[:2]),
+        ("link", "data"),
+        ("fsync", digest[2:4]),
+    ]
+
+
+@pytest.mark.parametrize("keep_existing", [False, True])
+async def test_placing_a_blob_again_changes_nothing(storage: LocalStorage, full: Upload, keep_existing: bool) -> None:
+    for _ in range(3):
+        await place_blob(storage, full, keep_existing=keep_existing)
+    blob = storage.blob_path(CONTENT.sha256)
+    assert blob.stat().st_nlink == 2
+    assert list(blob.parent.iterdir()) == [blob]
+
+
+async def test_bytes_on_their_way_out_are_replaced(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
+    blob = storage.blob_path(CONTENT.sha256)
+    blob.parent.mkdir(parents=True)
+    blob.write_bytes(b"left over")
+    await place_blob(storage, full)
+    assert blob.samefile(tmp_path / full.temp_path / "data")
+    assert list(blob.parent.iterdir()) == [blob]
+
+
+async def test_the_bytes_of_a_blob_in_use_are_kept(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
+    twin = await a_new_upload(storage)
+    await put_all(storage, twin)
+    await place_blob(storage, full)
+    await place_blob(storage, twin, keep_existing=True)
+    blob = storage.blob_path(CONTENT.sha256)
+    assert blob.samefile(tmp_path / full.temp_path / "data")
+    assert (tmp_path / twin.temp_path / "data").stat().st_nlink == 1
+
+
+async def test_a_blob_in_use_whose_bytes_are_lost_gets_them_again(storage: LocalStorage, full: Upload) -> None:
+    await place_blob(storage, full, keep_existing=True)
+    assert storage.blob_path(CONTENT.sha256).read_bytes() == CONTENT.data
+
+
+@pytest.mark.parametrize(
+    ("leftover", "name"),
+    [
+        *((False, name) for name in ("open", "fsync", "mkdir", "link")),
+        *((True, name) for name in ("open", "fsync", "link", "unlink", "replace")),
+    ],
+)
+async def test_placing_a_blob_that_failed_at_any_call_can_be_repeated(
+    storage: LocalStorage, tmp_path: Path, full: Upload, leftover: bool, name: str
+) -> None:
+    blob = storage.blob_path(CONTENT.sha256)
+    for at in count(1):
+        shutil.rmtree(tmp_path / "blobs" / blob.parts[-3], ignore_errors=True)
+        if leftover:
+            blob.parent.mkdir(parents=True)
+            blob.write_bytes(b"left over")
+        async with storage.closing(full) as closer:
+            with failing_call(name, errno.ENOSPC, at=at) as fault, suppress(StorageFull):
+                await closer.place_blob(CONTENT.sha256, keep_existing=False)
+            await closer.place_blob(CONTENT.sha256, keep_existing=False)
+        assert blob.samefile(tmp_path / full.temp_path / "data")
+        assert list(blob.parent.iterdir()) == [blob]
+        if not fault.hits:
+            break
+    assert at > 1
+    assert blob.read_bytes() == CONTENT.data
+
+
+async def test_removing_a_blob_is_repeatable(storage: LocalStorage, full: Upload) -> None:
+    await place_blob(storage, full)
+    await storage.remove_blob(CONTENT.sha256)
+    await storage.remove_blob(CONTENT.sha256)
+    assert not storage.blob_path(CONTENT.sha256).exists()
+
+
+# Digests
+
+
+async def test_both_digests_are_computed_and_progress_is_told(storage: LocalStorage, full: Upload) -> None:
+    told: list[int] = []
+    assert await storage.digest(full, told.append) == Digests(CONTENT.md5, CONTENT.sha256)
+    assert told == sorted(told)
+    assert told[-1] == CONTENT.size
+
+
+async def test_digests_are_saved_and_not_computed_again(storage: LocalStorage, full: Upload) -> None:
+    await storage.digest(full, lambda _: None)
+    told: list[int] = []
+    assert await storage.digest(full, told.append) == Digests(CONTENT.md5, CONTENT.sha256)
+    assert told == []
+
+
+@pytest.mark.parametrize("saved", [b'{"md5":"ab', b"\0" * 50, b"{}", b"\xff"])
+async def test_digests_that_were_not_saved_whole_are_computed_again(
+    storage: LocalStorage, tmp_path: Path, full: Upload, saved: bytes
+) -> None:
+    (tmp_path / full.temp_path / "digest").write_bytes(saved)
+    for _ in range(2):
+        assert await storage.digest(full, lambda _: None) == Digests(CONTENT.md5, CONTENT.sha256)
+
+
+async def test_only_one_worker_computes_the_digests(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
+    other = os.open(tmp_path / full.temp_path / "digest", os.O_RDWR | os.O_CLOEXEC)
+    assert try_lock(other, 0, 0)
+    with pytest.raises(Busy):
+        await storage.digest(full, lambda _: None)
+    os.close(other)
+    assert await storage.digest(full, lambda _: None) == Digests(CONTENT.md5, CONTENT.sha256)
+    assert open_files_under(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["pwrite", "fsync"])
+@pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, StorageFull), (errno.EIO, StorageFailed)])
+async def test_digests_that_cannot_be_saved_fail_and_are_right_the_next_time(
+    storage: LocalStorage, tmp_path: Path, full: Upload, name: str, number: int, error: type[UploaderError]
+) -> None:
+    with failing_call(name, number) as fault, pytest.raises(error):
+        await storage.digest(full, lambda _: None)
+    assert fault.hits == 1
+    assert await storage.digest(full, lambda _: None) == Digests(CONTENT.md5, CONTENT.sha256)
+    assert open_files_under(tmp_path) == []
+
+
+async def test_a_data_file_of_the_wrong_size_is_no_content(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
+    os.truncate(tmp_path / full.temp_path / "data", CONTENT.size - 1)
+    with pytest.raises(StorageFailed):
+        await storage.digest(full, lambda _: None)
+
+
+async def test_computing_digests_ends_when_the_process_is_to_stop(storage: LocalStorage, full: Upload) -> None:
+    storage.stop()
+    with pytest.raises(Stopping):
+        await storage.digest(full, lambda _: None)
+
+
+async def test_computing_digests_ends_when_the_upload_is_cancelled(
+    storage: LocalStorage, tmp_path: Path, full: Upload
+) -> None:
+    with pytest.raises(Gone):
+        await storage.digest(full, lambda _: (tmp_path / full.temp_path / "data").unlink())
+
+
+async def test_the_digests_of_nothing_are_computed_too(storage: LocalStorage) -> None:
+    empty = Content(0)
+    upload = upload_row(size=0)
+    await storage.create(upload)
+    assert await storage.digest(upload, lambda _: None) == Digests(empty.md5, empty.sha256)
+
+
+# Room
+
+
+async def test_the_room_is_that_of_the_disk(storage: LocalStorage, tmp_path: Path) -> None:
+    space = await storage.space()
+    figures = os.statvfs(tmp_path)
+    assert space.total == figures.f_blocks * figures.f_frsize
+    assert 0 < space.free <= space.total
+
+
+async def test_a_spool_file_has_no_name(storage: LocalStorage, tmp_path: Path) -> None:
+    descriptor = await storage.open_spool()
+    assert os.fstat(descriptor).st_nlink == 0
+    assert not os.get_inheritable(descriptor)
+    assert list((tmp_path / "spool").iterdir()) == []
+    os.close(descriptor)
+
+
+# Cancellation
+
+
+@pytest.mark.parametrize("where", ["pwrite", "fdatasync"])
+async def test_a_cancelled_put_leaves_no_lock_and_no_descriptor(make_stack: MakeStack, where: str) -> None:
+    async with make_stack() as stack:
+        await stack.open(CONTENT)
+        with paused_call(where) as pause:
+            task = asyncio.create_task(stack.put(CONTENT, 0))
+            assert await asyncio.to_thread(pause.reached.wait, 10)
+            task.cancel()
+            assert await waits(task), "the thread that holds the lock is not abandoned"
+            pause.go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        assert open_files_under(stack.data) == []
+        again = (await stack.put(CONTENT, 0)).json()
+        assert (again["duplicate"], again["received_bytes"]) == (True, CONTENT.chunk_size)
+
+
+async def test_a_put_that_is_cancelled_while_it_waits_for_its_chunk_leaves_nothing(make_stack: MakeStack) -> None:
+    async with make_stack() as stack:
+        upload_id = (await stack.open(CONTENT)).json()["upload"]["id"]
+        upload = await stack.services.database.read(lambda connection: queries.upload_by_id(connection, upload_id))
+        assert upload is not None
+        held = await stack.services.storage.hold_chunk(upload, 0, InPieces(CONTENT.chunk(0)))
+        task = asyncio.create_task(stack.put(CONTENT, 0))
+        assert await waits(task)
+        task.cancel()
+        held.release()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert open_files_under(stack.data) == []
+        async with stack.services.storage.closing(upload) as closer:
+            assert sum((await closer.read_map()).present) == 1

@@ -1,0 +1,614 @@
+"""Each transaction on each kind of database; after each the accounts are computed anew from their definitions."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from tests.conftest import MakeStack
+from tests.support.content import KIB
+from tests.support.invariants import Account, checked_accounts
+from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
+from uploader.database import models, queries, transactions
+from uploader.database.engine import Database, Duplicate
+from uploader.database.transactions import ClaimsChanged, Lost, NotOpen
+from uploader.domain.upload import STATE_OF_REASON, Reason, State, Upload
+from uploader.errors import QuotaExceeded, TooManyUploads, UploaderError
+from uploader.service.answers import Opening, Standing
+
+
+@pytest.fixture
+async def act(database: Database) -> Transactions:
+    """The transactions on a database where `alice` has 10,000 bytes."""
+    made = Transactions(database)
+    await made.create_user()
+    return made
+
+
+async def account_of(act: Transactions, user_id: str = "alice") -> Account:
+    """The checked account of a user."""
+    return (await checked_accounts(act.database))[user_id]
+
+
+async def row_of(act: Transactions, upload: Upload) -> Upload:
+    row = await act.database.read(lambda connection: queries.upload_by_id(connection, upload.id))
+    assert row is not None
+    return row
+
+
+async def refs_of(act: Transactions, seed: str = "content") -> int | None:
+    query = select(models.blob.c.refs).where(models.blob.c.sha256 == digests(seed)["sha256"])
+
+    async with act.database.engine.connect() as connection:
+        refs: int | None = (await connection.execute(query)).scalar()
+    return refs
+
+
+# Opening
+
+
+async def test_opening_reserves_the_size(act: Transactions) -> None:
+    upload = await act.open(upload_row(size=700))
+    assert await account_of(act) == Account(reserved=700)
+    assert await row_of(act, upload) == upload
+
+
+async def test_the_last_byte_of_a_quota_can_be_reserved_and_not_one_more(act: Transactions) -> None:
+    await act.open(upload_row(size=9_999))
+    with pytest.raises(QuotaExceeded) as refused:
+        await act.open(upload_row(size=2))
+    assert refused.value.fields == {
+        "total_space": 10_000,
+        "use_space_finished": 0,
+        "use_space_unfinished": 0,
+        "reserved": 9_999,
+        "requested": 2,
+    }
+    await act.open(upload_row(size=1))
+    assert await account_of(act) == Account(reserved=10_000)
+
+
+async def test_a_refused_opening_leaves_no_row(act: Transactions) -> None:
+    upload = upload_row(size=10_001)
+    with pytest.raises(QuotaExceeded):
+        await act.open(upload)
+    assert await act.database.read(lambda connection: queries.upload_by_id(connection, upload.id)) is None
+    assert await account_of(act) == Account()
+
+
+async def test_finished_files_take_from_what_can_be_reserved(act: Transactions) -> None:
+    await act.upload_and_merge(size=6_000)
+    with pytest.raises(QuotaExceeded):
+        await act.open(upload_row(size=4_001))
+    await act.open(upload_row(size=4_000))
+    assert await account_of(act) == Account(finished=6_000, reserved=4_000)
+
+
+async def test_a_lowered_quota_refuses_and_takes_nothing(act: Transactions) -> None:
+    upload = await act.open(upload_row(size=5_000))
+    assert await act.database.transact(lambda connection: transactions.set_total_space(connection, "alice", 10))
+    with pytest.raises(QuotaExceeded):
+        await act.open(upload_row(size=1))
+    await act.flush((upload, 0, 5_000))
+    await act.merge(upload, upload.id)
+    assert (await checked_accounts(act.database, lowered=True))["alice"] == Account(finished=5_000)
+
+
+async def test_opening_for_nobody_is_refused(act: Transactions) -> None:
+    with pytest.raises(Lost):
+        await act.open(upload_row("nobody"))
+    assert list(await checked_accounts(act.database)) == ["alice"]
+
+
+async def test_the_number_of_open_uploads_is_limited(act: Transactions) -> None:
+    first = await act.open(upload_row(size=1), max_open_uploads=2)
+    await act.open(upload_row(size=1), max_open_uploads=2)
+    with pytest.raises(TooManyUploads):
+        await act.open(upload_row(size=1), max_open_uploads=2)
+    await act.close(first)
+    await act.open(upload_row(size=1), max_open_uploads=2)
+    assert await account_of(act) == Account(reserved=2)
+
+
+async def test_a_user_has_one_open_upload_of_an_md5(act: Transactions) -> None:
+    await act.create_user("bob")
+    await act.open(upload_row(seed="same"))
+    with pytest.raises(Duplicate):
+        await act.open(upload_row(seed="same"))
+    await act.open(upload_row("bob", seed="same"))
+    assert await checked_accounts(act.database) == {"alice": Account(reserved=1000), "bob": Account(reserved=1000)}
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+async def test_a_closed_row_frees_its_md5_again_and_again(act: Transactions, reason: Reason) -> None:
+    for _ in range(3):
+        await act.close(await act.open(upload_row(seed="same")), reason)
+    await act.open(upload_row(seed="same"))
+    assert await account_of(act) == Account(reserved=1000)
+
+
+async def test_uploads_without_an_md5_do_not_collide_but_their_keys_do(act: Transactions) -> None:
+    for key in ("one", "two", None, None):
+        await act.open(upload_row(md5=None, idempotency_key=key))
+    with pytest.raises(Duplicate):
+        await act.open(upload_row(md5=None, idempotency_key="one"))
+    assert await account_of(act) == Account(reserved=4000)
+
+
+async def test_two_hundred_openings_at_once_do_not_reserve_one_byte_too_many(act: Transactions) -> None:
+    uploads = [upload_row(size=149) for _ in range(200)]
+    results = await asyncio.gather(*(act.open(upload) for upload in uploads), return_exceptions=True)
+    assert Counter(type(result) for result in results) == {Upload: 10_000 // 149, QuotaExceeded: 200 - 10_000 // 149}
+    assert await account_of(act) == Account(reserved=10_000 // 149 * 149)
+
+
+async def test_two_hundred_openings_through_the_service_do_not_reserve_one_byte_too_many(
+    make_stack_on: MakeStack,
+) -> None:
+    fitting, size = 20, 100 * KIB
+    async with make_stack_on(max_open_uploads=1000) as stack:
+        services = stack.services
+        await services.accounts.set_total_space("alice", fitting * size + size - 1)
+
+        async def open_one(number: int) -> Standing:
+            md5 = digests(f"{number}")["md5"]
+            opening = Opening(user_id="alice", md5=md5, sha256=None, name="a", size=size, chunk_size=None, instant=True)
+            opened = await services.openings.open(opening)
+            assert isinstance(opened, Standing)
+            return opened
+
+        results = await asyncio.gather(*(open_one(number) for number in range(200)), return_exceptions=True)
+        assert Counter(type(result) for result in results) == {Standing: fitting, QuotaExceeded: 200 - fitting}
+        assert (await checked_accounts(services.database))["alice"] == Account(reserved=fitting * size)
+        directories = {path.parent.name for path in stack.bytes_on_disk()}
+        assert directories == {result.upload.id for result in results if isinstance(result, Standing)}
+
+
+# Telling digests
+
+
+async def test_told_digests_are_stored_once_and_stand(act: Transactions) -> None:
+    upload = await act.open(upload_row(md5=None))
+
+    async def tell(seed: str) -> Upload:
+        md5, sha256 = digests(seed).values()
+        return await act.database.transact(
+            lambda connection: transactions.tell_digests(connection, upload.id, md5, sha256)
+        )
+
+    for seed in ("first", "second"):
+        told = await tell(seed)
+        assert {"md5": told.md5, "sha256": told.sha256} == digests("first")
+    await act.close(upload)
+    with pytest.raises(NotOpen):
+        await tell("first")
+
+
+async def test_an_md5_is_not_told_twice_by_one_user(act: Transactions) -> None:
+    await act.open(upload_row(seed="same"))
+    second = await act.open(upload_row(md5=None))
+    with pytest.raises(Duplicate):
+        await act.database.transact(
+            lambda connection: transactions.tell_digests(connection, second.id, digests("same")["md5"], None)
+        )
+    assert (await row_of(act, second)).md5 is None
+
+
+# Flushing
+
+
+async def test_a_flush_sets_the_absolute_figure_and_adds_the_difference(act: Transactions) -> None:
+    upload = await act.open(upload_row())
+    for received in (300, 1000):
+        flushed = await act.flush((upload, 0, received))
+        assert (flushed.changed, flushed.open_ids) == (1, frozenset({upload.id}))
+        assert await account_of(act) == Account(unfinished=received, reserved=1000)
+    row = await row_of(act, upload)
+    assert (row.flushed_bytes, row.flushed_generation, row.updated_at) == (1000, 0, NOW)
+
+
+async def test_a_replayed_and_a_late_flush_change_nothing(act: Transactions) -> None:
+    upload = await act.open(upload_row())
+    await act.flush((upload, 0, 600))
+    for received in (600, 300, 0):
+        flushed = await act.flush((upload, 0, received))
+        assert (flushed.changed, flushed.open_ids) == (0, frozenset({upload.id}))
+        assert await account_of(act) == Account(unfinished=600, reserved=1000)
+
+
+async def test_a_newer_generation_may_take_bytes_back_and_a_stale_one_adds_none(act: Transactions) -> None:
+    upload = await act.open(upload_row())
+    await act.flush((upload, 0, 900))
+    assert (await act.flush((upload, 1, 400))).changed == 1
+    assert await account_of(act) == Account(unfinished=400, reserved=1000)
+    for received in (500, 900, 1000):
+        assert (await act.flush((upload, 0, received))).changed == 0
+    assert await account_of(act) == Account(unfinished=400, reserved=1000)
+    row = await row_of(act, upload)
+    assert (row.flushed_bytes, row.flushed_generation) == (400, 1)
+
+
+async def test_a_flush_of_closed_and_unknown_uploads_changes_nothing_and_says_so(act: Transactions) -> None:
+    cancelled, merged, unknown = upload_row(), upload_row(), upload_row()
+    await act.close(await act.open(cancelled))
+    await act.merge(await act.open(merged), merged.id)
+    flushed = await act.flush((cancelled, 0, 500), (merged, 0, 500), (unknown, 5, 500))
+    assert (flushed.changed, flushed.open_ids) == (0, frozenset())
+    assert await account_of(act) == Account(finished=1000)
+
+
+async def test_one_flush_serves_several_users_and_uploads_each_with_its_own_figure(act: Transactions) -> None:
+    await act.create_user("bob")
+    await act.create_user("idle")
+    first, second = await act.open(upload_row()), await act.open(upload_row())
+    bobs, behind = await act.open(upload_row("bob")), await act.open(upload_row("bob"))
+    closed = await act.close(await act.open(upload_row("bob")))
+    await act.flush((first, 0, 100), (behind, 1, 50))
+    flushed = await act.flush((first, 0, 250), (second, 0, 30), (bobs, 0, 7), (behind, 0, 900), (closed, 0, 900))
+    assert flushed.changed == 3
+    assert flushed.open_ids == {first.id, second.id, bobs.id, behind.id}
+    assert await checked_accounts(act.database) == {
+        "alice": Account(unfinished=280, reserved=2000),
+        "bob": Account(unfinished=57, reserved=2000),
+        "idle": Account(),
+    }
+    assert [(await row_of(act, upload)).flushed_bytes for upload in (first, second, bobs, behind)] == [250, 30, 7, 50]
+
+
+async def test_flushers_that_race_in_any_order_leave_the_newest_figures(act: Transactions) -> None:
+    uploads = [await act.open(upload_row()) for _ in range(5)]
+    batches = [[(upload, 0, 100 * step) for upload in uploads[:: 1 if step % 2 else -1]] for step in range(1, 11)]
+    results = await asyncio.gather(*(act.flush(*batch) for batch in batches))
+    assert sum(flushed.changed for flushed in results) >= len(uploads)
+    assert await account_of(act) == Account(unfinished=5000, reserved=5000)
+
+
+# Ending without a file
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+@pytest.mark.parametrize("flushed_bytes", [0, 400, 1000])
+async def test_closing_gives_back_by_the_rows_own_figure(act: Transactions, reason: Reason, flushed_bytes: int) -> None:
+    other = await act.open(upload_row(size=77))
+    upload = await act.open(upload_row())
+    await act.flush((upload, 0, flushed_bytes), (other, 0, 11))
+    await act.close(upload, reason)
+    assert await account_of(act) == Account(unfinished=11, reserved=77)
+    row = await row_of(act, upload)
+    assert (row.state, row.close_reason, row.closed_at) == (STATE_OF_REASON[reason], reason.value, NOW)
+
+
+async def test_an_upload_is_closed_once(act: Transactions) -> None:
+    upload = await act.open(upload_row())
+    await act.close(upload)
+    for again in (act.close(upload), act.merge(upload, upload.id), act.close(upload_row())):
+        with pytest.raises(NotOpen):
+            await again
+    assert await account_of(act) == Account()
+
+
+async def test_of_a_cancel_and_a_merge_that_race_one_wins(act: Transactions) -> None:
+    for _ in range(5):
+        upload = await act.open(upload_row())
+        results = await asyncio.gather(act.close(upload), act.merge(upload, upload.id), return_exceptions=True)
+        assert [type(result) for result in results].count(NotOpen) == 1
+        await checked_accounts(act.database)
+    assert (await account_of(act)).reserved == 0
+
+
+# Merging
+
+
+@pytest.mark.parametrize("flushed_bytes", [0, 400, 1000])
+async def test_a_merge_compensates_by_the_rows_own_figure(act: Transactions, flushed_bytes: int) -> None:
+    other = await act.open(upload_row(size=77))
+    upload = await act.open(upload_row(seed="content"))
+    await act.flush((upload, 0, flushed_bytes), (other, 0, 11))
+    file = await act.merge(upload, "content")
+    assert await account_of(act) == Account(finished=1000, unfinished=11, reserved=77)
+    assert (file.name, file.size, file.instant, file.sha256) == (upload.name, 1000, False, digests("content")["sha256"])
+    row = await row_of(act, upload)
+    assert (row.state, row.file_id, row.close_reason, row.closed_at) == (State.DONE, file.id, None, NOW)
+    assert await refs_of(act) == 1
+
+
+async def test_a_flush_that_comes_after_the_merge_changes_nothing(act: Transactions) -> None:
+    upload = await act.open(upload_row())
+    await act.flush((upload, 0, 400))
+    await act.merge(upload, upload.id)
+    assert (await act.flush((upload, 0, 1000))).changed == 0
+    assert await account_of(act) == Account(finished=1000)
+
+
+async def test_content_of_two_users_is_one_blob_and_each_is_charged(act: Transactions) -> None:
+    await act.create_user("bob")
+    placed: list[bool] = []
+    for user_id in ("alice", "bob"):
+        await act.merge(await act.open(upload_row(user_id, seed="content")), "content", placed)
+    assert placed == [False, True]
+    assert await refs_of(act) == 2
+    assert await checked_accounts(act.database) == {"alice": Account(finished=1000), "bob": Account(finished=1000)}
+
+
+async def test_a_merge_of_what_the_user_has_under_this_name_gives_that_file_and_adds_nothing(act: Transactions) -> None:
+    file = await act.upload_and_merge()
+    again = await act.open(upload_row(seed="content"))
+    await act.flush((again, 0, 1000))
+    assert await act.merge(again, "content") == file
+    assert await refs_of(act) == 1
+    assert await account_of(act) == Account(finished=1000)
+    assert (await row_of(act, again)).file_id == file.id
+
+
+async def test_a_merge_under_another_name_is_another_file_of_the_same_blob(act: Transactions) -> None:
+    first = await act.upload_and_merge()
+    second = await act.merge(await act.open(upload_row(seed="content", name="other")), "content")
+    assert second.id != first.id
+    assert await refs_of(act) == 2
+    assert await account_of(act) == Account(finished=2000)
+
+
+async def test_a_merge_learns_the_md5_of_an_upload_that_had_none(act: Transactions) -> None:
+    upload = await act.open(upload_row(md5=None))
+    await act.merge(upload, "content")
+    assert (await row_of(act, upload)).md5 == digests("content")["md5"]
+
+
+@pytest.mark.parametrize("claim", ["md5", "sha256"])
+async def test_a_merge_against_the_claims_of_the_row_is_refused(act: Transactions, claim: str) -> None:
+    claims: dict[str, Any] = {"md5": None, "sha256": None, claim: digests("something else")[claim]}
+    upload = await act.open(upload_row(**claims))
+    with pytest.raises(ClaimsChanged):
+        await act.merge(upload, "content")
+    assert (await row_of(act, upload)).state is State.OPEN
+    assert await account_of(act) == Account(reserved=1000)
+    assert await refs_of(act) is None
+
+
+async def test_bytes_that_can_not_be_placed_leave_everything_as_it_was(act: Transactions) -> None:
+    upload = await act.open(upload_row(seed="content"))
+
+    async def fail(_keep: bool) -> None:
+        raise OSError("the disk is full")
+
+    with pytest.raises(UploaderError):
+        await act.database.transact(
+            lambda connection: transactions.merge(
+                connection, upload_id=upload.id, file_id="f", place_blob=fail, now=NOW, **digests("content")
+            )
+        )
+    assert (await row_of(act, upload)).state is State.OPEN
+    assert await account_of(act) == Account(reserved=1000)
+    assert await refs_of(act) is None
+
+
+async def test_merges_of_the_same_content_that_race_share_one_blob(act: Transactions) -> None:
+    users = [f"user-{number}" for number in range(8)]
+    for user_id in users:
+        await act.create_user(user_id)
+    uploads = [await act.open(upload_row(user_id, seed="content")) for user_id in users]
+    await asyncio.gather(*(act.merge(upload, "content") for upload in uploads))
+    assert await refs_of(act) == len(users)
+    accounts = await checked_accounts(act.database)
+    assert [accounts[user_id] for user_id in users] == [Account(finished=1000)] * len(users)
+
+
+async def test_merges_of_one_user_and_name_that_race_make_one_file(act: Transactions) -> None:
+    uploads = [await act.open(upload_row(md5=None)) for _ in range(5)]
+    files = await asyncio.gather(*(act.merge(upload, "content") for upload in uploads))
+    assert len({file.id for file in files}) == 1
+    assert await refs_of(act) == 1
+    assert await account_of(act) == Account(finished=1000)
+
+
+# Instant files
+
+
+async def test_an_instant_file_takes_a_ref_and_is_charged(act: Transactions) -> None:
+    await act.create_user("bob")
+    await act.upload_and_merge()
+    file, is_new = await act.instant(file_row("bob"))
+    assert is_new
+    assert file.instant
+    assert await refs_of(act) == 2
+    assert (await account_of(act, "bob")) == Account(finished=1000)
+
+
+async def test_the_same_instant_file_twice_is_one_file(act: Transactions) -> None:
+    original = await act.upload_and_merge()
+    assert await act.instant(file_row()) == (original, False)
+    assert await refs_of(act) == 1
+    assert await account_of(act) == Account(finished=1000)
+
+
+async def test_no_instant_file_is_made_of_a_tombstone_or_of_nothing(act: Transactions) -> None:
+    for seed in ("content", "unknown"):
+        if seed == "content":
+            await act.delete(await act.upload_and_merge())
+        with pytest.raises(Lost):
+            await act.instant(file_row(seed=seed))
+    assert await account_of(act) == Account()
+
+
+async def test_an_instant_file_beyond_the_quota_is_refused_and_takes_no_ref(act: Transactions) -> None:
+    await act.create_user("bob", total_space=999)
+    await act.upload_and_merge()
+    with pytest.raises(QuotaExceeded):
+        await act.instant(file_row("bob"))
+    assert await refs_of(act) == 1
+    assert await account_of(act, "bob") == Account()
+
+
+async def test_an_instant_file_fits_at_the_edge_by_the_reservation_of_the_upload_it_ends(act: Transactions) -> None:
+    await act.create_user("bob", total_space=1000)
+    await act.upload_and_merge()
+    upload = await act.open(upload_row("bob", seed="content"))
+    await act.flush((upload, 0, 600))
+    with pytest.raises(QuotaExceeded):
+        await act.instant(file_row("bob"))
+    file, is_new = await act.instant(file_row("bob"), replaced=upload)
+    assert is_new
+    assert await account_of(act, "bob") == Account(finished=1000)
+    row = await row_of(act, upload)
+    assert (row.state, row.file_id) == (State.DONE, file.id)
+
+
+async def test_an_instant_file_does_not_end_an_upload_that_is_closed(act: Transactions) -> None:
+    await act.upload_and_merge()
+    upload = await act.open(upload_row(seed="content", name="other"))
+    await act.close(upload)
+    with pytest.raises(NotOpen):
+        await act.instant(file_row(name="other"), replaced=upload)
+    assert await refs_of(act) == 1
+    assert await account_of(act) == Account(finished=1000)
+
+
+# Deleting and collecting
+
+
+async def test_deleting_gives_back_a_ref_and_the_size(act: Transactions) -> None:
+    file = await act.upload_and_merge()
+    other, _ = await act.instant(file_row(name="other"))
+    assert await act.delete(file)
+    assert await refs_of(act) == 1
+    assert await account_of(act) == Account(finished=1000)
+    assert await act.delete(other)
+    assert await refs_of(act) == 0
+    assert await account_of(act) == Account()
+
+
+async def test_a_file_is_deleted_once_by_however_many(act: Transactions) -> None:
+    file = await act.upload_and_merge()
+    results = await asyncio.gather(*(act.delete(file) for _ in range(5)))
+    assert results.count(True) == 1
+    assert await refs_of(act) == 0
+    assert await account_of(act) == Account()
+
+
+async def test_a_blob_in_use_is_not_collected_and_one_without_refs_is_once(act: Transactions) -> None:
+    file = await act.upload_and_merge()
+    removed: list[str] = []
+    assert not await act.collect(file.sha256, removed)
+    await act.delete(file)
+    assert await act.collect(file.sha256, removed)
+    assert not await act.collect(file.sha256, removed)
+    assert removed == [file.sha256]
+    assert await refs_of(act) is None
+
+
+async def test_a_merge_that_meets_a_tombstone_places_its_own_bytes(act: Transactions) -> None:
+    await act.delete(await act.upload_and_merge())
+    assert await refs_of(act) == 0
+    placed: list[bool] = []
+    await act.merge(await act.open(upload_row(seed="content")), "content", placed)
+    assert placed == [False]
+    assert await refs_of(act) == 1
+    assert await account_of(act) == Account(finished=1000)
+
+
+async def test_a_blob_whose_bytes_can_not_be_removed_stays_collectable(act: Transactions) -> None:
+    file = await act.upload_and_merge()
+    await act.delete(file)
+
+    async def fail() -> None:
+        raise OSError("the disk is away")
+
+    with pytest.raises(UploaderError):
+        await act.database.transact(lambda connection: transactions.collect_blob(connection, file.sha256, fail))
+    assert await act.database.read(lambda connection: queries.blobs_without_refs(connection, 10)) == [file.sha256]
+    assert await act.collect(file.sha256)
+
+
+async def test_merges_deletes_and_collections_of_one_content_that_race_keep_the_refs(act: Transactions) -> None:
+    file = await act.upload_and_merge()
+    uploads = [await act.open(upload_row(md5=None, name=f"file-{number}")) for number in range(4)]
+    await asyncio.gather(
+        act.delete(file),
+        *(act.merge(upload, "content") for upload in uploads),
+        *(act.collect(file.sha256) for _ in range(4)),
+    )
+    assert await refs_of(act) == len(uploads)
+    assert await account_of(act) == Account(finished=4000)
+
+
+async def test_a_name_that_the_content_has_already_can_not_be_taken(act: Transactions) -> None:
+    file = await act.upload_and_merge()
+    other, _ = await act.instant(file_row(name="other"))
+
+    async def rename(user_id: str, name: str) -> bool:
+        return await act.database.transact(
+            lambda connection: transactions.rename_file(connection, user_id, file.id, name)
+        )
+
+    with pytest.raises(Duplicate):
+        await rename("alice", other.name)
+    assert not await rename("bob", "free")
+    assert await rename("alice", "free")
+    assert await rename("alice", "free"), "to rename to the same name is no miss"
+
+
+# Byte by byte
+
+
+async def test_users_differ_by_every_byte(act: Transactions) -> None:
+    users = ["A", "a", "a ", "a\0", "á", "a\u0301", "ß", "ss", "ä" * 127 + "b"]
+    for user_id in users:
+        await act.create_user(user_id)
+    await act.open(upload_row("a ", size=5))
+    accounts = await checked_accounts(act.database)
+    assert set(accounts) == {*users, "alice"}
+    assert {user_id for user_id, account in accounts.items() if account.reserved} == {"a "}
+    assert await act.database.read(lambda connection: queries.usage(connection, "á")) is not None
+    assert await act.database.read(lambda connection: queries.usage(connection, "Á")) is None
+
+
+async def test_names_differ_by_every_byte(act: Transactions) -> None:
+    names = ["A", "a", "a ", "a  ", "á", "a\u0301", "ä" * 512]
+    await act.upload_and_merge()
+    for name in names:
+        assert (await act.instant(file_row(name=name, size=1)))[1]
+    assert await refs_of(act) == 1 + len(names)
+    for name in names:
+        found = await act.database.read(
+            lambda connection, name=name: queries.file_by_content(  # type: ignore[misc]
+                connection, "alice", digests("content")["sha256"], name
+            )
+        )
+        assert found is not None
+        assert found.name == name
+
+
+async def test_idempotency_keys_differ_by_every_byte(act: Transactions) -> None:
+    for key in ("K", "k", "k ", "k  "):
+        await act.open(upload_row(md5=None, size=1, idempotency_key=key))
+    assert await account_of(act) == Account(reserved=4)
+
+
+# The rest
+
+
+async def test_only_uploads_closed_long_ago_are_purged(act: Transactions) -> None:
+    is_open = await act.open(upload_row())
+    closed = [await act.close(await act.open(upload_row())) for _ in range(3)]
+
+    async def purge(limit: int) -> int:
+        return await act.database.transact(
+            lambda connection: transactions.purge_closed_uploads(connection, NOW.replace(year=2031), limit)
+        )
+
+    early = await act.database.transact(lambda connection: transactions.purge_closed_uploads(connection, NOW, 10))
+    assert early == 0
+    assert [await purge(2) for _ in range(3)] == [2, 1, 0]
+    assert (await row_of(act, is_open)).state is State.OPEN
+    assert await act.database.read(lambda connection: queries.upload_by_id(connection, closed[0].id)) is None
+    assert await account_of(act) == Account(reserved=1000)
+
+
+async def test_a_fact_about_the_installation_is_stored_once(act: Transactions) -> None:
+    for value in ("1", "2"):
+        stored = await act.database.transact(
+            lambda connection, value=value: transactions.remember(connection, "shards", value)  # type: ignore[misc]
+        )
+        assert stored == "1"

@@ -1,0 +1,119 @@
+"""Rows for tests that speak to the database below the services."""
+
+import hashlib
+from datetime import UTC, datetime
+from typing import Any
+
+from uploader.database import transactions
+from uploader.database.engine import Database
+from uploader.domain.upload import File, Reason, State, Upload
+from uploader.service.ids import new_id
+
+NOW = datetime(2030, 1, 31, 23, 59, 59, 123456, tzinfo=UTC)
+
+
+def digests(seed: str) -> dict[str, str]:
+    """An MD5 and a SHA-256 that belong together."""
+    content = seed.encode()
+    return {"md5": hashlib.md5(content).hexdigest(), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def upload_row(user_id: str = "alice", size: int = 1000, seed: str | None = None, **more: Any) -> Upload:
+    """An open upload; content of its own unless `seed` is given."""
+    upload_id = new_id()
+    values: dict[str, Any] = {
+        "id": upload_id,
+        "user_id": user_id,
+        "md5": digests(seed or upload_id)["md5"],
+        "sha256": None,
+        "name": "folder/file.bin",
+        "size": size,
+        "chunk_size": 64 << 10,
+        "flushed_bytes": 0,
+        "flushed_generation": 0,
+        "generation": 0,
+        "state": State.OPEN,
+        "close_reason": None,
+        "file_id": None,
+        "temp_path": f"temp/2030/01/{upload_id}",
+        "idempotency_key": None,
+        "created_at": NOW,
+        "updated_at": NOW,
+        "closed_at": None,
+    }
+    return Upload(**(values | more))
+
+
+def file_row(user_id: str = "alice", size: int = 1000, seed: str = "content", **more: Any) -> File:
+    """An instant file of the content `seed`."""
+    values: dict[str, Any] = {
+        "id": new_id(),
+        "user_id": user_id,
+        **digests(seed),
+        "name": "folder/file.bin",
+        "size": size,
+        "instant": True,
+        "created_at": NOW,
+    }
+    return File(**(values | more))
+
+
+class Transactions:
+    """The transactions of the product, each committed on its own, with what tests leave out filled in."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    async def create_user(self, user_id: str = "alice", total_space: int = 10_000) -> None:
+        await self.database.transact(lambda connection: transactions.create_user(connection, user_id, total_space))
+
+    async def open(self, upload: Upload, max_open_uploads: int = 1000) -> Upload:
+        await self.database.transact(
+            lambda connection: transactions.open_upload(connection, upload, max_open_uploads=max_open_uploads)
+        )
+        return upload
+
+    async def flush(self, *items: tuple[Upload, int, int]) -> transactions.Flushed:
+        """Each item is an upload, a generation and the bytes received."""
+        batch = [transactions.Received(upload.id, generation, received) for upload, generation, received in items]
+        return await self.database.transact(lambda connection: transactions.flush(connection, batch, NOW))
+
+    async def close(self, upload: Upload, reason: Reason = Reason.CANCELLED) -> Upload:
+        return await self.database.transact(
+            lambda connection: transactions.close_upload(connection, upload.id, reason, NOW)
+        )
+
+    async def merge(self, upload: Upload, seed: str, placed: list[bool] | None = None) -> File:
+        """`placed` takes down what `place_blob` was told."""
+
+        async def place_blob(keep_existing: bool) -> None:
+            if placed is not None:
+                placed.append(keep_existing)
+
+        file_id = new_id()
+        return await self.database.transact(
+            lambda connection: transactions.merge(
+                connection, upload_id=upload.id, file_id=file_id, place_blob=place_blob, now=NOW, **digests(seed)
+            )
+        )
+
+    async def upload_and_merge(self, user_id: str = "alice", size: int = 1000, seed: str = "content") -> File:
+        upload = await self.open(upload_row(user_id, size, seed))
+        await self.flush((upload, 0, size))
+        return await self.merge(upload, seed)
+
+    async def instant(self, file: File, replaced: Upload | None = None) -> tuple[File, bool]:
+        replaced_id = None if replaced is None else replaced.id
+        return await self.database.transact(
+            lambda connection: transactions.add_instant_file(connection, file, replaced_upload_id=replaced_id)
+        )
+
+    async def delete(self, file: File) -> bool:
+        return await self.database.transact(lambda connection: transactions.delete_file(connection, file))
+
+    async def collect(self, sha256: str, removed: list[str] | None = None) -> bool:
+        async def remove() -> None:
+            if removed is not None:
+                removed.append(sha256)
+
+        return await self.database.transact(lambda connection: transactions.collect_blob(connection, sha256, remove))

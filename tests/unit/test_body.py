@@ -1,0 +1,270 @@
+"""The body of a chunk: in memory within the budget, else in an unlinked file, and never more than it may be."""
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
+
+from tests.support.content import KIB, MIB, Content
+from tests.support.faults import failing_call, open_files_under, paused_call
+from uploader.errors import BodyTimeout, ChunkLengthMismatch, StorageFull, TooManyRequests
+from uploader.http import body as body_module
+from uploader.http.body import BodyBudget, Intake, ReceivedBody
+from uploader.settings import Settings
+from uploader.storage.local import LocalStorage
+
+
+@pytest.fixture
+async def storage(tmp_path: Path) -> AsyncIterator[LocalStorage]:
+    made = LocalStorage(tmp_path, durable=True)
+    await made.prepare()
+    yield made
+    made.close()
+
+
+def content_of(body: ReceivedBody) -> bytes:
+    return b"".join(body.pieces())
+
+
+def is_whole(budget: BodyBudget, total_bytes: int) -> bool:
+    """Whether nothing is charged: four users can have a quarter each, and then nobody a byte more."""
+    users = [f"user {number}" for number in range(4)]
+    taken = [budget.charge(user, total_bytes // 4) for user in users]
+    more = budget.charge("one more", 1)
+    for user in users:
+        budget.release(user, total_bytes // 4)
+    return all(taken) and not more
+
+
+async def fill(body: ReceivedBody, data: bytes, piece_bytes: int, *, slow_from: int | None = None) -> None:
+    for start in range(0, len(data), piece_bytes):
+        slow = slow_from is not None and start >= slow_from
+        await body.append(data[start : start + piece_bytes], slow=slow)
+    await body.end()
+
+
+# The budget
+
+
+def test_a_user_gets_a_quarter_of_the_budget() -> None:
+    budget = BodyBudget(400)
+    assert budget.charge("alice", 100)
+    assert not budget.charge("alice", 1)
+    assert budget.charge("bob", 100)
+
+
+def test_the_process_never_takes_more_than_its_budget() -> None:
+    budget = BodyBudget(400)
+    assert all(budget.charge(user, 99) for user in ("a", "b", "c", "d"))
+    assert budget.charge("e", 4)
+    assert not budget.charge("e", 1)
+    budget.release("a", 99)
+    assert budget.charge("e", 96)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 120)), max_size=50))
+def test_what_is_charged_and_given_back_leaves_the_budget_whole(charges: list[tuple[str, int]]) -> None:
+    budget = BodyBudget(400)
+    held = [(user, length) for user, length in charges if budget.charge(user, length)]
+    assert sum(length for _, length in held) <= 400
+    for user, length in held:
+        budget.release(user, length)
+    assert is_whole(budget, 400)
+
+
+# A received body
+
+
+async def test_a_body_within_the_budget_stays_in_memory(storage: LocalStorage, tmp_path: Path) -> None:
+    content, budget = Content(300 * KIB), BodyBudget(4 * MIB)
+    body = ReceivedBody(budget, storage, "alice", content.size)
+    await fill(body, content.data, 64 * KIB)
+    assert open_files_under(tmp_path) == []
+    assert body.length == content.size
+    assert content_of(body) == content.data
+    assert content_of(body) == content.data, "the pieces may be asked for again"
+    body.close()
+    assert is_whole(budget, 4 * MIB)
+
+
+@pytest.mark.parametrize("piece_bytes", [1000, 64 * KIB, 300 * KIB, 3 * MIB])
+async def test_a_body_beyond_the_budget_moves_to_an_unlinked_file(
+    storage: LocalStorage, tmp_path: Path, piece_bytes: int
+) -> None:
+    content, budget = Content(2 * MIB + 123), BodyBudget(400 * KIB)
+    body = ReceivedBody(budget, storage, "alice", content.size)
+    await fill(body, content.data, piece_bytes)
+    assert len(open_files_under(tmp_path / "spool")) == 1
+    assert list((tmp_path / "spool").iterdir()) == []
+    assert is_whole(budget, 400 * KIB), "who spools holds no memory"
+    assert content_of(body) == content_of(body) == content.data
+    body.close()
+    assert open_files_under(tmp_path) == []
+
+
+async def test_a_slow_body_gives_its_memory_back(storage: LocalStorage, tmp_path: Path) -> None:
+    content, budget = Content(500 * KIB), BodyBudget(4 * MIB)
+    body = ReceivedBody(budget, storage, "alice", content.size)
+    await fill(body, content.data, 100 * KIB, slow_from=200 * KIB)
+    assert is_whole(budget, 4 * MIB)
+    assert content_of(body) == content.data
+    body.close()
+    assert open_files_under(tmp_path) == []
+
+
+async def test_a_spooled_body_is_written_whole_though_each_write_stops_short(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, buffer: real(descriptor, memoryview(buffer)[:7777]))
+    content = Content(600 * KIB)
+    body = ReceivedBody(BodyBudget(0), storage, "alice", content.size)
+    await fill(body, content.data, 100 * KIB)
+    assert content_of(body) == content.data
+    body.close()
+
+
+async def test_a_full_disk_under_the_spool_is_told_as_such(storage: LocalStorage, tmp_path: Path) -> None:
+    body = ReceivedBody(BodyBudget(0), storage, "alice", 600 * KIB)
+    with failing_call("write", errno.ENOSPC) as fault, pytest.raises(StorageFull):
+        await fill(body, bytes(600 * KIB), 100 * KIB)
+    assert fault.hits == 1
+    body.close()
+    assert open_files_under(tmp_path) == []
+
+
+async def test_a_spool_that_cannot_be_opened_for_lack_of_room_is_a_full_disk(storage: LocalStorage) -> None:
+    body = ReceivedBody(BodyBudget(0), storage, "alice", 10)
+    with failing_call("open", errno.ENOSPC), pytest.raises(StorageFull):
+        await body.append(b"0123456789", slow=False)
+    body.close()
+
+
+async def test_closing_twice_gives_back_once(storage: LocalStorage) -> None:
+    budget = BodyBudget(400)
+    body, other = (ReceivedBody(budget, storage, "alice", 50) for _ in range(2))
+    await body.append(bytes(50), slow=False)
+    await other.append(bytes(50), slow=False)
+    body.close()
+    body.close()
+    assert budget.charge("alice", 50)
+    assert not budget.charge("alice", 1)
+
+
+async def test_a_body_that_is_cancelled_while_its_file_is_opened_leaves_no_descriptor(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
+    body = ReceivedBody(BodyBudget(0), storage, "alice", 10)
+    with paused_call("open", only=lambda path, *_: path == tmp_path / "spool") as pause:
+        task = asyncio.create_task(body.append(b"0123456789", slow=False))
+        await asyncio.to_thread(pause.reached.wait, 10)
+        task.cancel()
+        await asyncio.sleep(0)
+        pause.go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(pause.ended.wait, 10)
+    body.close()
+    assert open_files_under(tmp_path) == []
+
+
+# Taking in
+
+
+class Sender:
+    """An ASGI `receive` that gives these messages and then nothing more."""
+
+    def __init__(self, *pieces: bytes, last: bool = True, delay_seconds: float = 0) -> None:
+        more = [True] * (len(pieces) - 1) + [not last]
+        self.messages: list[Message] = [
+            {"type": "http.request", "body": piece, "more_body": flag} for piece, flag in zip(pieces, more, strict=True)
+        ]
+        self.delay_seconds = delay_seconds
+        self.asked = 0
+
+    async def receive(self) -> Message:
+        self.asked += 1
+        if self.asked > 1:
+            await asyncio.sleep(self.delay_seconds)
+        if self.asked > len(self.messages):
+            await asyncio.Event().wait()
+        return self.messages[self.asked - 1]
+
+
+def an_intake(storage: LocalStorage, **settings: Any) -> Intake:
+    return Intake(Settings(**settings), storage)
+
+
+async def test_a_body_is_received_whole(storage: LocalStorage) -> None:
+    body = await an_intake(storage).receive(Sender(b"ab", b"", b"cd").receive, "alice", 4)
+    assert (body.length, content_of(body)) == (4, b"abcd")
+    body.close()
+
+
+async def test_a_body_that_is_too_long_is_cut_off_at_the_limit(storage: LocalStorage) -> None:
+    sender = Sender(b"abcd", b"e", b"f")
+    with pytest.raises(ChunkLengthMismatch) as caught:
+        await an_intake(storage).receive(sender.receive, "alice", 4)
+    assert caught.value.fields == {"expected": 4, "received": 5}
+    assert sender.asked == 2
+
+
+async def test_a_body_that_is_too_short_is_refused(storage: LocalStorage) -> None:
+    with pytest.raises(ChunkLengthMismatch) as caught:
+        await an_intake(storage).receive(Sender(b"abc").receive, "alice", 4)
+    assert caught.value.fields == {"expected": 4, "received": 3}
+
+
+async def test_a_client_that_goes_away_leaves_nothing(storage: LocalStorage, tmp_path: Path) -> None:
+    sender = Sender(b"ab", b"cd", last=False)
+    sender.messages[1] = {"type": "http.disconnect"}
+    with pytest.raises(ClientDisconnect):
+        await an_intake(storage, body_budget_bytes=4).receive(sender.receive, "alice", 4)
+    assert open_files_under(tmp_path) == []
+
+
+async def test_a_body_that_stands_still_is_given_up(storage: LocalStorage, tmp_path: Path) -> None:
+    intake = an_intake(storage, body_idle_timeout_seconds=0.02, body_budget_bytes=4)
+    with pytest.raises(BodyTimeout):
+        await intake.receive(Sender(b"ab", last=False).receive, "alice", 4)
+    assert open_files_under(tmp_path) == []
+
+
+async def test_a_body_below_the_minimum_rate_is_given_up_after_its_first_seconds(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_module, "_GRACE_SECONDS", 0.02)
+    intake = an_intake(storage, min_body_rate_bytes=10**9)
+    with pytest.raises(BodyTimeout):
+        await intake.receive(Sender(b"ab", last=False).receive, "alice", 4)
+
+
+async def test_a_body_that_takes_longer_than_its_first_seconds_moves_out_of_memory(
+    storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_module, "_GRACE_SECONDS", 0.02)
+    intake = an_intake(storage, min_body_rate_bytes=1)
+    body = await intake.receive(Sender(b"x" * 60, b"y" * 4, delay_seconds=0.05).receive, "alice", 64)
+    assert len(open_files_under(tmp_path / "spool")) == 1
+    assert content_of(body) == b"x" * 60 + b"y" * 4
+    body.close()
+
+
+async def test_a_user_sends_so_many_bodies_at_once_and_no_more(storage: LocalStorage) -> None:
+    intake = an_intake(storage, max_concurrent_chunks=2)
+    intake.enter("alice")
+    intake.enter("alice")
+    with pytest.raises(TooManyRequests) as caught:
+        intake.enter("alice")
+    assert caught.value.fields == {"limit": 2}
+    intake.enter("bob")
+    intake.leave("alice")
+    intake.enter("alice")

@@ -1,0 +1,65 @@
+"""The format of the chunk map."""
+
+from collections.abc import Collection
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uploader.storage import chunkmap
+
+BOOT_ID = "0f7b0c3e-5a39-4d57-9f7e-0d8f3c2b1a00"
+
+
+def a_map(count: int, present: Collection[int] = (), checksum: int = 0) -> bytes:
+    content = bytearray(chunkmap.new_map(BOOT_ID, 1000, 100, count))
+    for number in present:
+        offset = chunkmap.record_offset(number)
+        content[offset : offset + chunkmap.RECORD_LENGTH] = chunkmap.pack_record(checksum)
+    return bytes(content)
+
+
+@given(st.lists(st.booleans(), max_size=300), st.integers(0, 2**32 - 1))
+def test_a_map_is_read_as_it_was_written(present: list[bool], checksum: int) -> None:
+    numbers = {number for number, there in enumerate(present) if there}
+    parsed = chunkmap.parse_map(a_map(len(present), numbers, checksum))
+    assert (parsed.boot_id, parsed.size, parsed.chunk_size) == (BOOT_ID, 1000, 100)
+    assert list(parsed.present) == [int(there) for there in present]
+    assert parsed.complete == all(present)
+
+
+@given(st.integers(0, 10_000))
+def test_a_record_never_straddles_a_sector_and_leaves_header_and_gate_alone(number: int) -> None:
+    first = chunkmap.record_offset(number)
+    last = first + chunkmap.RECORD_LENGTH - 1
+    assert first // 512 == last // 512
+    assert first >= chunkmap.GATE_OFFSET + chunkmap.GATE_LENGTH
+    assert len(chunkmap.pack_record(0)) == chunkmap.RECORD_LENGTH
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_a_packed_record_is_present_and_holds_its_checksum(checksum: int) -> None:
+    record = chunkmap.pack_record(checksum)
+    assert chunkmap.is_present(record)
+    assert int.from_bytes(record[4:], "little") == checksum
+
+
+@pytest.mark.parametrize("record", [b"", bytes(8), b"\x01" + bytes(7), b"\xff" * 8])
+def test_anything_but_the_mark_is_absent(record: bytes) -> None:
+    assert not chunkmap.is_present(record)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        a_map(3)[:100],
+        a_map(3)[:-1],
+        a_map(3) + b"\0",
+        b"X" + a_map(3)[1:],
+        bytes(200),
+    ],
+)
+def test_what_is_cut_short_or_no_map_is_refused(content: bytes) -> None:
+    with pytest.raises(ValueError, match="chunk map"):
+        chunkmap.parse_map(content)

@@ -1,0 +1,203 @@
+"""docker-compose.yml, compared with the settings, the commands and the habits of a careful operator."""
+
+import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from uploader import cli
+from uploader.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docker-compose.yml").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load(TEXT)
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+
+STORES = ("mysql", "valkey")
+OURS = ("migrate", "api", "worker")
+LONG_RUNNING = ("mysql", "valkey", "api", "worker")
+
+_SECRET_SETTINGS = {setting.metadata["name"] for setting in fields(Settings) if setting.metadata["secret"]}
+
+
+def arguments_of(service: str) -> list[str]:
+    """The command of a service as a list."""
+    command = SERVICES[service]["command"]
+    return shlex.split(command) if isinstance(command, str) else command
+
+
+def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
+    """The command that arguments lead to in the CLI, and its parameters. Raises click.UsageError for what it refuses."""
+    command: click.Command = cli.main
+    path, rest = [], arguments
+    while isinstance(command, click.Group):
+        found = command.commands.get(rest[0])
+        assert found is not None, f"there is no command {rest[0]!r}"
+        path.append(rest[0])
+        command, rest = found, rest[1:]
+    context = command.make_context(path[-1], rest)
+    return " ".join(path), context.params
+
+
+def test_it_runs_both_stores_the_migration_the_api_and_a_worker() -> None:
+    assert set(SERVICES) == {*STORES, *OURS}
+
+
+def test_the_stores_are_pinned_and_set_up_to_be_durable() -> None:
+    assert SERVICES["mysql"]["image"] == "mysql:8.4"
+    assert re.fullmatch(r"valkey/valkey:\d+(\.\d+)*", SERVICES["valkey"]["image"])
+    arguments = arguments_of("valkey")
+    assert arguments[0] == "valkey-server"
+    assert dict(zip(arguments[1::2], arguments[2::2], strict=True)) == {
+        "--appendonly": "yes",
+        "--appendfsync": "everysec",
+        "--save": "",
+        "--maxmemory-policy": "noeviction",
+    }
+
+
+@pytest.mark.parametrize(
+    ("service", "command", "parameters"),
+    [
+        ("migrate", "db upgrade", {}),
+        ("api", "serve", {"host": "0.0.0.0", "port": None, "workers": None, "jobs": False}),
+        ("worker", "work", {}),
+    ],
+)
+def test_each_command_is_one_of_the_command_line(service: str, command: str, parameters: dict[str, Any]) -> None:
+    program, *arguments = arguments_of(service)
+    assert program == "uploader"
+    assert parsed(arguments) == (command, parameters)
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_every_setting_is_known_and_has_a_good_value(service: str) -> None:
+    environment: dict[str, str] = SERVICES[service]["environment"]
+    assert all(isinstance(value, str) for value in environment.values())
+    plain = {name: value for name, value in environment.items() if not name.endswith("_FILE")}
+    assert all(name.startswith("UPLOADER_") for name in environment)
+    assert {name.removesuffix("_FILE") for name in environment if name.endswith("_FILE")} <= _SECRET_SETTINGS
+    settings = Settings.load(plain)
+    assert settings.redis_url is not None
+    assert "UPLOADER_DATABASE_URL_FILE" in environment
+
+
+def test_no_unknown_setting_is_named_anywhere_in_the_file() -> None:
+    known = {setting.metadata["name"] for setting in fields(Settings)} | {f"{name}_FILE" for name in _SECRET_SETTINGS}
+    assert set(re.findall(r"\bUPLOADER_\w+", TEXT)) <= known
+
+
+def test_there_is_no_secret_in_the_file() -> None:
+    assert set(COMPOSE["secrets"]) == {"mysql_root_password", "mysql_password", "database_url"}
+    for secret in COMPOSE["secrets"].values():
+        assert set(secret) == {"file"}
+    for name, service in SERVICES.items():
+        for variable, value in service.get("environment", {}).items():
+            if variable.endswith("_FILE"):
+                path = Path(value)
+                assert path.parent == Path("/run/secrets")
+                assert path.name in service["secrets"], f"{name} is not given the secret {path.name}"
+            else:
+                assert not re.search("PASSWORD|SECRET|TOKEN", variable)
+                assert not re.search(r"://[^/\s]*@", value), f"{variable} holds a password"
+    assert not re.search(r"://[^:/\s]+:(?!%s@)[^@\s]+@", TEXT), "a URL holds a password"
+
+
+def test_the_comments_say_how_to_make_every_secret_and_the_readme_says_the_same() -> None:
+    comments = [line.removeprefix("#   ") for line in TEXT.splitlines() if line.startswith("#   ")]
+    made = "\n".join(comments)
+    for secret in COMPOSE["secrets"].values():
+        assert secret["file"].removeprefix("secrets/") in made
+    assert made in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("service", LONG_RUNNING)
+def test_whatever_runs_long_has_a_healthcheck_and_is_started_again(service: str) -> None:
+    check = SERVICES[service]["healthcheck"]
+    assert check["test"][0] == "CMD"
+    assert len(check["test"]) > 1
+    assert {"interval", "timeout", "retries", "start_period"} <= set(check)
+    assert SERVICES[service]["restart"] == "unless-stopped"
+
+
+def test_the_api_is_asked_whether_it_is_ready_on_the_port_it_listens_on() -> None:
+    probe = SERVICES["api"]["healthcheck"]["test"][-1]
+    compile(probe, "probe", "exec")
+    assert f"http://127.0.0.1:{Settings().port}/readyz" in probe
+    assert SERVICES["api"]["ports"] == [f"127.0.0.1:8000:{Settings().port}"]
+
+
+def test_the_worker_is_asked_by_a_command_that_exists() -> None:
+    _, program, *arguments = SERVICES["worker"]["healthcheck"]["test"]
+    assert program == "uploader"
+    assert parsed(arguments)[0] == "token list"
+
+
+def test_the_migration_runs_once_and_the_others_wait_for_its_success() -> None:
+    assert SERVICES["migrate"]["restart"] == "no"
+    assert "healthcheck" not in SERVICES["migrate"]
+    assert SERVICES["migrate"]["depends_on"] == {"mysql": {"condition": "service_healthy"}}
+    for service in ("api", "worker"):
+        assert SERVICES[service]["depends_on"] == {
+            "mysql": {"condition": "service_healthy"},
+            "valkey": {"condition": "service_healthy"},
+            "migrate": {"condition": "service_completed_successfully"},
+        }
+
+
+def test_everything_that_lasts_is_in_a_named_volume_and_the_api_and_the_worker_share_theirs() -> None:
+    used = {}
+    for name in LONG_RUNNING:
+        for volume in SERVICES[name]["volumes"]:
+            source, _, target = volume.partition(":")
+            assert source in COMPOSE["volumes"], f"{name} mounts {source}, which is no named volume"
+            used[name] = (source, target)
+    assert used["mysql"] == ("mysql", "/var/lib/mysql")
+    assert used["valkey"] == ("valkey", "/data")
+    assert used["api"] == used["worker"] == ("data", SERVICES["api"]["environment"]["UPLOADER_DATA"])
+    assert {source for source, _ in used.values()} == set(COMPOSE["volumes"])
+
+
+def test_the_stores_can_be_reached_from_the_network_of_the_servers_only() -> None:
+    assert COMPOSE["networks"] == {"stores": {"internal": True}}
+    for service in STORES:
+        assert SERVICES[service]["networks"] == ["stores"]
+        assert "ports" not in SERVICES[service]
+    assert all("stores" in SERVICES[service]["networks"] for service in OURS)
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_the_image_runs_as_an_ordinary_user_who_owns_the_data_volume(service: str) -> None:
+    build = SERVICES[service]["build"]
+    lines = re.sub(r"\\\n\s*", "", build["dockerfile_inline"]).splitlines()
+    final = lines[max(number for number, line in enumerate(lines) if line.startswith("FROM ")) :]
+    assert re.fullmatch(r"FROM python:3\.1[1-4]-slim", final[0])
+    users = [line.split()[1] for line in final if line.startswith("USER ")]
+    assert len(users) == 1
+    user_id = int(users[0].split(":")[0])
+    assert user_id > 0
+    assert "user" not in SERVICES[service]
+    (made,) = [line for line in final if line.startswith("RUN useradd")]
+    name = made.split("&&")[0].split()[-1]
+    assert f"--uid {user_id} " in made
+    assert f"-o {name} -g {name} {SERVICES[service]['environment']['UPLOADER_DATA']}" in made
+    assert final.index(made) < final.index(f"USER {users[0]}")
+    assert SERVICES[service]["cap_drop"] == ["ALL"]
+    assert SERVICES[service]["read_only"] is True
+
+
+def test_whatever_the_image_copies_is_in_the_repository() -> None:
+    for line in SERVICES["api"]["build"]["dockerfile_inline"].splitlines():
+        if line.startswith("COPY ") and "--from" not in line:
+            for source in line.split()[1:-1]:
+                assert (ROOT / source).exists(), f"{source} is not there to be copied"
+
+
+def test_a_stop_waits_for_requests_in_flight() -> None:
+    seconds = int(SERVICES["api"]["stop_grace_period"].removesuffix("s"))
+    assert seconds > Settings().shutdown_timeout_seconds

@@ -1,0 +1,242 @@
+"""The documents say what the code does: every setting, command, metric, error code and script is compared with its page."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields
+from importlib.resources import files
+from pathlib import Path
+
+import click
+import pytest
+from prometheus_client.metrics import MetricWrapperBase
+from starlette.requests import Request
+
+import uploader
+from uploader import cli, errors, observability
+from uploader.errors import UploaderError, message_of
+from uploader.http.problem import ERRORS, STATUS, explain, title_of
+from uploader.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+SCRIPTS = sorted(
+    Path(str(path))
+    for path in files("uploader.accounting.scripts").iterdir()
+    if path.name.endswith(".lua") and not path.name.startswith("_")
+)
+
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+# Directories of one machine, and the hosts that packages and images come from.
+_ELSEWHERE = re.compile(
+    r"(?<![\w.])/(?:work|tmp|root|home|mnt|workspace|var/tmp)/\S*"
+    r"|\b(?:pypi\.org|pythonhosted\.org|npmjs\.\w+|docker\.io|ghcr\.io|quay\.io|crates\.io|proxy\.golang\.org)\b"
+    r"|\bregistry\.[\w.-]+"
+)
+
+
+def name_of(path: Path) -> str:
+    return path.name
+
+
+def without_code(text: str) -> str:
+    """A document without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def table(path: Path, heading: str) -> list[list[str]]:
+    """The rows of the first table below a heading."""
+    text = f"\n{path.read_text()}"
+    assert f"\n{heading}\n" in text, f"{path.name} has no {heading!r}"
+    section = re.split(r"^#+ ", text.split(f"\n{heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert len(rows) > 2, f"{path.name} has no table below {heading!r}"
+    return rows[2:]
+
+
+def anchors(path: Path) -> set[str]:
+    """The fragments that links may name, made from the headings as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", without_code(path.read_text()), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def metrics() -> dict[str, tuple[str, str]]:
+    """Every metric by the name that Prometheus shows: its type and what it says."""
+    found = {}
+    for metric in vars(observability).values():
+        if isinstance(metric, MetricWrapperBase):
+            for family in metric.describe():
+                suffix = "_total" if family.type == "counter" else ""
+                found[family.name + suffix] = (family.type, family.documentation)
+    return found
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """Every command that can be run, with its full name."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join(("uploader", *path, name)), command
+
+
+def errors_below(error: type[UploaderError]) -> Iterator[type[UploaderError]]:
+    yield error
+    for child in error.__subclasses__():
+        yield from errors_below(child)
+
+
+# The README
+
+
+def test_the_readme_lists_every_setting_with_its_default_and_meaning() -> None:
+    expected = []
+    for setting in fields(Settings):
+        default = setting.metadata["default"]
+        shown = "unset" if default is None else f"`{default}`"
+        expected.append([f"`{setting.metadata['name']}`", shown, setting.metadata["about"]])
+    assert table(ROOT / "README.md", "## Configuration") == expected
+
+
+def test_the_readme_names_the_file_variant_of_every_secret_setting_and_of_no_other() -> None:
+    secret = {f"{setting.metadata['name']}_FILE" for setting in fields(Settings) if setting.metadata["secret"]}
+    assert set(re.findall(r"UPLOADER_\w+_FILE\b", (ROOT / "README.md").read_text())) == secret
+
+
+def test_the_readme_lists_every_command_with_its_arguments_and_options() -> None:
+    listed = {row[0].strip("`") for row in table(ROOT / "README.md", "## Commands")}
+    expected = set()
+    for name, command in commands(cli.main):
+        parts = [name]
+        for parameter in sorted(command.params, key=lambda each: isinstance(each, click.Option)):
+            if isinstance(parameter, click.Option):
+                parts.append(f"[{'/'.join([*parameter.opts, *parameter.secondary_opts])}]")
+            else:
+                parts.append(parameter.make_metavar(click.Context(command)))
+        expected.add(" ".join(parts))
+    assert listed == expected
+
+
+def test_the_readme_gives_the_two_commands_of_a_newcomer() -> None:
+    blocks = re.findall(r"^```bash\n(.*?)^```$", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert blocks[0] == "python3 -m venv .venv && .venv/bin/pip install -q . && .venv/bin/uploader serve\n"
+    assert blocks[1] == "tests/run\n"
+
+
+# The other pages
+
+
+def test_the_operations_page_lists_every_metric_with_its_type_and_meaning() -> None:
+    rows = table(ROOT / "docs" / "operations.md", "## Metrics")
+    assert {name.strip("`"): (kind, about) for name, kind, about in rows} == metrics()
+    assert len(rows) == len(metrics()), "a metric is listed twice"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_a_document_names_no_setting_and_no_metric_that_does_not_exist(document: Path) -> None:
+    names = {setting.metadata["name"] for setting in fields(Settings)}
+    names |= {f"{setting.metadata['name']}_FILE" for setting in fields(Settings) if setting.metadata["secret"]}
+    names |= {"UPLOADER_URL", "UPLOADER_TOKEN", "UPLOADER_TEST_"}
+    text = document.read_text()
+    assert set(re.findall(r"\bUPLOADER_\w+", text)) <= names
+    assert set(re.findall(r"\buploader_[a-z]+_\w+", text)) <= set(metrics())
+
+
+def test_the_architecture_page_names_every_module_of_the_package() -> None:
+    package = Path(uploader.__file__).parent
+    modules = {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    layers = re.search(r"^## Layers$.*?^```$(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+    assert layers is not None
+    assert modules - {"__init__"} <= set(re.findall(r"\w+", layers[1]))
+
+
+def test_the_glossary_has_each_word_once() -> None:
+    words: Counter[str] = Counter()
+    for cell, meaning, _ in table(ROOT / "docs" / "glossary.md", "# Glossary"):
+        assert meaning, f"{cell} is not explained"
+        words.update(re.sub(r"\(.*?\)|`| from 0", "", word).strip() for word in re.split(r", |→", cell))
+    assert words, "the glossary is empty"
+    assert [word for word, count in words.items() if count > 1] == []
+
+
+def test_the_glossary_does_not_rule_out_the_word_it_explains() -> None:
+    rows = table(ROOT / "docs" / "glossary.md", "# Glossary")
+    assert [row[0] for row in rows if row[0] in [word.strip() for word in row[2].split(",")]] == []
+
+
+@pytest.mark.parametrize("decision", DECISIONS, ids=name_of)
+def test_a_decision_is_short_and_has_its_three_parts(decision: Path) -> None:
+    text = decision.read_text()
+    assert text.startswith(f"# {decision.name[:4]}: ")
+    assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == ["Context", "Decision", "Consequences"]
+    assert len(text.splitlines()) <= 40
+
+
+def test_the_decisions_are_numbered_without_gaps() -> None:
+    assert [int(decision.name[:4]) for decision in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+
+
+def test_the_changelog_has_the_version_of_the_package() -> None:
+    assert f"\n## [{uploader.__version__}] - " in (ROOT / "docs" / "changelog.md").read_text()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_relative_link_leads_somewhere(document: Path) -> None:
+    for link in _LINK.findall(without_code(document.read_text())):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, fragment = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), f"{link} leads nowhere"
+        assert target.is_relative_to(ROOT), f"{link} leads out of the repository"
+        assert not fragment or fragment in anchors(target), f"{link} names no heading"
+
+
+@pytest.mark.parametrize(
+    "document", [*DOCUMENTS, ROOT / "docker-compose.yml", ROOT / "pyproject.toml", ROOT / "tests" / "run"], ids=name_of
+)
+def test_no_document_names_a_directory_of_one_machine_or_the_host_of_a_registry(document: Path) -> None:
+    assert _ELSEWHERE.findall(document.read_text()) == []
+
+
+# What the code says about itself
+
+
+@pytest.mark.parametrize("code", sorted(STATUS))
+async def test_every_error_code_is_explained(code: str) -> None:
+    error = ERRORS[code]
+    assert re.fullmatch(r"[A-Z`].*[.:]", message_of(error)), f"{code} is not explained in a sentence"
+    page = await explain(Request({"type": "http", "path_params": {"code": code}}))
+    text = bytes(page.body).decode()
+    assert page.status_code == 200
+    assert f"<h1>{title_of(code)}</h1>" in text
+    assert f"HTTP status {STATUS[code]}" in text
+
+
+def test_every_error_of_the_tree_has_a_status_and_every_status_an_error() -> None:
+    assert {error.code for error in errors_below(UploaderError)} == set(STATUS)
+
+
+def test_the_docstring_of_the_error_tree_names_every_error() -> None:
+    drawn = re.findall(r"^[│├└─ ]*([A-Z]\w+)$", errors.__doc__ or "", flags=re.MULTILINE)
+    assert sorted(drawn) == sorted(error.__name__ for error in errors_below(UploaderError))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=name_of)
+def test_every_script_has_a_header_that_names_its_keys_arguments_and_results(script: Path) -> None:
+    lines = script.read_text().splitlines()
+    header = "\n".join(lines[: next(number for number, line in enumerate(lines) if not line.startswith("--"))])
+    body = "\n".join(lines[header.count("\n") + 1 :])
+    for part in ("-- KEYS  1 ", "-- ARGV  1 ", "-- Returns ", "-- One script "):
+        assert header.count(part) == 1, f"the header lacks {part!r}"
+    for name, text in (
+        ("KEYS", header.split("-- KEYS")[1].split("-- ARGV")[0]),
+        ("ARGV", header.split("-- ARGV")[1].split("-- Returns")[0]),
+    ):
+        listed = [int(number) for number in re.findall(r"  (\d+) ", text)]
+        assert listed == list(range(1, len(listed) + 1)), f"{name} are not numbered in order"
+        used = {int(number) for number in re.findall(rf"\b{name}\[(\d+)\]", body)}
+        assert used <= set(listed), f"{name} are used that the header does not list"

@@ -1,0 +1,291 @@
+"""The embedded Valkey, with real processes: one owner, standby, restart, and what a killed owner leaves."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+import pytest
+from redis import Redis
+
+from tests.support.process import processes_in, wait_for
+from uploader import embedded
+from uploader.embedded import EmbeddedRedis, find_binary, socket_path, version_of
+from uploader.errors import ConfigurationError
+
+Make = Callable[[Path], EmbeddedRedis]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes engines that are started, and stopped with the test."""
+    made: list[EmbeddedRedis] = []
+
+    def started(directory: Path) -> EmbeddedRedis:
+        made.append(EmbeddedRedis(directory))
+        made[-1].start()
+        return made[-1]
+
+    yield started
+    for engine in made:
+        engine.stop()
+
+
+@pytest.fixture
+def path_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that is all of PATH, on a machine without the wheel of the engine."""
+
+    def no_wheel(_package: str) -> Traversable:
+        raise ModuleNotFoundError
+
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    monkeypatch.setattr(embedded, "files", no_wheel)
+    monkeypatch.setenv("PATH", str(directory))
+    return directory
+
+
+def a_program(path: Path, says: str) -> Path:
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def connect(directory: Path) -> "Redis":
+    return Redis(unix_socket_path=socket_path(directory), socket_timeout=5)
+
+
+def server_in(directory: Path) -> int:
+    """The one server that runs in a directory."""
+    (process_id,) = processes_in(directory)
+    return process_id
+
+
+def refusal_of(engine: EmbeddedRedis) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        engine.wait_until_ready()
+    return caught.value.detail
+
+
+def a_leftover(directory: Path) -> "subprocess.Popen[bytes]":
+    """A server that runs in a directory though nobody owns it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    leftover = subprocess.Popen(
+        [find_binary(), *embedded._ARGUMENTS], cwd=directory, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    wait_for(lambda: answers(directory))
+    return leftover
+
+
+def answers(directory: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(socket_path(directory))
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False
+
+
+# The binary
+
+
+def test_the_binary_of_the_wheel_is_found_and_tells_its_version() -> None:
+    binary = find_binary()
+    assert os.access(binary, os.X_OK)
+    name, version = version_of(binary)
+    assert name == "valkey"
+    assert version >= (9, 0)
+
+
+def test_without_the_wheel_a_server_on_path_is_taken_valkey_first(path_only: Path) -> None:
+    redis = a_program(path_only / "redis-server", "")
+    assert find_binary() == redis
+    valkey = a_program(path_only / "valkey-server", "")
+    assert find_binary() == valkey
+
+
+@pytest.mark.usefixtures("path_only")
+def test_without_any_server_one_is_told_what_to_do() -> None:
+    with pytest.raises(ConfigurationError, match="UPLOADER_REDIS_URL"):
+        find_binary()
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        ("Redis server v=7.2.4 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64", ("redis", (7, 2, 4))),
+        ("Valkey server v=9.1.2 sha=00000000:0 malloc=libc bits=64", ("valkey", (9, 1, 2))),
+        ("Server v=8.0.0-rc1 (Valkey)", ("valkey", (8, 0, 0))),
+    ],
+)
+def test_a_version_is_read_from_what_the_binary_says(
+    tmp_path: Path, says: str, told: tuple[str, tuple[int, ...]]
+) -> None:
+    assert version_of(a_program(tmp_path / "server", says)) == told
+
+
+def test_a_binary_without_a_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="version"):
+        version_of(a_program(tmp_path / "server", "hello"))
+
+
+def test_a_redis_before_7_is_refused(tmp_path: Path, path_only: Path, make: Make) -> None:
+    a_program(path_only / "redis-server", "Redis server v=6.2.14 sha=00000000:0")
+    assert "7.0 or newer" in refusal_of(make(tmp_path / "redis"))
+
+
+def test_files_of_a_newer_server_are_refused_and_left_as_they_are(tmp_path: Path, make: Make) -> None:
+    directory = tmp_path / "redis"
+    directory.mkdir()
+    note = json.dumps({"name": "valkey", "version": [99, 0, 0]})
+    (directory / "engine.json").write_text(note)
+    assert "was written by valkey 99.0.0" in refusal_of(make(directory))
+    assert (directory / "engine.json").read_text() == note
+    assert processes_in(directory) == []
+
+
+def test_a_server_that_cannot_start_is_told_with_its_reason(tmp_path: Path, make: Make) -> None:
+    directory = tmp_path / "redis"
+    (directory / "appendonlydir").mkdir(parents=True)
+    (directory / "appendonlydir" / "appendonly.aof.manifest").write_text("nonsense\n")
+    assert "it ended with 1" in refusal_of(make(directory))
+
+
+# One owner
+
+
+def test_a_started_server_answers_on_its_socket_alone_and_ends_with_stop(tmp_path: Path, make: Make) -> None:
+    directory = tmp_path / "new" / "redis"
+    engine = make(directory)
+    engine.wait_until_ready()
+    assert directory.stat().st_mode & 0o777 == 0o700
+    with connect(directory) as redis:
+        assert redis.config_get("port") == {"port": "0"}
+        assert redis.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+        assert redis.config_get("appendonly") == {"appendonly": "yes"}
+    engine.stop()
+    assert processes_in(directory) == []
+    assert not answers(directory)
+
+
+def test_what_was_stored_is_there_after_a_new_start(tmp_path: Path, make: Make) -> None:
+    for value in (None, b"kept"):
+        engine = make(tmp_path)
+        engine.wait_until_ready()
+        with connect(tmp_path) as redis:
+            assert redis.get("key") == value
+            redis.set("key", "kept")
+        engine.stop()
+
+
+def test_stop_before_the_server_is_up_leaves_none_behind(tmp_path: Path, make: Make) -> None:
+    make(tmp_path).stop()
+    assert processes_in(tmp_path) == []
+
+
+def test_a_server_that_is_killed_is_started_again_with_what_it_held(tmp_path: Path, make: Make) -> None:
+    make(tmp_path).wait_until_ready()
+    with connect(tmp_path) as redis:
+        redis.set("key", "kept")
+    killed = server_in(tmp_path)
+    os.kill(killed, signal.SIGKILL)
+    wait_for(lambda: killed not in processes_in(tmp_path) and answers(tmp_path))
+    with connect(tmp_path) as redis:
+        assert redis.get("key") == b"kept"
+
+
+def test_a_second_owner_stands_by_and_takes_over(tmp_path: Path, make: Make) -> None:
+    first = make(tmp_path)
+    first.wait_until_ready()
+    second = make(tmp_path)
+    second.wait_until_ready()
+    owned = server_in(tmp_path)
+    with connect(tmp_path) as redis:
+        redis.set("key", "kept")
+    first.stop()
+    wait_for(lambda: owned not in processes_in(tmp_path) and answers(tmp_path))
+    with connect(tmp_path) as redis:
+        assert redis.get("key") == b"kept"
+    second.stop()
+    assert processes_in(tmp_path) == []
+
+
+def test_who_stands_by_ends_without_ending_the_server(tmp_path: Path, make: Make) -> None:
+    make(tmp_path).wait_until_ready()
+    second = make(tmp_path)
+    second.wait_until_ready()
+    owned = server_in(tmp_path)
+    second.stop()
+    assert server_in(tmp_path) == owned
+    assert answers(tmp_path)
+
+
+# What a killed owner leaves
+
+
+def test_a_server_ends_with_its_killed_owner_and_the_next_one_serves_its_data(tmp_path: Path, make: Make) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from uploader.embedded import EmbeddedRedis;"
+        "engine = EmbeddedRedis(Path(sys.argv[1])); engine.start(); engine.wait_until_ready();"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    directory = tmp_path / "redis"
+    owner = subprocess.Popen([sys.executable, "-c", program, str(directory)], stdout=subprocess.PIPE)
+    with owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"ready\n"
+        with connect(directory) as redis:
+            redis.set("key", "kept")
+        left = server_in(directory)
+        owner.kill()
+    make(directory).wait_until_ready()
+    assert server_in(directory) != left
+    with connect(directory) as redis:
+        assert redis.get("key") == b"kept"
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["plain path", "path through a link"])
+def test_a_server_that_outlived_its_owner_is_ended_by_the_next(tmp_path: Path, make: Make, linked: bool) -> None:
+    directory = tmp_path / "redis"
+    with a_leftover(directory) as leftover:
+        with connect(directory) as redis:
+            redis.set("key", "kept")
+        place = directory
+        if linked:
+            (tmp_path / "link").symlink_to(tmp_path)
+            place = tmp_path / "link" / "redis"
+        make(place).wait_until_ready()
+        assert leftover.poll() is not None
+    assert len(processes_in(directory)) == 1
+    with connect(place) as redis:
+        assert redis.get("key") == b"kept"
+
+
+def test_servers_of_other_directories_are_left_alone(tmp_path: Path, make: Make) -> None:
+    with a_leftover(tmp_path / "other") as other:
+        make(tmp_path / "redis").wait_until_ready()
+        assert other.poll() is None
+        other.terminate()
+
+
+# Long paths
+
+
+def test_a_short_path_is_connected_to_as_it_is() -> None:
+    assert socket_path(Path("/srv/redis")) == "/srv/redis/r.sock"
+
+
+def test_a_directory_with_a_long_path_is_reached_through_a_descriptor(tmp_path: Path, make: Make) -> None:
+    directory = tmp_path / ("d" * 120) / "redis"
+    make(directory).wait_until_ready()
+    path = socket_path(directory)
+    assert len(path) <= 107
+    assert socket_path(directory) == path, "one descriptor serves all"
+    with connect(directory) as redis:
+        assert redis.ping()

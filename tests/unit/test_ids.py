@@ -1,0 +1,36 @@
+"""Ids sort by time and are told from anything else."""
+
+import threading
+
+import pytest
+
+from uploader.service.ids import is_id, new_id
+
+
+def test_ids_are_unique_and_increase_within_the_process() -> None:
+    ids = [new_id() for _ in range(10_000)]
+    assert len(set(ids)) == len(ids)
+    assert sorted(ids) == ids
+
+
+def test_ids_made_by_many_threads_at_once_never_share_their_time() -> None:
+    made: list[str] = []
+    threads = [threading.Thread(target=lambda: made.extend([new_id() for _ in range(500)])) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({identifier[:14] for identifier in made}) == len(made) == 4000
+
+
+def test_the_random_part_differs() -> None:
+    assert len({new_id()[14:] for _ in range(1000)}) == 1000
+
+
+def test_a_new_id_is_an_id() -> None:
+    assert is_id(new_id())
+
+
+@pytest.mark.parametrize("text", ["", "0" * 31, "0" * 33, "G" + "0" * 31, "A" * 32, "0" * 31 + "\n", "../" + "0" * 29])
+def test_anything_else_is_none(text: str) -> None:
+    assert not is_id(text)

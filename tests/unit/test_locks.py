@@ -1,0 +1,116 @@
+"""Locks of open file descriptions: one descriptor is one holder, also within one process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from uploader.storage.locks import try_lock, try_lock_shared, unlock
+
+Open = Callable[[], int]
+
+
+@pytest.fixture
+def open_file(tmp_path: Path) -> Iterator[Open]:
+    """Opens one file again and again, each time with a descriptor of its own."""
+    path = tmp_path / "file"
+    path.touch()
+    descriptors: list[int] = []
+
+    def opened() -> int:
+        descriptors.append(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        return descriptors[-1]
+
+    yield opened
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def test_two_descriptors_of_one_process_exclude_each_other(open_file: Open) -> None:
+    first, second = open_file(), open_file()
+    assert try_lock(first, 0, 8)
+    assert not try_lock(second, 0, 8)
+    assert not try_lock_shared(second, 0, 8)
+
+
+def test_a_holder_may_take_its_own_lock_again(open_file: Open) -> None:
+    descriptor = open_file()
+    assert try_lock(descriptor, 0, 8)
+    assert try_lock(descriptor, 0, 8)
+
+
+def test_ranges_that_do_not_touch_are_independent(open_file: Open) -> None:
+    first, second = open_file(), open_file()
+    assert try_lock(first, 0, 8)
+    assert try_lock(second, 8, 8)
+    assert not try_lock(second, 7, 1)
+
+
+def test_a_length_of_zero_reaches_to_the_end_and_beyond(open_file: Open) -> None:
+    first, second = open_file(), open_file()
+    assert try_lock(first, 128, 0)
+    assert not try_lock(second, 10**9, 8)
+    assert try_lock(second, 120, 8)
+
+
+def test_sharers_go_together_and_keep_out_who_wants_it_alone(open_file: Open) -> None:
+    first, second, third = open_file(), open_file(), open_file()
+    assert try_lock_shared(first, 0, 1)
+    assert try_lock_shared(second, 0, 1)
+    assert not try_lock(third, 0, 1)
+    unlock(first, 0, 1)
+    assert not try_lock(third, 0, 1)
+    unlock(second, 0, 1)
+    assert try_lock(third, 0, 1)
+
+
+def test_unlock_gives_up_only_its_range(open_file: Open) -> None:
+    first, second = open_file(), open_file()
+    assert try_lock(first, 0, 16)
+    unlock(first, 0, 8)
+    assert try_lock(second, 0, 8)
+    assert not try_lock(second, 8, 8)
+
+
+def test_closing_another_descriptor_of_the_file_drops_nothing(tmp_path: Path, open_file: Open) -> None:
+    first, second = open_file(), open_file()
+    assert try_lock(first, 0, 8)
+    os.close(os.open(tmp_path / "file", os.O_RDWR))
+    assert not try_lock(second, 0, 8)
+
+
+def test_closing_the_descriptor_gives_up_everything(tmp_path: Path, open_file: Open) -> None:
+    own, other = os.open(tmp_path / "file", os.O_RDWR), open_file()
+    assert try_lock(own, 0, 8)
+    assert try_lock_shared(own, 100, 8)
+    os.close(own)
+    assert try_lock(other, 0, 0)
+
+
+def test_another_process_is_kept_out_and_gets_the_lock_afterwards(tmp_path: Path, open_file: Open) -> None:
+    program = (
+        "import os, sys; from uploader.storage.locks import try_lock;"
+        "print(try_lock(os.open(sys.argv[1], os.O_RDWR), 0, 8))"
+    )
+
+    def ask() -> str:
+        command = [sys.executable, "-c", program, str(tmp_path / "file")]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    descriptor = open_file()
+    assert try_lock(descriptor, 0, 8)
+    assert ask() == "False"
+    unlock(descriptor, 0, 8)
+    assert ask() == "True"
+
+
+def test_any_other_error_is_raised(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path / "file", os.O_RDONLY | os.O_CREAT)
+    try:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            try_lock(descriptor, 0, 8)  # not open for writing
+    finally:
+        os.close(descriptor)

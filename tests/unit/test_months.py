@@ -1,0 +1,23 @@
+"""The directory of a month."""
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from uploader.domain.months import month_path
+
+
+@pytest.mark.parametrize(
+    ("moment", "path"),
+    [
+        (datetime(2026, 11, 30, 23, 59, 59, tzinfo=UTC), "2026/11"),
+        (datetime(2026, 12, 1, tzinfo=UTC), "2026/12"),
+        (datetime(2027, 1, 1, tzinfo=UTC), "2027/01"),
+    ],
+)
+def test_a_month_has_its_directory(moment: datetime, path: str) -> None:
+    assert month_path(moment) == path
+
+
+def test_the_month_is_that_of_utc() -> None:
+    assert month_path(datetime(2027, 1, 1, 1, tzinfo=timezone(timedelta(hours=2)))) == "2026/12"

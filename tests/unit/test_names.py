@@ -1,0 +1,92 @@
+"""Names of files and users: what is taken, and into which form."""
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uploader.domain.names import check_user_id, normalise_name
+
+BIDI_CONTROLS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+def test_a_name_comes_out_in_nfc() -> None:
+    assert normalise_name("Cafe\u0301/\u212b.txt") == "Caf\u00e9/\u00c5.txt"
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "docs/a.iso", " a ", "...", ".hidden", "a/..b/c", "文件/ファイル", "👩‍👩‍👧", 'a"b:c*?', "~"]
+)
+def test_an_ordinary_name_is_taken_as_it_is(name: str) -> None:
+    assert normalise_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "/", "/a", "a/", "a//b", ".", "..", "../a", "a/../b", "a/.", "./a"])
+def test_a_name_without_proper_segments_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="empty"):
+        normalise_name(name)
+
+
+@pytest.mark.parametrize(
+    "character", [*BIDI_CONTROLS, "\0", "\n", "\r", "\t", "\x1b", "\x7f", "\x85", "\u2028", "\u2029"]
+)
+def test_control_and_direction_characters_are_refused(character: str) -> None:
+    with pytest.raises(ValueError, match="control"):
+        normalise_name(f"a{character}b")
+    with pytest.raises(ValueError, match="control"):
+        check_user_id(f"a{character}b")
+
+
+def test_a_backslash_is_refused() -> None:
+    with pytest.raises(ValueError, match="backslash"):
+        normalise_name("a\\b")
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\udfff", "\udcff/b"])
+def test_a_lone_surrogate_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="Unicode"):
+        normalise_name(name)
+    with pytest.raises(ValueError, match="Unicode"):
+        check_user_id(name.replace("/", ""))
+
+
+def test_the_limits_of_a_name_are_in_bytes_of_utf_8() -> None:
+    segment = "é" * 127 + "x"  # 255 bytes
+    whole = "/".join([segment] * 4)  # 1023 bytes
+    assert normalise_name(segment) == segment
+    assert normalise_name(whole) == whole
+    with pytest.raises(ValueError, match="segment longer than 255"):
+        normalise_name(segment + "x")
+    with pytest.raises(ValueError, match="longer than 1024"):
+        normalise_name(f"{whole}/x")
+    assert len(f"{whole}/x".encode()) == 1025
+
+
+def test_a_name_is_measured_in_the_form_that_is_stored() -> None:
+    decomposed = "e\u0301" * 127  # 381 bytes as sent, 254 in NFC
+    assert len(normalise_name(decomposed).encode()) == 254
+
+
+@given(st.text(max_size=40))
+def test_a_name_that_is_taken_keeps_every_rule_and_is_taken_again_unchanged(text: str) -> None:
+    try:
+        name = normalise_name(text)
+    except ValueError:
+        return
+    assert name == unicodedata.normalize("NFC", text)
+    assert normalise_name(name) == name
+    assert not set(name.split("/")) & {"", ".", ".."}
+    assert not set(name) & set("\\\0\n\r" + BIDI_CONTROLS)
+    assert len(name.encode()) <= 1024
+
+
+@pytest.mark.parametrize("user_id", ["alice", "a@b.c", "用户", "x" * 255, "auth0|123", ".", "é" * 127])
+def test_an_ordinary_user_id_is_taken_as_it_is(user_id: str) -> None:
+    assert check_user_id(user_id) == user_id
+
+
+@pytest.mark.parametrize("user_id", ["", "x" * 256, "é" * 128, "a b", "a\u00a0b", "a\u3000b", " a", "a/b"])
+def test_a_user_id_with_white_space_a_slash_or_too_many_bytes_is_refused(user_id: str) -> None:
+    with pytest.raises(ValueError, match=r"empty|longer|white space"):
+        check_user_id(user_id)

@@ -1,0 +1,154 @@
+"""The OpenAPI document is whole, and says neither more nor less than the router serves."""
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from uploader.bootstrap import build_application, create_services
+from uploader.http.problem import STATUS
+from uploader.settings import Settings
+
+METHODS = {"get", "head", "post", "put", "patch", "delete"}
+
+
+@pytest.fixture
+async def application(tmp_path: Path) -> AsyncIterator[Starlette]:
+    """The application over services that are connected to nothing."""
+    services = create_services(Settings(data=tmp_path))
+    yield build_application(services)
+    await services.close()
+
+
+@pytest.fixture
+async def document(application: Starlette) -> dict[str, Any]:
+    return await fetch(application, "/openapi.json")
+
+
+async def fetch(application: Starlette, path: str) -> dict[str, Any]:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=application), base_url="http://test") as client:
+        response = await client.get(path)
+    assert response.status_code == 200
+    body: dict[str, Any] = response.json()
+    return body
+
+
+def operations_of(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, item in document["paths"].items():
+        assert set(item) <= METHODS
+        for method, operation in item.items():
+            yield path, method, operation
+
+
+def references_in(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if "$ref" in value:
+            yield value["$ref"]
+        for inner in value.values():
+            yield from references_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from references_in(inner)
+
+
+def resolve(document: dict[str, Any], reference: str) -> Any:
+    found: Any = document
+    assert reference.startswith("#/")
+    for step in reference[2:].split("/"):
+        found = found[step]
+    return found
+
+
+async def test_the_document_is_openapi_3_1_with_the_license(document: dict[str, Any]) -> None:
+    assert document["openapi"].startswith("3.1.")
+    assert {"title", "version", "license"} <= set(document["info"])
+
+
+async def test_every_reference_resolves(document: dict[str, Any]) -> None:
+    references = set(references_in(document))
+    assert references
+    for reference in references:
+        assert isinstance(resolve(document, reference), dict)
+
+
+async def test_no_schema_is_left_over(document: dict[str, Any]) -> None:
+    used = {reference.rsplit("/", 1)[-1] for reference in references_in(document)}
+    assert set(document["components"]["schemas"]) == used
+
+
+async def test_every_operation_has_a_summary_a_tag_and_an_id_of_its_own(document: dict[str, Any]) -> None:
+    operations = [operation for _, _, operation in operations_of(document)]
+    identifiers = [operation["operationId"] for operation in operations]
+    assert all(re.fullmatch(r"[a-z0-9_]+", identifier) for identifier in identifiers)
+    assert len(set(identifiers)) == len(identifiers)
+    assert all(operation["summary"] and operation["tags"] for operation in operations)
+
+
+async def test_every_parameter_of_a_path_is_described_and_required(document: dict[str, Any]) -> None:
+    for path, _, operation in operations_of(document):
+        described = [entry for entry in operation.get("parameters", []) if entry["in"] == "path"]
+        assert [entry["name"] for entry in described] == re.findall(r"\{(\w+)\}", path)
+        assert all(entry["required"] and entry["schema"] for entry in described)
+
+
+async def test_parameters_are_not_described_twice(document: dict[str, Any]) -> None:
+    for _, _, operation in operations_of(document):
+        keys = [(entry["in"], entry["name"].lower()) for entry in operation.get("parameters", [])]
+        assert len(set(keys)) == len(keys)
+
+
+async def test_every_route_is_in_the_document_and_nothing_else(
+    application: Starlette, document: dict[str, Any]
+) -> None:
+    routes = {route.path.replace(":path}", "}") for route in application.routes if isinstance(route, Route)}
+    assert set(document["paths"]) == routes
+
+
+async def test_every_method_that_is_served_is_in_the_document(application: Starlette, document: dict[str, Any]) -> None:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=application), base_url="http://test") as client:
+        for path, item in document["paths"].items():
+            response = await client.request("TRACE", re.sub(r"\{\w+\}", "x", path))
+            assert response.status_code == 405
+            served = set(response.headers["allow"].lower().split(", "))
+            assert served - {"head"} == set(item)
+            assert ("head" in served) == ("get" in item)
+
+
+async def test_every_answer_has_a_description_and_errors_are_problems(document: dict[str, Any]) -> None:
+    known = {str(status) for status in STATUS.values()}
+    for _, _, operation in operations_of(document):
+        for status, answer in operation["responses"].items():
+            assert answer["description"]
+            if status in known and "application/json" not in answer.get("content", {}):
+                schema = answer["content"]["application/problem+json"]["schema"]
+                assert resolve(document, schema["$ref"])["title"] == "Problem"
+
+
+async def test_only_what_needs_no_token_is_without_security(document: dict[str, Any]) -> None:
+    is_open = {path for path, _, operation in operations_of(document) if "security" not in operation}
+    assert is_open == {
+        *("/", "/livez", "/readyz", "/metrics", "/config", "/docs", "/openapi.json"),
+        *("/problems/{code}", "/static/{path}"),
+    }
+    for path, _, operation in operations_of(document):
+        assert ("401" in operation["responses"]) == (path not in is_open)
+        assert ("403" in operation["responses"]) == path.startswith("/admin/")
+
+
+async def test_metrics_can_be_closed(tmp_path: Path) -> None:
+    services = create_services(Settings(data=tmp_path, metrics="admin"))
+    try:
+        described = await fetch(build_application(services), "/openapi.json")
+    finally:
+        await services.close()
+    assert described["paths"]["/metrics"]["get"]["security"] == [{"bearer": []}]
+
+
+async def test_the_document_is_json_without_surprises(document: dict[str, Any]) -> None:
+    assert json.loads(json.dumps(document, allow_nan=False)) == document

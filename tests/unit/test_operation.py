@@ -1,0 +1,119 @@
+"""Requests are decoded strictly, and a refusal names the field and the reason."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uploader.errors import InvalidRequest
+from uploader.http.operation import checked_name, decode_json
+from uploader.http.wire import AskStates, OpenFile, TellDigests
+
+MD5 = "d41d8cd98f00b204e9800998ecf8427e"
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "size", "x"]), inner),
+    max_leaves=10,
+)
+
+
+def refusal(content: bytes, kind: type = OpenFile) -> tuple[str, str]:
+    with pytest.raises(InvalidRequest) as caught:
+        decode_json(content, kind)
+    (error,) = caught.value.fields["errors"]
+    assert caught.value.detail == f"{error['field']}: {error['reason']}"
+    return error["field"], error["reason"]
+
+
+def test_a_proper_body_is_decoded() -> None:
+    body = decode_json('{"name": "dö/a", "size": 12, "instant": false}'.encode(), OpenFile)
+    assert (body.name, body.size, body.instant) == ("dö/a", 12, False)
+
+
+@pytest.mark.parametrize("spelling", ['"12"', "true", "1e3", "1.0", "null", "[1]", "{}", "-1", str(2**63), "1" * 5000])
+def test_what_is_no_whole_number_within_bounds_is_refused(spelling: str) -> None:
+    field, _ = refusal(f'{{"name": "a", "size": {spelling}}}'.encode())
+    assert field == "size"
+
+
+def test_the_largest_size_is_taken() -> None:
+    assert decode_json(f'{{"name": "a", "size": {2**63 - 1}}}'.encode(), OpenFile).size == 2**63 - 1
+
+
+def test_a_missing_field_is_named() -> None:
+    assert refusal(b'{"name": "a"}') == ("size", "is missing")
+
+
+@pytest.mark.parametrize("name", ["chunkSize", "x`y", "$.size"])
+def test_an_unknown_field_is_named(name: str) -> None:
+    content = json.dumps({"name": "a", "size": 1, name: {"a": 1}}).encode()
+    assert refusal(content) == (name, "is not a known field")
+
+
+@pytest.mark.parametrize(
+    ("content", "field"),
+    [
+        (b'{"name": "a", "size": 1, "size": 1}', "size"),
+        (b'{"name": "a", "name": "b", "size": 1}', "name"),
+        (b'{"name": "a", "n\\u0061me": "b", "size": 1}', "name"),
+    ],
+)
+def test_a_field_that_is_given_twice_is_refused(content: bytes, field: str) -> None:
+    assert refusal(content) == (field, "is given more than once")
+
+
+def test_a_bad_element_of_a_list_is_named_by_its_place() -> None:
+    field, _ = refusal(json.dumps({"md5s": [MD5, "x"]}).encode(), AskStates)
+    assert field.startswith("md5s")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b" ",
+        b"{",
+        b"\xff",
+        b'{"name": "\xed\xa0\x80", "size": 1}',
+        b'{"name": "\\ud800", "size": 1}',
+        b'{"name": "a", "size": 1} x',
+        b'{"name": "a", "size": 01}',
+        b'{"name": "a", "size": NaN}',
+        b"{'name': 'a', 'size': 1}",
+        b'{"name": "a", "size": 1,}',
+        b'\xef\xbb\xbf{"name": "a", "size": 1}',
+        '{"name": "a", "size": 1}'.encode("utf-16"),
+    ],
+)
+def test_what_is_not_json_in_utf_8_is_refused(content: bytes) -> None:
+    assert refusal(content) == ("body", "is not valid JSON in UTF-8")
+
+
+@pytest.mark.parametrize("content", [b"null", b"[]", b'"text"', b"12", b"[" * 100_000])
+def test_a_body_that_is_no_object_is_refused(content: bytes) -> None:
+    assert refusal(content)[0] == "body"
+
+
+@pytest.mark.parametrize("digest", [MD5 + "\n", MD5[:-1], MD5 + "0", "g" * 32, ""])
+def test_what_is_not_exactly_a_digest_is_refused(digest: str) -> None:
+    assert refusal(json.dumps({"md5": digest}).encode(), TellDigests)[0] == "md5"
+    assert refusal(json.dumps({"md5": MD5, "sha256": digest * 2}).encode(), TellDigests)[0] == "sha256"
+
+
+@given(json_values.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=60))
+def test_whatever_is_sent_is_decoded_or_refused_with_a_field_and_a_reason(content: bytes) -> None:
+    try:
+        decoded = decode_json(content, OpenFile)
+    except InvalidRequest as error:
+        assert all(entry["field"] and entry["reason"] for entry in error.fields["errors"])
+    else:
+        assert isinstance(decoded, OpenFile)
+
+
+def test_a_name_is_normalised_or_refused_as_a_field() -> None:
+    assert checked_name("e\u0301") == "é"
+    with pytest.raises(InvalidRequest) as caught:
+        checked_name("../a")
+    assert caught.value.fields["errors"][0]["field"] == "name"

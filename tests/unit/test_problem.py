@@ -1,0 +1,87 @@
+"""Errors as problem documents (RFC 9457)."""
+
+import json
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from uploader.errors import NotFound, QuotaExceeded, UploaderError
+from uploader.http.problem import ERRORS, STATUS, explain, problem_response, title_of
+from uploader.observability import request_id
+
+
+def all_errors(error: type[UploaderError] = UploaderError) -> list[type[UploaderError]]:
+    return [error, *(below for child in error.__subclasses__() for below in all_errors(child))]
+
+
+def page_of(code: str) -> Request:
+    return Request({"type": "http", "path_params": {"code": code}, "headers": []})
+
+
+def test_every_code_has_a_status_and_every_status_an_error() -> None:
+    assert {error.code for error in all_errors()} == set(STATUS) == set(ERRORS)
+
+
+def test_the_error_that_stands_for_a_code_has_it() -> None:
+    assert {code: error.code for code, error in ERRORS.items()} == {code: code for code in STATUS}
+    assert ERRORS["internal-error"] is UploaderError
+    assert ERRORS["not-found"] is NotFound
+
+
+def test_the_statuses_are_those_of_errors() -> None:
+    assert all(400 <= status < 600 for status in STATUS.values())
+    # Whoever is told to come back later must be allowed to.
+    waits = {code for code, status in STATUS.items() if status in (408, 429, 503, 507)}
+    assert all(ERRORS[code].retryable for code in waits)
+
+
+@pytest.mark.parametrize("code", sorted(STATUS))
+def test_a_problem_has_all_members_and_the_headers_of_its_status(code: str) -> None:
+    token = request_id.set("the-request")
+    try:
+        response = problem_response(ERRORS[code]())
+    finally:
+        request_id.reset(token)
+    document: dict[str, Any] = json.loads(bytes(response.body))
+    assert document == {
+        "type": f"/problems/{code}",
+        "title": title_of(code),
+        "status": STATUS[code],
+        "detail": ERRORS[code]().detail,
+        "code": code,
+        "retryable": ERRORS[code].retryable,
+        "request_id": "the-request",
+    }
+    assert response.status_code == STATUS[code]
+    assert response.headers["content-type"] == "application/problem+json"
+    assert ("retry-after" in response.headers) == (STATUS[code] in (429, 503))
+    assert response.headers.get("www-authenticate") == ("Bearer" if STATUS[code] == 401 else None)
+
+
+def test_the_fields_of_an_error_are_members_and_headers_are_added() -> None:
+    response = problem_response(QuotaExceeded(requested=5), {"Allow": "GET"})
+    assert json.loads(bytes(response.body))["requested"] == 5
+    assert response.headers["allow"] == "GET"
+
+
+@pytest.mark.parametrize(
+    ("code", "title"),
+    [("md5-mismatch", "MD5 mismatch"), ("sha256-conflict", "SHA-256 conflict"), ("upload-gone", "Upload gone")],
+)
+def test_a_title_is_the_code_in_words(code: str, title: str) -> None:
+    assert title_of(code) == title
+
+
+@pytest.mark.parametrize("code", sorted(STATUS))
+async def test_every_code_has_a_page_for_a_person(code: str) -> None:
+    page = bytes((await explain(page_of(code))).body).decode()
+    assert f"<h1>{title_of(code)}</h1>" in page
+    assert f"HTTP status {STATUS[code]}" in page
+    assert ("Trying again later may help" in page) == ERRORS[code].retryable
+
+
+@pytest.mark.parametrize("code", ["", "no-such-code", "<script>", "404"])
+async def test_an_unknown_code_has_no_page(code: str) -> None:
+    with pytest.raises(NotFound):
+        await explain(page_of(code))

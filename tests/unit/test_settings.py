@@ -1,0 +1,274 @@
+"""Settings: what each parser takes and refuses, how a start is stopped, and what a person is shown."""
+
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uploader.errors import ConfigurationError
+from uploader.settings import Settings, format_duration, format_size, parse_duration, parse_rate, parse_size
+
+
+def problems_of(environment: dict[str, str], **overrides: Any) -> list[str]:
+    with pytest.raises(ConfigurationError) as caught:
+        Settings.load(environment, **overrides)
+    return caught.value.detail.splitlines()
+
+
+# Parsers
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("123", 123),
+        (" 123 ", 123),
+        ("1B", 1),
+        ("64KiB", 64 << 10),
+        ("64 KiB", 64 << 10),
+        ("64kib", 64 << 10),
+        ("5MB", 5_000_000),
+        ("8MiB", 8 << 20),
+        ("1.5GB", 1_500_000_000),
+        ("10 GiB", 10 << 30),
+        ("2TiB", 2 << 40),
+        ("3TB", 3 * 10**12),
+        (str(2**63 - 1), 2**63 - 1),
+    ],
+)
+def test_a_size_is_bytes_or_a_number_with_a_unit(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "-1", "+1", "1e3", "ten", "1XiB", "1 2", ".5", "5.", "1,5GB", "0x10", "1_000", "٣", "1iB", "nan", "inf"),
+        *(str(2**63), "9223372036854775808B", "8388608TiB", "9" * 400 + ".5", "9" * 5000),
+    ],
+)
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"size|larger|digits"):
+        parse_size(text)
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_a_formatted_size_is_parsed_back_exactly(size: int) -> None:
+    assert parse_size(format_size(size)) == size
+
+
+def test_a_rate_is_a_size_with_or_without_per_second() -> None:
+    assert parse_rate("1KiB/s") == parse_rate("1 KiB") == parse_rate("1024") == 1024
+    with pytest.raises(ValueError, match="size"):
+        parse_rate("1KiB/m")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("5", 5), ("5s", 5), ("0.5s", 0.5), ("500ms", 0.5), ("10m", 600), ("12 h", 43200), ("7d", 604800), (" 0 ", 0)],
+)
+def test_a_duration_is_seconds_or_a_number_with_a_unit(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "-5s", "5 weeks", "5S", "1e3s", "s", "5s5s", "inf", "nan", "36501d", "9" * 400])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"duration|longer"):
+        parse_duration(text)
+
+
+@given(st.integers(0, 36500 * 86_400_000).map(lambda milliseconds: milliseconds / 1000))
+def test_a_formatted_duration_is_parsed_back_exactly(seconds: float) -> None:
+    assert parse_duration(format_duration(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("DATA", "/srv/data", "data", Path("/srv/data")),
+        ("REDIS_URL", "redis://cache/0", "redis_url", "redis://cache/0"),
+        ("HOST", "::1", "host", "::1"),
+        ("PORT", "0", "port", 0),
+        ("WORKERS", "4", "workers", 4),
+        ("JOBS", "false", "jobs", False),
+        ("AUTH", "none", "auth", "none"),
+        ("INSTANT", "trust", "instant", "trust"),
+        ("DURABILITY", "process", "durability", "process"),
+        ("CHUNK_SIZE", "1MiB", "chunk_size_bytes", 1 << 20),
+        ("DEFAULT_TOTAL_SPACE", "0", "default_total_space_bytes", 0),
+        ("FREE_SPACE_FLOOR", "0", "free_space_floor_bytes", 0),
+        ("MERGE_WAIT", "0", "merge_wait_seconds", 0.0),
+        ("QUIET_INTERVAL", "250ms", "quiet_interval_seconds", 0.25),
+        ("MIN_BODY_RATE", "4KiB/s", "min_body_rate_bytes", 4096),
+    ],
+)
+def test_a_variable_sets_its_field(name: str, text: str, field: str, value: object) -> None:
+    assert getattr(Settings.load({f"UPLOADER_{name}": text}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("PORT", "65536"),
+        ("PORT", "-1"),
+        ("PORT", "80a"),
+        ("PORT", "٨٠"),
+        ("WORKERS", "0"),
+        ("WORKERS", "1.5"),
+        ("SHARDS", "101"),
+        ("JOBS", "yes"),
+        ("JOBS", "True"),
+        ("AUTH", "jwt"),
+        ("INSTANT", ""),
+        ("HOST", ""),
+        ("CHUNK_SIZE", "0"),
+        ("QUIET_INTERVAL", "0s"),
+        ("UPLOAD_EXPIRY", "99999999999999d"),
+        ("MAX_FILE_SIZE", "9" * 400 + ".5"),
+        ("METRICS", "closed"),
+        ("LOG_LEVEL", "INFO"),
+        ("LOG_FORMAT", "xml"),
+    ],
+)
+def test_a_bad_value_stops_the_start_with_one_line_that_names_it(name: str, text: str) -> None:
+    (line,) = problems_of({f"UPLOADER_{name}": text})
+    assert line.startswith(f"UPLOADER_{name}: {text!r}: ")
+
+
+# Reading the environment
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    assert Settings.load({}) == Settings()
+
+
+def test_names_of_other_programs_are_left_alone() -> None:
+    environment = {"PATH": "/bin", "uploader_port": "x", "UPLOADERPORT": "x"}
+    environment |= {"UPLOADER_URL": "http://x", "UPLOADER_TOKEN": "t", "UPLOADER_TEST_REDIS_URL": "redis://x"}
+    assert Settings.load(environment) == Settings()
+
+
+@pytest.mark.parametrize("name", ["UPLOADER_PROT", "UPLOADER_", "UPLOADER_port", "UPLOADER_TESTING", "UPLOADER_X_FILE"])
+def test_an_unknown_name_stops_the_start(name: str) -> None:
+    assert problems_of({name: "1"}) == [f"{name}: no such setting"]
+
+
+def test_several_problems_are_one_line_each() -> None:
+    lines = problems_of({"UPLOADER_PORT": "high", "UPLOADER_PROT": "1", "UPLOADER_JOBS": "maybe\nnot"})
+    assert [line.split(":")[0] for line in lines] == ["UPLOADER_JOBS", "UPLOADER_PORT", "UPLOADER_PROT"]
+
+
+def test_the_process_environment_is_read_if_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPLOADER_PORT", "8123")
+    assert Settings.load().port == 8123
+
+
+def test_overrides_win_over_the_environment_and_none_is_no_override() -> None:
+    settings = Settings.load({"UPLOADER_PORT": "1", "UPLOADER_HOST": "::1"}, port=2, host=None)
+    assert (settings.port, settings.host) == (2, "::1")
+
+
+# Secrets
+
+
+def test_a_secret_may_come_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "url").write_text("redis://:secret@cache/0\n")
+    assert Settings.load({"UPLOADER_REDIS_URL_FILE": str(tmp_path / "url")}).redis_url == "redis://:secret@cache/0"
+
+
+def test_the_variable_wins_over_its_file_in_any_order(tmp_path: Path) -> None:
+    (tmp_path / "url").write_text("redis://file")
+    pairs = [("UPLOADER_REDIS_URL", "redis://variable"), ("UPLOADER_REDIS_URL_FILE", str(tmp_path / "url"))]
+    assert {Settings.load(dict(order)).redis_url for order in (pairs, pairs[::-1])} == {"redis://variable"}
+
+
+def test_a_secret_file_that_is_missing_or_empty_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    environment = {"UPLOADER_REDIS_URL_FILE": str(tmp_path / "none")}
+    environment |= {"UPLOADER_DATABASE_URL_FILE": str(tmp_path / "empty")}
+    lines = problems_of(environment)
+    assert [line.split(":")[0] for line in lines] == ["UPLOADER_DATABASE_URL_FILE", "UPLOADER_REDIS_URL_FILE"]
+    assert "No such file" in lines[1]
+
+
+def test_only_secrets_have_a_file_variant() -> None:
+    assert problems_of({"UPLOADER_PORT_FILE": "/tmp/port"}) == ["UPLOADER_PORT_FILE: no such setting"]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:hidden@cache:6379/0", "redis://:***@cache:6379/0"),
+        ("rediss://user:hidden@cache/0", "rediss://user:***@cache/0"),
+        ("redis://user:hid@den@cache/0", "redis://user:***@cache/0"),
+        ("redis://us@er:hidden@cache/0", "redis://us@er:***@cache/0"),
+        ("redis://:hid:den/hid@cache/0", "redis://:***@cache/0"),
+        ("redis://cache:6379/0?password=hidden&db=1", "redis://cache:6379/0?password=***&db=1"),
+        ("unix://:hidden@/run/redis.sock", "unix://:***@/run/redis.sock"),
+        ("redis://cache:6379/0", "redis://cache:6379/0"),
+    ],
+)
+def test_a_password_in_a_url_is_masked_and_the_rest_is_shown(url: str, shown: str) -> None:
+    assert Settings(redis_url=url).shown()["UPLOADER_REDIS_URL"] == shown
+
+
+def test_a_bad_secret_is_not_repeated_in_the_complaint() -> None:
+    (line,) = problems_of({"UPLOADER_DATABASE_URL": "postgresql://user:hidden@host/name"})
+    assert line.startswith("UPLOADER_DATABASE_URL: ")
+    assert "hidden" not in line
+
+
+# What is in force
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Settings().port = 1  # type: ignore[misc]
+
+
+def test_every_setting_is_shown_under_the_name_of_its_variable() -> None:
+    assert list(Settings().shown()) == [field.metadata["name"] for field in fields(Settings)]
+
+
+def test_what_is_shown_can_be_loaded_again() -> None:
+    settings = Settings(closed_retention_seconds=90_061.5, upload_expiry_seconds=2_592_000, jobs=False, port=0)
+    again = {name: text for name, text in settings.shown().items() if text != "(unset)"}
+    assert Settings.load(again) == settings
+
+
+def test_an_unset_setting_is_shown_as_unset() -> None:
+    shown = Settings().shown()
+    assert {name for name, text in shown.items() if text == "(unset)"} == {
+        "UPLOADER_DATABASE_URL",
+        "UPLOADER_REDIS_URL",
+        "UPLOADER_FREE_SPACE_FLOOR",
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ({"chunk_size_bytes": 1, "min_chunk_size_bytes": 2}, ["UPLOADER_CHUNK_SIZE"]),
+        ({"chunk_size_bytes": 1 << 27}, ["UPLOADER_CHUNK_SIZE"]),
+        ({"quiet_interval_seconds": 61.0}, ["UPLOADER_QUIET_INTERVAL"]),
+        ({"max_chunk_size_bytes": (1 << 30) + 1}, ["UPLOADER_MAX_CHUNK_SIZE"]),
+        ({"database_url": "mysql://host/name"}, ["UPLOADER_DATABASE_URL"]),
+        ({"redis_url": "http://host"}, ["UPLOADER_REDIS_URL"]),
+        ({"redis_url": "cache", "quiet_interval_seconds": 61.0}, ["UPLOADER_QUIET_INTERVAL", "UPLOADER_REDIS_URL"]),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_one_line_each(
+    values: dict[str, Any], names: list[str]
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Settings(**values)
+    assert [line.split(":")[0] for line in caught.value.detail.splitlines()] == names
+
+
+def test_overrides_are_checked_against_the_environment() -> None:
+    lines = problems_of({"UPLOADER_MAX_DELAY": "10s"}, quiet_interval_seconds=11.0)
+    assert lines == ["UPLOADER_QUIET_INTERVAL: longer than UPLOADER_MAX_DELAY"]

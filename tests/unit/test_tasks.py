@@ -1,0 +1,135 @@
+"""Work that is not interrupted: a cancelled caller waits for its end."""
+
+import asyncio
+
+import pytest
+
+from uploader.tasks import uninterrupted
+
+
+class Work:
+    """A coroutine that starts, waits until it is let go on, and ends."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.ended = False
+
+    async def run(self) -> str:
+        self.started.set()
+        await self.go_on.wait()
+        self.ended = True
+        return "done"
+
+    async def fail(self) -> None:
+        await self.run()
+        raise ValueError("broken")
+
+
+async def let_all_run() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_the_result_is_given() -> None:
+    work = Work()
+    work.go_on.set()
+    assert await uninterrupted(work.run()) == "done"
+
+
+async def test_the_error_is_raised() -> None:
+    work = Work()
+    work.go_on.set()
+    with pytest.raises(ValueError, match="broken"):
+        await uninterrupted(work.fail())
+
+
+async def test_a_cancelled_caller_ends_only_after_its_work_and_then_as_cancelled() -> None:
+    work = Work()
+    caller = asyncio.create_task(uninterrupted(work.run()))
+    await work.started.wait()
+    caller.cancel()
+    await let_all_run()
+    assert not caller.done()
+    work.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert work.ended
+    assert caller.cancelled()
+
+
+async def test_a_caller_that_is_cancelled_again_and_again_still_waits() -> None:
+    work = Work()
+    caller = asyncio.create_task(uninterrupted(work.run()))
+    await work.started.wait()
+    for _ in range(3):
+        caller.cancel()
+        await let_all_run()
+    assert not caller.done()
+    work.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert work.ended
+
+
+async def test_nested_work_is_not_interrupted_either() -> None:
+    work = Work()
+    outer_ended = False
+
+    async def outer() -> None:
+        nonlocal outer_ended
+        assert await uninterrupted(work.run()) == "done"
+        await asyncio.sleep(0)
+        outer_ended = True
+
+    caller = asyncio.create_task(uninterrupted(outer()))
+    await work.started.wait()
+    caller.cancel()
+    await let_all_run()
+    work.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert work.ended
+    assert outer_ended
+
+
+async def test_the_error_of_abandoned_work_is_not_reported_as_never_retrieved() -> None:
+    reports: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
+    work = Work()
+    caller = asyncio.create_task(uninterrupted(work.fail()))
+    await work.started.wait()
+    caller.cancel()
+    await let_all_run()
+    work.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    del caller
+    await let_all_run()
+    asyncio.get_running_loop().set_exception_handler(None)
+    assert work.ended
+    assert reports == []
+
+
+async def test_work_that_cancels_itself_cancels_its_caller() -> None:
+    async def give_up() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await uninterrupted(give_up())
+
+
+async def test_a_timeout_around_it_waits_and_is_still_a_timeout() -> None:
+    work = Work()
+
+    async def release() -> None:
+        await work.started.wait()
+        await asyncio.sleep(0.05)
+        work.go_on.set()
+
+    releasing = asyncio.create_task(release())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await uninterrupted(work.run())
+    await releasing
+    assert work.ended

@@ -1,0 +1,22 @@
+-- Leases the task of an upload to the caller: its flush, or its merge, is due again only when the lease ends. Whoever
+-- merges renews the lease while the work goes on; whoever closes an upload takes one before the commit, so that a crash
+-- after it is found by the next worker.
+--
+-- KEYS  1 up  2 chunks  3 era  4 due:flush  5 minutes:flush  6 due:merge  7 minutes:merge
+-- ARGV  1 now_ms ('' for TIME)  2 upload id  3 lease_ms  4 merged bytes ('' if nothing is merged)
+-- Returns 1, or 0 if the upload is not open here (any more).
+--
+-- One script so that an upload that was closed meanwhile is not put back into a queue.
+
+local up = KEYS[1]
+local state = redis.call('HGET', up, 'state')
+local due = clock_ms(ARGV[1]) + tonumber(ARGV[3])
+if ARGV[4] ~= '' and state == 'merging' then redis.call('HSET', up, 'merged', ARGV[4]) end
+if state == 'merging' then
+  delay_schedule(KEYS[6], KEYS[7], up, ARGV[2], due)
+elseif state == 'open' then
+  delay_schedule(KEYS[4], KEYS[5], up, ARGV[2], due)
+else
+  return 0
+end
+return 1

@@ -1,0 +1,330 @@
+"""The use cases that begin an upload: open, resume, finish at once; and tell the digests of one that was opened by id."""
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+
+from uploader.clock import Clock
+from uploader.database import queries, transactions
+from uploader.database.engine import Connection, Database, Duplicate
+from uploader.database.transactions import Lost, NotOpen
+from uploader.domain.chunks import ChunkSizes
+from uploader.domain.digest import EMPTY_MD5, EMPTY_SHA256
+from uploader.domain.months import month_path
+from uploader.domain.quota import Usage
+from uploader.domain.upload import File, State, Upload
+from uploader.errors import (
+    FileTooLarge,
+    InvalidRequest,
+    Md5Conflict,
+    Md5Mismatch,
+    QuotaExceeded,
+    Sha256Conflict,
+    Sha256Mismatch,
+    SizeMismatch,
+    StorageFull,
+    TooManyUploads,
+    Unavailable,
+    UploadExists,
+)
+from uploader.observability import INSTANT_UPLOADS, QUOTA_REFUSALS
+from uploader.service.answers import Complete, Opening, Standing, Target
+from uploader.service.closers import Closers
+from uploader.service.ids import new_id
+from uploader.service.uploads import ATTEMPTS, PAUSE_SECONDS, Uploads
+from uploader.settings import Settings
+from uploader.storage.base import Gone, Storage
+from uploader.tasks import uninterrupted
+
+_DEFAULT_FLOOR_BYTES = 1 << 30
+_DEFAULT_FLOOR_SHARE = 20
+_TOO_FAST = "This upload is changing too fast, or its bytes can't be found; try again."
+
+
+class Openings:
+    """All ways to begin."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        storage: Storage,
+        closers: Closers,
+        uploads: Uploads,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._storage = storage
+        self._closers = closers
+        self._uploads = uploads
+        self._clock = clock
+        self.chunk_sizes = ChunkSizes(
+            settings.chunk_size_bytes, settings.min_chunk_size_bytes, settings.max_chunk_size_bytes
+        )
+        self.max_file_size_bytes = min(settings.max_file_size_bytes, self.chunk_sizes.max_file_size())
+
+    async def open(self, opening: Opening) -> Standing | Complete:
+        """Open, resume or finish at once. Raises as `POST /files/{md5}` and `POST /uploads` say."""
+        if opening.size > self.max_file_size_bytes:
+            raise FileTooLarge(limit=self.max_file_size_bytes)
+        if opening.size == 0:
+            _check_empty(opening)
+        for _ in range(ATTEMPTS):
+            try:
+                return await self._open_once(opening)
+            except (Duplicate, Gone, NotOpen, Lost):
+                await asyncio.sleep(PAUSE_SECONDS)  # somebody else was faster: what they did is the answer now
+        raise Unavailable(_TOO_FAST)
+
+    async def _open_once(self, opening: Opening) -> Standing | Complete:
+        md5 = opening.md5
+        if md5 is None:
+            existing = await self._by_idempotency_key(opening)
+            if existing is not None and existing.state is not State.OPEN:
+                return await self._uploads.ended(existing)
+        else:
+            existing = await self._uploads.by_md5(opening.user_id, md5)
+            if existing is not None:
+                _check_claims(existing, opening.size, opening.sha256)
+                opening = replace(opening, sha256=opening.sha256 or existing.sha256)
+            complete = await self._finish_at_once(opening, md5, existing)
+            if complete is not None:
+                return complete
+        if existing is None:
+            return await self._open_new(opening)
+        return await self._resume(existing, opening.sha256)
+
+    async def _by_idempotency_key(self, opening: Opening) -> Upload | None:
+        key = opening.idempotency_key
+        if key is None:
+            return None
+        upload = await self._database.read(
+            lambda connection: queries.upload_by_idempotency_key(connection, opening.user_id, key)
+        )
+        if upload is not None and (upload.name, upload.size) != (opening.name, opening.size):
+            raise InvalidRequest.field("Idempotency-Key", "was used with another name or size")
+        return upload
+
+    async def _resume(self, upload: Upload, sha256: str | None) -> Standing | Complete:
+        if sha256 is not None and upload.sha256 is None:
+            upload = await self._tell(upload, None, sha256)
+        if upload.size == 0:
+            return await self._uploads.merge_now(upload)
+        return await self._uploads.standing(upload)
+
+    async def _open_new(self, opening: Opening) -> Standing | Complete:
+        await self._refuse_early(opening)
+        now = self._clock.now()
+        upload_id = new_id()
+        upload = Upload(
+            id=upload_id,
+            user_id=opening.user_id,
+            md5=opening.md5,
+            sha256=opening.sha256,
+            name=opening.name,
+            size=opening.size,
+            chunk_size=self.chunk_sizes.choose(opening.chunk_size, opening.size),
+            flushed_bytes=0,
+            flushed_generation=0,
+            generation=0,
+            state=State.OPEN,
+            close_reason=None,
+            file_id=None,
+            temp_path=f"temp/{month_path(now)}/{upload_id}",
+            idempotency_key=opening.idempotency_key,
+            created_at=now,
+            updated_at=now,
+            closed_at=None,
+        )
+        await uninterrupted(self._create(upload))
+        if upload.size == 0:
+            return await self._uploads.merge_now(upload)
+        return replace(await self._uploads.standing(upload), created=True)
+
+    async def _create(self, upload: Upload) -> None:
+        """The directory first, then the row: a row without bytes would lose what is acknowledged."""
+        await self._storage.create(upload)
+        try:
+            await self._database.transact(
+                lambda connection: transactions.open_upload(
+                    connection, upload, max_open_uploads=self._settings.max_open_uploads
+                )
+            )
+        except BaseException as error:
+            if not (isinstance(error, Unavailable) and await self._may_have_committed(upload)):
+                await self._storage.discard(upload)
+            if isinstance(error, QuotaExceeded):
+                QUOTA_REFUSALS.inc()
+            raise
+
+    async def _may_have_committed(self, upload: Upload) -> bool:
+        """Whether an answer that was lost may hide a commit: then the row stands, and its directory has to."""
+        try:
+            row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload.id))
+        except Unavailable:
+            return True
+        return row is not None
+
+    async def _refuse_early(self, opening: Opening) -> None:
+        """Refuse what is sure to be refused before anything is written; the transaction decides."""
+
+        async def look(connection: Connection) -> tuple[Usage | None, int, int]:
+            usage = await queries.usage(connection, opening.user_id)
+            count = await queries.count_open_uploads(connection, opening.user_id)
+            return usage, count, await queries.promised_bytes(connection)
+
+        usage, count, promised_bytes = await self._database.read(look)
+        if usage is not None and not usage.fits(opening.size):
+            QUOTA_REFUSALS.inc()
+            raise QuotaExceeded(
+                total_space=usage.total_space,
+                use_space_finished=usage.use_space_finished,
+                use_space_unfinished=usage.use_space_unfinished,
+                reserved=usage.reserved,
+                requested=opening.size,
+            )
+        if count >= self._settings.max_open_uploads:
+            raise TooManyUploads(limit=self._settings.max_open_uploads)
+        space = await self._storage.space()
+        floor_bytes = self._settings.free_space_floor_bytes
+        if floor_bytes is None:
+            floor_bytes = max(space.total // _DEFAULT_FLOOR_SHARE, _DEFAULT_FLOOR_BYTES)
+        if space.free - promised_bytes - opening.size < floor_bytes:
+            raise StorageFull("The disk has no room for a file of this size; try again later.")
+
+    # Finishing without bytes
+
+    async def _finish_at_once(self, opening: Opening, md5: str, existing: Upload | None) -> Complete | None:
+        """The file, if the caller has it under this name, or if its content is there and may be used instantly."""
+        same, sha256 = await self._instant_source(opening, md5)
+        if same is not None:
+            if existing is not None and opening.instant:
+                return await self._add_instant_file(opening, md5, same.sha256, existing)
+            return Complete(file=same, created=False)
+        if sha256 is None or not opening.instant:
+            return None
+        try:
+            return await self._add_instant_file(opening, md5, sha256, existing)
+        except Lost:
+            return None  # the blob went at this moment: the bytes are needed after all
+
+    async def _instant_source(self, opening: Opening, md5: str) -> tuple[File | None, str | None]:
+        mode = self._settings.instant
+
+        async def look(connection: Connection) -> tuple[File | None, str | None]:
+            ask = partial(
+                queries.newest_file, connection, opening.user_id, md5, size=opening.size, sha256=opening.sha256
+            )
+            same = await ask(name=opening.name)
+            if same is not None or mode == "off":
+                return same, None
+            own = await ask()
+            if own is not None:
+                return None, own.sha256
+            if mode != "trust":
+                return None, None
+            blobs = await queries.blobs_by_md5(connection, md5, opening.size)
+            fitting = [blob.sha256 for blob in blobs if opening.sha256 in (None, blob.sha256)]
+            return None, fitting[0] if fitting else None
+
+        return await self._database.read(look)
+
+    async def _add_instant_file(self, opening: Opening, md5: str, sha256: str, replaced: Upload | None) -> Complete:
+        file = File(
+            id=new_id(),
+            user_id=opening.user_id,
+            md5=md5,
+            sha256=sha256,
+            name=opening.name,
+            size=opening.size,
+            instant=True,
+            created_at=self._clock.now(),
+        )
+        complete = await uninterrupted(self._commit_instant_file(file, replaced))
+        INSTANT_UPLOADS.inc()
+        return complete
+
+    async def _commit_instant_file(self, file: File, replaced: Upload | None) -> Complete:
+        replaced_id = None if replaced is None else replaced.id
+
+        async def commit() -> Complete:
+            result, is_new = await self._database.transact(
+                lambda connection: transactions.add_instant_file(connection, file, replaced_upload_id=replaced_id)
+            )
+            return Complete(file=result, created=is_new)
+
+        if replaced is None:
+            return await commit()
+        async with self._storage.closing(replaced) as closer:
+            await self._closers.announce(replaced)
+            complete = await commit()
+            await self._closers.clear(replaced, State.DONE, closer)
+        return complete
+
+    # Telling the digests
+
+    async def tell(self, target: Target, md5: str, sha256: str | None) -> Standing | Complete:
+        """Take the digests of an upload that was opened by id, as soon as its client knows them.
+
+        Raises Md5Conflict, Sha256Conflict, UploadExists, UploadNotFound, UploadGone, Unavailable.
+        """
+        for _ in range(ATTEMPTS):
+            found = await self._uploads.find(target)
+            if isinstance(found, Complete):
+                if found.file.md5 != md5:
+                    raise Md5Conflict("The upload is complete, with another MD5.")
+                return found
+            try:
+                return await self._tell_once(found, md5, sha256)
+            except (NotOpen, Gone, Lost, Duplicate):
+                await asyncio.sleep(PAUSE_SECONDS)
+        raise Unavailable(_TOO_FAST)
+
+    async def _tell_once(self, upload: Upload, md5: str, sha256: str | None) -> Standing | Complete:
+        if upload.md5 not in (None, md5):
+            raise Md5Conflict()
+        if sha256 is not None and upload.sha256 not in (None, sha256):
+            raise Sha256Conflict()
+        other = await self._uploads.by_md5(upload.user_id, md5)
+        if other is not None and other.id != upload.id:
+            raise UploadExists(id=other.id)
+        opening = Opening(
+            user_id=upload.user_id,
+            md5=md5,
+            sha256=sha256 or upload.sha256,
+            name=upload.name,
+            size=upload.size,
+            chunk_size=None,
+            instant=True,
+        )
+        complete = await self._finish_at_once(opening, md5, upload)
+        if complete is not None:
+            return replace(complete, created=True)
+        return await self._uploads.standing(await self._tell(upload, md5, sha256))
+
+    async def _tell(self, upload: Upload, md5: str | None, sha256: str | None) -> Upload:
+        """Store claimed digests; those that somebody else claimed meanwhile stand."""
+        told = await self._database.transact(
+            lambda connection: transactions.tell_digests(connection, upload.id, md5, sha256)
+        )
+        if md5 is not None and told.md5 != md5:
+            raise Md5Conflict()
+        if sha256 is not None and told.sha256 != sha256:
+            raise Sha256Conflict()
+        return told
+
+
+def _check_claims(upload: Upload, size: int, sha256: str | None) -> None:
+    if upload.size != size:
+        raise SizeMismatch(f"Your open upload of this MD5 has {upload.size} bytes.", size=upload.size)
+    if sha256 is not None and upload.sha256 not in (None, sha256):
+        raise Sha256Conflict()
+
+
+def _check_empty(opening: Opening) -> None:
+    """The one content whose digests are known before it is sent."""
+    if opening.md5 not in (None, EMPTY_MD5):
+        raise Md5Mismatch("This is not the MD5 of nothing.", expected=opening.md5, actual=EMPTY_MD5)
+    if opening.sha256 not in (None, EMPTY_SHA256):
+        raise Sha256Mismatch("This is not the SHA-256 of nothing.", expected=opening.sha256, actual=EMPTY_SHA256)
