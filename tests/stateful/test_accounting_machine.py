@@ -220,6 +220,17 @@ class AccountingMachine(RuleBasedStateMachine):
         assert len(claims) <= limit
         self._go_on(claims, fate)
 
+    @rule(transfer=transfers, numbers=st.permutations(range(CHUNK_COUNT)))
+    def overtake(self, transfer: Transfer, numbers: list[int]) -> None:
+        """A flusher stands still for longer than its lease; another flushes more, and then the first one goes on."""
+        claims = []
+        for number in numbers[:2]:
+            self._record_checked(transfer, number)
+            self.now_ms += LEASE * 1000
+            claims.append(self.run(self.queue.claim(300, self.now_ms)))
+        for batch in reversed(claims):
+            self.run(self._write_and_ack(batch))
+
     @precondition(lambda self: self.late)
     @rule(which=st.integers(0, 100), wait_seconds=WAITS, fate=st.sampled_from(Fate))
     def come_late(self, which: int, wait_seconds: int, fate: Fate) -> None:
