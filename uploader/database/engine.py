@@ -23,6 +23,7 @@ Work = Callable[[AsyncConnection], Awaitable[T]]
 
 # Lock wait timeout and deadlock of MySQL and MariaDB: the whole transaction is to be run again.
 _MYSQL_RETRIED = frozenset({1205, 1213})
+_MYSQL_DUPLICATE = 1062
 # A value out of range, and a failed CHECK of MySQL and of MariaDB: the driver calls them operational, but waiting helps
 # none of them.
 _MYSQL_BAD_FIGURES = frozenset({1690, 3819, 4025})
@@ -52,7 +53,9 @@ class Database:
                 async with self._writers or nullcontext(), self.engine.begin() as connection:
                     return await work(connection)
             except IntegrityError as error:
-                raise Duplicate(str(error.orig)) from error
+                if _is_duplicate(error):
+                    raise Duplicate(str(error.orig)) from error
+                raise
             except (DBAPIError, PoolTimeoutError, OSError) as error:
                 if not _is_retried(error):
                     raise _translated(error) from error
@@ -111,6 +114,10 @@ def _begin_sqlite(connection: Any) -> None:
 def _code(error: Exception) -> object:
     original = getattr(error, "orig", None)
     return original.args[0] if original is not None and original.args else None
+
+
+def _is_duplicate(error: IntegrityError) -> bool:
+    return _code(error) == _MYSQL_DUPLICATE or "UNIQUE constraint failed" in str(error.orig)
 
 
 def _is_retried(error: Exception) -> bool:

@@ -146,7 +146,7 @@ def upload_operations(handlers: UploadHandlers) -> list[Operation]:
             summary="Tell the digests of an upload",
             tag="uploading",
             takes=wire.TellDigests,
-            responses={200: (wire.Upload, wire.FileState), 201: wire.FileState},
+            responses={200: (wire.UploadTold, wire.FileState), 201: wire.FileState},
             problems=(*_FIND_PROBLEMS, "md5-conflict", "sha256-conflict", "upload-exists", "quota-exceeded"),
         ),
     ]

@@ -143,7 +143,7 @@ class UploadHandlers:
         told = await self.openings.tell(target, body.md5.lower(), _lower(_or_none(body.sha256)))
         if isinstance(told, Complete):
             return _complete(told)
-        return answer(wire.upload_of(told))
+        return answer(wire.told_of(told))
 
     async def list_uploads(self, call: Call) -> Response:
         standings = await self.uploads.list_open(call.user_id)

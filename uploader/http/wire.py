@@ -117,6 +117,12 @@ class UploadState(Struct):
     upload: Upload
 
 
+class UploadTold(Upload, kw_only=True):
+    """The upload; and once more under `upload`, where every other answer about an upload has it."""
+
+    upload: Upload
+
+
 class FileState(Struct):
     """The upload is complete."""
 
@@ -263,6 +269,11 @@ def upload_of(standing: Standing) -> Upload:
         expires_at=standing.expires_at,
         merged_bytes=standing.merged_bytes if standing.merging else UNSET,
     )
+
+
+def told_of(standing: Standing) -> UploadTold:
+    upload = upload_of(standing)
+    return UploadTold(**msgspec.structs.asdict(upload), upload=upload)
 
 
 def file_of(file: domain.File) -> File:

@@ -153,7 +153,7 @@ class LocalStorage:
     # Chunks
 
     async def hold_chunk(self, upload: Upload, number: int, body: Body | None) -> LocalHeldChunk:
-        """The writer of DESIGN.md, steps 1 to 4, in one thread hop (another one for each time the chunk is busy)."""
+        """One thread hop, and another one for each time the chunk is busy."""
         deadline, pause = time.monotonic() + _LOCK_TIMEOUT_SECONDS, 0.001
         while (held := await self.in_thread(self._try_hold_chunk, upload, number, body)) is None:
             if time.monotonic() > deadline:
