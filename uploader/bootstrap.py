@@ -6,18 +6,19 @@ import multiprocessing
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Redis, UnixDomainSocketConnection
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
 from starlette.applications import Starlette
 
+from uploader.accounting.audit import Audit
+from uploader.accounting.connection import Connection, connect, connect_to_socket
 from uploader.accounting.pending import Delays, Pending
+from uploader.accounting.waking import Waker
 from uploader.clock import Clock
+from uploader.crashpoints import crash_point
 from uploader.database import migrate, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.embedded import end_with_parent, socket_path
@@ -35,21 +36,27 @@ from uploader.http.body import Intake
 from uploader.http.native import FileHandlers, UploadHandlers
 from uploader.http.operations import OperationsHandlers
 from uploader.http.protocol import HEADER_TIMEOUT_STATE
+from uploader.jobs.cleanup import Cleaner
 from uploader.jobs.collector import Collector
 from uploader.jobs.expirer import Expirer
 from uploader.jobs.flusher import Flusher
 from uploader.jobs.merger import Merger
+from uploader.jobs.reconciler import Reconciler
 from uploader.jobs.runner import Runner
+from uploader.jobs.sweeper import Sweeper
 from uploader.observability import configure_logging
 from uploader.service.accounts import Accounts, new_token
 from uploader.service.chunks import Chunks
+from uploader.service.cleanup import Cleanup
 from uploader.service.closers import Closers
 from uploader.service.files import Files
 from uploader.service.flushing import Flushing
 from uploader.service.health import Health
 from uploader.service.merging import Merging
 from uploader.service.opening import Openings
+from uploader.service.reconciling import Reconciling
 from uploader.service.reports import Reports
+from uploader.service.sweeping import Sweeping
 from uploader.service.uploads import Uploads
 from uploader.settings import Settings
 from uploader.storage.local import LocalStorage
@@ -58,7 +65,6 @@ logger = logging.getLogger(__name__)
 
 OWNER = "owner"
 OWNER_TOKEN_FILE = "owner.token"  # noqa: S105 (a file name)
-_REDIS_CONNECTIONS = 64
 
 
 def database_url(settings: Settings) -> str:
@@ -71,23 +77,10 @@ def redis_directory(settings: Settings) -> Path:
     return settings.data.absolute() / "redis"
 
 
-def _create_redis(settings: Settings) -> Redis:
-    # Scripts are idempotent, so one retry covers a connection that the server closed meanwhile.
-    options: dict[str, Any] = {"socket_timeout": 5, "socket_connect_timeout": 2, "protocol": 2, "timeout": 10}
-    retry = Retry(ExponentialBackoff(cap=0.2, base=0.02), retries=2)
+def _create_redis(settings: Settings) -> Connection:
     if settings.redis_url is not None:
-        pool = BlockingConnectionPool.from_url(
-            settings.redis_url, max_connections=_REDIS_CONNECTIONS, retry=retry, **options
-        )
-    else:
-        pool = BlockingConnectionPool(
-            max_connections=_REDIS_CONNECTIONS,
-            connection_class=UnixDomainSocketConnection,
-            path=socket_path(redis_directory(settings)),
-            retry=retry,
-            **options,
-        )
-    return Redis.from_pool(pool)  # which it closes
+        return connect(settings.redis_url)
+    return connect_to_socket(socket_path(redis_directory(settings)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +91,7 @@ class Services:
     clock: Clock
     database: Database
     storage: LocalStorage
-    redis: Redis
+    redis: Connection
     pending: Pending
     accounts: Accounts
     closers: Closers
@@ -110,17 +103,29 @@ class Services:
     files: Files
     reports: Reports
     health: Health
+    sweeping: Sweeping
+    cleanup: Cleanup
+    reconciling: Reconciling
 
-    def runner(self) -> Runner:
+    def waker(self) -> Waker:
+        """Listens for what ends the sleep of the jobs."""
+        queues = [*self.pending.flush_queues, *self.pending.merge_queues]
+        return Waker(self.redis, [queue.wake_channel for queue in queues])
+
+    def runner(self, waker: Waker) -> Runner:
         """The background jobs."""
         settings = self.settings
         jobs = [Flusher(queue, self.flushing).as_job() for queue in self.pending.flush_queues]
         jobs += [Merger(queue, self.merging).as_job() for queue in self.pending.merge_queues]
+        jobs += [Sweeper(shard, self.sweeping).as_job() for shard in range(self.pending.shards)]
         collector = Collector(
             self.files, self.database, self.clock, closed_retention_seconds=settings.closed_retention_seconds
         )
         expirer = Expirer(self.database, self.closers, self.clock, expiry_seconds=settings.upload_expiry_seconds)
-        return Runner([*jobs, collector.as_job(), expirer.as_job()])
+        cleaner = Cleaner(self.cleanup, self.clock)
+        reconciler = Reconciler(self.reconciling)
+        jobs += [collector.as_job(), expirer.as_job(), cleaner.as_job(), reconciler.as_job()]
+        return Runner(jobs, waker.events)
 
     async def close(self) -> None:
         await self.merging.close()
@@ -170,6 +175,9 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         files=Files(database, storage),
         reports=Reports(database),
         health=Health(database, storage, pending),
+        sweeping=Sweeping(database, pending, closers),
+        cleanup=Cleanup(database, storage, closers, clock),
+        reconciling=Reconciling(database, storage, Audit(redis, shards=settings.shards), closers, clock),
     )
 
 
@@ -179,19 +187,27 @@ async def running(services: Services, *, jobs: bool) -> AsyncIterator[None]:
 
     Raises ConfigurationError if the database or the data directory is not fit, Unavailable if the database is away.
     """
-    runner = services.runner() if jobs else None
     try:
         await migrate.check(services.database)
         await _check_shards(services)
         await services.storage.prepare()
-        if runner is not None:
-            runner.start()
-        yield
+        async with _jobs(services) if jobs else nullcontext():
+            yield
     finally:
         services.storage.stop()
-        if runner is not None:
-            await runner.stop()
         await services.close()
+
+
+@asynccontextmanager
+async def _jobs(services: Services) -> AsyncIterator[None]:
+    async with services.waker() as waker:
+        runner = services.runner(waker)
+        runner.start()
+        try:
+            yield
+        finally:
+            services.storage.stop()
+            await runner.stop()
 
 
 async def _check_shards(services: Services) -> None:
@@ -199,7 +215,22 @@ async def _check_shards(services: Services) -> None:
     wanted = str(services.settings.shards)
     stored = await services.database.transact(lambda connection: transactions.remember(connection, "shards", wanted))
     if stored != wanted:
-        raise ConfigurationError(f"UPLOADER_SHARDS: this installation was started with {stored}, not {wanted}")
+        raise ConfigurationError(
+            f"UPLOADER_SHARDS: this installation has {stored}, not {wanted}: stop all servers and workers, then run "
+            "`uploader redis reset --yes`"
+        )
+
+
+async def reset_redis(services: Services) -> int:
+    """Forget all that Redis knows, and take the number of shards in force; how many keys were deleted.
+
+    Everything is rebuilt from the disk and the database. Raises Unavailable.
+    """
+    deleted = await services.pending.reset()
+    await services.database.transact(
+        lambda connection: transactions.replace_fact(connection, "shards", str(services.settings.shards))
+    )
+    return deleted
 
 
 Lifespan = Callable[[Starlette], AbstractAsyncContextManager[Mapping[str, Any]]]
@@ -276,6 +307,7 @@ async def _owner_token(settings: Settings, accounts: Accounts) -> str | None:
         return path.read_text().strip() if path.exists() else None
     if not path.exists():
         _write_secret(path, f"{new_token()}\n")
+    crash_point("owner.after_token_file")
     token = path.read_text().strip()
     with suppress(Duplicate):  # another process starts at the same moment
         await accounts.add_token(token, OWNER, admin=True)

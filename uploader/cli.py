@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import threading
@@ -15,13 +16,15 @@ import click
 from uploader import __version__
 from uploader.embedded import EmbeddedRedis
 from uploader.errors import ConfigurationError, UploaderError
-from uploader.settings import Settings, format_size, parse_size
+from uploader.settings import Settings, format_duration, format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
 
     from uploader.bootstrap import Services
+    from uploader.service.cleanup import Cleaned, Reset
+    from uploader.service.reconciling import Findings
 
 T = TypeVar("T")
 
@@ -41,7 +44,27 @@ class _SizeType(click.ParamType[int]):
             self.fail(f"{value!r} is {error}", param, ctx)
 
 
-_SIZE = _SizeType()
+class _DurationType(click.ParamType[float]):
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = parse_duration(value)
+        except ValueError as error:
+            self.fail(f"{value!r} is {error}", param, ctx)
+        return seconds or self.fail("must be greater than 0", param, ctx)
+
+
+class _MonthType(click.ParamType[str]):
+    name = "YYYY-MM"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not re.fullmatch(r"[0-9]{4}[-/](0[1-9]|1[0-2])", value):
+            self.fail(f"{value!r} is not a month such as 2026-11", param, ctx)
+        return str(value).replace("-", "/")
+
+
+_SIZE, _DURATION, _MONTH = _SizeType(), _DurationType(), _MonthType()
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -85,6 +108,25 @@ def _with_services(settings: Settings, work: "Callable[[Services], Awaitable[T]]
 
     _make_data_directory(settings)
     return _run(run())
+
+
+def _with_everything(settings: Settings, work: "Callable[[Services], Awaitable[T]]") -> T:
+    """Run a command that needs Redis and the disk, too."""
+    from uploader import bootstrap
+    from uploader.observability import configure_logging
+
+    configure_logging(settings.log_level, settings.log_format)
+
+    async def run() -> T:
+        await bootstrap.prepare_database(settings)
+        wait_for_redis()
+        services = bootstrap.create_services(settings)
+        async with bootstrap.running(services, jobs=False):
+            return await work(services)
+
+    _make_data_directory(settings)
+    with _redis(settings) as wait_for_redis:
+        return _run(run())
 
 
 def _make_data_directory(settings: Settings) -> None:
@@ -239,7 +281,7 @@ def _redis(settings: Settings) -> "Iterator[Callable[[], None]]":
 
 @main.command()
 def work() -> None:
-    """Run the background jobs only: flush, merge, expire, collect. Several workers at once are safe."""
+    """Run the background jobs only: flush, merge, expire, collect, clean up. Several workers at once are safe."""
     settings = _settings()
     _make_data_directory(settings)
     with _redis(settings) as wait_for_redis:
@@ -260,6 +302,67 @@ def work() -> None:
                 await stop.wait()
 
         _run(run())
+
+
+# Cleaning
+
+
+@main.command()
+@click.option("--before", type=_MONTH, help="Clean the months before this one.  [default: the present one, in UTC]")
+@click.option("--idle", type=_DURATION, help="Expire uploads idle for so long.  [default: UPLOADER_UPLOAD_EXPIRY, 7d]")
+@click.option("--dry-run", is_flag=True, help="Remove nothing, only say what would be.")
+def cleanup(before: str | None, idle: float | None, dry_run: bool) -> None:
+    """Give back what past months hold for nothing: idle uploads, and what crashes left on the disk.
+
+    Expires idle uploads that were opened in these months; removes upload directories that no open upload has, and blobs
+    that no row names, once nothing touched them for an hour. Servers and workers do the same once a month.
+    """
+    settings = _settings()
+    idle_seconds = idle or settings.upload_expiry_seconds
+
+    async def run(services: "Services") -> "Cleaned":
+        return await services.cleanup.clean(before=before, idle_seconds=idle_seconds, dry_run=dry_run)
+
+    cleaned = _with_everything(settings, run)
+    would = "would be " if dry_run else ""
+    click.echo(f"uploads idle for {format_duration(idle_seconds)} {would}expired: {cleaned.expired_uploads}")
+    click.echo(f"directories without an open upload {would}removed: {cleaned.directories}")
+    click.echo(f"blobs without a row {would}removed: {cleaned.blobs}")
+    click.echo(f"disk {would}given back: {_readable(cleaned.disk_bytes)}")
+    click.echo(f"quota {would}given back: {_readable(cleaned.quota_bytes)}")
+    _fail_if_left(cleaned.left)
+
+
+@main.command("reset-unfinished")
+@click.option("--yes", is_flag=True, help="Really do it.")
+def reset_unfinished(yes: bool) -> None:
+    """Cancel every open upload of every user, as its user would; their bytes are lost. Finished files stay."""
+    if not yes:
+        _fail("this cancels every open upload of every user; say --yes", EXIT_CONFIGURATION)
+
+    async def run(services: "Services") -> "Reset":
+        return await services.cleanup.reset_unfinished()
+
+    reset = _with_everything(_settings(), run)
+    click.echo(f"uploads cancelled: {reset.uploads}")
+    click.echo(f"quota given back: {_readable(reset.quota_bytes)}")
+    _fail_if_left(reset.left)
+
+
+def _readable(size_bytes: int) -> str:
+    """For a person, and exact."""
+    if size_bytes < 1024:
+        return f"{size_bytes} bytes"
+    size, units = size_bytes / 1024, ["KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        del units[0]
+    return f"{size:.1f} {units[0]} ({size_bytes} bytes)"
+
+
+def _fail_if_left(left: int) -> None:
+    if left:
+        _fail(f"left for now: {left}; the log says why", EXIT_FAILED)
 
 
 # Looking and setting up
@@ -298,6 +401,70 @@ def upgrade() -> None:
             await database.close()
 
     click.echo(f"the database is at revision {_run(run())}")
+
+
+@main.group()
+def redis() -> None:
+    """Redis, the accounting store."""
+
+
+@redis.command("reset")
+@click.option("--yes", is_flag=True, help="Really do it.")
+def redis_reset(yes: bool) -> None:
+    """Delete all that this installation keeps in Redis; it is rebuilt from the disk and the database.
+
+    Needed after a change of UPLOADER_SHARDS. Stop all servers and workers first. Nothing that was acknowledged is lost.
+    """
+    if not yes:
+        _fail("this deletes all keys of the installation in Redis; say --yes", EXIT_CONFIGURATION)
+    settings = _settings()
+
+    async def run(services: "Services") -> int:
+        from uploader import bootstrap
+
+        wait_for_redis()
+        return await bootstrap.reset_redis(services)
+
+    with _redis(settings) as wait_for_redis:
+        click.echo(f"{_with_services(settings, run)} keys deleted")
+
+
+@main.command()
+@click.option("--repair", is_flag=True, help="Mend what can be mended, each under its locks.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def reconcile(repair: bool, as_json: bool) -> None:
+    """Recount every figure from its definition and print each drift. Works while the server runs.
+
+    Exit codes: 0 no drift, 1 any drift, also if --repair mended it: run it again to see.
+    """
+    import json
+    from dataclasses import asdict
+
+    settings = _settings()
+    _make_data_directory(settings)
+    with _redis(settings) as wait_for_redis:
+        from uploader import bootstrap
+
+        async def run() -> "Findings":
+            await bootstrap.prepare_database(settings)
+            wait_for_redis()
+            services = bootstrap.create_services(settings)
+            async with bootstrap.running(services, jobs=False):
+                return await services.reconciling.reconcile(repair=repair)
+
+        found = _run(run())
+    if as_json:
+        facts = {"repaired": found.repaired, "checked": found.checked}
+        lists = {"drifts": [asdict(drift) for drift in found.drifts], "notes": [asdict(note) for note in found.notes]}
+        click.echo(json.dumps(lists | facts))
+    else:
+        for drift in found.drifts:
+            click.echo(str(drift))
+        for note in found.notes:
+            click.echo(f"note: {note}")
+        checked = ", ".join(f"{count} {name}" for name, count in found.checked.items())
+        click.echo(f"{len(found.drifts)} drifts, {found.repaired} repaired; checked {checked}")
+    sys.exit(EXIT_FAILED if found.drifts else 0)
 
 
 @main.group()

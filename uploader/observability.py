@@ -9,7 +9,7 @@ import sys
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
@@ -26,6 +26,7 @@ FLUSHED_UPLOADS = Counter("uploader_flushed_uploads", "Uploads whose received by
 INSTANT_UPLOADS = Counter("uploader_instant_uploads", "Files that were finished without sending their bytes.")
 REBUILDS = Counter("uploader_hydrations", "Uploads rebuilt in Redis from the disk.")
 QUOTA_REFUSALS = Counter("uploader_quota_refusals", "Openings refused for lack of quota.")
+DRIFTS = Gauge("uploader_drifts", "Figures that differed from their definitions when the reconciler last looked.")
 
 # The attributes every log record has; the others were passed in `extra` and belong to the message.
 _STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}

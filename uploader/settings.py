@@ -1,7 +1,7 @@
 """Every setting of the server, read once from `UPLOADER_*` environment variables, typed, frozen, and passed in.
 
-Nothing else in the package reads the environment. A name that is not listed here, and a value that does not parse,
-stop the start with one line each.
+Nothing else in the package reads the environment, but for the crash points of the tests. A name that is not listed
+here, and a value that does not parse, stop the start with one line each.
 """
 
 import os
@@ -23,6 +23,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _DURATIONS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _MAX_SIZE_BYTES = 2**63 - 1
+_REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "redis+sentinel://")
 _MAX_DURATION_SECONDS = 36500 * 86400.0
 
 
@@ -133,7 +134,11 @@ class Settings:
     )
     # URL of Redis or Valkey. Default: unset, an embedded Valkey
     redis_url: str | None = _setting(
-        "REDIS_URL", _text, None, "`redis://`, `rediss://` or `unix://`; unset: embedded Valkey", secret=True
+        "REDIS_URL",
+        _text,
+        None,
+        "`redis://`, `rediss://`, `unix://`, `redis+cluster://` or `redis+sentinel://`; unset: embedded",
+        secret=True,
     )
     # Address to listen on. Default: 127.0.0.1
     host: str = _setting("HOST", _text, "127.0.0.1", "address to listen on (`serve --host`)")
@@ -248,8 +253,8 @@ class Settings:
             ("mysql+asyncmy://", "sqlite+aiosqlite:")
         ):
             problems.append("UPLOADER_DATABASE_URL: does not start with mysql+asyncmy:// or sqlite+aiosqlite:")
-        if self.redis_url is not None and not self.redis_url.startswith(("redis://", "rediss://", "unix://")):
-            problems.append("UPLOADER_REDIS_URL: does not start with redis://, rediss:// or unix://")
+        if self.redis_url is not None and not self.redis_url.startswith(_REDIS_SCHEMES):
+            problems.append(f"UPLOADER_REDIS_URL: does not start with {', '.join(_REDIS_SCHEMES)}")
         if problems:
             raise ConfigurationError("\n".join(problems))
 

@@ -11,9 +11,8 @@ from redis.asyncio import Redis
 from tests.support.content import KIB, MIB
 from tests.support.invariants import Shape, check_pending
 from tests.support.servers import PrivateRedis
-from uploader.accounting.delay import Claim, DelayQueue
 from uploader.accounting.keys import shard_of
-from uploader.accounting.pending import TOMBSTONE_SECONDS, Delays, Figures, Pending, Word
+from uploader.accounting.pending import TOMBSTONE_SECONDS, Claim, Delays, Figures, Pending, UploadQueue, Word
 from uploader.domain.chunks import chunk_count, chunk_length, to_bitmap
 
 # The clock of these tests is in seconds from here, the first millisecond of a minute.
@@ -82,16 +81,20 @@ class Ledger:
             await self.record(number, now)
         return await self.record(LAST, now)
 
-    async def claim(self, queue: DelayQueue, now: float, limit: int = 300) -> list[Claim]:
+    async def claim(self, queue: UploadQueue, now: float, limit: int = 300) -> list[Claim]:
         claims = await queue.claim(limit, at(now))
         await self.check()
         return claims
 
-    async def claimed(self, queue: DelayQueue, now: float) -> list[str]:
+    async def claimed(self, queue: UploadQueue, now: float) -> list[str]:
         return [claim.upload_id for claim in await self.claim(queue, now)]
 
-    async def ack(self, received: int, generation: int = 0, upload_id: str = "u") -> int:
-        removed = await self.pending.ack_flush(0, [Claim(upload_id, generation, received, "open")])
+    async def ack(
+        self, received: int, generation: int = 0, upload_id: str = "u", lease_until: int | None = None
+    ) -> int:
+        """As the worker whose claim holds the lease, unless it is told which lease it was given."""
+        lease = await self.fact("lease_until", upload_id) if lease_until is None else lease_until
+        removed = await self.pending.ack_flush(0, [Claim(upload_id, generation, received, "open", lease or 0)])
         await self.check()
         return removed
 
@@ -103,7 +106,7 @@ class Ledger:
         await self.pending.forget(upload_id, word)
         await self.check()
 
-    async def due(self, queue: DelayQueue) -> float | None:
+    async def due(self, queue: UploadQueue) -> float | None:
         """When the earliest task is due, in seconds of this clock."""
         return await queue.next_due(at(0))
 
@@ -285,7 +288,7 @@ async def test_without_a_given_time_the_time_of_redis_counts(opened: Ledger) -> 
 async def test_what_is_not_due_is_not_claimed(opened: Ledger) -> None:
     await opened.record(0)
     assert await opened.claim(opened.flush, now=QUIET - 0.001) == []
-    assert await opened.claim(opened.flush, now=QUIET) == [Claim("u", 0, CHUNK, "open")]
+    assert await opened.claim(opened.flush, now=QUIET) == [Claim("u", 0, CHUNK, "open", at(QUIET + LEASE))]
 
 
 async def test_a_claimed_task_is_due_again_when_its_lease_ends(opened: Ledger) -> None:
@@ -339,7 +342,7 @@ async def test_the_max_delay_counts_anew_after_a_claim(opened: Ledger) -> None:
 
 async def test_a_merge_is_claimed_with_its_state(opened: Ledger) -> None:
     await opened.settle()
-    assert await opened.claim(opened.merge, now=LEASE) == [Claim("u", 0, SHAPE.size, "merging")]
+    assert await opened.claim(opened.merge, now=LEASE) == [Claim("u", 0, SHAPE.size, "merging", at(2 * LEASE))]
     assert await opened.due(opened.merge) == 2 * LEASE
 
 
@@ -374,7 +377,9 @@ async def test_a_chunk_that_landed_meanwhile_stays_due(opened: Ledger) -> None:
     await opened.record(1, now=QUIET + 1)
     assert await opened.ack(claim.received) == 0
     assert await opened.fact("flushed") == CHUNK
-    assert await opened.claim(opened.flush, now=QUIET + 1 + QUIET) == [Claim("u", 0, 2 * CHUNK, "open")]
+    assert await opened.claim(opened.flush, now=QUIET + 1 + QUIET) == [
+        Claim("u", 0, 2 * CHUNK, "open", at(QUIET + 1 + QUIET + LEASE))
+    ]
     assert await opened.ack(2 * CHUNK) == 1
 
 

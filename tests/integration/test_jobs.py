@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 from sqlalchemy import text, update
 
 from tests.conftest import MakeStack
@@ -19,7 +20,7 @@ from tests.support.rows import NOW
 from tests.support.servers import PrivateMariaDB, PrivateRedis
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
-from uploader.accounting.delay import DelayQueue
+from uploader.accounting.pending import UploadQueue
 from uploader.database import migrate, models, queries, transactions
 from uploader.database.engine import Database
 from uploader.domain.upload import File, Reason, Upload
@@ -36,7 +37,7 @@ CHUNK = CONTENT.chunk_size
 # Every chunk is due for the flusher at once.
 AT_ONCE = {"max_pending_bytes": 1}
 DAY = 86_400.0
-# The grace of an expirer is no longer than its expiry, which the clock of these tests knows nothing of.
+# The grace of an expirer is no longer than its expiry.
 EXPIRY = 0.1
 # What makes the jobs quick.
 QUICK = {"quiet_interval_seconds": 0.05, "max_delay_seconds": 0.1, "claim_lease_seconds": 0.3}
@@ -61,7 +62,8 @@ async def expirer_of(stack: Stack) -> Expirer:
     """An expirer that is past its grace."""
     services = stack.services
     expirer = Expirer(services.database, services.closers, services.clock, expiry_seconds=EXPIRY)
-    await asyncio.sleep(EXPIRY)
+    assert stack.clock is not None
+    stack.clock.advance(EXPIRY)
     return expirer
 
 
@@ -70,6 +72,7 @@ async def account_of(stack: Stack, user_id: str = "alice") -> Account:
     async with stack.services.database.engine.connect() as connection:
         rows = (await connection.execute(models.upload.select())).mappings().all()
     shapes = {row["id"]: Shape(row["size"], row["chunk_size"]) for row in rows}
+    assert isinstance(stack.services.redis, Redis)
     await check_pending(stack.services.redis, shapes)
     return (await checked_accounts(stack.services.database))[user_id]
 
@@ -98,7 +101,7 @@ async def settle_without_merge(stack: Stack, content: Content = CONTENT) -> Uplo
     return upload
 
 
-async def wait_until_due(queue: DelayQueue) -> None:
+async def wait_until_due(queue: UploadQueue) -> None:
     delay = await queue.next_due()
     assert delay is not None
     await asyncio.sleep(delay)
@@ -269,9 +272,9 @@ async def test_a_merge_that_the_disk_refuses_is_tried_again(
 
 async def test_the_merger_refuses_wrong_bytes_and_gives_everything_back(make_stack: MakeStack) -> None:
     async with make_stack(claim_lease_seconds=0.1) as stack:
-        upload = await settle_without_merge(stack)
-        [data] = (stack.data / "temp").rglob(f"{upload.id}/data")
-        data.write_bytes(bytes(CONTENT.size))
+        await stack.open(CONTENT)
+        await stack.client.put(f"/files/{CONTENT.md5}/chunks/0", content=bytes(CHUNK))
+        await settle_without_merge(stack)
     async with make_stack() as stack:
         await wait_until_due(stack.services.pending.merge_queues[0])
         await merger_of(stack).run_once()
@@ -392,6 +395,9 @@ async def test_an_idle_upload_expires_and_gives_everything_back(make_stack_on: M
         await expirer.run_once()
         assert await account_of(stack) == Account(unfinished=CHUNK, reserved=CONTENT.size)
         clock.advance(DAY)
+        await expirer.run_once()
+        assert (await account_of(stack)).reserved == CONTENT.size, "a day without a run was an outage"
+        clock.advance(EXPIRY)
         await expirer.run_once()
         assert await account_of(stack) == Account()
         assert stack.bytes_on_disk() == []
@@ -567,10 +573,10 @@ class Watched(Runner):
         self.delays: list[float] = []
         self._rounds = rounds
 
-    async def _sleep(self, delay_seconds: float) -> None:
+    async def _sleep(self, wake: asyncio.Event, delay_seconds: float) -> None:
         self.delays.append(delay_seconds)
         if len(self.delays) >= self._rounds:
-            self._stopping.set()
+            self._stopping = True
 
 
 async def finished(runner: Runner) -> None:

@@ -1,15 +1,20 @@
-"""The accounting under any order of events, losses of Redis and late acknowledgements: a real Valkey and a real SQLite,
-with the disk as a set of chunk numbers."""
+"""The accounting under any order of events, deaths of workers at any step, losses and rollbacks of Redis and late
+acknowledgements: the services themselves on a real disk, a real Valkey and a real SQLite."""
 
 import asyncio
+import functools
+import hashlib
 import itertools
 import shutil
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -23,17 +28,26 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from redis.asyncio import Redis
+from sqlalchemy import event, select
 
-from tests.support.invariants import Shape, check_pending, checked_accounts
+from tests.support.at_rest import OnDisk, read_directory
+from tests.support.dying import Death, dying
+from tests.support.invariants import OPEN_STATES, Shape, check_pending, checked_accounts
 from tests.support.rows import Transactions, upload_row
-from uploader.accounting.delay import Claim
-from uploader.accounting.pending import Delays, Figures, Pending, Word
-from uploader.database import queries
-from uploader.database.engine import Database
+from tests.support.servers import PrivateRedis
+from uploader.accounting.keys import upload_keys
+from uploader.accounting.pending import Claim, Figures, UploadQueue, Word
+from uploader.bootstrap import create_services
+from uploader.database import models
+from uploader.database.engine import Connection, Duplicate
 from uploader.database.transactions import NotOpen
-from uploader.domain.chunks import chunk_length, to_bitmap
-from uploader.domain.upload import Upload
+from uploader.domain.chunks import chunk_length, from_bitmap
+from uploader.domain.upload import Reason, State, Upload
+from uploader.errors import ChunksMissing, UploadGone
+from uploader.service.answers import Complete, Stored, Target
+from uploader.settings import Settings
+from uploader.storage import local
+from uploader.storage.base import Gone
 
 T = TypeVar("T")
 
@@ -41,53 +55,78 @@ CHUNK = 100
 CHUNK_COUNT = 9
 SHAPE = Shape(size=CHUNK * CHUNK_COUNT - 30, chunk_size=CHUNK)
 USERS = ("alice", "bob")
-QUIET, MAX_DELAY, LEASE = 5, 60, 30
+CONTENTS = tuple(bytes((number * 7 + seed) % 251 for number in range(SHAPE.size)) for seed in range(2))
+QUIET, MAX_DELAY, LEASE = 5, 12, 30
+# In so many looks at the queues all is accounted for and merged.
+MAX_ROUNDS = 50
+# What holds a lock keeps others out for this long before it goes on.
+PAUSE_SECONDS = 0.1
 CHUNKS = st.integers(0, CHUNK_COUNT - 1)
 WAITS = st.sampled_from([0, QUIET, LEASE])
+# At which crash point from here on a worker dies, if it does.
+DEATHS = st.sampled_from([None, None, None, 1, 2, 3, 4, 5])
 SETTINGS = settings(
     max_examples=30,
     stateful_step_count=20,
     deadline=None,
     derandomize=True,
     database=None,
+    report_multiple_bugs=False,
     phases=[Phase.generate],  # at most 20 steps are short enough to read as they are
     suppress_health_check=list(HealthCheck),
 )
 
 
-@dataclass
+@dataclass(eq=False)
 class Transfer:
-    """An upload as this model knows it."""
+    """An upload as its client knows it, and what was seen of it."""
 
     upload: Upload
-    on_disk: set[int] = field(default_factory=set)
+    content: bytes
+    acknowledged: set[int] = field(default_factory=set)
     is_open: bool = True
-    forgotten: bool = False
-    flushed: int = 0
+    accounted: tuple[int, int] = (0, 0)  # generation and bytes
+    era: tuple[str, int] = ("", 0)  # in which the arrivals were seen, and the generation
+    arrivals: list[tuple[int, int]] = field(default_factory=list)  # when Redis held how many bytes
+    leased_at_ms: int = 0
+    may_be_old: bool = False  # the generation in Redis: a worker died while it withdrew chunks
+    may_be_left: bool = False  # in a Redis that was rolled back to before it was closed
+
+    def __str__(self) -> str:
+        return self.upload.id[-4:]
+
+
+@dataclass(frozen=True)
+class Body:
+    """A chunk that was received whole."""
+
+    content: bytes
 
     @property
-    def received(self) -> int:
-        return sum(chunk_length(number, SHAPE.size, SHAPE.chunk_size) for number in self.on_disk)
+    def length(self) -> int:
+        return len(self.content)
 
-    @property
-    def complete(self) -> bool:
-        return len(self.on_disk) == CHUNK_COUNT
+    def pieces(self) -> Iterator[memoryview]:
+        yield memoryview(self.content)
 
 
-class Fate(Enum):
-    """How far a flusher comes with what it claimed."""
+class Meanwhile(Enum):
+    """What comes between the reading of a map and the hydrating."""
 
-    ACK = "ack"
-    DIE_AFTER_WRITE = "die after write"
-    DIE_AFTER_CLAIM = "die after claim"
+    HYDRATE = "hydrate"
+    RECORD = "record"
+    WITHDRAW = "withdraw"
+    CANCEL = "cancel"
+    LOSE = "lose"
+    ROLL_BACK = "roll back"
 
 
 class AccountingMachine(RuleBasedStateMachine):
-    """Any number of flushers, some of which die, and uploads that come and go."""
+    """Any number of workers, some of which die, and uploads that come and go."""
 
     directory: Path
     template: Path
-    redis_url: str
+    server: PrivateRedis
     _examples = itertools.count()
 
     transfers: Bundle[Transfer] = Bundle("transfers")
@@ -97,235 +136,527 @@ class AccountingMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.all: list[Transfer] = []
         self.late: list[list[Claim]] = []
+        self.snapshot: list[tuple[bytes, int, bytes]] = []
         self.losses = 0
         self.now_ms = 30_000_000 * 60_000
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(work)
+    def run(self, work: Coroutine[Any, Any, T], dies_at: int | None = None) -> T | None:
+        """What `work` says, or None if its worker died."""
+        with dying(dies_at):
+            try:
+                return self.runner.run(work)
+            except Death:
+                return None
 
     @initialize(target=transfers)
     def start(self) -> MultipleResults[Transfer]:
-        path = self.directory / f"{next(self._examples)}.db"
-        shutil.copy(self.template, path)
-        self.database = Database(f"sqlite+aiosqlite:///{path}")
-        self.act = Transactions(self.database)
-        self.redis = Redis.from_url(self.redis_url, protocol=2)
-        delays = Delays(
-            quiet_seconds=QUIET, max_delay_seconds=MAX_DELAY, max_pending_bytes=4 * CHUNK, lease_seconds=LEASE
+        root = self.directory / str(next(self._examples))
+        root.mkdir()
+        shutil.copy(self.template, root / "uploader.db")
+        in_force = Settings(
+            data=root,
+            redis_url=self.server.url,
+            durability="process",
+            quiet_interval_seconds=QUIET,
+            max_delay_seconds=MAX_DELAY,
+            max_pending_bytes=4 * CHUNK,
+            claim_lease_seconds=LEASE,
         )
-        self.pending = Pending(self.redis, shards=1, delays=delays)
+        self.services = create_services(in_force)
+        self.database, self.pending = self.services.database, self.services.pending
+        self.redis: Any = self.services.redis
+        event.listen(self.database.engine.sync_engine, "connect", _sync_nothing)
+        self.act = Transactions(self.database)
         self.queue = self.pending.flush_queues[0]
-        self.run(self._flush_redis())
+        for verb in ("record_chunk", "hydrate", "lease"):
+            setattr(self.pending, verb, self._at_my_time(getattr(self.pending, verb)))
+        storage = self.services.storage
+        storage.withdraw = self._die_around(storage.withdraw)  # type: ignore[method-assign]
+        self.runner.run(self._prepare())
+        return multiple(*(self._open(*first, None) for first in (("alice", 0), ("alice", 1), ("bob", 0))))
+
+    def _at_my_time(self, verb: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+        """A verb of `Pending` by this machine's clock."""
+
+        @functools.wraps(verb)
+        async def call(*arguments: Any, **options: Any) -> T:
+            return await verb(*arguments, now_ms=self.now_ms, **options)
+
+        return call
+
+    async def _prepare(self) -> None:
+        await self.redis.flushall()
+        await self.services.storage.prepare()
         for user_id in USERS:
-            self.run(self.act.create_user(user_id))
-        return multiple(*(self._open(user_id) for user_id in ("alice", "alice", "bob")))
+            await self.act.create_user(user_id)
 
     def teardown(self) -> None:
-        if self.all:
-            self.run(self._come_to_rest())
-        if hasattr(self, "database"):
-            self.run(self.redis.aclose())
-            self.run(self.database.close())
+        if hasattr(self, "services"):
+            try:
+                self.runner.run(self._come_to_rest())
+            finally:
+                self.runner.run(self.services.close())
+                shutil.rmtree(self.services.settings.data)
         self.runner.close()
 
     async def _come_to_rest(self) -> None:
-        """Invariant 7: once everything is hydrated and flushed, disk, Redis and database say the same."""
+        """Invariant 7: once all is swept, merged and flushed, disk, Redis and database say the same."""
+        await self.services.sweeping.sweep(0)
         for transfer in self.all:
-            if transfer.is_open:
-                await self._hydrate(transfer)
-        while (delay := await self.queue.next_due(self.now_ms)) is not None:
-            self.now_ms += round(delay * 1000)
-            await self._write_and_ack(await self.queue.claim(300, self.now_ms))
-        accounts = await checked_accounts(self.database)
-        for user_id in USERS:
-            # The bytes of a complete upload are compensated for at its merge, flushed or not.
-            mine = [transfer for transfer in self.all if transfer.is_open and transfer.upload.user_id == user_id]
-            expected = sum(transfer.received for transfer in mine if not transfer.complete)
-            flushed = sum([(await self._row(transfer)).flushed_bytes for transfer in mine if transfer.complete])
-            assert accounts[user_id].unfinished == expected + flushed
+            if transfer.is_open and self._disk(transfer).present - transfer.acknowledged:
+                await self._hydrate(transfer)  # as its client's question would: a worker died before Redis knew
+        rounds = 0
+        while (waits := await self._next_due()) is not None:
+            rounds += 1
+            assert rounds < MAX_ROUNDS, "what is due is never done"
+            self.now_ms += round(waits * 1000)
+            await self.services.flushing.flush_due(_held(await self.queue.claim(300, self.now_ms)))
+            for claim in await self.pending.merge_queues[0].claim(300, self.now_ms):
+                await self._merge(self._of(claim))
+        await self._check()
+        rows = await self.database.read(_rows)
         for transfer in self.all:
-            if transfer.is_open:
-                assert (await self.pending.read(transfer.upload.id)).received == transfer.received
+            row, up = rows[transfer.upload.id], upload_keys(0, transfer.upload.id).up
+            if row.state == State.OPEN:
+                disk = self._disk(transfer)
+                assert row.flushed_bytes == disk.received, f"invariant 7: {transfer} in the database"
+                assert int(await self.redis.hget(up, "received")) == disk.received, f"invariant 7: {transfer} in Redis"
+                assert len(disk.present) < CHUNK_COUNT, f"nobody merged {transfer}"
+            elif not transfer.may_be_left:
+                state = await self.redis.hget(up, "state")
+                assert state is None or state.decode() not in OPEN_STATES, f"{transfer} is left in Redis"
+
+    async def _next_due(self) -> float | None:
+        queues = (self.queue, self.pending.merge_queues[0])
+        delays = [delay for queue in queues if (delay := await queue.next_due(self.now_ms)) is not None]
+        return min(delays) if delays else None
 
     # What clients do
 
-    @rule(target=transfers, user_id=st.sampled_from(USERS))
-    def open(self, user_id: str) -> Transfer:
-        return self._open(user_id)
+    @rule(target=transfers, user_id=st.sampled_from(USERS), content=st.integers(0, 1), dies_at=DEATHS)
+    def open(self, user_id: str, content: int, dies_at: int | None) -> Transfer:
+        """Also what was cancelled, or is a file already; what is open is resumed."""
+        return self._open(user_id, content, dies_at)
 
-    @rule(transfer=transfers, numbers=st.lists(CHUNKS, min_size=1, max_size=4))
-    def record(self, transfer: Transfer, numbers: list[int]) -> None:
-        """Chunks arrive, for the first time or again; the client gets the figures of all that arrived."""
-        for number in numbers:
-            self._record_checked(transfer, number)
+    @rule(transfer=transfers, numbers=st.lists(CHUNKS, min_size=1, max_size=4), dies_at=DEATHS)
+    def record(self, transfer: Transfer, numbers: list[int], dies_at: int | None) -> None:
+        """Chunks arrive, for the first time or again, one after the other."""
+        for number in numbers[:-1]:
+            self._record(transfer, number)
+        self._record(transfer, numbers[-1], dies_at)
 
-    @rule(transfer=transfers)
-    def record_all(self, transfer: Transfer) -> None:
-        for number in range(CHUNK_COUNT):
-            self._record_checked(transfer, number)
+    @rule(transfer=transfers, numbers=st.lists(CHUNKS, min_size=2, max_size=5), dies_at=DEATHS)
+    def record_at_once(self, transfer: Transfer, numbers: list[int], dies_at: int | None) -> None:
+        """Several workers take chunks of an upload at one moment, perhaps the same chunk."""
 
-    def _record_checked(self, transfer: Transfer, number: int) -> None:
-        if not transfer.is_open:
-            # Whoever closed it may have died before Redis knew; then the flusher finds out.
-            figures = self.run(self._record(transfer, number))
-            if transfer.forgotten:
-                assert figures.word in (Word.CANCELLED, Word.DONE, Word.REHYDRATE)
+        async def all_of_them() -> None:
+            await asyncio.gather(*(self._store(transfer, number) for number in numbers), return_exceptions=True)
+
+        self.run(all_of_them(), dies_at)
+
+    @rule(transfer=transfers, last_dies_at=DEATHS)
+    def record_all(self, transfer: Transfer, last_dies_at: int | None) -> None:
+        missing = [number for number in range(CHUNK_COUNT) if number not in transfer.acknowledged]
+        for number in missing[:-1]:
+            self._record(transfer, number)
+        self._record(transfer, missing[-1] if missing else 0, last_dies_at)
+
+    def _record(self, transfer: Transfer, number: int, dies_at: int | None = None) -> None:
+        was_open, has_map = transfer.is_open, (self._directory(transfer) / "map").exists()
+        figures = self.run(self._store(transfer, number), dies_at)
+        if figures is None:
+            assert dies_at or not was_open, "an open upload takes its chunk"
             return
-        is_new = number not in transfer.on_disk
-        transfer.on_disk.add(number)
-        figures = self.run(self._record(transfer, number))
-        if figures.word is Word.REHYDRATE:
-            assert self.run(self._hydrate(transfer)).word is Word.HYDRATED
-            figures, is_new = self.run(self._record(transfer, number)), False
-        counted = Word.RECORDED if is_new else Word.MERGING if transfer.complete else Word.DUPLICATE
-        assert figures == Figures(counted, transfer.received, len(transfer.on_disk), CHUNK_COUNT, transfer.complete)
+        assert has_map, "an upload that is gone takes no chunk"
+        if not was_open:
+            return  # whoever closed it died before Redis knew; a task sees to the rest
+        if transfer.may_be_old:
+            return  # until somebody ends the withdrawal
+        disk = self._disk(transfer)
+        assert _bytes_of(transfer.acknowledged) <= figures.received <= disk.received
+        assert len(transfer.acknowledged) <= figures.chunks <= len(disk.present)
+        assert figures.settled == (figures.chunks == CHUNK_COUNT)
 
-    @rule(transfer=transfers, lost=st.sets(CHUNKS, max_size=2))
-    def hydrate(self, transfer: Transfer, lost: set[int]) -> None:
-        """Somebody asks and compares the map with Redis; the workers of some chunks ended before they told it."""
-        if transfer.is_open:
-            transfer.on_disk |= lost
-            assert self.run(self._hydrate(transfer)).word is Word.HYDRATED
-
-    @rule(transfer=transfers, dies=st.booleans())
-    def cancel(self, transfer: Transfer, dies: bool) -> None:
-        """The worker may end after its commit."""
-        if transfer.is_open:
-            self.run(self.act.close(transfer.upload))
-            transfer.is_open = False
-            if not dies:
-                self.run(self._forget(transfer, "cancelled"))
-
-    @rule(transfer=transfers)
-    def merge(self, transfer: Transfer) -> None:
-        """By any worker; one that comes late finds the upload closed and tidies."""
+    async def _store(self, transfer: Transfer, number: int) -> Figures | None:
+        """A chunk on its way; where the upload stands if it was acknowledged, None if the upload is closed."""
+        upload = transfer.upload
+        body = Body(transfer.content[number * CHUNK : (number + 1) * CHUNK])
         try:
-            if transfer.complete:
-                self.run(self.act.merge(transfer.upload, transfer.upload.id))
-        except NotOpen:
-            assert not transfer.is_open
-            self.run(self._forget(transfer, "done"))
-        else:
-            assert transfer.is_open or not transfer.complete
-            transfer.is_open = transfer.is_open and not transfer.complete
+            stored = await self.services.chunks.store(Target(upload.user_id, upload_id=upload.id), upload, number, body)
+        except UploadGone:
+            return None
+        if isinstance(stored, Complete):
+            return None
+        assert isinstance(stored, Stored)
+        transfer.acknowledged.add(number)
+        return stored.figures
 
-    # What flushers do
+    @rule(transfer=transfers, reason=st.sampled_from([Reason.CANCELLED, Reason.MD5_MISMATCH]), dies_at=DEATHS)
+    def cancel(self, transfer: Transfer, reason: Reason, dies_at: int | None) -> None:
+        transfer.leased_at_ms = self.now_ms
+        self.run(self._close(transfer, reason), dies_at)
 
-    @rule(transfer=transfers, number=CHUNKS, limit=st.integers(1, 5), wait_seconds=WAITS, fate=st.sampled_from(Fate))
-    def claim(self, transfer: Transfer, number: int, limit: int, wait_seconds: int, fate: Fate) -> None:
-        """A chunk arrives, and some time later a flusher claims what is due."""
-        self._record_checked(transfer, number)
+    async def _close(self, transfer: Transfer, reason: Reason = Reason.CANCELLED) -> None:
+        with suppress(NotOpen):
+            await self.services.closers.close(transfer.upload, reason)
+
+    @rule(transfer=transfers, idle_seconds=st.sampled_from([-10, 3600]), dies_at=DEATHS)
+    def expire(self, transfer: Transfer, idle_seconds: int, dies_at: int | None) -> None:
+        """An upload that is not idle, or complete, does not expire."""
+        complete = transfer.is_open and len(self._disk(transfer).present) == CHUNK_COUNT
+        transfer.leased_at_ms = self.now_ms
+        expired = self.run(self.services.closers.expire(transfer.upload, idle_seconds), dies_at)
+        if dies_at is None:
+            assert expired == (transfer.is_open and idle_seconds < 0 and not complete)
+
+    # What jobs do
+
+    @rule(transfer=transfers, dies_at=DEATHS)
+    def merge(self, transfer: Transfer, dies_at: int | None) -> None:
+        """By any worker; one that comes late finds the upload closed and tidies, one that comes early merges nothing."""
+        complete = transfer.is_open and len(self._disk(transfer).present) == CHUNK_COUNT
+        transfer.leased_at_ms = self.now_ms
+        merged = self.run(self._merge(transfer), dies_at)
+        if complete and dies_at is None:
+            assert merged
+
+    async def _merge(self, transfer: Transfer) -> bool:
+        with suppress(ChunksMissing, UploadGone):
+            return await self.services.merging.wait(transfer.upload.id) is not None
+        return False
+
+    @rule(transfer=transfers, number=CHUNKS, limit=st.integers(1, 5), wait_seconds=WAITS, dies_at=DEATHS)
+    def flush(self, transfer: Transfer, number: int, limit: int, wait_seconds: int, dies_at: int | None) -> None:
+        """A chunk arrives, and some time later a flusher takes what is due; if it dies it comes late."""
+        self._record(transfer, number)
         self.now_ms += wait_seconds * 1000
-        claims = self.run(self.queue.claim(limit, self.now_ms))
+        claims = self._claim(limit)
         assert len(claims) <= limit
-        self._go_on(claims, fate)
+        self._go_on(claims, dies_at)
+
+    def _claim(self, limit: int) -> list[Claim]:
+        claims = self.runner.run(self.queue.claim(limit, self.now_ms))
+        for claim in claims:
+            self._of(claim).leased_at_ms = self.now_ms
+        return claims
+
+    @rule(transfer=transfers, number=CHUNKS, meanwhile=st.sampled_from(Meanwhile), other=CHUNKS)
+    def flush_while(self, transfer: Transfer, number: int, meanwhile: Meanwhile, other: int) -> None:
+        """A flusher stands still after it claimed, while another does something."""
+        transfer = self._unfinished(transfer)
+        number, other = self._missing(transfer, number)[0], self._missing(transfer, other)[-1]
+        self._record(transfer, number)
+        self.now_ms += QUIET * 1000
+        claims = self._claim(300)
+        transfer.leased_at_ms = self.now_ms
+        self.runner.run(self._do(meanwhile, transfer, number if meanwhile is Meanwhile.WITHDRAW else other))
+        self._go_on(claims, None)
+
+    @rule(transfer=transfers, number=CHUNKS, dies_at=st.integers(1, 3))
+    def die_ending_what_is_accounted(self, transfer: Transfer, number: int, dies_at: int) -> None:
+        """With nothing pending there is no task; still somebody has to find what a worker left that died."""
+        transfer = self._unfinished(transfer)
+        self._record(transfer, number)
+        self.now_ms += LEASE * 1000
+        self._go_on(self._claim(300), None)
+        self.cancel(transfer, Reason.CANCELLED, dies_at)
+
+    @rule(transfer=transfers, numbers=st.permutations(range(CHUNK_COUNT)))
+    def keep_sending(self, transfer: Transfer, numbers: list[int]) -> None:
+        """A steady uploader is accounted for, too."""
+        transfer = self._unfinished(transfer)
+        for number in numbers[:4]:
+            self._record(transfer, number)
+            self.the_accounts_hold()
+            self.now_ms += (QUIET - 1) * 1000
 
     @rule(transfer=transfers, numbers=st.permutations(range(CHUNK_COUNT)))
     def overtake(self, transfer: Transfer, numbers: list[int]) -> None:
         """A flusher stands still for longer than its lease; another flushes more, and then the first one goes on."""
-        claims = []
+        transfer = self._unfinished(transfer)
+        batches = []
         for number in numbers[:2]:
-            self._record_checked(transfer, number)
+            self._record(transfer, number)
             self.now_ms += LEASE * 1000
-            claims.append(self.run(self.queue.claim(300, self.now_ms)))
-        for batch in reversed(claims):
-            self.run(self._write_and_ack(batch))
+            batches.append(self._claim(300))
+        for claims in reversed(batches):
+            self._go_on(claims, None)
 
-    @precondition(lambda self: self.late)
-    @rule(which=st.integers(0, 100), wait_seconds=WAITS, fate=st.sampled_from(Fate))
-    def come_late(self, which: int, wait_seconds: int, fate: Fate) -> None:
+    @rule(which=st.integers(0, 100), wait_seconds=WAITS, dies_at=DEATHS)
+    def come_late(self, which: int, wait_seconds: int, dies_at: int | None) -> None:
         """A flusher that stood still goes on, however late, and perhaps after another has done its work."""
         self.now_ms += wait_seconds * 1000
-        self._go_on(self.late[which % len(self.late)], fate)
+        if self.late:
+            self._go_on(self.late[which % len(self.late)], dies_at)
 
-    def _go_on(self, claims: list[Claim], fate: Fate) -> None:
-        if fate is Fate.ACK:
-            self.run(self._write_and_ack(claims))
-        elif fate is Fate.DIE_AFTER_WRITE:
-            self.run(self._write(claims))
-        if claims and fate is not Fate.ACK:
+    def _go_on(self, claims: list[Claim], dies_at: int | None) -> None:
+        self.run(self.services.flushing.flush_due(_held(claims)), dies_at)
+        if claims and dies_at is not None:
             self.late.append(claims)
+
+    @rule(transfer=transfers, dies_at=DEATHS, wait_seconds=WAITS)
+    def hydrate(self, transfer: Transfer, dies_at: int | None, wait_seconds: int) -> None:
+        """Somebody asks, compares the map with Redis, and mends it."""
+        self.now_ms += wait_seconds * 1000
+        figures = self.run(self._hydrate(transfer), dies_at)
+        if figures is not None:
+            assert (figures.word, figures.received) == (Word.HYDRATED, self._disk(transfer).received)
+
+    async def _hydrate(self, transfer: Transfer) -> Figures | None:
+        with suppress(Gone, NotOpen):
+            return await self.services.closers.hydrate(transfer.upload)
+        return None
+
+    @rule(transfer=transfers, number=CHUNKS)
+    def keep_asking(self, transfer: Transfer, number: int) -> None:
+        """To hydrate again and again does not put off the flush."""
+        transfer = self._unfinished(transfer)
+        self._record(transfer, self._missing(transfer, number)[0])
+        for _ in range(4):
+            self.the_accounts_hold()
+            self.now_ms += (QUIET - 1) * 1000
+            self.runner.run(self._hydrate(transfer))
+
+    @rule(transfer=transfers, meanwhile=st.sampled_from(Meanwhile), number=CHUNKS)
+    def hydrate_while(self, transfer: Transfer, meanwhile: Meanwhile, number: int) -> None:
+        """A worker that hydrates stands still after it read the map, while another does something."""
+        transfer = self._unfinished(transfer)
+        transfer.leased_at_ms = self.now_ms
+        self.runner.run(self._hydrate_beside(transfer, self._do(meanwhile, transfer, number)))
+
+    async def _do(self, meanwhile: Meanwhile, transfer: Transfer, number: int) -> None:
+        deeds: dict[Meanwhile, Callable[[], Coroutine[Any, Any, object]]] = {
+            Meanwhile.HYDRATE: lambda: self._hydrate(transfer),
+            Meanwhile.RECORD: lambda: self._store(transfer, number),
+            Meanwhile.WITHDRAW: lambda: self._withdraw(transfer, [number]),
+            Meanwhile.CANCEL: lambda: self._close(transfer),
+            Meanwhile.LOSE: self._flush_redis,
+            Meanwhile.ROLL_BACK: self._restore,
+        }
+        await deeds[meanwhile]()
+
+    async def _hydrate_beside(self, transfer: Transfer, deed: Coroutine[Any, Any, None]) -> None:
+        real, others = self.pending.hydrate, list[asyncio.Task[None]]()
+
+        async def stand_still(*arguments: Any, **options: Any) -> Figures:
+            if not others:
+                others.append(asyncio.create_task(deed))
+                await asyncio.wait(others, timeout=PAUSE_SECONDS)  # unless it waits for the lock that is held here
+            return await real(*arguments, **options)
+
+        self.pending.hydrate = stand_still  # type: ignore[method-assign]
+        try:
+            await self._hydrate(transfer)
+            await (others[0] if others else deed)
+        finally:
+            self.pending.hydrate = real  # type: ignore[method-assign]
+
+    @rule(dies_at=DEATHS)
+    def sweep(self, dies_at: int | None) -> None:
+        self.run(self.services.sweeping.sweep(0), dies_at)
+
+    @rule(
+        transfer=transfers,
+        numbers=st.sets(CHUNKS, min_size=1, max_size=3),
+        dies_at=st.sampled_from([None, 1, 2, 3]),
+    )
+    def withdraw(self, transfer: Transfer, numbers: set[int], dies_at: int | None) -> None:
+        """A merge found that stored chunks went bad."""
+        transfer = self._unfinished(transfer)
+        self._record(transfer, min(numbers))
+        transfer.may_be_old = transfer.may_be_old or dies_at is not None
+        transfer.leased_at_ms = self.now_ms
+        self.run(self._withdraw(transfer, sorted(numbers)), dies_at)
+
+    def _die_around(self, step: Callable[..., None]) -> Callable[..., None]:
+        """A step of the storage, with a crash point before and after it."""
+
+        @functools.wraps(step)
+        def call(*arguments: Any) -> None:
+            vars(local)["crash_point"]("before")
+            step(*arguments)
+            vars(local)["crash_point"]("after")
+
+        return call
+
+    async def _withdraw(self, transfer: Transfer, numbers: list[int]) -> None:
+        transfer.acknowledged -= set(numbers)
+        with suppress(Gone, NotOpen):
+            await self.services.closers.withdraw(transfer.upload, numbers)
+            transfer.may_be_old = False
 
     # What goes wrong
 
     @precondition(lambda self: self.losses < 2)
-    @rule()
-    def lose_redis(self) -> None:
+    @rule(transfer=transfers, number=CHUNKS, dies_at=DEATHS)
+    def lose_redis(self, transfer: Transfer, number: int, dies_at: int | None) -> None:
         self.losses += 1
-        self.run(self._flush_redis())
+        self.runner.run(self._flush_redis())
+        self._record(transfer, number, dies_at)
+
+    async def _flush_redis(self) -> None:
+        await self.redis.flushall()
+
+    @rule()
+    def remember_redis(self) -> None:
+        """What a rollback comes back to."""
+        self.snapshot = self.runner.run(self._dump())
+
+    async def _dump(self) -> list[tuple[bytes, int, bytes]]:
+        keys = await self.redis.keys()
+        return [(key, max(await self.redis.pttl(key), 0), await self.redis.dump(key)) for key in keys]
+
+    @precondition(lambda self: self.losses < 2)
+    @rule(transfer=transfers, number=CHUNKS, later=CHUNKS, dies_at=DEATHS)
+    def roll_back_redis(self, transfer: Transfer, number: int, later: int, dies_at: int | None) -> None:
+        """To before some chunks arrived, of which one or another is sent again."""
+        transfer = self._unfinished(transfer)
+        self.losses += 1
+        self._record(transfer, number)
+        self.remember_redis()
+        self._record(transfer, later)
+        self.runner.run(self._restore())
+        self._record(transfer, number, dies_at)
+        self._record(transfer, number)
+
+    async def _restore(self) -> None:
+        """As a restart with an older file: the data of that moment, and another replication id."""
+        await self.redis.flushall()
+        for key, ttl_ms, content in self.snapshot:
+            await self.redis.restore(key, ttl_ms, content)
+        await self.redis.replicaof("127.0.0.1", "1")
+        await self.redis.replicaof("NO", "ONE")
+        for transfer in self.all:
+            transfer.may_be_left = True
+
+    # What holds all the time
 
     @invariant()
     def the_accounts_hold(self) -> None:
-        if not hasattr(self, "database"):
-            return
-        accounts = self.run(checked_accounts(self.database))
-        self.run(check_pending(self.redis, {transfer.upload.id: SHAPE for transfer in self.all}))
-        for user_id in USERS:
-            received = sum(t.received for t in self.all if t.is_open and t.upload.user_id == user_id)
-            assert accounts[user_id].unfinished <= received, "nothing is invented"
+        if hasattr(self, "services"):
+            self.runner.run(self._check())
+
+    async def _check(self) -> None:
+        await checked_accounts(self.database)
+        await check_pending(self.redis, {transfer.upload.id: SHAPE for transfer in self.all})
+        rows = await self.database.read(_rows)
         for transfer in self.all:
-            flushed_bytes = self.run(self._row(transfer)).flushed_bytes
-            assert flushed_bytes >= transfer.flushed, "what is accounted never goes down"
-            transfer.flushed = flushed_bytes
+            row = rows[transfer.upload.id]
+            assert transfer.is_open or row.state != State.OPEN, f"{transfer} was closed"
+            transfer.is_open = row.state == State.OPEN
+            if transfer.is_open:
+                disk = self._disk(transfer)
+                self._check_disk(transfer, disk, row)
+                await self._check_known(transfer, disk, row)
+            else:
+                await self._check_closed(transfer)
 
-    # The steps of the services, without the disk
+    def _check_disk(self, transfer: Transfer, disk: OnDisk, row: Any) -> None:
+        assert disk.sound == disk.present, f"invariant 6: {transfer} lost bytes of {disk.present - disk.sound}"
+        lost = transfer.acknowledged - disk.present
+        assert not lost, f"invariant 6: {transfer} lost {lost} of what was acknowledged"
+        assert row.flushed_bytes <= disk.received, f"{transfer}: bytes were invented"
+        accounted = (row.flushed_generation, row.flushed_bytes)
+        assert accounted >= transfer.accounted, f"{transfer}: what is accounted went down within a generation"
+        transfer.accounted = accounted
 
-    def _open(self, user_id: str) -> Transfer:
+    async def _check_known(self, transfer: Transfer, disk: OnDisk, row: Any) -> None:
+        """What Redis knows in this era and generation is between what was acknowledged and what is on disk."""
+        keys = upload_keys(0, transfer.upload.id)
+        known = await self.pending.read(transfer.upload.id)
+        facts = {name.decode(): value.decode() for name, value in (await self.redis.hgetall(keys.up)).items()}
+        if not known.state:
+            return
+        if int(facts["generation"]) != row.generation:
+            assert transfer.may_be_old, f"{transfer}: Redis is of another generation"
+            return
+        bits = from_bitmap(await self.redis.get(keys.chunks) or b"", CHUNK_COUNT)
+        counted = {number for number, bit in enumerate(bits) if bit}
+        assert transfer.acknowledged <= counted, f"{transfer}: an acknowledged chunk does not count"
+        assert counted <= disk.present, f"{transfer}: {counted - disk.present} count and are not on disk"
+        assert int(facts["flushed"]) <= row.flushed_bytes, f"{transfer}: Redis takes for accounted what is not"
+        if known.state == "open" and known.received != row.flushed_bytes:
+            due_ms = await self.redis.zscore(f"{keys.flush.due}:{facts['due_minute']}", transfer.upload.id)
+            self._check_delay(transfer, known.era, row, known.received, due_ms)
+
+    def _check_delay(self, transfer: Transfer, era: str, row: Any, received: int, due_ms: float) -> None:
+        """Invariant 8: bytes are due to be accounted within the maximum delay, or the lease of who took that on."""
+        if transfer.era != (era, row.generation):
+            transfer.era, transfer.arrivals = (era, row.generation), []
+        if not transfer.arrivals or received > transfer.arrivals[-1][1]:
+            transfer.arrivals.append((self.now_ms, received))
+        oldest_ms = next(at_ms for at_ms, held in transfer.arrivals if held > row.flushed_bytes)
+        latest_ms = max(oldest_ms + MAX_DELAY * 1000, transfer.leased_at_ms + LEASE * 1000, self.now_ms)
+        assert due_ms <= latest_ms, f"invariant 8: {transfer} is due {due_ms - latest_ms} ms too late"
+
+    async def _check_closed(self, transfer: Transfer) -> None:
+        """Whoever closed it may have died before Redis knew; then a task sees to it that somebody looks."""
+        state, minute = await self.redis.hmget(upload_keys(0, transfer.upload.id).up, "state", "due_minute")
+        if state is not None and state.decode() in OPEN_STATES and not transfer.may_be_left:
+            assert minute is not None, f"{transfer} is closed, open in Redis, and nobody will look"
+
+    # Odds and ends
+
+    def _open(self, user_id: str, content: int, dies_at: int | None) -> Transfer:
         # Ids decide the order of claims that are due at one moment: the same ones in every run.
-        upload_id = f"{len(self.all):032x}"
-        upload = upload_row(user_id, SHAPE.size, seed=upload_id, id=upload_id, chunk_size=CHUNK)
-        transfer = Transfer(self.run(self.act.open(upload, 1000)))
+        upload_id = f"{len(self.all) + 1:032x}"
+        md5 = hashlib.md5(CONTENTS[content]).hexdigest()
+        upload = upload_row(user_id, SHAPE.size, id=upload_id, md5=md5, chunk_size=CHUNK)
+        try:
+            self.run(self.services.openings._create(upload), dies_at)
+        except Duplicate:
+            return next(t for t in self.all if t.is_open and (t.upload.user_id, t.upload.md5) == (user_id, md5))
+        if upload_id not in self.runner.run(self.database.read(_rows)):
+            return self.all[0]  # its worker died before the commit
+        transfer = Transfer(upload, CONTENTS[content])
         self.all.append(transfer)
         return transfer
 
-    async def _flush_redis(self) -> None:
-        await self.redis.flushdb()
+    def _unfinished(self, transfer: Transfer) -> Transfer:
+        """An upload to which something can still happen, rather than one to which nothing can."""
+        candidates = (transfer, *self.all)
+        return next((t for t in candidates if t.is_open and len(t.acknowledged) < CHUNK_COUNT), transfer)
 
-    async def _record(self, transfer: Transfer, number: int) -> Figures:
-        length = chunk_length(number, SHAPE.size, SHAPE.chunk_size)
-        return await self.pending.record_chunk(transfer.upload.id, number, length, self.now_ms)
+    def _missing(self, transfer: Transfer, first: int) -> list[int]:
+        """The chunks to send, from `first` on and round; that one if there is none."""
+        numbers = [(first + offset) % CHUNK_COUNT for offset in range(CHUNK_COUNT)]
+        return [number for number in numbers if number not in transfer.acknowledged] or [first]
 
-    async def _row(self, transfer: Transfer) -> Upload:
-        row = await self.database.read(lambda connection: queries.upload_by_id(connection, transfer.upload.id))
-        assert row is not None
-        return row
+    def _disk(self, transfer: Transfer) -> OnDisk:
+        return read_directory(self._directory(transfer))
 
-    async def _hydrate(self, transfer: Transfer) -> Figures:
-        row = await self._row(transfer)
-        return await self.pending.hydrate(
-            row.id,
-            era=(await self.pending.read(row.id)).era,
-            generation=row.generation,
-            bitmap=to_bitmap([number in transfer.on_disk for number in range(CHUNK_COUNT)]),
-            size=SHAPE.size,
-            chunk_size=SHAPE.chunk_size,
-            chunk_count=CHUNK_COUNT,
-            flushed_bytes=row.flushed_bytes,
-            now_ms=self.now_ms,
-        )
-
-    async def _forget(self, transfer: Transfer, word: str) -> None:
-        await self.pending.forget(transfer.upload.id, word)
-        transfer.forgotten = True
-
-    async def _write(self, claims: list[Claim]) -> frozenset[str]:
-        batch = [(self._of(claim).upload, claim.generation, claim.received) for claim in claims]
-        return (await self.act.flush(*batch)).open_ids
-
-    async def _write_and_ack(self, claims: list[Claim]) -> None:
-        open_ids = await self._write(claims)
-        await self.pending.ack_flush(0, [claim for claim in claims if claim.upload_id in open_ids])
-        for claim in claims:
-            if claim.upload_id not in open_ids:
-                await self._forget(self._of(claim), "cancelled")
+    def _directory(self, transfer: Transfer) -> Path:
+        return self.services.settings.data / transfer.upload.temp_path
 
     def _of(self, claim: Claim) -> Transfer:
         return next(transfer for transfer in self.all if transfer.upload.id == claim.upload_id)
 
 
+def _held(claims: list[Claim]) -> UploadQueue:
+    """A queue of which a worker has claimed these some time ago."""
+
+    async def claim() -> list[Claim]:
+        return claims
+
+    return cast(UploadQueue, SimpleNamespace(claim=claim, shard=0))
+
+
+def _sync_nothing(connection: Any, _record: object) -> None:
+    connection.execute("PRAGMA synchronous=OFF")
+
+
+async def _rows(connection: Connection) -> dict[str, Any]:
+    return {row.id: row for row in await connection.execute(select(models.upload))}
+
+
+def _bytes_of(numbers: set[int]) -> int:
+    return sum(chunk_length(number, SHAPE.size, SHAPE.chunk_size) for number in numbers)
+
+
 def test_no_order_of_events_makes_the_accounts_wrong(
-    anyio_backend: str, sqlite_template: Path, redis_url: str, tmp_path: Path
+    anyio_backend: str, sqlite_template: Path, own_redis: PrivateRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("os.fsync", lambda _: None)  # nobody cuts the power here
     AccountingMachine.directory, AccountingMachine.template = tmp_path, sqlite_template
-    AccountingMachine.redis_url = redis_url
+    AccountingMachine.server = own_redis
     run_state_machine_as_test(AccountingMachine, settings=SETTINGS)

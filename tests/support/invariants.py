@@ -26,12 +26,10 @@ class Account:
 
 async def checked_accounts(database: Database, *, lowered: bool = False) -> dict[str, Account]:
     """Check invariants 1 to 3 in one snapshot and return the accounts. `lowered`: a quota was lowered below what is used."""
-    return await database.read(lambda connection: _checked_accounts(connection, lowered))
+    return await database.read(lambda connection: _checked_accounts(connection, lowered), snapshot=True)
 
 
 async def _checked_accounts(connection: AsyncConnection, lowered: bool) -> dict[str, Account]:
-    if connection.dialect.name != "sqlite":
-        await connection.execution_options(isolation_level="REPEATABLE READ")
     uploads, files, blobs = models.upload.c, models.file.c, models.blob.c
     unfinished = func.coalesce(func.sum(uploads.flushed_bytes), 0)
     reserved = func.coalesce(func.sum(uploads.size), 0)
@@ -102,6 +100,7 @@ async def check_pending(redis: Redis, shapes: Mapping[str, Shape]) -> None:
             assert ttl > 0, f"the tombstone of {upload_id} stays for ever"
             continue
         assert ttl == -1, f"{upload_id} is open and goes away by itself"
+        assert upload_id in shapes, f"{upload_id} is not open, and Redis has {facts}"
         _, bits = snapshot.get(key.replace("up:", "chunks:", 1), (-1, b""))
         assert int(facts["received"]) == _bytes_of(bits, shapes[upload_id]), f"invariant 4: {upload_id} has {facts}"
         assert int(facts["chunks"]) == sum(byte.bit_count() for byte in bits)

@@ -66,6 +66,18 @@ class Process:
         return self.log.read_text()
 
 
+def answers(port: int) -> bool:
+    """Whether the server on this port is ready."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
 class Server(Process):
     """`uploader serve` on a port of its own, ready when this returns."""
 
@@ -79,12 +91,8 @@ class Server(Process):
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.output()
-            with contextlib.suppress(OSError):
-                connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2)
-                connection.request("GET", "/readyz")
-                if connection.getresponse().status == 200:
-                    connection.close()
-                    return
+            if answers(self.port):
+                return
             time.sleep(0.05)
         raise AssertionError(f"the server did not become ready: {self.output()}")
 

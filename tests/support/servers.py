@@ -18,21 +18,49 @@ class PrivateRedis:
 
     def __init__(self, directory: Path, *, append_only: bool = True) -> None:
         self._directory = directory
-        self._append_only = append_only
+        self.append_only = append_only
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
-    def start(self) -> "PrivateRedis":
+    def start(self, *more: str) -> "PrivateRedis":
+        """Start it; `more` are arguments of the server."""
         self._directory.mkdir(parents=True, exist_ok=True)
         arguments = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", ".", "--save", ""]
-        arguments += ["--appendonly", "yes" if self._append_only else "no", "--appendfsync", "everysec"]
-        arguments += ["--loglevel", "warning", "--logfile", "server.log"]
+        arguments += ["--appendonly", "yes" if self.append_only else "no", "--appendfsync", "everysec"]
+        self._launch([*arguments, "--loglevel", "warning", "--logfile", "server.log", *more])
+        return self
+
+    def start_sentinel(self, configuration: str) -> None:
+        """Start it as a Sentinel instead, which writes into its configuration."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        (self._directory / "sentinel.conf").write_text(f"port {self.port}\nbind 127.0.0.1\n{configuration}")
+        self._launch(["sentinel.conf", "--sentinel", "--logfile", "server.log"])
+
+    def _launch(self, arguments: list[str]) -> None:
         self._process = subprocess.Popen(
             [find_binary(), *arguments], cwd=self._directory, preexec_fn=end_with_parent, start_new_session=True
         )
         _wait(lambda: _answers_ping(self.port), "Valkey")
-        return self
+
+    def raw(self, *words: str | int) -> bytes:
+        """The reply to one command, as it comes over the wire."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+            line = b" ".join(str(word).encode() for word in words) + b"\r\n"
+            connection.sendall(line)
+            connection.settimeout(0.2)
+            reply = b""
+            try:
+                while piece := connection.recv(65536):
+                    reply += piece
+            except TimeoutError:
+                return reply
+        return reply
+
+    def command(self, *words: str | int) -> None:
+        """One command that has to succeed."""
+        reply = self.raw(*words)
+        assert reply.startswith(b"+OK"), reply
 
     def kill(self) -> None:
         """SIGKILL: nothing is saved that was not on disk."""
@@ -44,6 +72,15 @@ class PrivateRedis:
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             self._process.wait()
+
+    def send_signal(self, number: int) -> None:
+        """SIGSTOP, SIGCONT and the like."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def append_only_files(self) -> list[Path]:
+        """What was appended to since the last rewrite, oldest first."""
+        return sorted(self._directory.glob("appendonlydir/*.incr.aof"))
 
 
 class PrivateMariaDB:
@@ -133,3 +170,57 @@ def _answers_ping(port: int) -> bool:
             return connection.recv(16).startswith(b"+PONG")
     except OSError:
         return False
+
+
+class PrivateCluster:
+    """Three masters of one Cluster."""
+
+    def __init__(self, directory: Path) -> None:
+        self.nodes = [PrivateRedis(directory / str(number)) for number in range(3)]
+        self.url = f"redis+cluster://127.0.0.1:{self.nodes[0].port}"
+
+    def start(self) -> "PrivateCluster":
+        # The bus port is 10,000 above the other one unless it is named, which may be no port at all.
+        buses = [free_port() for _ in self.nodes]
+        for node, bus in zip(self.nodes, buses, strict=True):
+            node.start("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", str(bus))
+        share = 16384 // len(self.nodes) + 1
+        for number, node in enumerate(self.nodes):
+            first = number * share
+            node.command("CLUSTER", "ADDSLOTSRANGE", first, min(first + share - 1, 16383))
+            node.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        for node, bus in list(zip(self.nodes, buses, strict=True))[1:]:
+            self.nodes[0].command("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
+        _wait(lambda: all(b"cluster_state:ok" in node.raw("CLUSTER", "INFO") for node in self.nodes), "the Cluster")
+        return self
+
+    def stop(self) -> None:
+        for node in self.nodes:
+            node.stop()
+
+
+class PrivateSentinel:
+    """A master, its replica, and the Sentinel that watches them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.master, self.replica = PrivateRedis(directory / "master"), PrivateRedis(directory / "replica")
+        self._sentinel = PrivateRedis(directory / "sentinel")
+        self.url = f"redis+sentinel://127.0.0.1:{self._sentinel.port}/accounts"
+
+    def start(self) -> "PrivateSentinel":
+        self.master.start()
+        self.replica.start("--replicaof", "127.0.0.1", str(self.master.port))
+        _wait(lambda: b"master_link_status:up" in self.replica.raw("INFO", "replication"), "the replica")
+        configuration = f"sentinel monitor accounts 127.0.0.1 {self.master.port} 1\n"
+        configuration += "sentinel down-after-milliseconds accounts 500\nsentinel failover-timeout accounts 2000\n"
+        self._sentinel.start_sentinel(configuration)
+        _wait(lambda: b"slaves=1" in self._sentinel.raw("INFO", "sentinel"), "the Sentinel")
+        return self
+
+    def wait_for_failover(self) -> None:
+        """Until the replica is the master."""
+        _wait(lambda: b"role:master" in self.replica.raw("INFO", "replication"), "the failover")
+
+    def stop(self) -> None:
+        for server in (self._sentinel, self.replica, self.master):
+            server.stop()

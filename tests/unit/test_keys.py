@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, Queue, queue_keys, shard_of, upload_keys
+from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, QueueKeys, shard_of, upload_keys, upload_queue_keys
 from uploader.service.ids import new_id
 
 UPLOAD = "00064a5f0c9d7e0123456789abcdef01"
@@ -48,5 +48,5 @@ def test_no_two_keys_are_equal() -> None:
 
 def test_a_queue_finds_the_hash_of_a_task_by_its_prefix() -> None:
     for name in (FLUSH_QUEUE, MERGE_QUEUE):
-        queue: Queue = queue_keys(3, name)
+        queue: QueueKeys = upload_queue_keys(3, name)
         assert queue.task_prefix + UPLOAD == upload_keys(3, UPLOAD).up

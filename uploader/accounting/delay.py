@@ -1,54 +1,112 @@
-"""The delay queue: tasks that become due at a time of their own, may be pushed back, and are claimed with a lease.
+"""The delay queue: tasks that become due at a time of their own, are pushed back or cancelled, and claimed with a lease.
 
-The logic is the Lua prelude `scripts/_delay.lua`; this module is thin verbs over it for the queues of uploads.
-Knows nothing of what a task means.
+The logic is the Lua prelude `scripts/_delay.lua`, which the scripts about uploads use, too; here are thin verbs over it.
+Knows nothing of what a task means. Time is Redis `TIME`; tests pass `now_ms` instead.
 """
 
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from redis.asyncio import Redis
-
-from uploader.accounting.keys import queue_keys
+from uploader.accounting.connection import Connection
+from uploader.accounting.keys import QueueKeys, queue_keys
 from uploader.accounting.scripts import Script
+from uploader.accounting.waking import Waker
 
 # Claims of 100 to 300 tasks keep the script short enough not to be felt by others.
 MAX_CLAIM = 300
+# The longest that a worker sleeps without looking; `_delay.lua` announces what is due sooner.
+POLL_SECONDS = 1.0
 
-_CLAIM_DUE = Script("claim_due")
+_SCHEDULE = Script("delay_schedule")
+_CANCEL = Script("delay_cancel")
+_CLAIM = Script("delay_claim")
 _NEXT_DUE = Script("next_due")
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """A claimed task: what was known of its upload at that moment."""
+class Task:
+    """A claimed task; the token tells this claim from every other one."""
 
-    upload_id: str
-    generation: int
-    received: int
-    state: str
+    id: str
+    token: str
 
 
 class DelayQueue:
-    """One queue of one shard."""
+    """One named queue in one shard. Every verb is one script, and raises Unavailable if Redis is away."""
 
-    def __init__(self, redis: "Redis", shard: int, queue: str, *, lease_seconds: float) -> None:
+    def __init__(self, redis: Connection, name: str, *, shard: int = 0, lease_seconds: float = 30.0) -> None:
         self._redis = redis
-        self._keys = queue_keys(shard, queue)
+        self._keys = queue_keys(shard, name)
         self._lease_ms = round(lease_seconds * 1000)
-        self.shard = shard
 
-    async def claim(self, limit: int = MAX_CLAIM, now_ms: int | None = None) -> list[Claim]:
+    async def schedule(
+        self, task_id: str, delay_seconds: float, *, only_new: bool = False, now_ms: int | None = None
+    ) -> bool:
+        """Let a task become due after a delay of its own, whatever was scheduled for it before.
+
+        With `only_new`, only if it does not wait already; whether it was scheduled.
+        """
+        return await self._schedule(task_id, delay_seconds, "absent" if only_new else "always", now_ms)
+
+    async def push_back(self, task_id: str, delay_seconds: float, *, now_ms: int | None = None) -> bool:
+        """Let a task that waits become due later (or sooner), counted from now; False if it does not wait."""
+        return await self._schedule(task_id, delay_seconds, "present", now_ms)
+
+    async def _schedule(self, task_id: str, delay_seconds: float, when: str, now_ms: int | None) -> bool:
+        arguments = [_time(now_ms), task_id, round(delay_seconds * 1000), when]
+        return bool(await _SCHEDULE.run(self._redis, self._task_keys(task_id), arguments))
+
+    async def cancel(self, task_id: str) -> bool:
+        """Take a task out, claimed or not; False if it is not there."""
+        return bool(await _CANCEL.run(self._redis, self._task_keys(task_id), [task_id, ""]))
+
+    async def claim(self, limit: int = MAX_CLAIM, *, now_ms: int | None = None) -> list[Task]:
         """Claim at most `limit` due tasks. Each is due again when the lease ends, unless it is acknowledged before."""
-        keys = [self._keys.due, self._keys.minutes]
-        arguments = ["" if now_ms is None else now_ms, self._lease_ms, limit, self._keys.task_prefix]
-        claims = await _CLAIM_DUE.run(self._redis, keys, arguments)
-        return [
-            Claim(upload_id.decode(), generation, received, state.decode())
-            for upload_id, generation, received, state in claims
-        ]
+        token = secrets.token_hex(8)
+        arguments = [_time(now_ms), self._lease_ms, limit, self._keys.task_prefix, token]
+        ids = await _CLAIM.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
+        return [Task(task_id.decode(), token) for task_id in ids]
 
-    async def next_due(self, now_ms: int | None = None) -> float | None:
+    async def ack(self, task: Task) -> bool:
+        """Say that a claimed task is done. False, and nothing happens, if the claim was lost meanwhile: the lease ended
+        and another worker claimed it, or it was scheduled anew."""
+        return bool(await _CANCEL.run(self._redis, self._task_keys(task.id), [task.id, task.token]))
+
+    async def next_due(self, *, now_ms: int | None = None) -> float | None:
         """Seconds until the earliest task is due, or None if the queue is empty."""
-        keys = [self._keys.due, self._keys.minutes]
-        delay_ms = await _NEXT_DUE.run(self._redis, keys, ["" if now_ms is None else now_ms])
-        return None if delay_ms < 0 else delay_ms / 1000
+        return await next_due(self._redis, self._keys, now_ms)
+
+    async def due(self) -> AsyncGenerator[Task, None]:
+        """Tasks as they become due, each claimed for the caller, without end. Close it (`aclosing`) to stop listening."""
+        async with Waker(self._redis, [self._keys.wake]) as waker:
+            woken = waker.events[self._keys.wake]
+            while True:
+                woken.clear()  # before the look: what is scheduled after it wakes
+                tasks = await self.claim()
+                for task in tasks:
+                    yield task
+                if not tasks:
+                    await _sleep(woken, await self.next_due())
+
+    def _task_keys(self, task_id: str) -> list[str]:
+        return [self._keys.due, self._keys.minutes, f"{self._keys.task_prefix}{task_id}"]
+
+
+async def next_due(redis: Connection, keys: QueueKeys, now_ms: int | None = None) -> float | None:
+    """Seconds until the earliest task of any queue is due, or None if it is empty. Raises Unavailable."""
+    delay_ms = await _NEXT_DUE.run(redis, [keys.due, keys.minutes], [_time(now_ms)])
+    return None if delay_ms < 0 else delay_ms / 1000
+
+
+async def _sleep(woken: asyncio.Event, seconds: float | None) -> None:
+    try:
+        async with asyncio.timeout(POLL_SECONDS if seconds is None else min(seconds, POLL_SECONDS)):
+            await woken.wait()
+    except TimeoutError:
+        return
+
+
+def _time(now_ms: int | None) -> int | str:
+    return "" if now_ms is None else now_ms

@@ -6,14 +6,18 @@ from zlib import crc32
 FLUSH_QUEUE = "flush"
 MERGE_QUEUE = "merge"
 
+# What every key of an installation begins with, for those who look at all of them.
+KINDS = ("up", "chunks", "due", "minutes", "task", "era", "swept", "sweeping")
+
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class QueueKeys:
     """The keys of one delay queue in one shard."""
 
     due: str  # followed by `:<epoch minute>`: the minute buckets
     minutes: str  # the index of the buckets that are not empty
     task_prefix: str  # followed by the task's id: the hash that knows the task's bucket
+    wake: str  # the channel on which what is due soon is announced
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +27,8 @@ class UploadKeys:
     up: str
     chunks: str
     era: str
-    flush: Queue
-    merge: Queue
+    flush: QueueKeys
+    merge: QueueKeys
 
     def as_list(self) -> list[str]:
         return [
@@ -47,9 +51,16 @@ def _tag(shard: int) -> str:
     return f"{{s{shard:02d}}}"
 
 
-def queue_keys(shard: int, queue: str) -> Queue:
+def queue_keys(shard: int, queue: str) -> QueueKeys:
+    """The keys of a plain queue, whose tasks are hashes of their own."""
     tag = _tag(shard)
-    return Queue(f"due:{tag}:{queue}", f"minutes:{tag}:{queue}", f"up:{tag}:")
+    return QueueKeys(f"due:{tag}:{queue}", f"minutes:{tag}:{queue}", f"task:{tag}:{queue}:", f"wake:{tag}:{queue}")
+
+
+def upload_queue_keys(shard: int, queue: str) -> QueueKeys:
+    """The keys of a queue of uploads, whose tasks are the uploads' hashes."""
+    tag = _tag(shard)
+    return QueueKeys(f"due:{tag}:{queue}", f"minutes:{tag}:{queue}", f"up:{tag}:", f"wake:{tag}:{queue}")
 
 
 def upload_keys(shard: int, upload_id: str) -> UploadKeys:
@@ -58,6 +69,17 @@ def upload_keys(shard: int, upload_id: str) -> UploadKeys:
         up=f"up:{tag}:{upload_id}",
         chunks=f"chunks:{tag}:{upload_id}",
         era=f"era:{tag}",
-        flush=queue_keys(shard, FLUSH_QUEUE),
-        merge=queue_keys(shard, MERGE_QUEUE),
+        flush=upload_queue_keys(shard, FLUSH_QUEUE),
+        merge=upload_queue_keys(shard, MERGE_QUEUE),
     )
+
+
+def upload_prefix(shard: int) -> str:
+    """What the hashes of all uploads of a shard begin with; their ids follow."""
+    return f"up:{_tag(shard)}:"
+
+
+def sweep_keys(shard: int) -> list[str]:
+    """The keys of the sweep of a shard, in the order the scripts take them."""
+    tag = _tag(shard)
+    return [f"era:{tag}", f"swept:{tag}", f"sweeping:{tag}"]

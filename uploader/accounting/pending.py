@@ -4,15 +4,23 @@ Every verb is one Lua script and one round trip. Time is Redis `TIME`; tests pas
 """
 
 import secrets
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
-
-from uploader.accounting.delay import Claim, DelayQueue
-from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, queue_keys, shard_of, upload_keys
+from uploader.accounting.connection import AWAY, Connection
+from uploader.accounting.delay import MAX_CLAIM, next_due
+from uploader.accounting.keys import (
+    FLUSH_QUEUE,
+    KINDS,
+    MERGE_QUEUE,
+    shard_of,
+    sweep_keys,
+    upload_keys,
+    upload_prefix,
+    upload_queue_keys,
+)
 from uploader.accounting.scripts import Script
 from uploader.errors import Unavailable
 
@@ -25,6 +33,9 @@ _ACK_FLUSH = Script("ack_flush")
 _FORGET = Script("forget")
 _LEASE_UPLOAD = Script("lease_upload")
 _READ_UPLOAD = Script("read_upload")
+_CLAIM_DUE = Script("claim_due")
+_CLAIM_SWEEP = Script("claim_sweep")
+_END_SWEEP = Script("end_sweep")
 
 
 class Word(StrEnum):
@@ -64,6 +75,17 @@ class Known:
     merged: int
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claimed task of an upload: what was known of it at that moment, and until when it is the claimant's."""
+
+    upload_id: str
+    generation: int
+    received: int
+    state: str
+    lease_until_ms: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delays:
     """When tasks are due."""
@@ -74,19 +96,45 @@ class Delays:
     lease_seconds: float
 
 
+class UploadQueue:
+    """A queue of uploads in one shard: to be flushed, or to be merged."""
+
+    def __init__(self, redis: Connection, shard: int, queue: str, *, lease_seconds: float) -> None:
+        self._redis = redis
+        self._keys = upload_queue_keys(shard, queue)
+        self._lease_ms = round(lease_seconds * 1000)
+        self.shard = shard
+
+    @property
+    def wake_channel(self) -> str:
+        """Where it is announced that something is due soon."""
+        return self._keys.wake
+
+    async def claim(self, limit: int = MAX_CLAIM, now_ms: int | None = None) -> list[Claim]:
+        """Claim at most `limit` due tasks. Each is due again when the lease ends. Raises Unavailable."""
+        arguments = [_time(now_ms), self._lease_ms, limit, self._keys.task_prefix]
+        claims = await _CLAIM_DUE.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
+        return [
+            Claim(upload_id.decode(), generation, received, state.decode(), lease_until_ms)
+            for upload_id, generation, received, state, lease_until_ms in claims
+        ]
+
+    async def next_due(self, now_ms: int | None = None) -> float | None:
+        """Seconds until the earliest task is due, or None if the queue is empty. Raises Unavailable."""
+        return await next_due(self._redis, self._keys, now_ms)
+
+
 class Pending:
     """The accounting store of all shards."""
 
-    def __init__(self, redis: "Redis", *, shards: int, delays: Delays) -> None:
+    def __init__(self, redis: Connection, *, shards: int, delays: Delays) -> None:
         self._redis = redis
-        self._shards = shards
         self._delays = delays
-        self.flush_queues = [
-            DelayQueue(redis, n, FLUSH_QUEUE, lease_seconds=delays.lease_seconds) for n in range(shards)
-        ]
-        self.merge_queues = [
-            DelayQueue(redis, n, MERGE_QUEUE, lease_seconds=delays.lease_seconds) for n in range(shards)
-        ]
+        self._claimant = secrets.token_hex(8)
+        self.shards = shards
+        lease = delays.lease_seconds
+        self.flush_queues = [UploadQueue(redis, n, FLUSH_QUEUE, lease_seconds=lease) for n in range(shards)]
+        self.merge_queues = [UploadQueue(redis, n, MERGE_QUEUE, lease_seconds=lease) for n in range(shards)]
 
     async def record_chunk(
         self, upload_id: str, chunk_number: int, length_bytes: int, now_ms: int | None = None
@@ -122,16 +170,16 @@ class Pending:
 
     async def read(self, upload_id: str) -> Known:
         """What is known of an upload, and the present era. Raises Unavailable."""
-        keys = upload_keys(self._shard(upload_id), upload_id)
+        keys = upload_keys(self.shard_of(upload_id), upload_id)
         era, state, received, chunks, merged = await _READ_UPLOAD.run(self._redis, [keys.up, keys.era], [_era_token()])
         return Known(era.decode(), state.decode(), received, chunks, merged)
 
     async def ack_flush(self, shard: int, flushed: list[Claim]) -> int:
         """Say that the figures of these claims are in the database; returns how many tasks are done. Raises Unavailable."""
-        keys = queue_keys(shard, FLUSH_QUEUE)
+        keys = upload_queue_keys(shard, FLUSH_QUEUE)
         arguments: list[Any] = [keys.task_prefix]
         for claim in flushed:
-            arguments += [claim.upload_id, claim.generation, claim.received]
+            arguments += [claim.upload_id, claim.generation, claim.received, claim.lease_until_ms]
         removed: int = await _ACK_FLUSH.run(self._redis, [keys.due, keys.minutes], arguments)
         return removed
 
@@ -149,14 +197,49 @@ class Pending:
         """Raises Unavailable if Redis is away."""
         try:
             await self._redis.ping()
-        except (RedisError, OSError, TimeoutError) as error:
+        except AWAY as error:
             raise Unavailable("The accounting store is away.") from error
 
-    def _shard(self, upload_id: str) -> int:
-        return shard_of(upload_id, self._shards)
+    async def claim_sweep(self, shard: int) -> str | None:
+        """The era that this process is to sweep in a shard, or keeps sweeping; None if there is nothing to do.
+
+        Call it again within the lease while the sweep goes on. Raises Unavailable.
+        """
+        arguments = [_era_token(), self._claimant, _ms(self._delays.lease_seconds)]
+        era: bytes = await _CLAIM_SWEEP.run(self._redis, sweep_keys(shard), arguments)
+        return era.decode() or None
+
+    async def end_sweep(self, shard: int, era: str) -> None:
+        """Note that a shard was swept in an era, unless that has moved. Raises Unavailable."""
+        await _END_SWEEP.run(self._redis, sweep_keys(shard), [_era_token(), self._claimant, era])
+
+    async def not_closed(self, shard: int) -> AsyncIterator[str]:
+        """The uploads of a shard that Redis does not know as closed, in whatever era. Raises Unavailable."""
+        prefix = upload_prefix(shard)
+        try:
+            async for key in self._redis.scan_iter(match=f"{prefix}*", count=1000):
+                if await self._redis.hget(key, "state") in (b"open", b"merging"):
+                    yield key.decode().removeprefix(prefix)
+        except AWAY as error:
+            raise Unavailable("The accounting store is away.") from error
+
+    async def reset(self) -> int:
+        """Delete every key of the installation, of any number of shards; how many. Raises Unavailable."""
+        deleted = 0
+        try:
+            for kind in KINDS:
+                async for key in self._redis.scan_iter(match=f"{kind}:{{s[0-9][0-9]}}*", count=1000):
+                    deleted += await self._redis.unlink(key)
+        except AWAY as error:
+            raise Unavailable("The accounting store is away.") from error
+        return deleted
+
+    def shard_of(self, upload_id: str) -> int:
+        """The shard of an upload."""
+        return shard_of(upload_id, self.shards)
 
     def _keys(self, upload_id: str) -> list[str]:
-        return upload_keys(self._shard(upload_id), upload_id).as_list()
+        return upload_keys(self.shard_of(upload_id), upload_id).as_list()
 
 
 def _era_token() -> str:

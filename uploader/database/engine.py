@@ -27,6 +27,8 @@ _MYSQL_DUPLICATE = 1062
 # A value out of range, and a failed CHECK of MySQL and of MariaDB: the driver calls them operational, but waiting helps
 # none of them.
 _MYSQL_BAD_FIGURES = frozenset({1690, 3819, 4025})
+# The code of a connection that was lost.
+_MYSQL_LOST = 2013
 _ATTEMPTS = 10
 # Longer than a lock wait of InnoDB (50 s), which has an error of its own.
 _READ_TIMEOUT_SECONDS = 60.0
@@ -64,11 +66,17 @@ class Database:
                 await asyncio.sleep(random.uniform(0, 0.02 * attempt))  # noqa: S311 (jitter)
         raise AssertionError("unreachable")
 
-    async def read(self, work: "Work[T]") -> T:
-        """Run `work` in a transaction that writes nothing. Raises Unavailable, and what `work` raises."""
+    async def read(self, work: "Work[T]", *, snapshot: bool = False) -> T:
+        """Run `work` in a transaction that writes nothing. Raises Unavailable, and what `work` raises.
+
+        `snapshot`: all it reads is of one moment (on SQLite it always is).
+        """
         try:
             async with self.engine.connect() as connection:
                 await connection.execution_options(uploader_read_only=True)
+                if snapshot and connection.dialect.name != "sqlite":
+                    # For one transaction; an execution option would let the driver's own errors through.
+                    await connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 return await work(connection)
         except (DBAPIError, PoolTimeoutError, OSError) as error:
             raise _translated(error) from error
@@ -83,7 +91,7 @@ def _create_engine(url: str, read_timeout_seconds: float | None) -> AsyncEngine:
         event.listen(engine.sync_engine, "connect", _configure_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
         return engine
-    return create_async_engine(
+    engine = create_async_engine(
         url,
         isolation_level="READ COMMITTED",
         pool_size=10,
@@ -94,6 +102,16 @@ def _create_engine(url: str, read_timeout_seconds: float | None) -> AsyncEngine:
         connect_args={"connect_timeout": 5, "read_timeout": read_timeout_seconds},
         hide_parameters=True,  # names and token hashes do not belong into logs
     )
+    event.listen(engine.sync_engine, "do_connect", _connect_mysql)
+    return engine
+
+
+def _connect_mysql(dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
+    """asyncmy raises RuntimeError where the server goes away in the middle of a connect."""
+    try:
+        return dialect.connect(*arguments, **options)
+    except RuntimeError as error:
+        raise dialect.loaded_dbapi.OperationalError(_MYSQL_LOST, str(error)) from error
 
 
 def _configure_sqlite(connection: Any, _record: Any) -> None:

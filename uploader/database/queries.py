@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, RowMapping, Select, Subquery, and_, func, or_, select, union
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
@@ -47,6 +47,15 @@ class Blob:
     refs: int
 
 
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """The figures of a user as their definitions make them."""
+
+    use_space_finished: int
+    use_space_unfinished: int
+    reserved: int
+
+
 _UPLOAD_COLUMNS = [models.upload.c[field.name] for field in fields(Upload)]
 _FILE_COLUMNS = [models.file.c[field.name] for field in fields(File)]
 _BLOB_COLUMNS = [models.blob.c[field.name] for field in fields(Blob)]
@@ -81,6 +90,12 @@ async def upload_by_id(connection: AsyncConnection, upload_id: str, *, lock: boo
     query = select(*_UPLOAD_COLUMNS).where(models.upload.c.id == upload_id)
     row = await _first(connection, query.with_for_update() if lock else query)
     return None if row is None else _upload_of(row)
+
+
+async def uploads_by_id(connection: AsyncConnection, upload_ids: list[str]) -> dict[str, Upload]:
+    """Those of `upload_ids` that have a row."""
+    query = select(*_UPLOAD_COLUMNS).where(models.upload.c.id.in_(upload_ids))
+    return {row["id"]: _upload_of(row) for row in (await connection.execute(query)).mappings()}
 
 
 async def open_upload_by_md5(connection: AsyncConnection, user_id: str, md5: str) -> Upload | None:
@@ -140,6 +155,13 @@ async def idle_uploads(connection: AsyncConnection, updated_before: datetime, af
         .order_by(table.id)
         .limit(limit)
     )
+    return [_upload_of(row) for row in (await connection.execute(query)).mappings()]
+
+
+async def all_open_uploads(connection: AsyncConnection, *, after: str, limit: int) -> list[Upload]:
+    """Open uploads of everybody, by id, after the id `after`."""
+    table = models.upload.c
+    query = select(*_UPLOAD_COLUMNS).where(table.open_flag == 1, table.id > after).order_by(table.id).limit(limit)
     return [_upload_of(row) for row in (await connection.execute(query)).mappings()]
 
 
@@ -216,6 +238,12 @@ async def blobs_by_md5(connection: AsyncConnection, md5: str, size: int) -> list
     return [Blob(**row) for row in (await connection.execute(query.order_by(table.sha256))).mappings()]
 
 
+async def known_blobs(connection: AsyncConnection, sha256s: list[str]) -> set[str]:
+    """Those of `sha256s` that have a row."""
+    query = select(models.blob.c.sha256).where(models.blob.c.sha256.in_(sha256s))
+    return set((await connection.execute(query)).scalars())
+
+
 async def blobs_without_refs(connection: AsyncConnection, limit: int) -> list[str]:
     query = select(models.blob.c.sha256).where(models.blob.c.refs == 0).limit(limit)
     return list((await connection.execute(query)).scalars())
@@ -240,6 +268,105 @@ async def tokens(connection: AsyncConnection, user_id: str | None) -> list[Token
     if user_id is not None:
         query = query.where(models.token.c.user_id == user_id)
     return [Token(**row) for row in (await connection.execute(query)).mappings()]
+
+
+# Recounts
+
+
+async def recounted_users(connection: AsyncConnection) -> list[tuple[str, Usage | None, Sums]]:
+    """Users whose stored figures are not what their definitions make them, or break a bound; without a row: None."""
+    users, uploads, files_ = models.user_info.c, _open_sums(), _file_sums()
+    ids = union(select(users.user_id), select(uploads.c.user_id), select(files_.c.user_id)).subquery()
+    finished = func.coalesce(files_.c.size, 0)
+    unfinished, reserved = func.coalesce(uploads.c.flushed_bytes, 0), func.coalesce(uploads.c.size, 0)
+    query = (
+        select(ids.c.user_id, users.user_id.is_not(None), *_USAGE_COLUMNS[1:], finished, unfinished, reserved)
+        .select_from(ids)
+        .outerjoin(models.user_info, users.user_id == ids.c.user_id)
+        .outerjoin(uploads, uploads.c.user_id == ids.c.user_id)
+        .outerjoin(files_, files_.c.user_id == ids.c.user_id)
+        .where(
+            or_(
+                users.user_id.is_(None),
+                users.use_space_finished != finished,
+                users.use_space_unfinished != unfinished,
+                users.reserved != reserved,
+                users.use_space_unfinished > users.reserved,
+                users.use_space_finished + users.reserved > users.total_space,
+            )
+        )
+        .order_by(ids.c.user_id)
+    )
+    found = []
+    for user_id, has_row, *figures in await connection.execute(query):
+        names = [field.name for field in fields(Usage)]
+        stored = Usage(**dict(zip(names, [user_id, *figures[:4]], strict=True))) if has_row else None
+        found.append((user_id, stored, Sums(*map(int, figures[4:]))))
+    return found
+
+
+async def sums_of(connection: AsyncConnection, user_id: str) -> Sums:
+    """The figures of one user, recounted."""
+    uploads, files_ = _open_sums(), _file_sums()
+    open_sums = (await connection.execute(select(uploads).where(uploads.c.user_id == user_id))).first()
+    file_sums = (await connection.execute(select(files_).where(files_.c.user_id == user_id))).first()
+    unfinished, reserved = (0, 0) if open_sums is None else open_sums[1:]
+    return Sums(0 if file_sums is None else int(file_sums[1]), int(unfinished), int(reserved))
+
+
+def _open_sums() -> Subquery:
+    table = models.upload.c
+    sums = func.sum(table.flushed_bytes).label("flushed_bytes"), func.sum(table.size).label("size")
+    return select(table.user_id, *sums).where(table.state == State.OPEN.value).group_by(table.user_id).subquery()
+
+
+def _file_sums() -> Subquery:
+    table = models.file.c
+    return select(table.user_id, func.sum(table.size).label("size")).group_by(table.user_id).subquery()
+
+
+async def recounted_refs(connection: AsyncConnection) -> list[tuple[str, int | None, int]]:
+    """Contents whose stored refs are not the number of their files: both figures; without a row of the blob: None."""
+    blobs, files_ = models.blob.c, models.file.c
+    counts = select(files_.sha256, func.count().label("refs")).group_by(files_.sha256).subquery()
+    ids = union(select(blobs.sha256), select(counts.c.sha256)).subquery()
+    counted = func.coalesce(counts.c.refs, 0)
+    query = (
+        select(ids.c.sha256, blobs.refs, counted)
+        .select_from(ids)
+        .outerjoin(models.blob, blobs.sha256 == ids.c.sha256)
+        .outerjoin(counts, counts.c.sha256 == ids.c.sha256)
+        .where(or_(blobs.refs.is_(None), blobs.refs != counted))
+        .order_by(ids.c.sha256)
+    )
+    return [(sha256, stored, int(count)) for sha256, stored, count in await connection.execute(query)]
+
+
+async def count_files_of(connection: AsyncConnection, sha256: str) -> int:
+    query = select(func.count()).select_from(models.file).where(models.file.c.sha256 == sha256)
+    return int((await connection.execute(query)).scalar_one())
+
+
+async def count_users(connection: AsyncConnection) -> int:
+    return int((await connection.execute(select(func.count()).select_from(models.user_info))).scalar_one())
+
+
+async def count_blobs(connection: AsyncConnection) -> int:
+    return int((await connection.execute(select(func.count()).select_from(models.blob))).scalar_one())
+
+
+async def blobs_in_use(connection: AsyncConnection, *, after: str, limit: int) -> list[Blob]:
+    """Blobs with refs, by SHA-256, after the SHA-256 `after`."""
+    table = models.blob.c
+    query = select(*_BLOB_COLUMNS).where(table.refs > 0, table.sha256 > after).order_by(table.sha256).limit(limit)
+    return [Blob(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def blob_by_sha256(connection: AsyncConnection, sha256: str, *, lock: bool = False) -> Blob | None:
+    """A blob; `lock` keeps its row until the transaction ends."""
+    query = select(*_BLOB_COLUMNS).where(models.blob.c.sha256 == sha256)
+    row = await _first(connection, query.with_for_update() if lock else query)
+    return None if row is None else Blob(**row)
 
 
 # Reports

@@ -13,6 +13,7 @@ from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from uploader.crashpoints import crash_point
 from uploader.database import models, queries
 from uploader.domain.upload import STATE_OF_REASON, TRANSITIONS, File, Reason, State, Upload
 from uploader.errors import QuotaExceeded, TooManyUploads
@@ -41,7 +42,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """How many rows a flush changed, and which uploads of the batch are open."""
+    """How many rows a flush changed, and which uploads of the batch are open, in the generation that the batch knows."""
 
     changed: int
     open_ids: frozenset[str]
@@ -131,7 +132,7 @@ async def flush(connection: AsyncConnection, batch: Sequence[Received], now: dat
             continue
         changes[upload_id] = item
         added[user_id] = added.get(user_id, 0) + item.received - flushed_bytes
-    open_ids = [row[0] for row in rows]
+    open_ids = [row.id for row in rows if newest[row.id].generation >= row.flushed_generation]
     if not changes:
         return Flushed(0, frozenset(open_ids))
     await connection.execute(
@@ -164,6 +165,27 @@ async def close_upload(connection: AsyncConnection, upload_id: str, reason: Reas
     await _close_row(connection, upload, STATE_OF_REASON[reason], now, close_reason=reason.value)
     await _settle_user(connection, upload, finished=0)
     return upload
+
+
+async def withdraw(connection: AsyncConnection, upload_id: str, received: int, now: datetime) -> None:
+    """Mint a new generation, because of chunks that went bad `received` bytes are left. Raises NotOpen.
+
+    From here on every flush and ack of the old generation is a no-op, so what was accounted can go down.
+    """
+    upload = await _lock_open(connection, upload_id)
+    flushed = min(upload.flushed_bytes, received)
+    generation = upload.generation + 1
+    await connection.execute(
+        update(models.upload)
+        .where(models.upload.c.id == upload_id)
+        .values(generation=generation, flushed_generation=generation, flushed_bytes=flushed, updated_at=now)
+    )
+    users = models.user_info.c
+    await connection.execute(
+        update(models.user_info)
+        .where(users.user_id == upload.user_id)
+        .values(use_space_unfinished=users.use_space_unfinished - (upload.flushed_bytes - flushed))
+    )
 
 
 async def _lock_open(connection: AsyncConnection, upload_id: str) -> Upload:
@@ -344,8 +366,23 @@ async def collect_blob(connection: AsyncConnection, sha256: str, remove: Callabl
     if (await connection.execute(query)).scalar() != 0:
         return False
     await remove()
+    crash_point("collect.after_unlink")
     await connection.execute(delete(models.blob).where(blobs.sha256 == sha256))
     return True
+
+
+async def remove_stray_blob(
+    connection: AsyncConnection, sha256: str, remove: Callable[[], Awaitable[bool]], now: datetime
+) -> bool:
+    """Remove bytes that have no row; whether `remove` did. Raises Duplicate (from the engine) if they have one.
+
+    There is no row to lock, and READ COMMITTED locks no gap. So one is inserted that nobody ever sees: a merge of this
+    content waits for it, and then places its own bytes.
+    """
+    await connection.execute(insert(models.blob).values(sha256=sha256, md5="", size=0, refs=0, created_at=now))
+    removed = await remove()
+    await connection.execute(delete(models.blob).where(models.blob.c.sha256 == sha256))
+    return removed
 
 
 async def purge_closed_uploads(connection: AsyncConnection, closed_before: datetime, limit: int) -> int:
@@ -384,7 +421,66 @@ async def revoke_token(connection: AsyncConnection, token_sha256: str, now: date
     return await _changed(connection, revoke.values(revoked_at=now)) == 1
 
 
+# Mending, after a recount
+
+
+async def recount_user(connection: AsyncConnection, user_id: str) -> bool:
+    """Set a user's figures to what their definitions make them; False if the user has no row.
+
+    Whoever changes an upload or a file locks the user's row last, before the commit. So while it is held here, every
+    change that is in the figures can be seen, and every other one can't and will still be added.
+    """
+    users = models.user_info.c
+    lock = select(users.user_id).where(users.user_id == user_id).with_for_update()
+    if (await connection.execute(lock)).first() is None:
+        return False
+    sums = await queries.sums_of(connection, user_id)
+    await connection.execute(
+        update(models.user_info)
+        .where(users.user_id == user_id)
+        .values(
+            use_space_finished=sums.use_space_finished,
+            use_space_unfinished=sums.use_space_unfinished,
+            reserved=sums.reserved,
+        )
+    )
+    return True
+
+
+async def recount_refs(connection: AsyncConnection, sha256: str) -> bool:
+    """Set the refs of a blob to the number of its files, which only change under the lock of its row; False without one."""
+    if await queries.blob_by_sha256(connection, sha256, lock=True) is None:
+        return False
+    refs = await queries.count_files_of(connection, sha256)
+    await connection.execute(update(models.blob).where(models.blob.c.sha256 == sha256).values(refs=refs))
+    return True
+
+
+async def correct_flushed(
+    connection: AsyncConnection, upload_id: str, received: int, *, renew_generation: bool, now: datetime
+) -> None:
+    """Set the accounted bytes of an upload to those on disk, and its user's figures with them. Raises NotOpen.
+
+    The caller holds the upload's locks. Within a generation figures only grow: where one has to go down, here or in
+    Redis, `renew_generation` makes every late flush and ack of the old figure a no-op.
+    """
+    upload = await _lock_open(connection, upload_id)
+    generation = upload.generation + renew_generation
+    await connection.execute(
+        update(models.upload)
+        .where(models.upload.c.id == upload_id)
+        .values(flushed_bytes=received, flushed_generation=generation, generation=generation, updated_at=now)
+    )
+    await recount_user(connection, upload.user_id)
+
+
 # Meta
+
+
+async def replace_fact(connection: AsyncConnection, name: str, value: str) -> None:
+    """Store a fact about this installation, whatever was stored before."""
+    await connection.execute(delete(models.meta).where(models.meta.c.name == name))
+    await connection.execute(insert(models.meta).values(name=name, value=value))
 
 
 async def remember(connection: AsyncConnection, name: str, value: str) -> str:

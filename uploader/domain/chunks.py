@@ -3,7 +3,7 @@
 Chunk *n* lies at offset `n * chunk_size`; every chunk but the last is exactly `chunk_size` bytes long.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 MAX_CHUNK_COUNT = 10_000
@@ -55,16 +55,17 @@ def received_bytes(present: Sequence[bool] | bytearray, size: int, chunk_size: i
 
 def missing_ranges(present: Sequence[bool] | bytearray) -> list[tuple[int, int]]:
     """The inclusive ranges of chunk numbers that are not present, in order."""
+    return as_ranges(number for number, there in enumerate(present) if not there)
+
+
+def as_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The inclusive ranges that rising chunk numbers make up."""
     ranges: list[tuple[int, int]] = []
-    start: int | None = None
-    for number, there in enumerate(present):
-        if there and start is not None:
-            ranges.append((start, number - 1))
-            start = None
-        elif not there and start is None:
-            start = number
-    if start is not None:
-        ranges.append((start, len(present) - 1))
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
     return ranges
 
 
@@ -75,3 +76,9 @@ def to_bitmap(present: Sequence[bool] | bytearray) -> bytes:
         if there:
             bitmap[number >> 3] |= 0x80 >> (number & 7)
     return bytes(bitmap)
+
+
+def from_bitmap(bitmap: bytes, count: int) -> bytearray:
+    """The first `count` chunks of a Redis bitmap, 1 or 0 each; what it is too short for is 0."""
+    padded = bitmap.ljust(-(-count // 8), b"\0")
+    return bytearray((padded[number >> 3] >> (7 - (number & 7))) & 1 for number in range(count))

@@ -1,7 +1,6 @@
 """Expires uploads that nobody sent a chunk to for `UPLOADER_UPLOAD_EXPIRY`, and gives back what they held."""
 
 import logging
-import time
 from datetime import datetime, timedelta
 
 from uploader.clock import Clock
@@ -9,6 +8,7 @@ from uploader.database import queries
 from uploader.database.engine import Database
 from uploader.domain.upload import Upload
 from uploader.errors import Unavailable
+from uploader.jobs.pause import Pause
 from uploader.jobs.runner import Job
 from uploader.service.closers import Closers
 
@@ -27,24 +27,25 @@ class Expirer:
         self._closers = closers
         self._clock = clock
         self._expiry_seconds = expiry_seconds
-        # After an outage clients come back first: nobody could send a chunk meanwhile.
-        self._begins_at = time.monotonic() + min(_GRACE_SECONDS, expiry_seconds)
+        self._interval_seconds = min(_INTERVAL_SECONDS, expiry_seconds / 2)
+        grace = min(_GRACE_SECONDS, expiry_seconds)
+        self._pause = Pause(clock, grace_seconds=grace, interval_seconds=self._interval_seconds)
 
     def as_job(self) -> Job:
         return Job("expirer", self.run_once)
 
     async def run_once(self) -> float:
         """Look at all uploads that may be idle, batch by batch."""
-        interval = min(_INTERVAL_SECONDS, self._expiry_seconds / 2)
-        if time.monotonic() < self._begins_at:
-            return interval
+        # Asked first, so that a run that fails without the database counts as one that did not happen.
         oldest = self._clock.now() - timedelta(seconds=self._expiry_seconds)
-        after = ""
-        while idle := await self._idle(oldest, after):
+        idle = await self._idle(oldest, "")
+        if self._pause.active():
+            return self._interval_seconds
+        while idle:
             for upload in idle:
                 await self._expire(upload)
-            after = idle[-1].id
-        return interval
+            idle = await self._idle(oldest, idle[-1].id)
+        return self._interval_seconds
 
     async def _idle(self, oldest: datetime, after: str) -> list[Upload]:
         return await self._database.read(lambda connection: queries.idle_uploads(connection, oldest, after, _BATCH))

@@ -2,26 +2,26 @@
 
 import asyncio
 
-from uploader.accounting.delay import DelayQueue
+from uploader.accounting.delay import POLL_SECONDS
+from uploader.accounting.pending import UploadQueue
 from uploader.domain.upload import File
 from uploader.jobs.runner import Job
 from uploader.service.merging import Merging
 
 # A merge is hashing: more at once than this only makes each slower.
 _MAX_MERGES = 4
-_MAX_SLEEP_SECONDS = 1.0
 
 
 class Merger:
     """The merger of one shard."""
 
-    def __init__(self, queue: DelayQueue, merging: Merging) -> None:
+    def __init__(self, queue: UploadQueue, merging: Merging) -> None:
         self._queue = queue
         self._merging = merging
         self._running: set[asyncio.Task[File]] = set()
 
     def as_job(self) -> Job:
-        return Job(f"merger {self._queue.shard}", self.run_once)
+        return Job(f"merger {self._queue.shard}", self.run_once, wake_channel=self._queue.wake_channel)
 
     async def run_once(self) -> float:
         """Claim as many due merges as there is room for; sleep until the next is due or one here has ended.
@@ -34,7 +34,7 @@ class Merger:
             self._running.add(task)
             task.add_done_callback(self._running.discard)
         if self._running:
-            await asyncio.wait(self._running, timeout=_MAX_SLEEP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(self._running, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             return 0.0
         next_due = await self._queue.next_due()
-        return _MAX_SLEEP_SECONDS if next_due is None else min(next_due, _MAX_SLEEP_SECONDS)
+        return POLL_SECONDS if next_due is None else min(next_due, POLL_SECONDS)

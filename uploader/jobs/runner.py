@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from uploader.errors import Unavailable
@@ -15,32 +15,45 @@ _MAX_BACKOFF_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`run_once` returns how long to sleep, in seconds; 0 to go on at once."""
+    """`run_once` returns how long to sleep, in seconds; 0 to go on at once. What is announced on `wake_channel` ends it."""
 
     name: str
     run_once: Callable[[], Awaitable[float]]
+    wake_channel: str | None = None
+    # Before its first run.
+    first_delay_seconds: float = 0.0
 
 
 class Runner:
     """Runs jobs until `stop`. A job that fails is tried again; losing Redis or the database ends nothing."""
 
-    def __init__(self, jobs: list[Job]) -> None:
-        self._jobs = jobs
-        self._stopping = asyncio.Event()
+    def __init__(self, jobs: list[Job], wakes: Mapping[str, asyncio.Event] | None = None) -> None:
+        """`wakes`: the event of each wake channel."""
+        self._wakes = {job: (wakes or {}).get(job.wake_channel or "", asyncio.Event()) for job in jobs}
+        self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._loop(job), name=f"job {job.name}") for job in self._jobs]
+        self._tasks = [
+            asyncio.create_task(self._loop(job, wake), name=f"job {job.name}") for job, wake in self._wakes.items()
+        ]
 
     async def stop(self) -> None:
         """Let each job end what it is doing."""
-        self._stopping.set()
+        self._stopping = True
+        for wake in self._wakes.values():
+            wake.set()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _loop(self, job: Job) -> None:
+    async def _loop(self, job: Job, wake: asyncio.Event) -> None:
         failures = 0
-        while not self._stopping.is_set():
+        if job.first_delay_seconds:
+            await self._sleep(wake, job.first_delay_seconds)
+        while True:
+            wake.clear()  # before the look: what is announced after it ends the sleep
+            if self._stopping:
+                return
             try:
                 delay = await job.run_once()
                 if failures:
@@ -52,11 +65,12 @@ class Runner:
                 if failures == 1:
                     _say(job, error)
                 delay = min(0.1 * 2 ** min(failures, 10), _MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1.0)  # noqa: S311
-            await self._sleep(delay)
+            await self._sleep(wake, delay)
 
-    async def _sleep(self, delay_seconds: float) -> None:
+    async def _sleep(self, wake: asyncio.Event, delay_seconds: float) -> None:
         try:
-            await asyncio.wait_for(self._stopping.wait(), delay_seconds)
+            async with asyncio.timeout(delay_seconds):
+                await wake.wait()
         except TimeoutError:
             return
 

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from dataclasses import replace
 
 from uploader.accounting.pending import Pending, Word
+from uploader.crashpoints import crash_point
 from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import chunk_count, chunk_length
 from uploader.domain.upload import Upload
@@ -98,6 +99,7 @@ class Chunks:
             written = written or held.written
             try:
                 figures = await self._pending.record_chunk(upload.id, number, length)
+                crash_point("chunk.after_record")
             finally:
                 held.release()
             if figures.word is not Word.REHYDRATE:

@@ -4,14 +4,16 @@ Effects go in one order: SQL, then Redis, then the disk. A crash between any two
 """
 
 import logging
+from contextlib import suppress
 from datetime import timedelta
 
 from uploader.accounting.pending import Figures, Pending, Word
 from uploader.clock import Clock
+from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database
 from uploader.database.transactions import NotOpen
-from uploader.domain.chunks import chunk_count, to_bitmap
+from uploader.domain.chunks import chunk_count, received_bytes, to_bitmap
 from uploader.domain.upload import REDIS_WORDS, STATE_OF_REASON, Reason, State, Upload
 from uploader.errors import Unavailable, UploaderError
 from uploader.observability import REBUILDS
@@ -52,12 +54,15 @@ class Closers:
         await self._database.transact(
             lambda connection: transactions.close_upload(connection, upload.id, reason, self._clock.now())
         )
+        crash_point("close.after_commit")
         logger.info("upload closed", extra={"upload_id": upload.id, "user_id": upload.user_id, "reason": reason.value})
 
     async def announce(self, upload: Upload) -> None:
-        """Before the commit that closes an upload: see to it that a worker looks at it if this process dies after it."""
+        """Before the commit that closes an upload, or renews its generation: see to it that a worker looks at it if this
+        process dies after it."""
         try:
             await self._pending.lease(upload.id)
+            crash_point("close.after_announce")
         except Unavailable:
             logger.debug("an upload is closed without Redis", extra={"upload_id": upload.id})
 
@@ -95,57 +100,93 @@ class Closers:
         await self.clear(upload, State.EXPIRED, None)
         return True
 
-    async def tidy(self, upload_id: str) -> None:
-        """Drop from Redis and the disk what is left of an upload that is closed in the database, or not there."""
-        await uninterrupted(self._tidy(upload_id))
+    async def tidy(self, upload_id: str) -> bool:
+        """Drop from Redis and the disk what is left of an upload that is closed in the database, or not there; hydrate one
+        that is open, because a withdrawal may have been interrupted.
 
-    async def _tidy(self, upload_id: str) -> None:
+        Returns whether its bytes went.
+        """
+        return await uninterrupted(self._tidy(upload_id))
+
+    async def _tidy(self, upload_id: str) -> bool:
         row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
         if row is None:
             await self._pending.forget(upload_id, REDIS_WORDS[State.CANCELLED])
-        elif row.state is not State.OPEN:
-            try:
-                async with self._storage.closing(row) as closer:
-                    await self.clear(row, row.state, closer)
-            except Gone:
-                await self.clear(row, row.state, None)
+            return False
+        if row.state is State.OPEN:
+            with suppress(Gone, NotOpen):
+                await self._hydrate(row)
+            return False
+        try:
+            async with self._storage.closing(row) as closer:
+                return await self.clear(row, row.state, closer)
+        except Gone:
+            return await self.clear(row, row.state, None)
 
-    async def clear(self, upload: Upload, state: State, closer: Closer | None) -> None:
-        """After the commit that closed an upload: Redis, then the disk. Never fails: the jobs come back to the rest."""
+    async def clear(self, upload: Upload, state: State, closer: Closer | None) -> bool:
+        """After the commit that closed an upload: Redis, then the disk; whether its bytes went.
+
+        Never fails: the jobs come back to the rest.
+        """
         try:
             await self._pending.forget(upload.id, REDIS_WORDS[state])
+            crash_point("clear.after_forget")
         except Unavailable:
             logger.warning("closed upload stays in Redis for now", extra={"upload_id": upload.id})
         try:
-            await (self._storage.discard(upload) if closer is None else closer.unlink())
+            return await (self._storage.discard(upload) if closer is None else closer.unlink())
         except UploaderError:
             logger.warning("bytes of a closed upload stay on disk for now", extra={"upload_id": upload.id})
+            return False
 
     async def hydrate(self, upload: Upload) -> Figures:
         """Rebuild Redis from the map of an upload. Raises Gone, NotOpen, Unavailable."""
         return await uninterrupted(self._hydrate(upload))
 
     async def _hydrate(self, upload: Upload) -> Figures:
+        async with self._storage.closing(upload) as closer:
+            return await self._hydrate_held(upload, closer)
+
+    async def _hydrate_held(self, upload: Upload, closer: Closer) -> Figures:
         for _ in range(_HYDRATE_ATTEMPTS):
-            async with self._storage.closing(upload) as closer:
-                era = (await self._pending.read(upload.id)).era
-                row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload.id))
-                if row is None or row.state is not State.OPEN:
-                    raise NotOpen(upload.id)
-                chunk_map = await closer.read_map()
-                figures = await self._pending.hydrate(
-                    upload.id,
-                    era=era,
-                    generation=row.generation,
-                    bitmap=to_bitmap(chunk_map.present),
-                    size=row.size,
-                    chunk_size=row.chunk_size,
-                    chunk_count=chunk_count(row.size, row.chunk_size),
-                    flushed_bytes=row.flushed_bytes,
-                )
+            era = (await self._pending.read(upload.id)).era
+            row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload.id))
+            if row is None or row.state is not State.OPEN:
+                raise NotOpen(upload.id)
+            chunk_map = await closer.read_map()
+            figures = await self._pending.hydrate(
+                upload.id,
+                era=era,
+                generation=row.generation,
+                bitmap=to_bitmap(chunk_map.present),
+                size=row.size,
+                chunk_size=row.chunk_size,
+                chunk_count=chunk_count(row.size, row.chunk_size),
+                flushed_bytes=row.flushed_bytes,
+            )
             if figures.word is Word.HYDRATED:
+                crash_point("hydrate.after_rebuild")
                 REBUILDS.inc()
                 return figures
             if figures.word is not Word.ERA_MOVED:
                 raise NotOpen(upload.id)
         raise Unavailable("The accounting store keeps restarting; try again.")
+
+    async def withdraw(self, upload: Upload, numbers: list[int]) -> None:
+        """Take back stored chunks whose bytes went bad: they are missing again. Raises Gone, NotOpen, Unavailable."""
+        await uninterrupted(self._withdraw(upload, numbers))
+
+    async def _withdraw(self, upload: Upload, numbers: list[int]) -> None:
+        async with self._storage.closing(upload) as closer:
+            present = (await closer.read_map()).present
+            for number in numbers:
+                present[number] = False
+            left = received_bytes(present, upload.size, upload.chunk_size)
+            await self.announce(upload)
+            # The generation first: the figures of the old one must count for nothing before a smaller one exists.
+            await self._database.transact(
+                lambda connection: transactions.withdraw(connection, upload.id, left, self._clock.now())
+            )
+            await closer.withdraw(numbers)
+            await self._hydrate_held(upload, closer)
+        logger.error("stored chunks went bad and are withdrawn", extra={"upload_id": upload.id, "chunks": numbers})

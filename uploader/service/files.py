@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.domain.quota import Usage
@@ -59,6 +60,7 @@ class Files:
         file = await self.get(user_id, file_id)
         if not await self._database.transact(lambda connection: transactions.delete_file(connection, file)):
             raise FileNotFound()
+        crash_point("delete.after_commit")
         try:
             await self.collect(file.sha256)
         except UploaderError:

@@ -2,9 +2,9 @@
 
 import logging
 
-from uploader.accounting.delay import Claim, DelayQueue
-from uploader.accounting.pending import Pending
+from uploader.accounting.pending import Claim, Pending, UploadQueue
 from uploader.clock import Clock
+from uploader.crashpoints import crash_point
 from uploader.database import transactions
 from uploader.database.engine import Database
 from uploader.database.transactions import Received
@@ -24,13 +24,16 @@ class Flushing:
         self._closers = closers
         self._clock = clock
 
-    async def flush_due(self, queue: DelayQueue) -> int:
+    async def flush_due(self, queue: UploadQueue) -> int:
         """Flush one batch of a queue; returns how many tasks were claimed. Raises Unavailable."""
         claims = await queue.claim()
         if not claims:
             return 0
+        crash_point("flush.after_claim")
         is_open = await self._write(claims)
+        crash_point("flush.after_commit")
         await self._pending.ack_flush(queue.shard, [claim for claim in claims if is_open.get(claim.upload_id)])
+        crash_point("flush.after_ack")
         for claim in claims:
             if is_open.get(claim.upload_id) is False:
                 await self._closers.tidy(claim.upload_id)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from uploader.accounting.pending import Pending
 from uploader.clock import Clock
+from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import ClaimsChanged, NotOpen, Received
-from uploader.domain.chunks import missing_ranges
+from uploader.domain.chunks import as_ranges, missing_ranges
 from uploader.domain.upload import File, Reason, State, Upload
 from uploader.errors import ChunksMissing, Md5Mismatch, Sha256Mismatch, Unavailable, UploaderError, UploadGone
 from uploader.observability import MERGE_SECONDS, MERGES
@@ -146,6 +147,7 @@ class Merging:
     async def _attempt(self, upload: Upload) -> File:
         chunk_map = await self._storage.read_map(upload)
         if not chunk_map.complete:
+            await self._closers.hydrate(upload)  # what armed this merge knows of chunks that were withdrawn
             raise ChunksMissing(missing=missing_ranges(chunk_map.present))
         digests = await self._digests(upload)
         await self._compare(upload, digests)
@@ -180,13 +182,22 @@ class Merging:
                 logger.debug("lease of a merge not renewed", extra={"upload_id": upload_id})
 
     async def _compare(self, upload: Upload, digests: Digests) -> None:
-        """Refuse bytes that are not what was claimed: the upload ends and gives back all it held."""
+        """Refuse bytes that are not what was claimed: the upload ends and gives back all it held.
+
+        But if stored bytes went bad, it is not the client's fault: those chunks are missing again.
+        """
+        if upload.md5 in (None, digests.md5) and upload.sha256 in (None, digests.sha256):
+            return
+        bad = await self._storage.find_bad_chunks(upload)
+        if bad:
+            await self._closers.withdraw(upload, bad)
+            MERGES.labels("withdrawn").inc()
+            raise ChunksMissing("Stored bytes went bad; these chunks are missing again.", missing=as_ranges(bad))
         if upload.md5 not in (None, digests.md5):
             await self._fail(upload, Reason.MD5_MISMATCH)
             raise Md5Mismatch(expected=upload.md5, actual=digests.md5)
-        if upload.sha256 not in (None, digests.sha256):
-            await self._fail(upload, Reason.SHA256_MISMATCH)
-            raise Sha256Mismatch(expected=upload.sha256, actual=digests.sha256)
+        await self._fail(upload, Reason.SHA256_MISMATCH)
+        raise Sha256Mismatch(expected=upload.sha256, actual=digests.sha256)
 
     async def _fail(self, upload: Upload, reason: Reason) -> None:
         await self._closers.close(upload, reason)
@@ -207,6 +218,7 @@ class Merging:
                     now=self._clock.now(),
                 )
             )
+            crash_point("merge.after_commit")
             await self._closers.clear(upload, State.DONE, closer)
         logger.info("upload merged", extra={"upload_id": upload.id, "user_id": upload.user_id, "size": upload.size})
         return file

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from uploader.clock import Clock
+from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.transactions import Lost, NotOpen
@@ -138,6 +139,7 @@ class Openings:
             closed_at=None,
         )
         await uninterrupted(self._create(upload))
+        crash_point("open.after_commit")
         if upload.size == 0:
             return await self._uploads.merge_now(upload)
         return replace(await self._uploads.standing(upload), created=True)
@@ -145,6 +147,7 @@ class Openings:
     async def _create(self, upload: Upload) -> None:
         """The directory first, then the row: a row without bytes would lose what is acknowledged."""
         await self._storage.create(upload)
+        crash_point("open.after_create")
         try:
             await self._database.transact(
                 lambda connection: transactions.open_upload(
@@ -252,6 +255,7 @@ class Openings:
             result, is_new = await self._database.transact(
                 lambda connection: transactions.add_instant_file(connection, file, replaced_upload_id=replaced_id)
             )
+            crash_point("instant.after_commit")
             return Complete(file=result, created=is_new)
 
         if replaced is None:

@@ -128,10 +128,10 @@ class Uploads:
         )
 
     async def _compare_with_redis(self, upload: Upload, chunks_on_disk: int) -> Known | None:
-        """Hydrate where Redis does not know, or knows less than the disk. Without Redis the disk alone answers."""
+        """Hydrate where Redis does not know, or knows something else than the disk. Without Redis the disk alone answers."""
         try:
             known = await self._pending.read(upload.id)
-            if not known.state or (known.state in ("open", "merging") and known.chunks < chunks_on_disk):
+            if not known.state or (known.state in ("open", "merging") and known.chunks != chunks_on_disk):
                 await self._closers.hydrate(upload)
         except Unavailable:
             return None

@@ -3,7 +3,7 @@
 A second implementation (S3, where a chunk is a part) would be another module beside `local.py`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,22 @@ class Space:
     free: int
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a walk met: the directory of an upload in temp, or a file of blobs."""
+
+    # Such as `temp/2026/11/<upload_id>` or `blobs/ab/cd/<sha256>`.
+    path: str
+    # When anything about it last changed, in seconds since the epoch: the ctime, which nobody can set.
+    changed_at: float
+    # What its removal gives back.
+    disk_bytes: int
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
 class Body(Protocol):
     """A chunk that was received whole."""
 
@@ -71,8 +87,11 @@ class Closer(Protocol):
         """Make the upload's bytes the blob `sha256`, durably. Repeatable. `keep_existing`: the blob has a row with refs,
         so bytes that are there already are the blob's."""
 
-    async def unlink(self) -> None:
-        """Remove the upload's bytes. Repeatable."""
+    async def withdraw(self, numbers: list[int]) -> None:
+        """Take chunks off the map, durably, and forget the digests. Repeatable."""
+
+    async def unlink(self) -> bool:
+        """Remove the upload's bytes; whether this call did it. Repeatable."""
 
 
 class Storage(Protocol):
@@ -84,8 +103,11 @@ class Storage(Protocol):
     async def create(self, upload: Upload) -> None:
         """Make room for a new upload, durably, before its row commits."""
 
-    async def discard(self, upload: Upload) -> None:
-        """Remove an upload's bytes without its locks: its row did not commit, or its map is gone. Repeatable."""
+    async def discard(self, upload: Upload) -> bool:
+        """Remove an upload's bytes without its locks: its row did not commit, or its map is gone. Repeatable.
+
+        Returns whether this call did it.
+        """
 
     async def hold_chunk(self, upload: Upload, number: int, body: Body | None) -> HeldChunk:
         """Put a chunk on disk unless it is there, and keep its record locked; without a body it has to be there.
@@ -105,11 +127,33 @@ class Storage(Protocol):
     async def digest(self, upload: Upload, progress: Callable[[int], None]) -> Digests:
         """Both digests of a complete upload; `progress` is told the bytes done. Raises Gone, Busy, Stopping."""
 
+    async def find_bad_chunks(self, upload: Upload) -> list[int]:
+        """The chunks on the map whose bytes do not have the checksum they were stored with. Raises Gone, Stopping."""
+
     def blob_path(self, sha256: str) -> Path:
         """Where a blob is read from."""
 
+    async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
+        """The sizes of blobs in bytes, in the same order; None where there is none."""
+
     async def remove_blob(self, sha256: str) -> None:
         """Remove a blob's bytes. Repeatable. The caller holds the lock of its row."""
+
+    async def months(self) -> list[str]:
+        """The months that have a directory in temp, such as `2026/11`, the oldest first."""
+
+    def walk_uploads(self, month: str) -> AsyncIterator[list[Found]]:
+        """The upload directories of a month, in batches. Raises Stopping."""
+
+    def walk_blobs(self) -> AsyncIterator[list[Found]]:
+        """All files of blobs, in batches: named by their SHA-256, or `<sha256>.<upload_id>` if `place_blob` was
+        interrupted. Raises Stopping."""
+
+    async def remove(self, found: Found) -> bool:
+        """Remove what a walk found, unless it changed since; whether this call did it."""
+
+    async def remove_month(self, month: str) -> None:
+        """Remove a month's directory if it is empty, and its year's; safe while uploads are created in it."""
 
     async def space(self) -> Space: ...
 

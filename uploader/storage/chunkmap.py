@@ -19,16 +19,21 @@ _PRESENT = 0xC1
 
 @dataclass(frozen=True, slots=True)
 class ChunkMap:
-    """A map as it was read: its facts, and for each chunk 1 or 0."""
+    """A map as it was read: its facts, for each chunk 1 or 0, and the checksum (CRC-32) of each that is there."""
 
     boot_id: str
     size: int
     chunk_size: int
     present: bytearray
+    records: bytes
 
     @property
     def complete(self) -> bool:
         return all(self.present)
+
+    @property
+    def checksums(self) -> list[int | None]:
+        return [checksum if flag == _PRESENT else None for flag, checksum in _RECORD.iter_unpack(self.records)]
 
 
 def new_map(boot_id: str, size: int, chunk_size: int, chunk_count: int) -> bytes:
@@ -44,8 +49,9 @@ def parse_map(content: bytes) -> ChunkMap:
     magic, boot_id, size, chunk_size, chunk_count = _HEADER.unpack_from(content)
     if magic != MAGIC or len(content) != RECORDS_OFFSET + RECORD_LENGTH * chunk_count:
         raise ValueError("not a chunk map")
-    flags = content[RECORDS_OFFSET::RECORD_LENGTH]
-    return ChunkMap(boot_id.rstrip(b"\0").decode(), size, chunk_size, bytearray(flag == _PRESENT for flag in flags))
+    records = content[RECORDS_OFFSET:]
+    present = bytearray(flag == _PRESENT for flag in records[::RECORD_LENGTH])
+    return ChunkMap(boot_id.rstrip(b"\0").decode(), size, chunk_size, present, records)
 
 
 def record_offset(chunk_number: int) -> int:

@@ -13,22 +13,24 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from io import FileIO
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 from zlib import crc32
 
 import msgspec
 
-from uploader.domain.chunks import chunk_count
+from uploader.crashpoints import crash_point
+from uploader.domain.chunks import chunk_count, chunk_length
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable
-from uploader.storage import chunkmap
-from uploader.storage.base import Body, Busy, Digests, Gone, Space, Stopping
+from uploader.storage import chunkmap, walking
+from uploader.storage.base import Body, Busy, Digests, Found, Gone, Space, Stopping
 from uploader.storage.locks import try_lock, try_lock_shared, unlock
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ T = TypeVar("T")
 
 _READ_BYTES = 1 << 20
 _LOCK_TIMEOUT_SECONDS = 30.0
+_CREATE_ATTEMPTS = 100
+_WALK_BATCH = 250
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 # In the place of the digests, where the data could not be made durable.
 _LOST = b"lost"
@@ -68,8 +72,11 @@ class LocalCloser:
     async def place_blob(self, sha256: str, *, keep_existing: bool) -> None:
         await self._storage.in_thread(self._storage.place_blob, self._upload, sha256, keep_existing)
 
-    async def unlink(self) -> None:
-        await self._storage.discard(self._upload)
+    async def withdraw(self, numbers: list[int]) -> None:
+        await self._storage.in_thread(self._storage.withdraw, self._upload, numbers)
+
+    async def unlink(self) -> bool:
+        return await self._storage.discard(self._upload)
 
 
 class LocalStorage:
@@ -125,30 +132,38 @@ class LocalStorage:
 
     def _create(self, upload: Upload) -> None:
         directory = self._directory(upload)
-        _make_directory(directory.parent)
-        directory.mkdir(mode=_DIRECTORY_MODE)
+        _make_upload_directory(directory)
+        crash_point("open.after_mkdir")
         try:
             count = chunk_count(upload.size, upload.chunk_size)
             _write_new_file(directory / "data", b"", size=upload.size)
+            crash_point("open.after_data_file")
             _write_new_file(directory / "digest", b"")
+            crash_point("open.after_digest_file")
             empty = chunkmap.new_map(self._boot_id, upload.size, upload.chunk_size, count)
             _write_new_file(directory / "map", empty)
+            crash_point("open.after_map_file")
             _sync(directory)
+            crash_point("open.after_directory_sync")
             _sync(directory.parent)
         except OSError:
             self._discard(upload)
             raise
 
-    async def discard(self, upload: Upload) -> None:
-        await self.in_thread(self._discard, upload)
+    async def discard(self, upload: Upload) -> bool:
+        return await self.in_thread(self._discard, upload)
 
-    def _discard(self, upload: Upload) -> None:
+    def _discard(self, upload: Upload) -> bool:
         directory = self._directory(upload)
         # The map goes first: a writer that waits for its lock sees by it that the upload is gone.
         for name in ("map", "digest", "data"):
             (directory / name).unlink(missing_ok=True)
-        with suppress(FileNotFoundError):
+            crash_point("discard.after_unlink")
+        try:
             directory.rmdir()
+        except FileNotFoundError:
+            return False
+        return True
 
     # Chunks
 
@@ -190,7 +205,9 @@ class LocalStorage:
     def _write_record(self, map_descriptor: int, content: bytes, offset: int) -> None:
         try:
             _write_all(map_descriptor, memoryview(content), offset)
+            crash_point("chunk.after_map_record")
             self._sync_data(map_descriptor)
+            crash_point("chunk.after_map_sync")
         except OSError:
             # The page cache may show a record that the disk refused; the next writer must not believe it.
             _write_all(map_descriptor, memoryview(bytes(chunkmap.RECORD_LENGTH)), offset)
@@ -204,9 +221,11 @@ class LocalStorage:
                 _write_all(data, piece, offset)
                 offset += len(piece)
                 checksum = crc32(piece, checksum)
+            crash_point("chunk.after_data_write")
             # An error here fails this chunk and is never retried: the kernel may have dropped the pages
             # (https://wiki.postgresql.org/wiki/Fsync_Errors), but the map does not claim them.
             self._sync_data(data)
+            crash_point("chunk.after_data_sync")
         finally:
             os.close(data)
         return checksum
@@ -252,14 +271,18 @@ class LocalStorage:
         _make_directory(target.parent)
         try:
             target.hardlink_to(data)
+            crash_point("blob.after_link")
         except FileExistsError:
             if not (keep_existing or target.samefile(data)):
                 # Bytes whose row has no refs are on their way out; ours take their place.
                 own = target.with_name(f"{target.name}.{upload.id}")
                 own.unlink(missing_ok=True)
                 own.hardlink_to(data)
+                crash_point("blob.after_own_link")
                 own.replace(target)
+                crash_point("blob.after_rename")
         _sync(target.parent)
+        crash_point("blob.after_directory_sync")
 
     # Digests
 
@@ -282,9 +305,12 @@ class LocalStorage:
             with suppress(msgspec.DecodeError):
                 return msgspec.json.decode(saved, type=Digests)
             self._sync_before_hashing(directory / "data", descriptor)
+            crash_point("merge.after_data_sync")
             digests = self._hash(directory / "data", upload, progress)
             _write_all(descriptor, memoryview(msgspec.json.encode(digests)), 0)
+            crash_point("merge.after_digest_write")
             os.fsync(descriptor)
+            crash_point("merge.after_digest_saved")
             return digests
         finally:
             os.close(descriptor)
@@ -321,13 +347,103 @@ class LocalStorage:
             raise OSError(errno.EIO, "the data file does not have the size of its upload")
         return Digests(md5.hexdigest(), sha256.hexdigest())
 
+    # Chunks that went bad
+
+    async def find_bad_chunks(self, upload: Upload) -> list[int]:
+        return await self._in_pool(self._hashing, self._find_bad_chunks, upload)
+
+    def _find_bad_chunks(self, upload: Upload) -> list[int]:
+        checksums = self._read_map(upload).checksums
+        bad = []
+        with _open_to_read(self._directory(upload) / "data", upload.id) as file:
+            for number, expected in enumerate(checksums):
+                length = chunk_length(number, upload.size, upload.chunk_size)
+                if expected is not None and self._checksum(file, number * upload.chunk_size, length) != expected:
+                    bad.append(number)
+        return bad
+
+    def _checksum(self, file: FileIO, offset: int, length: int) -> int:
+        if self._stopping.is_set():
+            raise Stopping
+        checksum = 0
+        for start in range(offset, offset + length, _READ_BYTES):
+            piece = os.pread(file.fileno(), min(_READ_BYTES, offset + length - start), start)
+            checksum = crc32(piece, checksum)
+        return checksum
+
+    def withdraw(self, upload: Upload, numbers: list[int]) -> None:
+        """Take chunks off the map, in a thread, whose locks the caller holds. The digests go first: they were of them."""
+        digest = _open(self._directory(upload) / "digest", os.O_WRONLY | os.O_TRUNC)
+        try:
+            os.fsync(digest)
+        finally:
+            os.close(digest)
+        descriptor = self._open_map(upload)
+        try:
+            for number in numbers:
+                _write_all(descriptor, memoryview(bytes(chunkmap.RECORD_LENGTH)), chunkmap.record_offset(number))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
     # Blobs
 
     def blob_path(self, sha256: str) -> Path:
         return self._root / "blobs" / sha256[:2] / sha256[2:4] / sha256
 
+    async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
+        return await self.in_thread(lambda: [_size_of(self.blob_path(sha256)) for sha256 in sha256s])
+
     async def remove_blob(self, sha256: str) -> None:
-        await self.in_thread(partial(self.blob_path(sha256).unlink, missing_ok=True))
+        await self.in_thread(lambda: self.blob_path(sha256).unlink(missing_ok=True))
+
+    # Walking
+
+    async def months(self) -> list[str]:
+        return await self.in_thread(walking.months, self._root)
+
+    def walk_uploads(self, month: str) -> AsyncIterator[list[Found]]:
+        return self._batches(walking.upload_directories(self._root, month))
+
+    def walk_blobs(self) -> AsyncIterator[list[Found]]:
+        return self._batches(walking.blob_files(self._root))
+
+    async def _batches(self, walk: Iterator[Found]) -> AsyncIterator[list[Found]]:
+        while batch := await self.in_thread(self._next_batch, walk):
+            yield batch
+
+    def _next_batch(self, walk: Iterator[Found]) -> list[Found]:
+        if self._stopping.is_set():
+            raise Stopping
+        return list(islice(walk, _WALK_BATCH))
+
+    async def remove(self, found: Found) -> bool:
+        return await self.in_thread(self._remove, found)
+
+    def _remove(self, found: Found) -> bool:
+        path = self._root / found.path
+        if walking.look(self._root, path) != found:
+            return False
+        try:
+            if path.is_dir():
+                _remove_directory(path)
+            else:
+                path.unlink()
+        except FileNotFoundError:
+            return False  # somebody else was faster
+        return True
+
+    async def remove_month(self, month: str) -> None:
+        await self.in_thread(self._remove_month, month)
+
+    def _remove_month(self, month: str) -> None:
+        path = self._root / "temp" / month
+        try:
+            path.rmdir()
+            path.parent.rmdir()
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                raise
 
     # Room
 
@@ -392,6 +508,13 @@ def _write_new_file(path: Path, content: bytes, size: int | None = None) -> None
         os.close(descriptor)
 
 
+def _size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
 def _make_directory(path: Path) -> None:
     """Make a directory and its parents, each durable in its parent before this returns."""
     if path.is_dir():
@@ -399,6 +522,27 @@ def _make_directory(path: Path) -> None:
     _make_directory(path.parent)
     path.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
     _sync(path.parent)
+
+
+def _make_upload_directory(path: Path) -> None:
+    """The cleanup may remove the directory of a month as long as it is empty, so also between the steps here."""
+    for attempt in range(1, _CREATE_ATTEMPTS + 1):
+        try:
+            _make_directory(path.parent)
+            path.mkdir(mode=_DIRECTORY_MODE)
+        except (FileNotFoundError, FileExistsError):
+            if attempt == _CREATE_ATTEMPTS or path.exists():
+                raise
+        else:
+            return
+
+
+def _remove_directory(path: Path) -> None:
+    """Remove the directory of an upload with all its files."""
+    # The map goes first, as for every upload that ends.
+    for name in ("map", *os.listdir(path)):  # noqa: PTH208 (names)
+        (path / name).unlink(missing_ok=True)
+    path.rmdir()
 
 
 def _sync(path: Path) -> None:

@@ -5,9 +5,9 @@ import logging
 from importlib.resources import files
 from typing import Any
 
-from redis.asyncio import Redis
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
+from uploader.accounting.connection import AWAY, Connection
 from uploader.errors import Unavailable
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class Script:
         # Redis names scripts by their SHA-1; nothing secret hangs on it.
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
-    async def run(self, redis: "Redis", keys: list[str], arguments: list[Any]) -> Any:
+    async def run(self, redis: Connection, keys: list[str], arguments: list[Any]) -> Any:
         """The script's reply. Every script is idempotent, so the client's own retries are safe.
 
         Raises Unavailable if Redis is away.
@@ -35,7 +35,7 @@ class Script:
                 return await redis.evalsha(self.sha, len(keys), *keys, *arguments)
             except NoScriptError:
                 return await redis.eval(self.source, len(keys), *keys, *arguments)
-        except (RedisError, OSError, TimeoutError) as error:
+        except AWAY as error:
             if isinstance(error, ResponseError):
                 # Not away: it refuses (out of memory, read-only, or a fault in a script). Somebody has to look.
                 logger.error("Redis refuses a script", extra={"script": self.name, "reason": str(error)})

@@ -6,6 +6,8 @@
 -- A task changes bucket only when its minute changes: pushing it back within the minute is one ZADD.
 
 local MINUTE_MS = 60000
+-- A worker looks at least this often; what is due sooner is announced to those that sleep.
+local POLL_MS = 1000
 
 local function clock_ms(given)
   if given ~= '' then return tonumber(given) end
@@ -26,8 +28,16 @@ local function delay_remove(due, minutes, task, id)
   redis.call('HDEL', task, 'due_minute')
 end
 
--- Schedules a task or pushes it back (or forward).
-local function delay_schedule(due, minutes, task, id, due_ms)
+-- Whether a task waits where its hash says, in a bucket that the index names.
+local function delay_waits(due, minutes, task, id)
+  local minute = redis.call('HGET', task, 'due_minute')
+  return minute and redis.call('ZSCORE', due .. ':' .. minute, id) and redis.call('ZSCORE', minutes, minute)
+end
+
+-- Schedules a task or pushes it back (or forward). What is due soon after now_ms wakes the workers of the queue, who
+-- listen on the channel `wake:{sNN}:<queue>`.
+local function delay_schedule(due, minutes, task, id, due_ms, now_ms)
+  if due_ms - now_ms < POLL_MS then redis.call('PUBLISH', 'wake' .. string.sub(due, 4), '') end
   local minute = string.format('%d', math.floor(due_ms / MINUTE_MS))
   local before = redis.call('HGET', task, 'due_minute')
   if before == minute then
@@ -52,7 +62,7 @@ local function delay_claim(due, minutes, task_prefix, now_ms, lease_ms, limit)
     for _, id in ipairs(redis.call('ZRANGEBYSCORE', bucket, '-inf', now_ms, 'LIMIT', 0, room)) do
       local task = task_prefix .. id
       if redis.call('HGET', task, 'due_minute') == minute then
-        delay_schedule(due, minutes, task, id, now_ms + lease_ms)
+        delay_schedule(due, minutes, task, id, now_ms + lease_ms, now_ms)
         claimed[#claimed + 1] = id
       else
         delay_drop(due, minutes, minute, id)

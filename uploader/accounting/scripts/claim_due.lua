@@ -2,7 +2,7 @@
 --
 -- KEYS  1 due  2 minutes
 -- ARGV  1 now_ms ('' for TIME)  2 lease_ms  3 limit  4 task prefix (`up:{sNN}:`)
--- Returns a list of {id, generation, received, state}.
+-- Returns a list of {id, generation, received, state, lease_until}.
 --
 -- One script so that no two workers claim one task, and so that a claimed task is never out of the queue: it waits for
 -- the end of the lease, and a worker that dies has lost nothing.
@@ -14,6 +14,6 @@ for _, id in ipairs(delay_claim(KEYS[1], KEYS[2], prefix, now, lease, tonumber(A
   redis.call('HSET', up, 'lease_until', string.format('%d', now + lease))
   redis.call('HDEL', up, 'pending_since')
   local facts = redis.call('HMGET', up, 'generation', 'received', 'state')
-  claims[#claims + 1] = {id, tonumber(facts[1] or 0), tonumber(facts[2] or 0), facts[3] or ''}
+  claims[#claims + 1] = {id, tonumber(facts[1] or 0), tonumber(facts[2] or 0), facts[3] or '', now + lease}
 end
 return claims

@@ -54,7 +54,10 @@ if chunk_total == chunk_count then
     delay_remove(KEYS[4], KEYS[5], up, id)
     redis.call('HSET', up, 'state', 'merging')
     redis.call('HDEL', up, 'pending_since', 'lease_until')
-    delay_schedule(KEYS[6], KEYS[7], up, id, now)
+    delay_schedule(KEYS[6], KEYS[7], up, id, now, now)
+  elseif not delay_waits(KEYS[6], KEYS[7], up, id) then
+    delay_remove(KEYS[6], KEYS[7], up, id)
+    delay_schedule(KEYS[6], KEYS[7], up, id, now, now)
   end
   return {'hydrated', received, chunk_total, chunk_count, 'merging'}
 end
@@ -62,9 +65,10 @@ end
 redis.call('HSET', up, 'state', 'open')
 if received ~= flushed then
   -- A task that waits already is left where it is: to hydrate again and again must not put off the flush.
-  if redis.call('HEXISTS', up, 'due_minute') == 0 then
+  if not delay_waits(KEYS[4], KEYS[5], up, id) then
+    delay_remove(KEYS[4], KEYS[5], up, id)
     redis.call('HSET', up, 'pending_since', string.format('%d', now))
-    delay_schedule(KEYS[4], KEYS[5], up, id, now + tonumber(ARGV[11]))
+    delay_schedule(KEYS[4], KEYS[5], up, id, now + tonumber(ARGV[11]), now)
   end
 else
   delay_remove(KEYS[4], KEYS[5], up, id)

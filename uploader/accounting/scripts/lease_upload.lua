@@ -10,12 +10,13 @@
 
 local up = KEYS[1]
 local state = redis.call('HGET', up, 'state')
-local due = clock_ms(ARGV[1]) + tonumber(ARGV[3])
+local now = clock_ms(ARGV[1])
+local due = now + tonumber(ARGV[3])
 if ARGV[4] ~= '' and state == 'merging' then redis.call('HSET', up, 'merged', ARGV[4]) end
 if state == 'merging' then
-  delay_schedule(KEYS[6], KEYS[7], up, ARGV[2], due)
+  delay_schedule(KEYS[6], KEYS[7], up, ARGV[2], due, now)
 elseif state == 'open' then
-  delay_schedule(KEYS[4], KEYS[5], up, ARGV[2], due)
+  delay_schedule(KEYS[4], KEYS[5], up, ARGV[2], due, now)
 else
   return 0
 end

@@ -25,7 +25,7 @@ local now = clock_ms(ARGV[1])
 local lease = tonumber(ARGV[9])
 
 if state == 'merging' then
-  if not due_minute then delay_schedule(KEYS[6], KEYS[7], up, id, now + lease) end
+  if not due_minute then delay_schedule(KEYS[6], KEYS[7], up, id, now + lease, now) end
   return {'merging', tonumber(received), chunk_total, chunk_count, state}
 end
 
@@ -39,7 +39,7 @@ if chunk_total == chunk_count then
   delay_remove(KEYS[4], KEYS[5], up, id)
   redis.call('HSET', up, 'state', 'merging')
   redis.call('HDEL', up, 'pending_since', 'lease_until')
-  delay_schedule(KEYS[6], KEYS[7], up, id, now + lease)
+  delay_schedule(KEYS[6], KEYS[7], up, id, now + lease, now)
   return {'recorded', received, chunk_total, chunk_count, 'merging'}
 end
 
@@ -51,5 +51,5 @@ local due = math.min(now + tonumber(ARGV[6]), tonumber(pending_since) + tonumber
 if received - tonumber(flushed) >= tonumber(ARGV[8]) then due = now end
 -- A claim that never comes back must not be pushed back for ever.
 if lease_until then due = math.min(due, tonumber(lease_until)) end
-delay_schedule(KEYS[4], KEYS[5], up, id, due)
+delay_schedule(KEYS[4], KEYS[5], up, id, due, now)
 return {'recorded', received, chunk_total, chunk_count, state}

@@ -1,0 +1,78 @@
+"""The commands that give space back, beside a server that runs and without one."""
+
+from pathlib import Path
+
+import httpx2
+
+from tests.support.content import KIB, Content
+from tests.support.process import Server, ended, run_cli
+
+CONTENT = Content(3 * 64 * KIB - 100)
+
+
+def test_cleanup_and_reset_beside_a_running_server(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    settings = {"DATA": str(data), "FREE_SPACE_FLOOR": "0"}
+    server = Server(tmp_path / "server.log", settings)
+    with ended(server):
+        token = (data / "owner.token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}"}
+        with httpx2.Client(base_url=server.url, headers=headers) as client:
+
+            def open_with_a_chunk() -> None:
+                body = {"name": CONTENT.name, "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
+                assert client.post(f"/files/{CONTENT.md5}", json=body).status_code == 201
+                assert client.put(f"/files/{CONTENT.md5}/chunks/0", content=CONTENT.chunk(0)).status_code == 200
+
+            def reason() -> str:
+                answer = client.put(f"/files/{CONTENT.md5}/chunks/1", content=CONTENT.chunk(1))
+                return str(answer.json().get("reason"))
+
+            open_with_a_chunk()
+            # Of the present month: it has to be asked for.
+            quota = f"{CONTENT.size / 1024:.1f} KiB ({CONTENT.size} bytes)"
+            for arguments, expired in (
+                (("cleanup",), 0),
+                (("cleanup", "--before", "9999-12"), 0),
+                (("cleanup", "--before", "9999-12", "--idle", "1ms"), 1),
+            ):
+                told = run_cli(settings, *arguments, "--dry-run")
+                assert (told.returncode, told.stderr) == (0, "")
+                assert f"would be expired: {expired}\n" in told.stdout
+                assert (f"quota would be given back: {quota}\n" in told.stdout) == bool(expired)
+            assert reason() == "None", "a dry run ends nothing"
+
+            cleaned = run_cli(settings, "cleanup", "--before", "9999-12", "--idle", "1ms")
+            assert cleaned.returncode == 0
+            assert "uploads idle for 0.001s expired: 1\n" in cleaned.stdout
+            assert f"quota given back: {quota}\n" in cleaned.stdout
+            assert reason() == "expired"
+            assert list((data / "temp").iterdir()) == []
+
+            open_with_a_chunk()
+            refused = run_cli(settings, "reset-unfinished")
+            assert (refused.returncode, refused.stdout) == (2, "")
+            assert "--yes" in refused.stderr
+            assert reason() == "None"
+            reset = run_cli(settings, "reset-unfinished", "--yes")
+            assert (reset.returncode, reset.stdout) == (0, f"uploads cancelled: 1\nquota given back: {quota}\n")
+            assert reason() == "cancelled"
+            usage = client.get("/me/usage").json()
+            assert (usage["use_space_unfinished"], usage["reserved"]) == (0, 0)
+
+
+def test_without_a_server_the_commands_bring_their_own_engine(tmp_path: Path) -> None:
+    settings = {"DATA": str(tmp_path / "data")}
+    for arguments in (("cleanup",), ("cleanup", "--dry-run"), ("reset-unfinished", "--yes")):
+        done = run_cli(settings, *arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "given back: 0 bytes\n" in done.stdout
+
+
+def test_bad_months_and_times_are_bad_usage(tmp_path: Path) -> None:
+    settings = {"DATA": str(tmp_path / "data")}
+    for option, value in (("--before", "2026-13"), ("--before", "2026"), ("--idle", "long"), ("--idle", "0s")):
+        refused = run_cli(settings, "cleanup", option, value)
+        assert refused.returncode == 2
+        assert option in refused.stderr
+    assert not (tmp_path / "data").exists()

@@ -1,0 +1,34 @@
+"""`tests/chaos/run`: one round of any length, its summary as JSON; fails on any violation."""
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.chaos.round import run_round
+
+
+def main() -> int:
+    """The exit code: 1 if anything was found wrong. What the processes wrote is kept then."""
+    parser = argparse.ArgumentParser(prog="tests/chaos/run", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1.0, help="how long to kill (default: 1)")
+    parser.add_argument("--seed", type=int, default=None, help="what to kill when (default: random)")
+    given = parser.parse_args()
+    seed = random.randrange(1 << 32) if given.seed is None else given.seed
+    directory = Path(tempfile.mkdtemp(prefix="chaos-"))
+    summary = asyncio.run(run_round(directory, seconds=given.minutes * 60, seed=seed))
+    print(json.dumps(asdict(summary), indent=2))
+    if summary.violations or summary.errors or summary.drift_bytes:
+        print(f"kept for a look: {directory}", file=sys.stderr)
+        return 1
+    shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,267 @@
+"""Clients that upload under fire, and remember what they were promised: every broken promise is a violation."""
+
+import asyncio
+import base64
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+
+from tests.support.content import KIB, Content
+
+# Contents that everybody has, so that blobs have several refs, and merges meet deletions.
+_SHARED = [Content(size * KIB, seed=-1) for size in (1, 64, 100, 130, 200, 320)]
+_PARALLEL = 3
+_MAX_LEFT_OPEN = 5
+_REQUEST_TIMEOUT_SECONDS = 6.0
+
+
+@dataclass
+class Promises:
+    """What one user was told, and may rely on."""
+
+    acknowledged: dict[str, set[int]] = field(default_factory=dict)  # of open uploads, by MD5
+    files: dict[str, Content] = field(default_factory=dict)  # by id
+
+
+@dataclass
+class Record:
+    """What all clients did, and what they found wrong."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+
+
+class Client:
+    """One user on one connection pool."""
+
+    def __init__(self, user_id: str, token: str, urls: list[str], seed: int, record: Record) -> None:
+        self.user_id = user_id
+        self.promises = Promises()
+        self._urls = urls
+        self._random = random.Random(f"{seed}/{user_id}")
+        self._record = record
+        self._count = record.counts
+        self._http = httpx2.AsyncClient(
+            headers={"Authorization": f"Bearer {token}"}, timeout=_REQUEST_TIMEOUT_SECONDS, trust_env=False
+        )
+        self._contents: dict[str, Content] = {}
+
+    async def live(self, stopping: asyncio.Event) -> None:
+        """Upload one thing after the other until told to stop; what was begun is finished first."""
+        fates = ["finish", "cancel", "leave", "lie", "delete", "copy"]
+        while not stopping.is_set():
+            fate = self._random.choices(fates, [45, 12, 10, 6, 17, 10])[0]
+            await self._upload(self._next_content(), fate)
+            await asyncio.sleep(self._random.uniform(0, 0.05))
+
+    def _next_content(self) -> Content:
+        left_open = [self._contents[md5] for md5 in self.promises.acknowledged]
+        if left_open and (len(left_open) >= _MAX_LEFT_OPEN or self._random.random() < 0.2):
+            return self._random.choice(left_open)
+        if self._random.random() < 0.25:
+            return self._random.choice(_SHARED)
+        chunks = self._random.randint(8, 30) if self._random.random() < 0.1 else self._random.randint(1, 4)
+        size = chunks * 64 * KIB - self._random.randrange(64 * KIB)
+        return Content(size, seed=self._random.getrandbits(60), name=f"{self.user_id}.bin")
+
+    # One upload
+
+    async def _upload(self, content: Content, fate: str) -> None:
+        if content in _SHARED or content.md5 in self._contents:
+            fate = "finish" if fate == "lie" else fate
+        self._contents[content.md5] = content
+        claimed = content.md5 if fate != "lie" else f"{self._random.getrandbits(128):032x}"
+        answer = await self._open(content, claimed)
+        if answer["state"] == "complete":
+            await self._keep(content, answer["file"], fate)
+            return
+        missing = _numbers(answer["upload"]["missing"])
+        self._random.shuffle(missing)
+        if fate in ("cancel", "leave"):
+            missing = missing[: self._random.randrange(len(missing) + 1)]
+        await self._send_all(content, claimed, missing)
+        if fate == "cancel":
+            await self._cancel(content, claimed)
+        elif fate == "lie":
+            await self._be_caught(claimed)
+        elif fate != "leave" or len(self.promises.acknowledged[claimed]) == content.chunk_count:
+            await self._merge(content, claimed, fate)
+
+    async def _open(self, content: Content, md5: str) -> Any:
+        self.promises.acknowledged.setdefault(md5, set())
+        body = {"name": content.name, "size": content.size, "chunk_size": content.chunk_size}
+        response = await self._request("POST", f"/files/{md5}", json=body)
+        if response.status_code not in (200, 201):
+            self._wrong("opening", response)
+            return {"state": "uploading", "upload": {"missing": []}}
+        answer = response.json()
+        if answer["state"] == "uploading":
+            self._check_missing(md5, answer["upload"]["missing"])
+        elif answer["state"] == "merging":
+            answer["upload"].setdefault("missing", [])
+        return answer
+
+    async def _send_all(self, content: Content, md5: str, numbers: list[int]) -> None:
+        queue = list(numbers)
+
+        async def send() -> None:
+            while queue:
+                number = queue.pop()
+                await self._send(content, md5, number)
+                if self._random.random() < 0.08:
+                    queue.append(number)  # again, perhaps at the same time, on the other server
+                if self._random.random() < 0.1:
+                    await self._ask(md5)
+
+        await asyncio.gather(*(send() for _ in range(_PARALLEL)))
+
+    async def _send(self, content: Content, md5: str, number: int) -> None:
+        path, chunk = f"/files/{md5}/chunks/{number}", content.chunk(number)
+        if self._random.random() < 0.04 and number not in self.promises.acknowledged[md5]:
+            refused = await self._request("PUT", path, content=chunk, headers={"Content-MD5": _md5_of_nothing()})
+            self._count["wrong_digests_refused"] += refused.status_code == 422
+            if refused.status_code != 422:
+                self._after_the_end(refused, "a wrong digest")
+        response = await self._request("PUT", path, content=chunk)
+        if response.status_code in (200, 201, 202):
+            self.promises.acknowledged[md5].add(number)
+            self._count["chunks"] += 1
+            self._count["duplicates"] += bool(response.json().get("duplicate"))
+        elif not (response.status_code in (410, 422) and md5 != content.md5):
+            self._wrong(f"chunk {number}", response)
+
+    def _after_the_end(self, response: httpx2.Response, what: str) -> None:
+        """A chunk that counts already, or whose upload is complete, is answered without a look at its body."""
+        if response.status_code not in (200, 201, 202, 410):
+            self._wrong(what, response)
+
+    async def _ask(self, md5: str) -> None:
+        before = set(self.promises.acknowledged[md5])
+        response = await self._request("GET", f"/files/{md5}")
+        answer = response.json()
+        if response.status_code == 200 and answer["state"] == "uploading":
+            lost = before & set(_numbers(answer["upload"]["missing"]))
+            if lost:
+                self._violate(f"acknowledged chunks {sorted(lost)} of {answer['upload']['id']} are missing")
+
+    def _check_missing(self, md5: str, missing: list[list[int]]) -> None:
+        lost = self.promises.acknowledged[md5] & set(_numbers(missing))
+        if lost:
+            self._violate(f"acknowledged chunks {sorted(lost)} of {md5} are missing at the opening")
+
+    async def _merge(self, content: Content, md5: str, fate: str) -> None:
+        while True:
+            response = await self._request("POST", f"/files/{md5}/merge")
+            if response.status_code in (200, 201):
+                await self._keep(content, response.json()["file"], fate)
+                return
+            if response.status_code != 202:
+                self._wrong("merge", response)
+                return
+            await asyncio.sleep(0.1)
+
+    async def _cancel(self, content: Content, md5: str) -> None:
+        complete = len(self.promises.acknowledged[md5]) == content.chunk_count
+        response = await self._request("DELETE", f"/files/{md5}")
+        if response.status_code == 404 and complete:
+            await self._merge(content, md5, "finish")  # the merge was faster
+            return
+        if response.status_code not in (204, 404):
+            self._wrong("cancel", response)
+        self.promises.acknowledged.pop(md5)
+        self._count["cancelled"] += 1
+
+    async def _be_caught(self, md5: str) -> None:
+        """An upload whose bytes are not what was claimed ends, and is remembered as having ended so."""
+        while (response := await self._request("POST", f"/files/{md5}/merge")).status_code == 202:
+            await asyncio.sleep(0.1)
+        if response.status_code not in (410, 422):
+            self._wrong("a lie", response)
+        self.promises.acknowledged.pop(md5)
+        self._count["lies_caught"] += 1
+
+    # Files
+
+    async def _keep(self, content: Content, file: Any, fate: str) -> None:
+        self.promises.acknowledged.pop(content.md5, None)
+        if file["id"] not in self.promises.files:
+            self._count["files"] += 1
+        self.promises.files[file["id"]] = content
+        await self.compare(file["id"])
+        if fate == "delete":
+            await self._delete(file["id"])
+        elif fate == "copy":
+            await self._copy(content)
+
+    async def _copy(self, content: Content) -> None:
+        body = {"name": f"copy of {content.name}", "size": content.size}
+        response = await self._request("POST", f"/files/{content.md5}", json=body)
+        if response.status_code not in (200, 201) or response.json()["state"] != "complete":
+            self._wrong("instant upload", response)
+            return
+        self.promises.files[response.json()["file"]["id"]] = content
+        self._count["instant"] += 1
+
+    async def _delete(self, file_id: str) -> None:
+        response = await self._request("DELETE", f"/me/files/{file_id}")
+        if response.status_code not in (204, 404):
+            self._wrong("delete", response)
+        self.promises.files.pop(file_id)
+        self._count["deleted"] += 1
+
+    async def compare(self, file_id: str) -> None:
+        """The file is there, byte for byte."""
+        response = await self._request("GET", f"/me/files/{file_id}/content")
+        if response.status_code != 200 or response.content != self.promises.files[file_id].data:
+            self._violate(f"file {file_id}: {response.status_code}, {len(response.content)} bytes are not its content")
+        self._count["comparisons"] += 1
+
+    async def compare_all(self) -> None:
+        """Every file that was promised is there, and no other."""
+        listed: set[str] = set()
+        after: dict[str, str] = {}
+        while True:
+            response = await self._request("GET", "/me/files", params={"limit": "1000", **after})
+            listed |= {file["id"] for file in response.json()["files"]}
+            if response.json()["next"] is None:
+                break
+            after = {"after": response.json()["next"]}
+        if listed != self.promises.files.keys():
+            self._violate(f"files of {self.user_id}: {listed ^ self.promises.files.keys()} are not as promised")
+        for file_id in sorted(listed & self.promises.files.keys()):
+            await self.compare(file_id)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    # The wire
+
+    async def _request(self, method: str, path: str, **more: Any) -> httpx2.Response:
+        """Ask either server until one gives an answer that is not "try again"."""
+        while True:
+            try:
+                response = await self._http.request(method, self._random.choice(self._urls) + path, **more)
+            except httpx2.TransportError:
+                self._count["lost_answers"] += 1
+            else:
+                if response.status_code not in (408, 429, 500, 503):
+                    return response
+                self._count[f"status_{response.status_code}"] += 1
+            await asyncio.sleep(self._random.uniform(0.02, 0.2))
+
+    def _wrong(self, what: str, response: httpx2.Response) -> None:
+        self._violate(f"{what} of {self.user_id} was answered {response.status_code} {response.text[:300]}")
+
+    def _violate(self, text: str) -> None:
+        self._record.violations.append(text)
+
+
+def _numbers(ranges: list[list[int]]) -> list[int]:
+    return [number for first, last in ranges for number in range(first, last + 1)]
+
+
+def _md5_of_nothing() -> str:
+    return base64.b64encode(bytes.fromhex("d41d8cd98f00b204e9800998ecf8427e")).decode()

@@ -1,0 +1,110 @@
+"""What is killed: two servers, two workers, a Valkey and a MariaDB, on one data directory. Each can be started again."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from redis import Redis
+from redis.exceptions import RedisError
+from sqlalchemy import text
+
+from tests.support.process import Process, answers, wait_for
+from tests.support.servers import PrivateMariaDB, PrivateRedis, free_port
+from uploader.database import migrate
+from uploader.database.engine import Database
+
+LEASE_SECONDS = 1.0
+SETTINGS = {
+    "QUIET_INTERVAL": "300ms",
+    "MAX_DELAY": "2s",
+    "CLAIM_LEASE": f"{LEASE_SECONDS:g}s",
+    "MERGE_WAIT": "2s",
+    "FREE_SPACE_FLOOR": "0",
+    "LOG_LEVEL": "warning",
+}
+
+
+class Member:
+    """One server or worker."""
+
+    def __init__(self, kind: str, start: Callable[[], Process]) -> None:
+        self.kind = kind
+        self._start = start
+        self.process: Process | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.process.poll() is None
+
+    def start(self) -> None:
+        """Does not wait until it is ready."""
+        self.process = self._start()
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+
+    def send_signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.process.send_signal(number)
+
+
+class Installation:
+    """All processes and files of one round."""
+
+    def __init__(self, directory: Path) -> None:
+        self.data = directory / "data"
+        self.log = directory / "log"
+        self.redis = PrivateRedis(directory / "redis")
+        self.mariadb = PrivateMariaDB(directory / "mariadb")
+        self.database_url = self.mariadb.url("uploader")
+        self._settings = SETTINGS | {
+            "DATA": str(self.data),
+            "DATABASE_URL": self.database_url,
+            "REDIS_URL": self.redis.url,
+        }
+        self._running = contextlib.ExitStack()
+        self._ports = [free_port(), free_port()]
+        self.urls = [f"http://127.0.0.1:{port}" for port in self._ports]
+        self.servers = [
+            Member("server", self._starter("serve", "--no-jobs", "--port", str(port))) for port in self._ports
+        ]
+        self.workers = [Member("worker", self._starter("work")) for _ in range(2)]
+
+    def _starter(self, *arguments: str) -> Callable[[], Process]:
+        return lambda: Process(self.log, self._settings, *arguments)
+
+    @property
+    def members(self) -> list[Member]:
+        return self.servers + self.workers
+
+    async def start(self) -> None:
+        """Everything from nothing, until both servers are ready."""
+        self.data.mkdir(parents=True)
+        self.redis.start()
+        self._running.callback(self.redis.kill)
+        self.mariadb.start()
+        self._running.callback(self.mariadb.kill)
+        server = Database(self.mariadb.url("mysql"))
+        async with server.engine.connect() as connection:
+            await connection.execute(text("CREATE DATABASE uploader"))
+        await server.close()
+        database = Database(self.database_url)
+        await migrate.upgrade(database)
+        await database.close()
+        for member in self.members:
+            member.start()
+            self._running.callback(member.kill)
+        wait_for(lambda: all(map(answers, self._ports)), seconds=30)
+
+    def stop(self) -> None:
+        """End everything, however it stands."""
+        self._running.close()
+
+    def flush_all(self) -> None:
+        """Redis loses everything; nothing happens if it is away itself."""
+        try:
+            with Redis.from_url(self.redis.url, socket_timeout=1) as redis:
+                redis.flushall()
+        except (RedisError, OSError):
+            return

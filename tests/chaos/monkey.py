@@ -1,0 +1,163 @@
+"""Kills processes at random moments and starts them again; cuts, empties and freezes what it can reach."""
+
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.chaos.installation import LEASE_SECONDS, Installation, Member
+from tests.support.servers import PrivateRedis
+
+# How often each is done, relative to one another. A start of a server or a worker costs most of a second of CPU.
+_WEIGHTS = {"valkey": 48, "mariadb": 14, "worker": 16, "server": 12, "flushall": 5, "freeze": 5}
+_AOF_CUTS = 0.4
+_SETTLED_SECONDS = 1.5
+_RESTART_SECONDS = 0.3
+
+
+@dataclass
+class Tally:
+    """What was done."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    aof_cuts: int = 0
+    flushalls: int = 0
+    freezes: int = 0
+    ended_unasked: int = 0
+
+
+class Monkey:
+    """Kills until told to heal, then only watches that all runs. Servers started by its thread end with that thread."""
+
+    def __init__(self, installation: Installation, seed: int, actions_per_second: float) -> None:
+        self._thread = threading.Thread(target=self._run, name="monkey", daemon=True)
+        self._installation = installation
+        self._random = random.Random(seed)
+        self._pause_seconds = 1 / actions_per_second
+        self._started_at: dict[Member, float] = {}
+        self._mariadb_started_at = 0.0
+        self._frozen: dict[Member | PrivateRedis, float] = {}
+        self._stopping, self._healed, self._ending = threading.Event(), threading.Event(), threading.Event()
+        self.tally = Tally()
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._rage()
+            self._heal()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._healed.set()
+        while not self._ending.wait(_RESTART_SECONDS):
+            self._revive()
+
+    def heal(self) -> None:
+        """End the killing; returns when everything runs again."""
+        self._stopping.set()
+        self._healed.wait()
+        if self.error is not None:
+            raise self.error
+
+    def end(self) -> None:
+        self._stopping.set()
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _rage(self) -> None:
+        acts = list(_WEIGHTS)
+        next_at = time.monotonic()
+        while not self._stopping.wait(max(0.0, next_at - time.monotonic())):
+            next_at = max(next_at, time.monotonic()) + self._random.expovariate(1 / self._pause_seconds)
+            self._thaw(time.monotonic())
+            self._revive()
+            getattr(self, f"_{self._random.choices(acts, list(_WEIGHTS.values()))[0]}")()
+
+    def _heal(self) -> None:
+        self._thaw(float("inf"))
+        self._revive()
+
+    def _thaw(self, now: float) -> None:
+        for frozen in [each for each, until in self._frozen.items() if until <= now]:
+            del self._frozen[frozen]
+            frozen.send_signal(signal.SIGCONT)
+
+    def _revive(self) -> None:
+        """Start what has ended by itself, such as a server that found no database."""
+        for member in self._installation.members:
+            if not member.alive and time.monotonic() - self._started_at.get(member, 0.0) > _RESTART_SECONDS:
+                self.tally.ended_unasked += 1
+                self._start(member)
+
+    def _start(self, member: Member) -> None:
+        self._frozen.pop(member, None)
+        self._started_at[member] = time.monotonic()
+        member.start()
+
+    def _settled(self, members: list[Member]) -> Member | None:
+        """One that has run for a while: to kill what is only starting would prove little."""
+        oldest = time.monotonic() - _SETTLED_SECONDS
+        settled = [each for each in members if each.alive and self._started_at.get(each, 0.0) < oldest]
+        return self._random.choice(settled) if settled else None
+
+    # What it does
+
+    def _server(self) -> None:
+        self._kill(self._settled(self._installation.servers))
+
+    def _worker(self) -> None:
+        self._kill(self._settled(self._installation.workers))
+
+    def _kill(self, member: Member | None) -> None:
+        if member is None:
+            self._valkey()
+            return
+        member.kill()
+        self.tally.kills[member.kind] += 1
+        self._start(member)
+
+    def _valkey(self) -> None:
+        redis = self._installation.redis
+        redis.kill()
+        self._frozen.pop(redis, None)
+        self.tally.kills["valkey"] += 1
+        if self._random.random() < _AOF_CUTS:
+            self._cut_tail()
+        redis.start()
+
+    def _cut_tail(self) -> None:
+        """What a power cut leaves of an append-only file: any part of its beginning."""
+        newest = self._installation.redis.append_only_files()[-1]
+        size = newest.stat().st_size
+        with newest.open("r+b") as file:
+            file.truncate(self._random.randint(size * self._random.randint(0, 1), size))
+        self.tally.aof_cuts += 1
+
+    def _mariadb(self) -> None:
+        if self._mariadb_started_at > time.monotonic() - _SETTLED_SECONDS:
+            self._valkey()
+            return
+        self._installation.mariadb.kill()
+        self.tally.kills["mariadb"] += 1
+        self._installation.mariadb.start()
+        self._mariadb_started_at = time.monotonic()
+
+    def _flushall(self) -> None:
+        self._installation.flush_all()
+        self.tally.flushalls += 1
+
+    def _freeze(self) -> None:
+        """SIGSTOP for longer than the lease: whoever wakes up finds that others have taken over."""
+        anybody: list[Member | PrivateRedis] = [self._installation.redis, *self._installation.members]
+        chosen = self._random.choice(anybody)
+        if chosen in self._frozen or (isinstance(chosen, Member) and not chosen.alive):
+            return
+        chosen.send_signal(signal.SIGSTOP)
+        self._frozen[chosen] = time.monotonic() + LEASE_SECONDS * self._random.uniform(1.2, 2.5)
+        self.tally.freezes += 1

@@ -1,0 +1,650 @@
+"""The cleanup: what it removes, what it leaves alone, and that it may run beside everything else."""
+
+import asyncio
+import errno
+import logging
+import os
+from collections.abc import Coroutine
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.conftest import MakeStack
+from tests.support.clock import ManualClock
+from tests.support.content import KIB, Content
+from tests.support.faults import Pause, failing_call, paused_call
+from tests.support.invariants import Account, checked_accounts
+from tests.support.rows import upload_row
+from tests.support.stack import Stack
+from tests.support.waiting import eventually
+from uploader.database import models, queries, transactions
+from uploader.domain.months import month_path
+from uploader.domain.upload import Reason, Upload
+from uploader.errors import StorageFailed
+from uploader.jobs.cleanup import Cleaner
+from uploader.service.cleanup import Cleaned
+from uploader.service.ids import new_id
+from uploader.storage.local import LocalStorage
+
+T = TypeVar("T")
+
+CONTENT = Content(3 * 64 * KIB - 100)
+HOUR, DAY = 3600.0, 86_400.0
+# After every month that these tests make.
+ALL = "9999/12"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Begins 40 days ago, so that what is opened at first lies in a past month."""
+    clock = ManualClock()
+    clock.advance(-40 * DAY)
+    return clock
+
+
+async def upload_of(stack: Stack, content: Content = CONTENT) -> Upload:
+    upload = await stack.services.database.read(
+        lambda connection: queries.open_upload_by_md5(connection, "alice", content.md5)
+    )
+    assert upload is not None
+    return upload
+
+
+async def open_with_chunks(stack: Stack, *numbers: int, content: Content = CONTENT) -> Upload:
+    assert (await stack.open(content)).status_code == 201
+    for number in numbers:
+        assert (await stack.put(content, number)).status_code == 200
+    return await upload_of(stack, content)
+
+
+def last_written(stack: Stack, upload: Upload, ago_seconds: float) -> None:
+    """Let the last chunk have come so long ago, by the clock of the machine."""
+    moment = datetime.now(UTC).timestamp() - ago_seconds
+    os.utime(stack.data / upload.temp_path / "map", (moment, moment))
+
+
+async def close_without_tidying(stack: Stack, upload: Upload) -> None:
+    """As a worker that died after its commit."""
+    await stack.services.database.transact(
+        lambda connection: transactions.close_upload(
+            connection, upload.id, Reason.CANCELLED, stack.services.clock.now()
+        )
+    )
+
+
+async def place_stray_blob(stack: Stack, content: Content = CONTENT) -> Upload:
+    """As a merge that died after its link: the bytes are a blob without a row, and the upload is open."""
+    upload = await open_with_chunks(stack, *range(content.chunk_count - 1), content=content)
+    stack.services.storage.stop()  # so that the last chunk leaves the merge undone
+    assert (await stack.put(content, content.chunk_count - 1)).status_code == 503
+    stack.services.storage._stopping.clear()
+    async with stack.services.storage.closing(upload) as closer:
+        await closer.place_blob(content.sha256, keep_existing=False)
+    return upload
+
+
+def everything(stack: Stack) -> dict[str, float]:
+    """All that lies in temp and blobs, and when it last changed."""
+    paths = [path for name in ("temp", "blobs") for path in (stack.data / name).rglob("*")]
+    return {str(path.relative_to(stack.data)): path.lstat().st_ctime for path in paths}
+
+
+async def rows(stack: Stack) -> list[Any]:
+    async with stack.services.database.engine.connect() as connection:
+        tables = (models.upload, models.blob, models.file, models.user_info)
+        return [list((await connection.execute(table.select())).all()) for table in tables]
+
+
+async def while_paused(pause: Pause, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+    """Start `work` and wait until it is held up by `pause`."""
+    task = asyncio.create_task(work)
+
+    async def reached() -> bool:
+        return pause.reached.is_set()
+
+    await eventually(reached)
+    return task
+
+
+async def still_waits(task: "asyncio.Task[Any]") -> bool:
+    await asyncio.wait({task}, timeout=0.1)
+    return not task.done()
+
+
+# Uploads that are open
+
+
+async def test_an_idle_upload_of_a_past_month_expires_and_its_month_goes(
+    make_stack_on: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack_on(clock=clock) as stack:
+        upload = await open_with_chunks(stack, 0)
+        clock.advance(40 * DAY)
+        last_written(stack, upload, 2 * DAY)
+        cleaned = await stack.services.cleanup.clean(idle_seconds=DAY)
+        assert (cleaned.expired_uploads, cleaned.quota_bytes) == (1, CONTENT.size)
+        assert cleaned.disk_bytes >= CONTENT.chunk_size
+        assert list((stack.data / "temp").iterdir()) == []
+        assert await checked_accounts(stack.services.database) == {"alice": Account()}
+        assert (await stack.put(CONTENT, 1)).json()["reason"] == "expired"
+
+
+async def test_an_upload_that_received_a_chunk_lately_stays(make_stack: MakeStack, clock: ManualClock) -> None:
+    async with make_stack(clock=clock) as stack:
+        await open_with_chunks(stack, 0)
+        clock.advance(40 * DAY)
+        assert await stack.services.cleanup.clean(idle_seconds=DAY) == Cleaned()
+        assert (await stack.put(CONTENT, 1)).status_code == 200
+
+
+async def test_without_an_idle_time_no_upload_expires(make_stack: MakeStack, clock: ManualClock) -> None:
+    async with make_stack(clock=clock) as stack:
+        upload = await open_with_chunks(stack, 0)
+        clock.advance(40 * DAY)
+        last_written(stack, upload, 30 * DAY)
+        assert await stack.services.cleanup.clean() == Cleaned()
+        assert (await stack.put(CONTENT, 1)).status_code == 200
+
+
+async def test_the_present_month_is_left_alone_unless_it_is_asked_for(
+    make_stack: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack(clock=clock) as stack:
+        upload = await open_with_chunks(stack, 0)
+        present = month_path(clock.now())
+        clock.advance(2 * HOUR)
+        if month_path(clock.now()) != present:  # these two hours are the first of a month
+            clock.advance(-2 * HOUR)
+        last_written(stack, upload, 50 * DAY)
+        assert await stack.services.cleanup.clean(idle_seconds=1) == Cleaned()
+        clock.advance(2 * HOUR)
+        assert (await stack.services.cleanup.clean(idle_seconds=1, before=ALL)).expired_uploads == 1
+
+
+async def test_an_upload_that_is_complete_is_put_up_for_its_merge(make_stack: MakeStack, clock: ManualClock) -> None:
+    async with make_stack(clock=clock) as stack:
+        upload = await place_stray_blob(stack)
+        await stack.services.redis.flushall()
+        clock.advance(40 * DAY)
+        last_written(stack, upload, 30 * DAY)
+        assert (await stack.services.cleanup.clean(idle_seconds=DAY, dry_run=True)).expired_uploads == 0
+        assert (await stack.services.cleanup.clean(idle_seconds=DAY)).expired_uploads == 0
+        assert await stack.services.pending.merge_queues[0].next_due() is not None
+
+
+async def test_a_cleanup_waits_for_a_writer_and_then_lets_its_upload_live(
+    make_stack: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack(clock=clock) as stack:
+        upload = await open_with_chunks(stack, 0)
+        clock.advance(40 * DAY)
+        last_written(stack, upload, 2 * DAY)
+        with paused_call("pwrite") as pause:
+            put = await while_paused(pause, stack.put(CONTENT, 1))
+            cleaning = asyncio.create_task(stack.services.cleanup.clean(idle_seconds=DAY))
+            assert await still_waits(cleaning)
+            pause.go_on.set()
+            assert (await put).status_code == 200
+        assert await cleaning == Cleaned()
+        assert (await stack.put(CONTENT, 2)).status_code == 201
+
+
+# Directories that no open upload has
+
+
+async def test_a_directory_without_a_row_goes_after_an_hour_whatever_is_in_it(
+    make_stack_on: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack_on(clock=clock) as stack:
+        month = stack.data / "temp" / month_path(clock.now())
+        for files in ([], ["data"], ["data", "digest", "map"], ["something.tmp"]):
+            directory = month / new_id()
+            directory.mkdir(parents=True)
+            for name in files:
+                (directory / name).write_bytes(bytes(8192))
+        clock.advance(40 * DAY)
+        assert await stack.services.cleanup.clean() == Cleaned()
+        clock.advance(HOUR + 60)
+        assert await stack.services.cleanup.clean() == Cleaned(directories=4, disk_bytes=5 * 8192)
+        assert list((stack.data / "temp").iterdir()) == []
+
+
+async def test_a_directory_of_a_closed_upload_goes_with_what_redis_knows_of_it(
+    make_stack_on: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack_on(clock=clock) as stack:
+        upload = await open_with_chunks(stack, 0)
+        await close_without_tidying(stack, upload)
+        clock.advance(40 * DAY + 2 * HOUR)
+        cleaned = await stack.services.cleanup.clean()
+        assert (cleaned.directories, cleaned.quota_bytes, cleaned.left) == (1, 0, 0)
+        assert cleaned.disk_bytes >= CONTENT.chunk_size
+        assert stack.bytes_on_disk() == []
+        assert await stack.services.pending.flush_queues[0].next_due() is None
+
+
+async def test_a_directory_that_is_not_ours_stays(make_stack: MakeStack, clock: ManualClock, tmp_path: Path) -> None:
+    async with make_stack(clock=clock) as stack:
+        outside = tmp_path / "outside"
+        target = outside / "04" / new_id()
+        target.mkdir(parents=True)
+        (target / "data").write_bytes(b"precious")
+        temp = stack.data / "temp"
+        (temp / "2001").symlink_to(outside)
+        (temp / "2002").mkdir()
+        (temp / "2002" / "04").symlink_to(outside / "04")
+        (temp / "2003" / "04").mkdir(parents=True)
+        (temp / "2003" / "04" / new_id()).symlink_to(target)
+        (temp / "2003" / "04" / "notes").mkdir()
+        (temp / "2003" / "13").mkdir()
+        (stack.data / "blobs" / "aa" / "bb").mkdir(parents=True)
+        (stack.data / "blobs" / "aa" / "bb" / f"aabb{'0' * 60}").symlink_to(target / "data")
+        (stack.data / "blobs" / "aa" / "bb" / "README").write_bytes(b"mine")
+        (stack.data / "blobs" / "cc").symlink_to(outside)
+        before = everything(stack)
+        clock.advance(80 * DAY)
+        assert await stack.services.cleanup.clean(before=ALL) == Cleaned()
+        assert everything(stack) == before
+        assert (target / "data").read_bytes() == b"precious"
+
+
+async def test_a_symlink_in_an_orphan_goes_and_its_target_stays(
+    make_stack: MakeStack, clock: ManualClock, tmp_path: Path
+) -> None:
+    async with make_stack(clock=clock) as stack:
+        precious = tmp_path / "precious"
+        precious.write_bytes(b"precious")
+        directory = stack.data / "temp" / "2001" / "04" / new_id()
+        directory.mkdir(parents=True)
+        (directory / "data").symlink_to(precious)
+        clock.advance(80 * DAY)
+        assert (await stack.services.cleanup.clean()).directories == 1
+        assert not directory.exists()
+        assert precious.read_bytes() == b"precious"
+
+
+async def test_a_directory_that_can_not_be_removed_holds_up_no_other(
+    make_stack: MakeStack, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with make_stack(clock=clock) as stack:
+        month = stack.data / "temp" / "2001" / "04"
+        stuck, free = month / new_id(), month / new_id()
+        (stuck / "directory").mkdir(parents=True)
+        free.mkdir()
+        clock.advance(80 * DAY)
+        cleaned = await stack.services.cleanup.clean()
+        assert (cleaned.directories, cleaned.left) == (1, 1)
+        assert stuck.exists()
+        assert not free.exists()
+        assert caplog.records[-1].message == "not cleaned up for now"
+
+
+async def test_an_opening_under_way_keeps_its_directory(make_stack_on: MakeStack, clock: ManualClock) -> None:
+    clock.advance(40 * DAY)
+    async with make_stack_on(clock=clock) as stack:
+        # Held up between the directory and its row.
+        async with stack.services.database.engine.begin() as connection:
+            await connection.execute(models.user_info.update().values(total_space=models.user_info.c.total_space))
+            opening = asyncio.create_task(stack.open(CONTENT))
+
+            async def made() -> bool:
+                return len(stack.bytes_on_disk()) == 3
+
+            await eventually(made)
+            assert await stack.services.cleanup.clean(before=ALL) == Cleaned()
+        assert (await opening).status_code == 201
+        for number in range(CONTENT.chunk_count):
+            last = await stack.put(CONTENT, number)
+        assert last.status_code == 201
+
+
+async def test_a_row_that_came_after_the_look_at_its_directory_keeps_it(
+    make_stack_on: MakeStack, clock: ManualClock
+) -> None:
+    """An opening that hung for more than an hour, and ended between the look at a batch and the removal."""
+    async with make_stack_on(clock=clock) as stack:
+        services = stack.services
+        uploads = [upload_row(temp_path=f"temp/2026/04/{new_id()}") for _ in range(2)]
+        uploads = [replace(upload, id=upload.temp_path[-32:]) for upload in uploads]
+        for upload in uploads:
+            await services.storage.create(upload)
+        clock.advance(40 * DAY + 2 * HOUR)
+        with paused_call("rmdir") as pause:
+            cleaning = await while_paused(pause, services.cleanup.clean(before=ALL))
+            [late] = [upload for upload in uploads if (stack.data / upload.temp_path / "map").exists()]
+            await services.database.transact(
+                lambda connection: transactions.open_upload(connection, late, max_open_uploads=10)
+            )
+            pause.go_on.set()
+            assert (await cleaning).directories == 1
+        assert (await services.storage.read_map(late)).size == late.size
+
+
+async def test_two_cleanups_at_once_give_everything_back_once(make_stack_on: MakeStack, clock: ManualClock) -> None:
+    async with make_stack_on(clock=clock) as stack:
+        for seed in range(6):
+            await open_with_chunks(stack, 0, content=Content(CONTENT.size, seed=seed))
+        for path in (stack.data / "temp").rglob("map"):
+            moment = datetime.now(UTC).timestamp() - 30 * DAY
+            os.utime(path, (moment, moment))
+        for number in range(6):
+            directory = stack.data / "temp" / "2001" / f"{1 + number % 2:02}" / new_id()
+            directory.mkdir(parents=True)
+            (directory / "data").write_bytes(b"0")
+            sha256 = f"{number:02x}" * 32
+            (stack.data / "blobs" / sha256[:2] / sha256[:2]).mkdir(parents=True)
+            (stack.data / "blobs" / sha256[:2] / sha256[:2] / sha256).write_bytes(b"0")
+        clock.advance(40 * DAY + 2 * HOUR)
+        both = await asyncio.gather(*(stack.services.cleanup.clean(idle_seconds=DAY) for _ in range(2)))
+        assert sum(cleaned.expired_uploads for cleaned in both) == 6
+        assert sum(cleaned.directories for cleaned in both) == 6
+        assert sum(cleaned.blobs for cleaned in both) == 6
+        assert sum(cleaned.quota_bytes for cleaned in both) == 6 * CONTENT.size
+        assert [cleaned.left for cleaned in both] == [0, 0]
+        assert list((stack.data / "temp").iterdir()) == []
+        assert stack.bytes_on_disk() == []
+        assert await checked_accounts(stack.services.database) == {"alice": Account()}
+
+
+async def test_a_dry_run_changes_nothing_and_says_what_a_cleanup_does(
+    make_stack_on: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack_on(clock=clock) as stack:
+        idle = await open_with_chunks(stack, 0)
+        last_written(stack, idle, 30 * DAY)
+        alive = await open_with_chunks(stack, 0, content=Content(CONTENT.size, seed=1))
+        closed = await open_with_chunks(stack, 0, content=Content(CONTENT.size, seed=2))
+        await close_without_tidying(stack, closed)
+        (stack.data / "temp" / "2001" / "04" / new_id()).mkdir(parents=True)
+        stray = stack.data / "blobs" / "00" / "00" / ("0" * 64)
+        stray.parent.mkdir(parents=True)
+        stray.write_bytes(bytes(8192))
+        await stack.upload(Content(1000, seed=3))
+        clock.advance(40 * DAY + 2 * HOUR)
+        last_written(stack, alive, -2 * HOUR)
+
+        before = (everything(stack), await rows(stack), await stack.services.redis.keys("*"))
+        told = await stack.services.cleanup.clean(idle_seconds=DAY, dry_run=True)
+        after = (everything(stack), await rows(stack), await stack.services.redis.keys("*"))
+        assert before == after
+        assert (told.expired_uploads, told.directories, told.blobs, told.left) == (1, 2, 1, 0)
+        assert told.disk_bytes >= 2 * CONTENT.chunk_size + 8192
+        assert await stack.services.cleanup.clean(idle_seconds=DAY) == told
+        assert (await stack.put(Content(CONTENT.size, seed=1), 1)).status_code == 200
+
+
+# Months that are emptied
+
+
+async def test_an_upload_is_created_though_its_month_is_removed_at_that_moment(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path, durable=True)
+    await storage.prepare()
+    upload = upload_row(temp_path=f"temp/2026/04/{new_id()}")
+    with paused_call("mkdir", only=lambda path, *_: str(path).endswith(upload.temp_path)) as pause:
+        creating = await while_paused(pause, storage.create(upload))
+        await storage.remove_month("2026/04")
+        assert not (tmp_path / "temp" / "2026").exists()
+        pause.go_on.set()
+        await creating
+    assert (await storage.read_map(upload)).size == upload.size
+    storage.close()
+
+
+async def test_uploads_come_and_go_while_their_month_is_removed_all_the_time(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path, durable=False)
+    await storage.prepare()
+    done = False
+
+    async def remove() -> None:
+        while not done:
+            await storage.remove_month("2026/04")
+
+    async def come_and_go() -> None:
+        for _ in range(40):
+            upload = upload_row(temp_path=f"temp/2026/04/{new_id()}")
+            await storage.create(upload)
+            assert (await storage.read_map(upload)).size == upload.size
+            await storage.discard(upload)
+
+    removing = asyncio.create_task(remove())
+    await asyncio.gather(*(come_and_go() for _ in range(3)))
+    done = True
+    await removing
+    await storage.remove_month("2026/04")
+    assert list((tmp_path / "temp").iterdir()) == []
+    storage.close()
+
+
+async def test_a_month_is_not_made_where_it_can_not_be(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path, durable=True)
+    await storage.prepare()
+    (tmp_path / "temp" / "2026").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(StorageFailed):
+        await storage.create(upload_row(temp_path=f"temp/2026/04/{new_id()}"))
+    storage.close()
+
+
+async def test_a_directory_that_changed_since_the_walk_stays(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path, durable=True)
+    await storage.prepare()
+    upload = upload_row(temp_path=f"temp/2026/04/{new_id()}")
+    await storage.create(upload)
+    assert await storage.months() == ["2026/04"]
+    [[found]] = [batch async for batch in storage.walk_uploads("2026/04")]
+    os.utime(tmp_path / upload.temp_path / "map")
+    assert not await storage.remove(found)
+    [[found]] = [batch async for batch in storage.walk_uploads("2026/04")]
+    assert await storage.remove(found)
+    assert not await storage.remove(found)
+    storage.close()
+
+
+# Blobs without a row
+
+
+async def test_bytes_without_a_row_go_after_an_hour_and_those_with_one_stay(
+    make_stack_on: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack_on(clock=clock) as stack:
+        kept = Content(100 * KIB, seed=1)
+        assert (await stack.upload(kept)).status_code == 201
+        upload = await place_stray_blob(stack)
+        own = stack.services.storage.blob_path(CONTENT.sha256).with_name(f"{CONTENT.sha256}.{upload.id}")
+        own.write_bytes(bytes(4096))
+        assert (await stack.client.delete(f"/files/{CONTENT.md5}")).status_code == 204
+        clock.advance(40 * DAY)
+        assert await stack.services.cleanup.clean() == Cleaned()
+        clock.advance(2 * HOUR)
+        cleaned = await stack.services.cleanup.clean()
+        assert (cleaned.blobs, cleaned.directories, cleaned.left) == (2, 0, 0)
+        assert cleaned.disk_bytes >= CONTENT.size + 4096
+        assert [path.name for path in stack.bytes_on_disk()] == [kept.sha256]
+        assert await checked_accounts(stack.services.database) == {"alice": Account(finished=kept.size)}
+
+
+async def test_a_blob_without_refs_is_left_to_the_collector(make_stack: MakeStack, clock: ManualClock) -> None:
+    async with make_stack(clock=clock) as stack:
+        file_id = (await stack.upload(CONTENT)).json()["file"]["id"]
+        file = await stack.services.files.get("alice", file_id)
+        await stack.services.database.transact(lambda connection: transactions.delete_file(connection, file))
+        clock.advance(41 * DAY)
+        assert await stack.services.cleanup.clean() == Cleaned()
+        assert len(stack.bytes_on_disk()) == 1
+
+
+async def test_a_merge_waits_for_the_removal_of_its_stray_blob_and_places_its_own_bytes(
+    make_stack_on: MakeStack, clock: ManualClock
+) -> None:
+    """The merge finds its own link from an earlier attempt, and must not believe it while it is being removed."""
+    async with make_stack_on(clock=clock) as stack:
+        upload = await place_stray_blob(stack)
+        clock.advance(40 * DAY + 2 * HOUR)
+        blob = stack.services.storage.blob_path(CONTENT.sha256)
+        with paused_call("unlink", only=lambda path, *_: Path(path) == blob) as pause:
+            cleaning = await while_paused(pause, stack.services.cleanup.clean())
+            merging = asyncio.create_task(stack.services.merging.wait(upload.id))
+            assert await still_waits(merging)
+            pause.go_on.set()
+            assert (await cleaning).blobs == 1
+        await merging
+        assert blob.read_bytes() == CONTENT.data
+        assert await checked_accounts(stack.services.database) == {"alice": Account(finished=CONTENT.size)}
+
+
+async def test_a_merge_that_commits_after_the_look_keeps_its_blob(make_stack_on: MakeStack, clock: ManualClock) -> None:
+    async with make_stack_on(clock=clock) as stack:
+        upload = await place_stray_blob(stack)
+        # In the same batch, and before it; that it is removed needs no transaction.
+        first = stack.data / "blobs" / "00" / "00" / f"{'0' * 64}.{upload.id}"
+        first.parent.mkdir(parents=True)
+        first.write_bytes(b"0")
+        clock.advance(40 * DAY + 2 * HOUR)
+        with paused_call("unlink", only=lambda path, *_: Path(path) == first) as pause:
+            cleaning = await while_paused(pause, stack.services.cleanup.clean())
+            await stack.services.merging.wait(upload.id)
+            pause.go_on.set()
+            cleaned = await cleaning
+        assert (cleaned.blobs, cleaned.left) == (1, 0)
+        assert [path.name for path in stack.bytes_on_disk()] == [CONTENT.sha256]
+        assert await checked_accounts(stack.services.database) == {"alice": Account(finished=CONTENT.size)}
+
+
+async def test_a_stray_blob_that_the_disk_keeps_is_left_and_no_row_stays(
+    make_stack_on: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack_on(clock=clock) as stack:
+        stray = stack.data / "blobs" / "00" / "00" / ("0" * 64)
+        stray.parent.mkdir(parents=True)
+        stray.write_bytes(b"0")
+        clock.advance(40 * DAY + 2 * HOUR)
+        with failing_call("unlink", errno.EIO) as fault:
+            assert await stack.services.cleanup.clean() == Cleaned(left=1)
+        assert fault.hits == 1
+        assert (await rows(stack))[1] == []
+        assert (await stack.services.cleanup.clean()).blobs == 1
+        assert (await rows(stack))[1] == []
+
+
+async def test_a_merge_and_cleanups_race_and_the_file_is_whole_every_time(
+    make_stack_on: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack_on(clock=clock) as stack:
+        contents = [Content(1000 + seed, seed=seed, chunk_size=64 * KIB) for seed in range(8)]
+        uploads = [await place_stray_blob(stack, content) for content in contents]
+        clock.advance(40 * DAY + 2 * HOUR)
+        cleaning = [stack.services.cleanup.clean() for _ in range(2)]
+        merging = [stack.services.merging.wait(upload.id) for upload in uploads]
+        await asyncio.gather(*merging, *cleaning)
+        for content in contents:
+            assert stack.services.storage.blob_path(content.sha256).read_bytes() == content.data
+        finished = sum(content.size for content in contents)
+        assert await checked_accounts(stack.services.database) == {"alice": Account(finished=finished)}
+
+
+# The job
+
+
+async def a_stray_directory(stack: Stack) -> Path:
+    directory = stack.data / "temp" / "2001" / "04" / new_id()
+    directory.mkdir(parents=True)
+    return directory
+
+
+async def test_the_job_cleans_up_after_the_start_and_once_in_every_month(
+    make_stack: MakeStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock(datetime(2100, 1, 30, 12, tzinfo=UTC))
+    async with make_stack(clock=clock) as stack:
+        cleaner = Cleaner(stack.services.cleanup, clock)
+        with caplog.at_level(logging.INFO):
+            directory = await a_stray_directory(stack)
+            await cleaner.run_once()
+            assert not directory.exists()
+
+            directory = await a_stray_directory(stack)
+            clock.advance(DAY)
+            await cleaner.run_once()
+            assert directory.exists(), "it is done for this month"
+            clock.advance(DAY / 2)
+            await cleaner.run_once()
+            assert not directory.exists(), "the first of February has begun"
+        ended = [record for record in caplog.records if record.message == "cleanup ended"]
+        assert [record.directories for record in ended] == [1, 1]  # type: ignore[attr-defined]
+
+
+async def test_the_job_leaves_idle_uploads_to_the_expirer(make_stack: MakeStack, clock: ManualClock) -> None:
+    async with make_stack(clock=clock) as stack:
+        upload = await open_with_chunks(stack, 0)
+        cleaner = Cleaner(stack.services.cleanup, clock)
+        clock.advance(40 * DAY)
+        last_written(stack, upload, 30 * DAY)
+        await cleaner.run_once()
+        assert (await stack.put(CONTENT, 1)).status_code == 200
+
+
+async def test_a_stop_ends_a_cleanup_and_the_next_start_begins_it_anew(
+    make_stack: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack(clock=clock) as stack:
+        directory = await a_stray_directory(stack)
+        cleaner = Cleaner(stack.services.cleanup, clock)
+        clock.advance(40 * DAY + 2 * HOUR)
+        stack.services.storage.stop()
+        await cleaner.run_once()
+        assert directory.exists()
+        stack.services.storage._stopping.clear()
+        await cleaner.run_once()
+        assert not directory.exists()
+
+
+async def test_a_server_with_jobs_cleans_up_a_while_after_its_start(
+    make_stack: MakeStack, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uploader.jobs.cleanup._GRACE_SECONDS", 0.1)
+    clock.advance(80 * DAY)
+    async with make_stack(clock=clock) as stack:
+        directory = await a_stray_directory(stack)
+    async with make_stack(clock=clock, jobs=True):
+
+        async def gone() -> bool:
+            return not directory.exists()
+
+        await eventually(gone)
+
+
+# The reset
+
+
+async def test_the_reset_cancels_every_open_upload_and_nothing_else(make_stack_on: MakeStack) -> None:
+    async with make_stack_on(max_pending_bytes=1) as stack:
+        kept = Content(1000, seed=9)
+        await stack.upload(kept)
+        bob = await stack.client_of("bob")
+        for seed, client in enumerate((stack.client, stack.client, bob)):
+            content = Content(CONTENT.size, seed=seed)
+            await stack.open(content, client)
+            await stack.put(content, 0, client)
+        await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0])
+        reset = await stack.services.cleanup.reset_unfinished()
+        assert (reset.uploads, reset.quota_bytes, reset.left) == (3, 3 * CONTENT.size, 0)
+        accounts = await checked_accounts(stack.services.database)
+        assert accounts == {"alice": Account(finished=kept.size), "bob": Account()}
+        assert [path.name for path in stack.bytes_on_disk()] == [kept.sha256]
+        assert await stack.services.pending.flush_queues[0].next_due() is None
+        refused = await stack.put(Content(CONTENT.size, seed=0), 1)
+        assert (refused.status_code, refused.json()["reason"]) == (410, "cancelled")
+        assert (await stack.services.cleanup.reset_unfinished()).uploads == 0
+
+
+async def test_two_resets_at_once_give_everything_back_once(make_stack_on: MakeStack) -> None:
+    async with make_stack_on() as stack:
+        for seed in range(5):
+            await open_with_chunks(stack, 0, content=Content(CONTENT.size, seed=seed))
+        both = await asyncio.gather(*(stack.services.cleanup.reset_unfinished() for _ in range(2)))
+        assert sum(reset.uploads for reset in both) == 5
+        assert sum(reset.quota_bytes for reset in both) == 5 * CONTENT.size
+        assert await checked_accounts(stack.services.database) == {"alice": Account()}
+        assert stack.bytes_on_disk() == []

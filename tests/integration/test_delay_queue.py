@@ -1,0 +1,208 @@
+"""The delay queue for its own sake: tasks of any user, on real Valkey, with the clock turned by hand where it can be."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+from redis import Redis as SyncRedis
+
+from tests.support.servers import PrivateRedis
+from uploader.accounting.connection import Connection, connect
+from uploader.accounting.delay import DelayQueue, Task
+from uploader.errors import Unavailable
+
+START_MS = 1_800_000_000_000
+LEASE = 30
+
+
+def at(seconds: float) -> int:
+    return START_MS + round(seconds * 1000)
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Connection]:
+    connection = connect(redis_url)
+    yield connection
+    await connection.aclose()
+
+
+@pytest.fixture
+def queue(redis: Connection) -> DelayQueue:
+    return DelayQueue(redis, "desks", lease_seconds=LEASE)
+
+
+async def claimed(queue: DelayQueue, seconds: float, limit: int = 300) -> list[str]:
+    return [task.id for task in await queue.claim(limit, now_ms=at(seconds))]
+
+
+async def test_every_task_is_due_after_its_own_delay(queue: DelayQueue) -> None:
+    for number, delay in enumerate((90, 1, 30, 3600, 59.9, 60.1)):
+        await queue.schedule(f"task-{number}", delay, now_ms=at(0))
+    assert await claimed(queue, 0.9) == []
+    assert await claimed(queue, 1) == ["task-1"]
+    assert await queue.cancel("task-1")
+    assert await claimed(queue, 30.9) == ["task-2"]
+    assert await queue.next_due(now_ms=at(30.9)) == pytest.approx(29.0)
+    assert sorted(await claimed(queue, 60.2)) == ["task-4", "task-5"]
+
+
+async def test_a_task_that_is_pushed_back_is_due_later(queue: DelayQueue) -> None:
+    await queue.schedule("desk", 5, now_ms=at(0))
+    assert await queue.push_back("desk", 100, now_ms=at(4))
+    assert await claimed(queue, 103) == []
+    assert await claimed(queue, 104) == ["desk"]
+    assert not await queue.push_back("nobody", 1, now_ms=at(0))
+    assert await claimed(queue, 1000) == ["desk"], "only the lease had it wait"
+
+
+async def test_a_new_task_may_be_asked_for_only_if_none_waits(queue: DelayQueue) -> None:
+    assert await queue.schedule("desk", 5, only_new=True, now_ms=at(0))
+    assert not await queue.schedule("desk", 50, only_new=True, now_ms=at(1))
+    assert await claimed(queue, 5) == ["desk"]
+
+
+async def test_a_cancelled_task_is_never_due(queue: DelayQueue) -> None:
+    await queue.schedule("desk", 5, now_ms=at(0))
+    assert await queue.cancel("desk")
+    assert not await queue.cancel("desk")
+    assert await claimed(queue, 1000) == []
+    assert await queue.next_due(now_ms=at(0)) is None
+
+
+async def test_a_claimed_task_is_nobody_elses_until_its_lease_ends(queue: DelayQueue) -> None:
+    await queue.schedule("desk", 5, now_ms=at(0))
+    assert await claimed(queue, 5) == ["desk"]
+    assert await claimed(queue, 5 + LEASE - 0.1) == []
+    assert await claimed(queue, 5 + LEASE) == ["desk"]
+
+
+async def test_an_acknowledged_task_is_gone(queue: DelayQueue) -> None:
+    await queue.schedule("desk", 5, now_ms=at(0))
+    (task,) = await queue.claim(now_ms=at(5))
+    assert await queue.ack(task)
+    assert not await queue.ack(task)
+    assert await claimed(queue, 1000) == []
+
+
+async def test_the_ack_of_a_worker_that_lost_its_lease_does_nothing(queue: DelayQueue) -> None:
+    await queue.schedule("desk", 5, now_ms=at(0))
+    (stale,) = await queue.claim(now_ms=at(5))
+    (fresh,) = await queue.claim(now_ms=at(5 + LEASE))
+    assert not await queue.ack(stale)
+    assert await claimed(queue, 5 + 2 * LEASE) == ["desk"]
+    assert not await queue.ack(fresh), "a third worker has it by now"
+
+
+async def test_what_was_scheduled_anew_is_not_acknowledged_by_an_older_claim(queue: DelayQueue) -> None:
+    await queue.schedule("desk", 5, now_ms=at(0))
+    (task,) = await queue.claim(now_ms=at(5))
+    await queue.schedule("desk", 10, now_ms=at(6))
+    assert not await queue.ack(task)
+    assert await claimed(queue, 16) == ["desk"]
+
+
+async def test_a_task_of_the_same_name_is_not_acknowledged_by_a_claim_of_the_last_one(queue: DelayQueue) -> None:
+    await queue.schedule("desk", 5, now_ms=at(0))
+    (task,) = await queue.claim(now_ms=at(5))
+    await queue.cancel("desk")
+    await queue.schedule("desk", 5, now_ms=at(6))
+    await queue.claim(now_ms=at(11))
+    assert not await queue.ack(task)
+
+
+async def test_competing_workers_never_claim_one_task_twice(redis: Connection, queue: DelayQueue) -> None:
+    names = {f"task-{number}" for number in range(500)}
+    for name in names:
+        await queue.schedule(name, 0)
+    workers = [DelayQueue(redis, "desks", lease_seconds=LEASE) for _ in range(5)]
+
+    async def work(worker: DelayQueue) -> list[Task]:
+        mine: list[Task] = []
+        while tasks := await worker.claim(limit=7):
+            mine += tasks
+            for task in tasks:
+                assert await worker.ack(task)
+        return mine
+
+    done = [task.id for tasks in await asyncio.gather(*(work(worker) for worker in workers)) for task in tasks]
+    assert len(done) == len(names)
+    assert set(done) == names
+
+
+async def test_queues_and_shards_are_apart(redis: Connection, queue: DelayQueue) -> None:
+    await queue.schedule("desk", 0, now_ms=at(0))
+    for other in (DelayQueue(redis, "chairs"), DelayQueue(redis, "desks", shard=1)):
+        assert await other.claim(now_ms=at(100)) == []
+        assert not await other.cancel("desk")
+    assert await claimed(queue, 0) == ["desk"]
+
+
+async def test_an_emptied_queue_leaves_no_key(redis_url: str, queue: DelayQueue) -> None:
+    for number in range(5):
+        await queue.schedule(f"task-{number}", number * 40, now_ms=at(0))
+    for task in await queue.claim(now_ms=at(500)):
+        await queue.ack(task)
+    with SyncRedis.from_url(redis_url) as redis:
+        assert redis.keys("*{s00}:desks*") == []
+
+
+async def test_nothing_is_lost_when_the_server_is_killed(own_redis: PrivateRedis) -> None:
+    redis = connect(own_redis.url)
+    queue = DelayQueue(redis, "desks", lease_seconds=LEASE)
+    await queue.schedule("desk", 5, now_ms=at(0))
+    await queue.schedule("chair", 50, now_ms=at(0))
+    (task,) = await queue.claim(now_ms=at(5))
+    with SyncRedis.from_url(own_redis.url) as control:
+        control.execute_command("WAITAOF", 1, 0, 2000)
+    own_redis.kill()
+    with pytest.raises(Unavailable):
+        await queue.cancel("desk")
+    own_redis.start()
+    assert await claimed(queue, 5 + LEASE - 1) == []
+    assert await queue.ack(task)
+    assert await claimed(queue, 50) == ["chair"]
+    await redis.aclose()
+
+
+async def test_a_sleeping_worker_is_woken_by_what_another_schedules_earlier(redis_url: str, queue: DelayQueue) -> None:
+    elsewhere = connect(redis_url)
+    await queue.schedule("later", 3600)
+    async with aclosing(queue.due()) as due:
+        waiting = asyncio.ensure_future(anext(due))
+        await asyncio.sleep(0.2)
+        await DelayQueue(elsewhere, "desks").schedule("now", 0)
+        async with asyncio.timeout(10):
+            assert (await waiting).id == "now"
+    await elsewhere.aclose()
+
+
+async def test_a_worker_sees_what_is_due_though_nothing_wakes_it(redis_url: str, queue: DelayQueue) -> None:
+    with SyncRedis.from_url(redis_url) as control:
+        async with aclosing(queue.due()) as due:
+            waiting = asyncio.ensure_future(anext(due))
+            await asyncio.sleep(0.2)
+            control.client_kill_filter(_type="pubsub")
+            await queue.schedule("desk", 0.1)
+            async with asyncio.timeout(10):
+                assert (await waiting).id == "desk"
+
+
+async def test_the_example_of_the_documents_holds_a_resource_for_one_worker(redis: Connection) -> None:
+    """docs/architecture.md, `The delay queue alone`: one holder at a time, released after its own time or when done."""
+    holds = DelayQueue(redis, "printers", lease_seconds=5)
+    released: list[str] = []
+
+    assert await holds.schedule("printer-1", 0.2, only_new=True), "free: it is ours, for 0.2 s at the most"
+    assert await holds.schedule("printer-2", 60, only_new=True)
+    assert not await holds.schedule("printer-1", 60, only_new=True), "taken"
+    assert await holds.cancel("printer-2"), "done early"
+
+    async with aclosing(holds.due()) as due:
+        async for task in due:
+            released.append(task.id)
+            await holds.ack(task)
+            break
+
+    assert released == ["printer-1"]
+    assert await holds.schedule("printer-1", 60, only_new=True), "free again"

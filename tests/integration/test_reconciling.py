@@ -1,0 +1,621 @@
+"""The reconciler: no false alarm while the server works, every planted drift found, mended, and nothing else touched."""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import delete, text, update
+from sqlalchemy.sql.dml import UpdateBase
+
+from tests.conftest import MakeStack
+from tests.support.content import KIB, Content
+from tests.support.invariants import Account, Shape, check_pending, checked_accounts
+from tests.support.process import Server, ended, run_cli
+from tests.support.rows import file_row, upload_row
+from tests.support.stack import Stack
+from uploader.accounting.audit import Snapshot
+from uploader.accounting.keys import upload_keys
+from uploader.database import models, queries, transactions
+from uploader.database.engine import Connection, Database
+from uploader.domain.chunks import from_bitmap, to_bitmap
+from uploader.domain.upload import Upload
+from uploader.jobs.reconciler import Reconciler
+from uploader.observability import DRIFTS
+from uploader.service import reconciling
+from uploader.service.reconciling import Drift, Findings, Kind, drifts_of_upload
+
+CHUNK = 64 * KIB
+# Finished, so that there are a file and a blob.
+DONE = Content(2 * CHUNK + 7, seed=1, name="done.bin")
+# Open, with chunks that are accounted.
+OPEN = Content(9 * CHUNK - 100, seed=2, name="open.bin")
+# Complete, and nobody merges it.
+WHOLE = Content(3 * CHUNK - 5, seed=3, name="whole.bin")
+STORED = 3 * CHUNK
+
+
+@dataclass
+class Scene:
+    """A stack at rest that has some of everything."""
+
+    stack: Stack
+    open: Upload
+    whole: Upload
+
+    @property
+    def up(self) -> str:
+        return upload_keys(0, self.open.id).up
+
+    @property
+    def chunks(self) -> str:
+        return upload_keys(0, self.open.id).chunks
+
+    async def sql(self, statement: UpdateBase) -> None:
+        async with self.stack.services.database.engine.begin() as connection:
+            await connection.execute(statement)
+
+    async def redis(self, *command: Any) -> Any:
+        return await self.stack.services.redis.execute_command(*command)
+
+    async def reconcile(self, *, repair: bool = False) -> Findings:
+        return await self.stack.services.reconciling.reconcile(repair=repair)
+
+    async def bucket(self, key: str | None = None) -> tuple[str, str]:
+        """The bucket in which an upload's task waits, and its minute."""
+        minute = (await self.redis("HGET", key or self.up, "due_minute")).decode()
+        return f"due:{{s00}}:flush:{minute}", minute
+
+    async def pend(self) -> None:
+        """One chunk more, which is not flushed yet."""
+        assert (await self.stack.put(OPEN, 3)).status_code == 200
+
+
+@pytest.fixture
+async def scene(make_stack_on: MakeStack, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+    monkeypatch.setattr(reconciling, "_PAUSE_SECONDS", 0.001)  # nothing moves here
+    async with make_stack_on(quiet_interval_seconds=30.0) as stack:
+        assert (await stack.upload(DONE)).status_code == 201
+        await stack.open(OPEN)
+        for number in range(3):
+            assert (await stack.put(OPEN, number)).status_code == 200
+        opened = await _upload(stack, OPEN)
+        await _flush(stack, opened)
+        await stack.open(WHOLE)
+        whole = await _upload(stack, WHOLE)
+        stack.services.storage.stop()  # no merge ends from here on
+        for number in range(3):
+            await stack.put(WHOLE, number)
+        yield Scene(stack, opened, whole)
+
+
+async def _upload(stack: Stack, content: Content) -> Upload:
+    upload = await stack.services.database.read(
+        lambda connection: queries.open_upload_by_md5(connection, "alice", content.md5)
+    )
+    assert upload is not None
+    return upload
+
+
+async def _flush(stack: Stack, upload: Upload) -> None:
+    """Flush what is pending of an upload now, though it is not due yet."""
+    await stack.services.redis.execute_command("HDEL", upload_keys(0, upload.id).up, "due_minute")
+    keys = upload_keys(0, upload.id)
+    for key in [keys.flush.minutes, *[k async for k in stack.services.redis.scan_iter(match=f"{keys.flush.due}:*")]]:
+        await stack.services.redis.delete(key)
+    await stack.services.redis.hset(keys.up, "due_minute", "1")
+    await stack.services.redis.zadd(f"{keys.flush.due}:1", {upload.id: 60_000})
+    await stack.services.redis.zadd(keys.flush.minutes, {"1": 1})
+    assert await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0]) == 1
+
+
+async def _state_of_everything(stack: Stack) -> tuple[Any, Any, Any]:
+    """All rows but their times, all of Redis but times, all names on disk: to see what a repair touched."""
+    rows: dict[str, Any] = {}
+    async with stack.services.database.engine.connect() as connection:
+        for table in (models.user_info, models.upload, models.blob, models.file):
+            found = (await connection.execute(table.select().order_by(*table.primary_key))).mappings()
+            rows[table.name] = [{name: value for name, value in row.items() if name != "updated_at"} for row in found]
+    redis: Any = stack.services.redis
+    keys: dict[bytes, Any] = {}
+    for key in sorted([key async for key in redis.scan_iter()]):
+        kind = (await redis.type(key)).decode()
+        if kind == "hash":
+            facts = await redis.hgetall(key)
+            keys[key] = {name: facts[name] for name in facts if name not in (b"pending_since", b"due_minute")}
+        elif kind == "zset":
+            # The minute may be another one after a mend.
+            name = key.decode().rsplit(":", 1)[0] if key.startswith(b"due:") else key.decode()
+            members = await redis.zrange(key, 0, -1)
+            keys[name.encode()] = sorted(members) if name.startswith("due:") else len(members)
+        else:
+            keys[key] = await redis.get(key)
+    return rows, keys, stack.bytes_on_disk()
+
+
+async def _check_invariants(stack: Stack) -> Account:
+    async with stack.services.database.engine.connect() as connection:
+        rows = (await connection.execute(models.upload.select())).mappings().all()
+    redis: Any = stack.services.redis
+    await check_pending(redis, {row["id"]: Shape(row["size"], row["chunk_size"]) for row in rows})
+    return (await checked_accounts(stack.services.database))["alice"]
+
+
+# What is right
+
+
+async def test_a_system_at_rest_has_no_drift_and_looking_changes_nothing(scene: Scene) -> None:
+    before = await _state_of_everything(scene.stack)
+    for repair in (False, True):
+        found = await scene.reconcile(repair=repair)
+        assert (found.drifts, found.notes, found.repaired) == ([], [], 0)
+        assert found.checked == {"uploads": 2, "tasks": 1, "users": 1, "blobs": 1}
+    assert await _state_of_everything(scene.stack) == before
+
+
+async def test_there_is_no_false_alarm_while_traffic_runs(make_stack_on: MakeStack) -> None:
+    quick = {"quiet_interval_seconds": 0.02, "max_delay_seconds": 0.05, "claim_lease_seconds": 1.0}
+    async with make_stack_on(jobs=True, **quick) as stack:
+        ended_uploads = 0
+        stopping = asyncio.Event()
+
+        async def traffic(worker: int) -> None:
+            nonlocal ended_uploads
+            seed = worker
+            while not stopping.is_set():
+                seed += 10
+                content = Content(4 * CHUNK + seed, seed=seed, name=f"{seed}.bin")
+                await stack.open(content)
+                await asyncio.gather(*(stack.put(content, number) for number in (3, 1, 0)))
+                if seed % 4 == 0:
+                    assert (await stack.client.delete(f"/files/{content.md5}")).status_code == 204
+                    continue
+                for number in (2, 4):
+                    answer = await stack.put(content, number)
+                if seed % 3 == 0:
+                    file_id = answer.json()["file"]["id"]
+                    assert (await stack.client.delete(f"/me/files/{file_id}")).status_code == 204
+                ended_uploads += 1
+
+        workers = [asyncio.create_task(traffic(number)) for number in range(3)]
+        looks: list[Findings] = []
+        try:
+            while len(looks) < 6 or ended_uploads < 12:
+                looks.append(await stack.services.reconciling.reconcile())
+                if len(looks) == 3:
+                    await stack.services.redis.flushall()
+        finally:
+            stopping.set()
+            await asyncio.gather(*workers)
+        assert [look.drifts for look in looks] == [[] for _ in looks]
+        assert any(look.checked["uploads"] for look in looks)
+        await _check_invariants(stack)
+
+
+async def test_a_chunk_between_disk_and_redis_is_motion_and_no_drift(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciling, "_LOOKS", 1)  # the lock alone has to do
+    services = scene.stack.services
+    held = await services.storage.hold_chunk(scene.open, 5, _Body(OPEN.chunk(5)))
+    looking = asyncio.create_task(scene.reconcile())
+    await asyncio.sleep(0.1)
+    assert not looking.done(), "it waits for the writer"
+    await services.pending.record_chunk(scene.open.id, 5, CHUNK)
+    held.release()
+    assert (await looking).drifts == []
+
+
+async def test_an_upload_that_is_about_to_be_rebuilt_is_motion_and_no_drift(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconciling, "_PAUSE_SECONDS", 0.5)
+    await _redis_lost(scene)
+    looking = asyncio.create_task(scene.reconcile())
+    await asyncio.sleep(0.1)
+    await scene.stack.services.closers.hydrate(scene.open)
+    assert (await looking).drifts == []
+
+
+async def test_a_user_above_a_lowered_total_space_is_a_note_and_no_drift(scene: Scene) -> None:
+    await scene.stack.services.accounts.set_total_space("alice", 100)
+    found = await scene.reconcile()
+    held = DONE.size + OPEN.size + WHOLE.size
+    assert (found.drifts, found.notes) == ([], [Drift(Kind.OVER_TOTAL_SPACE, "alice", 100, held)])
+
+
+async def test_an_upload_that_redis_does_not_know_is_right_if_all_is_accounted(scene: Scene) -> None:
+    await scene.redis("DEL", scene.up, scene.chunks)
+    assert (await scene.reconcile()).drifts == []
+
+
+# What is planted, found and mended: (plant, the drifts to be found)
+
+Plant = Callable[[Scene], Awaitable[list[tuple[Kind, str, Any, Any]]]]
+
+
+async def _finished(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    await scene.sql(update(models.user_info).values(use_space_finished=DONE.size + 11))
+    return [(Kind.USE_SPACE_FINISHED, "alice", DONE.size, DONE.size + 11)]
+
+
+async def _unfinished(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    await scene.sql(update(models.user_info).values(use_space_unfinished=STORED - 1))
+    return [(Kind.USE_SPACE_UNFINISHED, "alice", STORED, STORED - 1)]
+
+
+async def _reserved(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    await scene.sql(update(models.user_info).values(reserved=0))
+    return [(Kind.RESERVED, "alice", OPEN.size + WHOLE.size, 0)]
+
+
+async def _refs(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    await scene.sql(update(models.blob).values(refs=3))
+    return [(Kind.REFS, DONE.sha256, 1, 3)]
+
+
+async def _flushed_too_much(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    """The row and its user agree, and the disk has less."""
+    too_much = scene.stack.services.database.engine
+    async with too_much.begin() as connection:
+        row = models.upload.c.id == scene.open.id
+        await connection.execute(update(models.upload).where(row).values(flushed_bytes=STORED + 5))
+        await connection.execute(update(models.user_info).values(use_space_unfinished=STORED + 5))
+    return [(Kind.FLUSHED_BYTES, scene.open.id, STORED, STORED + 5)]
+
+
+async def _flushed_too_little(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    async with scene.stack.services.database.engine.begin() as connection:
+        row = models.upload.c.id == scene.open.id
+        await connection.execute(update(models.upload).where(row).values(flushed_bytes=CHUNK))
+        await connection.execute(update(models.user_info).values(use_space_unfinished=CHUNK))
+    return [(Kind.FLUSHED_BYTES, scene.open.id, STORED, CHUNK)]
+
+
+async def _received(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    await scene.pend()
+    await scene.redis("HINCRBY", scene.up, "received", 9)
+    return [(Kind.RECEIVED, scene.open.id, 4 * CHUNK, 4 * CHUNK + 9)]
+
+
+async def _bit_without_chunk(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    """A restored disk under a Redis that knows more."""
+    await scene.redis("SETBIT", scene.chunks, 7, 1)
+    await scene.redis("HINCRBY", scene.up, "received", CHUNK)
+    await scene.redis("HINCRBY", scene.up, "chunks", 1)
+    await scene.redis("HINCRBY", scene.up, "flushed", CHUNK)
+    return [(Kind.CHUNKS, scene.open.id, STORED, STORED + CHUNK), (Kind.FLUSHED, scene.open.id, STORED, STORED + CHUNK)]
+
+
+async def _chunk_without_bit(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    """A server that died between the map and Redis."""
+    held = await scene.stack.services.storage.hold_chunk(scene.open, 4, _Body(OPEN.chunk(4)))
+    held.release()
+    return [(Kind.CHUNKS, scene.open.id, STORED + CHUNK, STORED)]
+
+
+async def _redis_lost(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    await _chunk_without_bit(scene)
+    await scene.redis("DEL", scene.up, scene.chunks)
+    return [(Kind.RECEIVED, scene.open.id, STORED + CHUNK, None)]
+
+
+async def _task_missing(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    await scene.pend()
+    bucket, minute = await scene.bucket()
+    await scene.redis("ZREM", bucket, scene.open.id)
+    await scene.redis("ZREM", "minutes:{s00}:flush", minute)
+    return [(Kind.TASK, scene.open.id, "flush", None)]
+
+
+async def _merge_task_missing(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    up = upload_keys(0, scene.whole.id).up
+    minute = (await scene.redis("HGET", up, "due_minute")).decode()
+    await scene.redis("ZREM", f"due:{{s00}}:merge:{minute}", scene.whole.id)
+    await scene.redis("ZREM", "minutes:{s00}:merge", minute)
+    return [(Kind.TASK, scene.whole.id, "merge", None)]
+
+
+async def _bucket_not_indexed(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    await scene.pend()
+    _, minute = await scene.bucket()
+    await scene.redis("ZREM", "minutes:{s00}:flush", minute)
+    return [(Kind.TASK, scene.open.id, "flush", None), (Kind.INDEX, f"flush/0/{minute}", "bucket", None)]
+
+
+async def _index_without_bucket(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    await scene.redis("ZADD", "minutes:{s00}:flush", 77, "77")
+    return [(Kind.INDEX, "flush/0/77", None, "bucket")]
+
+
+async def _stray(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    """In a second bucket, and in the queue of the other kind."""
+    await scene.pend()
+    for queue in ("flush", "merge"):
+        await scene.redis("ZADD", f"due:{{s00}}:{queue}:99", 99 * 60_000, scene.open.id)
+        await scene.redis("ZADD", f"minutes:{{s00}}:{queue}", 99, "99")
+    return [(Kind.STRAY_TASK, scene.open.id, None, f"{queue}/0/99") for queue in ("flush", "merge")]
+
+
+async def _task_of_closed(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    """A server that died between the commit and Redis."""
+    content = Content(3 * CHUNK, seed=9)
+    await scene.stack.open(content)
+    upload = await _upload(scene.stack, content)
+    await scene.stack.put(content, 0)
+    hash_, bits = upload_keys(0, upload.id).up, upload_keys(0, upload.id).chunks
+    dumped, map_of_chunks = await scene.redis("DUMP", hash_), await scene.redis("DUMP", bits)
+    bucket, minute = await scene.bucket(hash_)
+    assert (await scene.stack.client.delete(f"/files/{content.md5}")).status_code == 204
+    await scene.redis("RESTORE", hash_, 0, dumped, "REPLACE")
+    await scene.redis("RESTORE", bits, 0, map_of_chunks, "REPLACE")
+    await scene.redis("ZADD", bucket, int(minute) * 60_000, upload.id)
+    await scene.redis("ZADD", "minutes:{s00}:flush", minute, minute)
+    return [(Kind.TASK, upload.id, None, "flush")]
+
+
+PLANTS: list[Plant] = [
+    *(_finished, _unfinished, _reserved, _refs, _flushed_too_much, _flushed_too_little, _received),
+    *(_bit_without_chunk, _chunk_without_bit, _redis_lost, _task_missing, _merge_task_missing),
+    *(_bucket_not_indexed, _index_without_bucket, _stray, _task_of_closed),
+]
+
+
+class _Body:
+    """A chunk for the storage alone."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    @property
+    def length(self) -> int:
+        return len(self._content)
+
+    def pieces(self) -> Any:
+        yield memoryview(self._content)
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__.strip("_"))
+async def test_a_planted_drift_is_reported_then_mended_and_nothing_else_is_touched(scene: Scene, plant: Plant) -> None:
+    clean = await _state_of_everything(scene.stack)
+    expected = [Drift(*facts) for facts in await plant(scene)]
+    planted = await _state_of_everything(scene.stack)
+
+    assert (await scene.reconcile()).drifts == expected
+    assert await _state_of_everything(scene.stack) == planted, "to look must change nothing"
+
+    found = await scene.reconcile(repair=True)
+    assert (found.drifts, found.repaired) == (expected, len(expected))
+    assert (await scene.reconcile()).drifts == []
+    await _check_invariants(scene.stack)
+    rows, keys, disk = await _state_of_everything(scene.stack)
+    if plant in (_finished, _unfinished, _reserved, _refs, _index_without_bucket):
+        assert (rows, keys, disk) == clean, "all is as it was before"
+    # The other upload, the file and its blob are none of its business.
+    whole = upload_keys(0, scene.whole.id)
+    assert rows["file"] == clean[0]["file"]
+    assert rows["blob"] == clean[0]["blob"]
+    assert [row for row in rows["upload"] if row["id"] == scene.whole.id] == [
+        row for row in clean[0]["upload"] if row["id"] == scene.whole.id
+    ]
+    assert {key: keys[key.encode()] for key in (whole.up, whole.chunks)} == {
+        key: clean[1][key.encode()] for key in (whole.up, whole.chunks)
+    }
+    assert disk == planted[2]
+
+
+async def test_a_figure_that_went_down_stays_down_when_a_late_flush_comes(scene: Scene) -> None:
+    await _flushed_too_much(scene)
+    assert (await scene.reconcile(repair=True)).repaired == 1
+    late = [transactions.Received(scene.open.id, 0, STORED + 5)]
+    flushed = await scene.stack.services.database.transact(
+        lambda connection: transactions.flush(connection, late, scene.stack.services.clock.now())
+    )
+    assert flushed.changed == 0
+    assert (await _check_invariants(scene.stack)).unfinished == STORED
+    assert (await scene.reconcile()).drifts == []
+
+
+async def test_a_recount_waits_for_a_change_that_is_not_committed(scene: Scene) -> None:
+    reconciler = scene.stack.services.reconciling
+    copy = file_row(size=DONE.size, md5=DONE.md5, sha256=DONE.sha256, name="copy.bin")
+    await _refs(scene)
+    await _finished(scene)
+    async with scene.stack.services.database.engine.begin() as connection:
+        await transactions.add_instant_file(connection, copy, replaced_upload_id=None)
+        mending = asyncio.gather(reconciler._mend_refs(DONE.sha256), reconciler._mend_user("alice"))
+        await asyncio.sleep(0.2)
+        assert not mending.done()
+    assert list(await mending) == [True, True]
+    assert await _check_invariants(scene.stack) == Account(2 * DONE.size, STORED, OPEN.size + WHOLE.size)
+
+
+async def test_a_snapshot_is_of_one_moment(scene: Scene) -> None:
+    async def look(connection: Connection) -> bool:
+        before = await queries.usage(connection, "alice")
+        await scene.sql(update(models.user_info).values(reserved=1))
+        return await queries.usage(connection, "alice") == before
+
+    assert await scene.stack.services.database.read(look, snapshot=True)
+
+
+async def test_users_are_mended_while_others_change_their_figures(scene: Scene) -> None:
+    """The recount is exact although uploads open, end and are deleted meanwhile."""
+    await scene.sql(update(models.user_info).values(use_space_finished=0, reserved=1 << 30, use_space_unfinished=0))
+
+    async def work(seed: int) -> None:
+        for number in range(4):
+            content = Content(2 * CHUNK, seed=seed + number)
+            await scene.stack.open(content)
+            await scene.stack.put(content, 0)
+            await scene.stack.client.delete(f"/files/{content.md5}")
+
+    working = asyncio.gather(work(100), work(200))
+    while not working.done():
+        await scene.reconcile(repair=True)
+    await working
+    assert await _check_invariants(scene.stack) == Account(DONE.size, STORED, OPEN.size + WHOLE.size)
+
+
+# What cannot be mended
+
+
+async def test_a_blob_without_its_bytes_stays_reported(scene: Scene) -> None:
+    path = scene.stack.services.storage.blob_path(DONE.sha256)
+    for actual in (3, None):
+        if actual is None:
+            path.unlink()
+        else:
+            os.truncate(path, actual)
+        for _ in range(2):
+            found = await scene.reconcile(repair=True)
+            assert found.drifts == [Drift(Kind.BLOB_BYTES, DONE.sha256, DONE.size, actual)]
+            assert found.repaired == 0
+
+
+async def test_an_upload_without_its_directory_stays_reported_until_it_is_cancelled(scene: Scene) -> None:
+    for name in ("map", "digest", "data"):
+        (scene.stack.data / scene.open.temp_path / name).unlink()
+    found = await scene.reconcile(repair=True)
+    assert found.drifts == [Drift(Kind.TEMP, scene.open.id, scene.open.temp_path, None)]
+    assert found.repaired == 0
+    assert (await scene.stack.client.delete(f"/files/{OPEN.md5}")).status_code == 204
+    assert (await scene.reconcile()).drifts == []
+
+
+async def test_files_without_their_blob_or_their_user_stay_reported(scene: Scene) -> None:
+    await scene.sql(delete(models.blob))
+    await scene.sql(delete(models.user_info))
+    found = await scene.reconcile(repair=True)
+    assert found.drifts == [
+        Drift(Kind.USE_SPACE_FINISHED, "alice", DONE.size, None),
+        Drift(Kind.USE_SPACE_UNFINISHED, "alice", STORED, None),
+        Drift(Kind.RESERVED, "alice", OPEN.size + WHOLE.size, None),
+        Drift(Kind.REFS, DONE.sha256, 1, None),
+    ]
+    assert found.repaired == 0
+
+
+async def test_an_open_upload_that_redis_calls_closed_stays_reported(scene: Scene) -> None:
+    await scene.stack.services.pending.forget(scene.open.id, "cancelled")
+    found = await scene.reconcile(repair=True)
+    assert found.drifts == [Drift(Kind.STATE, scene.open.id, "open", "cancelled")]
+    assert found.repaired == 0
+
+
+async def test_accounted_bytes_above_the_reserved_ones_are_reported(scene: Scene) -> None:
+    """The row has more flushed than its size, and the user's figures agree with it."""
+    too_much = OPEN.size + WHOLE.size + 1
+    async with scene.stack.services.database.engine.begin() as connection:
+        row = models.upload.c.id == scene.open.id
+        await connection.execute(update(models.upload).where(row).values(flushed_bytes=too_much))
+        await connection.execute(update(models.user_info).values(use_space_unfinished=too_much))
+    found = await scene.reconcile(repair=True)
+    assert found.drifts == [
+        Drift(Kind.FLUSHED_BYTES, scene.open.id, STORED, too_much),
+        Drift(Kind.OVER_RESERVED, "alice", OPEN.size + WHOLE.size, too_much),
+    ]
+    assert found.repaired == 2
+    assert (await scene.reconcile()).drifts == []
+
+
+# The job and the command
+
+
+async def test_the_job_reports_each_drift_as_a_warning_and_counts_them(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Reconciler(scene.stack.services.reconciling)
+    await _refs(scene)
+    await _reserved(scene)
+    with caplog.at_level(logging.WARNING, "uploader.jobs.reconciler"):
+        assert await job.run_once() == 3600
+    said = [vars(record) for record in caplog.records if record.getMessage() == "drift"]
+    assert [(line["subject"], line["kind"], line["expected"], line["actual"]) for line in said] == [
+        ("alice", "reserved", OPEN.size + WHOLE.size, 0),
+        (DONE.sha256, "refs", 1, 3),
+    ]
+    assert _gauge() == 2
+    await scene.reconcile(repair=True)
+    caplog.clear()
+    await job.run_once()
+    assert (_gauge(), caplog.records) == (0, [])
+    assert job.as_job().first_delay_seconds == 3600, "not amid the work that an outage leaves"
+
+
+@pytest.fixture(params=["embedded", "mariadb"])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """An installation, by its settings."""
+    made = {"DATA": str(tmp_path / "data"), "FREE_SPACE_FLOOR": "0"}
+    if request.param == "embedded":
+        return made
+    names = {"DATABASE_URL": "mariadb_url", "REDIS_URL": "redis_url"}
+    return made | {name: request.getfixturevalue(fixture) for name, fixture in names.items()}
+
+
+async def test_the_command_tells_and_mends_while_the_server_runs(tmp_path: Path, settings: dict[str, str]) -> None:
+    url = settings.get("DATABASE_URL", f"sqlite+aiosqlite:///{tmp_path}/data/uploader.db")
+    server = Server(tmp_path / "server.log", settings)
+    with ended(server):
+        clean = run_cli(settings, "reconcile")
+        assert (clean.returncode, clean.stderr) == (0, "")
+        assert clean.stdout.startswith("0 drifts, 0 repaired; checked ")
+
+        await _plant_reserved(url)
+        told = run_cli(settings, "reconcile")
+        assert told.returncode == 1
+        assert told.stdout.splitlines()[0] == "reserved of owner: expected 0, actual 5"
+
+        mended = run_cli(settings, "reconcile", "--repair", "--json")
+        assert mended.returncode == 1
+        said = json.loads(mended.stdout)
+        assert said["drifts"] == [{"kind": "reserved", "subject": "owner", "expected": 0, "actual": 5}]
+        assert said["repaired"] == 1
+        assert said["checked"] == {"uploads": 0, "tasks": 0, "users": 1, "blobs": 0}
+
+        again = run_cli(settings, "reconcile", "--json")
+        assert (again.returncode, json.loads(again.stdout)["drifts"]) == (0, [])
+        assert server.process.poll() is None
+
+
+async def _plant_reserved(url: str) -> None:
+    database = Database(url)
+    async with database.engine.begin() as connection:
+        await connection.execute(text("UPDATE user_info SET reserved = 5"))
+    await database.close()
+
+
+def _gauge() -> float:
+    (metric,) = DRIFTS.collect()
+    return metric.samples[0].value
+
+
+# The comparison itself
+
+
+def test_a_bitmap_is_read_back_as_it_was_written() -> None:
+    present = bytearray([1, 0, 0, 1, 1, 0, 1, 0, 0, 1, 1])
+    assert from_bitmap(to_bitmap(present), len(present)) == present
+    assert from_bitmap(b"", 3) == bytearray(3)
+    assert from_bitmap(b"\xff\xff", 3) == bytearray([1, 1, 1])
+
+
+def test_pending_bytes_may_be_accounted_up_to_what_is_on_disk(scene_row: Upload) -> None:
+    """A commit whose ack has not come is no drift, and nothing below the ack or above the disk is right."""
+    present = bytearray([1, 1, 1, 0])
+    snapshot = Snapshot("open", 3 * CHUNK, CHUNK, to_bitmap(present), "flush")
+    wrong = []
+    for accounted in range(5):
+        row = replace(scene_row, flushed_bytes=accounted * CHUNK)
+        wrong += [(accounted, drift.kind, drift.expected) for drift in drifts_of_upload(row, present, snapshot)]
+    assert wrong == [(0, Kind.FLUSHED_BYTES, CHUNK), (4, Kind.FLUSHED_BYTES, 3 * CHUNK)]
+
+
+@pytest.fixture
+def scene_row() -> Upload:
+    return upload_row(size=4 * CHUNK, chunk_size=CHUNK)

@@ -1,0 +1,105 @@
+"""What has to hold when nothing is under way: database, disk and Redis agree to the byte, and nothing is left over."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+from zlib import crc32
+
+from redis.asyncio import Redis
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from tests.support.invariants import Account, Shape, check_pending, checked_accounts
+from uploader.accounting.keys import shard_of, upload_keys
+from uploader.database import models
+from uploader.database.engine import Database
+from uploader.domain.chunks import chunk_length
+from uploader.storage import chunkmap
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """The bytes of an open upload, looked at without the server."""
+
+    shape: Shape
+    present: frozenset[int]
+    sound: frozenset[int]  # those whose bytes match their checksum
+
+    @property
+    def received(self) -> int:
+        return sum(chunk_length(number, self.shape.size, self.shape.chunk_size) for number in self.present)
+
+
+def read_directory(directory: Path) -> OnDisk:
+    """The chunks of an upload as its map and its data say."""
+    content = (directory / "map").read_bytes()
+    chunk_map = chunkmap.parse_map(content)
+    shape = Shape(chunk_map.size, chunk_map.chunk_size)
+    present = frozenset(number for number, there in enumerate(chunk_map.present) if there)
+    sound = set()
+    with (directory / "data").open("rb") as data:
+        for number in present:
+            data.seek(number * shape.chunk_size)
+            checksum = crc32(data.read(chunk_length(number, shape.size, shape.chunk_size)))
+            offset = chunkmap.record_offset(number)
+            if content[offset : offset + chunkmap.RECORD_LENGTH] == chunkmap.pack_record(checksum):
+                sound.add(number)
+    return OnDisk(shape, present, frozenset(sound))
+
+
+async def rests_within(seconds: float, check: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a check until it passes; what it still has to say after `seconds` is raised."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return await check()
+        except AssertionError:
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(0.05)
+
+
+async def check_at_rest(
+    database: Database, redis: Redis, data: Path, *, shards: int = 1, orphans: bool = False
+) -> dict[str, Account]:
+    """Check every invariant that can be seen from outside; returns the accounts. `orphans`: a crash may have left
+    directories of uploads that are not open."""
+    accounts = await checked_accounts(database)
+    rows = await database.read(_rows)
+    on_disk = {upload_id: read_directory(data / path) for upload_id, path, _ in rows.open_uploads}
+    for upload_id, _, flushed in rows.open_uploads:
+        disk = on_disk[upload_id]
+        assert disk.sound == disk.present, f"invariant 6: {upload_id} lost bytes of {disk.present - disk.sound}"
+        assert disk.received == flushed, f"invariant 7: {upload_id} has {disk.received} on disk, {flushed} flushed"
+        known = await redis.hgetall(upload_keys(shard_of(upload_id, shards), upload_id).up)
+        figures = {name: int(known.get(name, -1)) for name in (b"received", b"flushed")}
+        assert set(figures.values()) == {flushed}, f"invariant 7: {upload_id} has {flushed} flushed, in Redis {figures}"
+    for sha256, size in rows.blobs:
+        path = data / "blobs" / sha256[:2] / sha256[2:4] / sha256
+        assert path.stat().st_size == size, f"invariant 3: {sha256}"
+    shapes = {upload_id: disk.shape for upload_id, disk in on_disk.items()}
+    await check_pending(redis, shapes)
+    left = {path.name for path in (data / "temp").glob("*/*/*")} - on_disk.keys()
+    assert orphans or not left, f"invariant 7: directories without an open upload: {left}"
+    return accounts
+
+
+@dataclass(frozen=True)
+class _Rows:
+    open_uploads: list[tuple[str, str, int]]
+    blobs: list[tuple[str, int]]
+
+
+async def _rows(connection: AsyncConnection) -> _Rows:
+    uploads, blobs = models.upload.c, models.blob.c
+    open_uploads = select(uploads.id, uploads.temp_path, uploads.flushed_bytes).where(uploads.state == "OPEN")
+    used = select(blobs.sha256, blobs.size).where(blobs.refs > 0)
+    return _Rows(
+        [(row[0], row[1], row[2]) for row in await connection.execute(open_uploads)],
+        [(row[0], row[1]) for row in await connection.execute(used)],
+    )

@@ -1,0 +1,106 @@
+"""What the reconciler reads from Redis, each read one moment, and how it puts a minute bucket in order."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from uploader.accounting.connection import AWAY, Connection
+from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, shard_of, upload_keys, upload_queue_keys
+from uploader.accounting.scripts import Script
+from uploader.errors import Unavailable
+
+# How much one script, or one step of a scan, looks at: short enough not to be felt by others.
+_TASKS_A_STEP = 300
+_KEYS_A_STEP = 1000
+# The state of the uploads that wait in each queue.
+_STATES = {FLUSH_QUEUE: "open", MERGE_QUEUE: "merging"}
+
+_AUDIT_UPLOAD = Script("audit_upload")
+_AUDIT_BUCKET = Script("audit_bucket")
+_TIDY_BUCKET = Script("tidy_bucket")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What Redis holds of an upload; `state` is empty if nothing, `queue` if its task waits nowhere."""
+
+    state: str
+    received: int
+    flushed: int
+    bitmap: bytes
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One minute bucket of a queue of uploads."""
+
+    shard: int
+    queue: str
+    minute: int
+
+    def __str__(self) -> str:
+        return f"{self.queue}/{self.shard}/{self.minute}"
+
+
+@dataclass(frozen=True, slots=True)
+class BucketStep:
+    """Some of a bucket: the tasks that belong there, the strays, and how the bucket and the index stand."""
+
+    exists: bool
+    indexed: bool
+    tasks: list[str]
+    strays: list[str]
+
+
+class Audit:
+    """Reads all shards. Every method raises Unavailable if Redis is away."""
+
+    def __init__(self, redis: Connection, *, shards: int) -> None:
+        self._redis = redis
+        self._shards = shards
+
+    async def upload(self, upload_id: str) -> Snapshot:
+        keys = upload_keys(shard_of(upload_id, self._shards), upload_id).as_list()
+        state, received, flushed, bitmap, queue = await _AUDIT_UPLOAD.run(self._redis, keys, [upload_id])
+        return Snapshot(state.decode(), received, flushed, bitmap, queue.decode())
+
+    async def buckets(self) -> list[Bucket]:
+        """Every bucket that exists or that an index names."""
+        found = set()
+        try:
+            for shard in range(self._shards):
+                for queue in _STATES:
+                    found |= {Bucket(shard, queue, minute) async for minute in self._minutes(shard, queue)}
+        except AWAY as error:
+            raise Unavailable("The accounting store is away.") from error
+        return sorted(found, key=lambda bucket: (bucket.shard, bucket.queue, bucket.minute))
+
+    async def _minutes(self, shard: int, queue: str) -> AsyncIterator[int]:
+        keys = upload_queue_keys(shard, queue)
+        async for minute, _ in self._redis.zscan_iter(keys.minutes, count=_TASKS_A_STEP):
+            yield int(minute)
+        async for key in self._redis.scan_iter(match=f"{keys.due}:*", count=_KEYS_A_STEP):
+            yield int(key.rpartition(b":")[2])
+
+    async def bucket(self, bucket: Bucket) -> AsyncIterator[BucketStep]:
+        """A bucket in steps. What moves meanwhile may be met twice, or not at all."""
+        keys, cursor = upload_queue_keys(bucket.shard, bucket.queue), b""
+        while cursor != b"0":
+            arguments = [*self._arguments(bucket), cursor or 0, _TASKS_A_STEP]
+            cursor, exists, indexed, tasks, strays = await _AUDIT_BUCKET.run(
+                self._redis, [keys.due, keys.minutes], arguments
+            )
+            yield BucketStep(bool(exists), bool(indexed), _ids(tasks), _ids(strays))
+
+    async def tidy(self, bucket: Bucket, strays: list[str]) -> None:
+        """Take strays out of a bucket and put its place in the index right, whatever has happened meanwhile."""
+        keys = upload_queue_keys(bucket.shard, bucket.queue)
+        await _TIDY_BUCKET.run(self._redis, [keys.due, keys.minutes], [*self._arguments(bucket), *strays])
+
+    def _arguments(self, bucket: Bucket) -> list[str | int]:
+        prefix = upload_queue_keys(bucket.shard, bucket.queue).task_prefix
+        return [prefix, _STATES[bucket.queue], bucket.minute]
+
+
+def _ids(members: list[bytes]) -> list[str]:
+    return [member.decode() for member in members]

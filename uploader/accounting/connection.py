@@ -1,0 +1,79 @@
+"""Connects to Redis or Valkey by URL: a server, a Cluster, or the master that Sentinels name."""
+
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster, UnixDomainSocketConnection
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import RedisError
+
+Connection = Redis | RedisCluster
+
+# What the client raises when the server is away; RuntimeError is uvloop's word for a connection that closes while a
+# command is written to it.
+AWAY = (RedisError, OSError, TimeoutError, RuntimeError)
+
+_CONNECTIONS = 64
+_OPTIONS: dict[str, Any] = {"socket_timeout": 5, "socket_connect_timeout": 2, "protocol": 2}
+
+
+def connect(url: str) -> Connection:
+    """A client that connects when it is first used.
+
+    `redis://`, `rediss://`, `unix://`; `redis+cluster://host:port`, any node of a Cluster;
+    `redis+sentinel://host:port,host:port/service`, the Sentinels and the name of their master.
+    """
+    if url.startswith("redis+cluster://"):
+        return RedisCluster.from_url(url.replace("redis+cluster://", "redis://", 1), **_OPTIONS)
+    if url.startswith("redis+sentinel://"):
+        return _connect_by_sentinel(url)
+    return Redis.from_pool(  # which it closes
+        BlockingConnectionPool.from_url(url, max_connections=_CONNECTIONS, timeout=10, retry=_retry(), **_OPTIONS)
+    )
+
+
+def connect_to_socket(path: str) -> Connection:
+    """As `connect`, to a Unix socket whose path need not fit into a URL."""
+    return Redis.from_pool(
+        BlockingConnectionPool(
+            connection_class=UnixDomainSocketConnection,
+            path=path,
+            max_connections=_CONNECTIONS,
+            timeout=10,
+            retry=_retry(),
+            **_OPTIONS,
+        )
+    )
+
+
+def _connect_by_sentinel(url: str) -> Redis:
+    parts = urlsplit(url)
+    hosts = parts.netloc.rpartition("@")[2]
+    addresses = []
+    for address in hosts.split(","):
+        host, _, port = address.rpartition(":")
+        addresses.append((host, int(port)))
+    options = dict(_OPTIONS, password=parts.password, username=parts.username)
+    options["db"] = int(parse_qs(parts.query).get("db", ["0"])[0])
+    sentinel = Sentinel(addresses, sentinel_kwargs=_OPTIONS)  # type: ignore[no-untyped-call]
+    master: _MasterBySentinel = sentinel.master_for(parts.path.strip("/"), redis_class=_MasterBySentinel, **options)
+    master.sentinels = sentinel.sentinels
+    return master
+
+
+class _MasterBySentinel(Redis):
+    """Closes the connections to its Sentinels, too."""
+
+    sentinels: list[Redis]
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        for sentinel in self.sentinels:
+            await sentinel.aclose()
+
+
+def _retry() -> Retry:
+    # Every script is idempotent, so a retry covers a connection that the server closed meanwhile.
+    return Retry(ExponentialBackoff(cap=0.2, base=0.02), retries=2)

@@ -1,0 +1,14 @@
+-- Asks for the sweep of a shard: after a loss of Redis somebody has to rebuild the uploads that nobody touches.
+--
+-- KEYS  1 era  2 swept (the era that was swept last)  3 sweeping (who sweeps now)
+-- ARGV  1 era token  2 claimant  3 lease_ms
+-- Returns the era to sweep, or '' if it was swept, or somebody else is at it.
+--
+-- One script so that of several workers one sweeps, and another takes over if it dies.
+
+local era = current_era(KEYS[1], ARGV[1])
+if redis.call('GET', KEYS[2]) == era then return '' end
+local claimant = redis.call('GET', KEYS[3])
+if claimant and claimant ~= ARGV[2] then return '' end
+redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[3])
+return era

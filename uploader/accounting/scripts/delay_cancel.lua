@@ -1,0 +1,14 @@
+-- Takes a task out of a plain queue: cancelled, or acknowledged by the worker that claimed it.
+--
+-- KEYS  1 due  2 minutes  3 task
+-- ARGV  1 task id  2 token of the claim ('' to cancel whatever it is)
+-- Returns 1, or 0 if it is not there, or not (any more) the claim's.
+--
+-- One script so that the ack of a worker that lost its lease can't take away what another has claimed, or what was
+-- scheduled anew.
+
+if redis.call('HEXISTS', KEYS[3], 'due_minute') == 0 then return 0 end
+if ARGV[2] ~= '' and redis.call('HGET', KEYS[3], 'claim') ~= ARGV[2] then return 0 end
+delay_remove(KEYS[1], KEYS[2], KEYS[3], ARGV[1])
+redis.call('DEL', KEYS[3])
+return 1

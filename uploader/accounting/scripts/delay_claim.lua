@@ -1,0 +1,12 @@
+-- Claims due tasks of a plain queue.
+--
+-- KEYS  1 due  2 minutes
+-- ARGV  1 now_ms ('' for TIME)  2 lease_ms  3 limit  4 task prefix (`task:{sNN}:<queue>:`)  5 token of this claim
+-- Returns the ids.
+--
+-- One script so that no two workers claim one task, and so that a claimed task is never out of the queue: it waits for
+-- the end of the lease, and a worker that dies has lost nothing.
+
+local claimed = delay_claim(KEYS[1], KEYS[2], ARGV[4], clock_ms(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]))
+for _, id in ipairs(claimed) do redis.call('HSET', ARGV[4] .. id, 'claim', ARGV[5]) end
+return claimed

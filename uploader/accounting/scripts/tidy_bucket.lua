@@ -1,0 +1,20 @@
+-- Puts one minute bucket of a queue of uploads in order: strays leave it, and the index names it exactly if it exists.
+--
+-- KEYS  1 due  2 minutes
+-- ARGV  1 task prefix (`up:{sNN}:`)  2 state of the uploads that wait here (open, merging)  3 epoch minute, then the ids
+--       of those that may be strays
+-- Returns how many strays left.
+--
+-- One script because a stray may have become a task, and a bucket may have filled, since somebody looked.
+
+local minute, bucket, gone = ARGV[3], KEYS[1] .. ':' .. ARGV[3], 0
+for i = 4, #ARGV do
+  local facts = redis.call('HMGET', ARGV[1] .. ARGV[i], 'due_minute', 'state')
+  if facts[1] ~= minute or facts[2] ~= ARGV[2] then gone = gone + redis.call('ZREM', bucket, ARGV[i]) end
+end
+if redis.call('EXISTS', bucket) == 1 then
+  redis.call('ZADD', KEYS[2], minute, minute)
+else
+  redis.call('ZREM', KEYS[2], minute)
+end
+return gone

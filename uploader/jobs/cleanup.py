@@ -1,0 +1,44 @@
+"""Cleans up once after the start and once in every month, see `service/cleanup.py`.
+
+Idle uploads it leaves to the expirer, which looks every minute and knows when to pause.
+"""
+
+import logging
+from dataclasses import asdict
+
+from uploader.clock import Clock
+from uploader.domain.months import month_path
+from uploader.jobs.runner import Job
+from uploader.service.cleanup import Cleanup
+from uploader.storage.base import Stopping
+
+logger = logging.getLogger(__name__)
+
+_INTERVAL_SECONDS = 60.0
+# After a start there is more urgent work for the disk.
+_GRACE_SECONDS = 60.0
+
+
+class Cleaner:
+    """The cleaner. Several at once repeat each other's looks and do no harm."""
+
+    def __init__(self, cleanup: Cleanup, clock: Clock) -> None:
+        self._cleanup = cleanup
+        self._clock = clock
+        self._cleaned_in: str | None = None
+
+    def as_job(self) -> Job:
+        return Job("cleanup", self.run_once, first_delay_seconds=_GRACE_SECONDS)
+
+    async def run_once(self) -> float:
+        """Clean up if this process has not done so in this month."""
+        month = month_path(self._clock.now())
+        if month == self._cleaned_in:
+            return _INTERVAL_SECONDS
+        try:
+            cleaned = await self._cleanup.clean()
+        except Stopping:
+            return _INTERVAL_SECONDS
+        self._cleaned_in = month
+        logger.info("cleanup ended", extra=asdict(cleaned))
+        return _INTERVAL_SECONDS

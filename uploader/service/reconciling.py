@@ -1,0 +1,372 @@
+"""Recounts every figure from its definition, reports each difference as a Drift, and mends those that can be mended.
+
+It works while the server runs: the accounts are read in one snapshot, and what is said of an upload is looked at again
+under the upload's locks, so that mere motion is never reported. Refuses to guess: lost bytes stay reported.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+from uploader.accounting.audit import Audit, Bucket, Snapshot
+from uploader.clock import Clock
+from uploader.database import queries, transactions
+from uploader.database.engine import Connection, Database
+from uploader.database.transactions import NotOpen
+from uploader.domain.chunks import from_bitmap, received_bytes, to_bitmap
+from uploader.domain.quota import Usage
+from uploader.domain.upload import State, Upload
+from uploader.errors import Unavailable
+from uploader.service.closers import Closers
+from uploader.storage.base import Gone, Storage
+from uploader.tasks import uninterrupted
+
+logger = logging.getLogger(__name__)
+
+_BATCH = 200
+# What is in motion is not there at every look: a writer that is told to rehydrate lets go of its chunk for a moment, and
+# after a loss of Redis the sweeper comes within seconds.
+_LOOKS = 10
+_PAUSE_SECONDS = 0.5
+
+
+class Kind(StrEnum):
+    """What can drift, and what it is compared with."""
+
+    # In the database, of a user: the sums over uploads and files; what they must stay below.
+    USE_SPACE_FINISHED = "use_space_finished"
+    USE_SPACE_UNFINISHED = "use_space_unfinished"
+    RESERVED = "reserved"
+    OVER_RESERVED = "over-reserved"
+    OVER_TOTAL_SPACE = "over-total-space"
+    # Of a blob: the number of its files; its size.
+    REFS = "refs"
+    BLOB_BYTES = "blob-bytes"
+    # Of an upload: its directory; the bytes on disk, twice; the bytes on disk and the bits in Redis.
+    TEMP = "temp"
+    FLUSHED_BYTES = "flushed_bytes"
+    FLUSHED = "flushed"
+    CHUNKS = "chunks"
+    RECEIVED = "received"
+    STATE = "state"
+    TASK = "task"
+    # Of a minute bucket: the hash of the upload that waits there; whether it exists.
+    STRAY_TASK = "stray-task"
+    INDEX = "index"
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A figure that is not what its definition makes it; None where there is nothing."""
+
+    kind: Kind
+    subject: str
+    expected: int | str | None
+    actual: int | str | None
+
+    def __str__(self) -> str:
+        expected, actual = ("nothing" if value is None else value for value in (self.expected, self.actual))
+        return f"{self.kind} of {self.subject}: expected {expected}, actual {actual}"
+
+
+Mend = Callable[[], Coroutine[Any, Any, bool]]
+
+
+@dataclass(slots=True)
+class Findings:
+    """What one look found. `notes` are no drifts: users that hold more than an administrator has left them."""
+
+    drifts: list[Drift] = field(default_factory=list)
+    notes: list[Drift] = field(default_factory=list)
+    checked: dict[str, int] = field(default_factory=dict)
+    repaired: int = 0
+    mends: list[Mend] = field(default_factory=list)
+
+    def add(self, drifts: Iterable[Drift], mend: Mend) -> None:
+        for drift in drifts:
+            self.drifts.append(drift)
+            self.mends.append(mend)
+
+
+class Reconciling:
+    """Several at once are safe: looking changes nothing, and every mend recomputes under its locks."""
+
+    def __init__(self, database: Database, storage: Storage, audit: Audit, closers: Closers, clock: Clock) -> None:
+        self._database = database
+        self._storage = storage
+        self._audit = audit
+        self._closers = closers
+        self._clock = clock
+
+    async def reconcile(self, *, repair: bool = False) -> Findings:
+        """Look at everything, then mend what was found if asked to. Raises Unavailable."""
+        found = Findings()
+        # The order of mending, too: the figures of a user are sums over the uploads.
+        await self._check_uploads(found)
+        await self._check_queues(found)
+        await self._check_figures(found)
+        await self._check_blobs(found)
+        if repair:
+            for mend in found.mends:
+                found.repaired += await uninterrupted(mend())
+        return found
+
+    # The figures of the database, against each other
+
+    async def _check_figures(self, found: Findings) -> None:
+        async def look(
+            connection: Connection,
+        ) -> tuple[list[tuple[str, Usage | None, queries.Sums]], list[tuple[str, int | None, int]]]:
+            found.checked["users"] = await queries.count_users(connection)
+            found.checked["blobs"] = await queries.count_blobs(connection)
+            return await queries.recounted_users(connection), await queries.recounted_refs(connection)
+
+        users, blobs = await self._database.read(look, snapshot=True)
+        for user_id, stored, counted in users:
+            found.add(_drifts_of_user(user_id, stored, counted), partial(self._mend_user, user_id))
+            found.notes += _notes_of_user(stored)
+        for sha256, refs, files in blobs:
+            found.add([Drift(Kind.REFS, sha256, files, refs)], partial(self._mend_refs, sha256))
+
+    async def _mend_user(self, user_id: str) -> bool:
+        return await self._database.transact(lambda connection: transactions.recount_user(connection, user_id))
+
+    async def _mend_refs(self, sha256: str) -> bool:
+        return await self._database.transact(lambda connection: transactions.recount_refs(connection, sha256))
+
+    # Blobs, against the disk
+
+    async def _check_blobs(self, found: Findings) -> None:
+        after = ""
+        while blobs := await self._blobs(after):
+            sizes = await self._storage.blob_sizes([blob.sha256 for blob in blobs])
+            for blob, size in zip(blobs, sizes, strict=True):
+                if size != blob.size:
+                    found.add(await self._look_at_blob(blob.sha256), _cannot_be_mended)
+            after = blobs[-1].sha256
+
+    async def _blobs(self, after: str) -> list[queries.Blob]:
+        return await self._database.read(lambda connection: queries.blobs_in_use(connection, after=after, limit=_BATCH))
+
+    async def _look_at_blob(self, sha256: str) -> list[Drift]:
+        """Its row is locked, so it is not collected or placed meanwhile."""
+
+        async def look(connection: Connection) -> list[Drift]:
+            blob = await queries.blob_by_sha256(connection, sha256, lock=True)
+            if blob is None or blob.refs == 0:
+                return []
+            (size,) = await self._storage.blob_sizes([sha256])
+            return [] if size == blob.size else [Drift(Kind.BLOB_BYTES, sha256, blob.size, size)]
+
+        return await self._database.transact(look)
+
+    # Uploads: disk, Redis and database
+
+    async def _check_uploads(self, found: Findings) -> None:
+        after, count = "", 0
+        while uploads := await self._open_uploads(after):
+            suspects = [upload.id for upload in uploads if not await self._seems_right(upload)]
+            await self._report_uploads(found, suspects)
+            after, count = uploads[-1].id, count + len(uploads)
+        found.checked["uploads"] = count
+
+    async def _open_uploads(self, after: str) -> list[Upload]:
+        return await self._database.read(
+            lambda connection: queries.all_open_uploads(connection, after=after, limit=_BATCH)
+        )
+
+    async def _seems_right(self, upload: Upload) -> bool:
+        """A look without locks: most uploads need no other."""
+        try:
+            chunk_map = await self._storage.read_map(upload)
+        except Gone:
+            return False
+        return not drifts_of_upload(upload, chunk_map.present, await self._audit.upload(upload.id))
+
+    async def _report_uploads(self, found: Findings, suspects: list[str]) -> None:
+        """Report what every one of several looks under the locks finds, with the figures of the last."""
+        drifts = {upload_id: await self._look(upload_id) for upload_id in suspects}
+        for _ in range(_LOOKS - 1):
+            drifts = {upload_id: before for upload_id, before in drifts.items() if before}
+            if not drifts:
+                return
+            await asyncio.sleep(_PAUSE_SECONDS)
+            for upload_id, before in drifts.items():
+                kinds = {drift.kind for drift in before}
+                drifts[upload_id] = [drift for drift in await self._look(upload_id) if drift.kind in kinds]
+        for upload_id, lasting in drifts.items():
+            found.add(lasting, partial(self._mend_upload, upload_id))
+
+    async def _look(self, upload_id: str) -> list[Drift]:
+        return await uninterrupted(self._look_under_locks(upload_id))
+
+    async def _look_under_locks(self, upload_id: str) -> list[Drift]:
+        upload = await self._upload(upload_id)
+        if upload is None or upload.state is not State.OPEN:
+            return _drifts_of_closed(upload_id, await self._audit.upload(upload_id))
+        try:
+            async with self._storage.closing(upload):
+                return await self._compare(upload_id)
+        except Gone:
+            still = await self._upload(upload_id)
+            closed = still is None or still.state is not State.OPEN
+            return [] if closed else [Drift(Kind.TEMP, upload_id, upload.temp_path, None)]
+        except Unavailable as error:
+            # One that is busy must not hold up the others; a store that is away will tell the next look.
+            logger.info("an upload is not reconciled for now", extra={"upload_id": upload_id, "reason": error.detail})
+            return []
+
+    async def _compare(self, upload_id: str) -> list[Drift]:
+        """The caller holds the locks. Redis is read before the database: what it calls flushed was committed earlier."""
+        snapshot = await self._audit.upload(upload_id)
+        upload = await self._upload(upload_id)
+        if upload is None or upload.state is not State.OPEN:
+            return _drifts_of_closed(upload_id, snapshot)
+        return drifts_of_upload(upload, (await self._storage.read_map(upload)).present, snapshot)
+
+    async def _upload(self, upload_id: str) -> Upload | None:
+        return await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
+
+    async def _mend_upload(self, upload_id: str) -> bool:
+        """Rebuild Redis from disk and database, or drop what is left of a closed upload; whether that was enough."""
+        upload = await self._upload(upload_id)
+        if upload is None or upload.state is not State.OPEN:
+            await self._closers.tidy(upload_id)
+        else:
+            try:
+                async with self._storage.closing(upload):
+                    await self._correct_flushed(upload_id)
+                await self._closers.hydrate(upload)
+            except (Gone, NotOpen):
+                return False
+        return not await self._look(upload_id)
+
+    async def _correct_flushed(self, upload_id: str) -> None:
+        """Where accounted bytes contradict the disk, or Redis has to forget some: the disk's figure, at once."""
+        snapshot = await self._audit.upload(upload_id)
+        upload = await self._upload(upload_id)
+        if upload is None:
+            raise NotOpen(upload_id)
+        present = (await self._storage.read_map(upload)).present
+        on_disk = received_bytes(present, upload.size, upload.chunk_size)
+        shrinks = max(upload.flushed_bytes, snapshot.flushed) > on_disk or _has_more(snapshot.bitmap, present)
+        if not shrinks and upload.flushed_bytes >= snapshot.flushed:
+            return
+        await self._database.transact(
+            lambda connection: transactions.correct_flushed(
+                connection, upload_id, on_disk, renew_generation=shrinks, now=self._clock.now()
+            )
+        )
+
+    # The queues
+
+    async def _check_queues(self, found: Findings) -> None:
+        """After the uploads: what waits there for an upload that is closed, or for no upload at all."""
+        count = 0
+        for bucket in await self._audit.buckets():
+            waiting, strays, index = await self._look_at_bucket(bucket)
+            await self._report_uploads(found, await self._not_open(waiting))
+            mend = partial(self._mend_bucket, bucket, strays)
+            found.add([Drift(Kind.STRAY_TASK, upload_id, None, str(bucket)) for upload_id in strays], mend)
+            found.add(index, mend)
+            count += len(waiting)
+        found.checked["tasks"] = count
+
+    async def _look_at_bucket(self, bucket: Bucket) -> tuple[list[str], list[str], list[Drift]]:
+        """Its tasks, its strays, and what is wrong with the index at the end."""
+        waiting: dict[str, None] = {}
+        strays: dict[str, None] = {}
+        index: list[Drift] = []
+        async for step in self._audit.bucket(bucket):
+            waiting |= dict.fromkeys(step.tasks)
+            strays |= dict.fromkeys(step.strays)
+            words = ("bucket" if step.exists else None, "bucket" if step.indexed else None)
+            index = [] if words[0] == words[1] else [Drift(Kind.INDEX, str(bucket), *words)]
+        return list(waiting), list(strays), index
+
+    async def _not_open(self, upload_ids: list[str]) -> list[str]:
+        not_open: list[str] = []
+        for start in range(0, len(upload_ids), _BATCH):
+            batch = upload_ids[start : start + _BATCH]
+            rows = await self._database.read(partial(queries.uploads_by_id, upload_ids=batch))
+            not_open += [id_ for id_ in batch if id_ not in rows or rows[id_].state is not State.OPEN]
+        return not_open
+
+    async def _mend_bucket(self, bucket: Bucket, strays: list[str]) -> bool:
+        await self._audit.tidy(bucket, strays)
+        return True
+
+
+async def _cannot_be_mended() -> bool:
+    return False
+
+
+def _drifts_of_user(user_id: str, stored: Usage | None, counted: queries.Sums) -> list[Drift]:
+    drifts = []
+    for kind in (Kind.USE_SPACE_FINISHED, Kind.USE_SPACE_UNFINISHED, Kind.RESERVED):
+        expected = getattr(counted, kind.value)
+        actual = None if stored is None else getattr(stored, kind.value)
+        if actual != expected and (expected or stored is not None):
+            drifts.append(Drift(kind, user_id, expected, actual))
+    # Where the figures themselves are wrong, that is all there is to say.
+    if stored is not None and not drifts and stored.use_space_unfinished > stored.reserved:
+        drifts.append(Drift(Kind.OVER_RESERVED, user_id, stored.reserved, stored.use_space_unfinished))
+    return drifts
+
+
+def _notes_of_user(stored: Usage | None) -> list[Drift]:
+    """A user may hold more than the total space, where an administrator lowered it."""
+    if stored is None or stored.use_space_finished + stored.reserved <= stored.total_space:
+        return []
+    held = stored.use_space_finished + stored.reserved
+    return [Drift(Kind.OVER_TOTAL_SPACE, stored.user_id, stored.total_space, held)]
+
+
+def drifts_of_upload(upload: Upload, present: bytearray, snapshot: Snapshot) -> list[Drift]:
+    """What is wrong with an open upload, by its row, the chunks on its map, and what Redis holds of it."""
+    on_disk = received_bytes(present, upload.size, upload.chunk_size)
+    if upload.flushed_bytes > on_disk or (snapshot.state and upload.flushed_bytes < min(snapshot.flushed, on_disk)):
+        expected = min(snapshot.flushed, on_disk) if upload.flushed_bytes < on_disk else on_disk
+        flushed = [Drift(Kind.FLUSHED_BYTES, upload.id, expected, upload.flushed_bytes)]
+    else:
+        flushed = []
+    return flushed + _drifts_of_snapshot(upload, present, on_disk, snapshot)
+
+
+def _drifts_of_snapshot(upload: Upload, present: bytearray, on_disk: int, snapshot: Snapshot) -> list[Drift]:
+    if snapshot.state == "":
+        # Nobody has touched it since Redis was lost: right, unless bytes wait to be accounted.
+        return [Drift(Kind.RECEIVED, upload.id, on_disk, None)] if upload.flushed_bytes < on_disk else []
+    bits = from_bitmap(snapshot.bitmap, len(present))
+    state = "merging" if all(bits) else "open"
+    if snapshot.state not in ("open", "merging"):
+        return [Drift(Kind.STATE, upload.id, state, snapshot.state)]
+    drifts = []
+    in_bits = received_bytes(bits, upload.size, upload.chunk_size)
+    if snapshot.received != in_bits:
+        drifts.append(Drift(Kind.RECEIVED, upload.id, in_bits, snapshot.received))
+    if snapshot.bitmap.rstrip(b"\0") != to_bitmap(present).rstrip(b"\0"):
+        drifts.append(Drift(Kind.CHUNKS, upload.id, on_disk, in_bits))
+    if snapshot.flushed > on_disk:
+        drifts.append(Drift(Kind.FLUSHED, upload.id, on_disk, snapshot.flushed))
+    if snapshot.state != state:
+        drifts.append(Drift(Kind.STATE, upload.id, state, snapshot.state))
+    queue = {"open": "flush", "merging": "merge"}[snapshot.state]
+    needed = snapshot.state == "merging" or snapshot.received != snapshot.flushed
+    if needed and snapshot.queue != queue:
+        drifts.append(Drift(Kind.TASK, upload.id, queue, snapshot.queue or None))
+    return drifts
+
+
+def _drifts_of_closed(upload_id: str, snapshot: Snapshot) -> list[Drift]:
+    return [Drift(Kind.TASK, upload_id, None, snapshot.queue)] if snapshot.queue else []
+
+
+def _has_more(bitmap: bytes, present: bytearray) -> bool:
+    """Whether Redis has bits of chunks that are not on the map."""
+    return any(bits & ~on_map for bits, on_map in zip_longest(bitmap, to_bitmap(present), fillvalue=0))
