@@ -145,7 +145,7 @@ MUTANTS = (
         (
             _FLUSHING,
             '        crash_point("flush.after_claim")\n',
-            '        await self._pending.ack_flush(queue.shard, claims)\n        crash_point("flush.after_claim")\n',
+            '        await self._pending.ack_flush(0, claims)\n        crash_point("flush.after_claim")\n',
         ),
     ),
     _mutant("record without the bit", (_RECORD, _BIT, "")),
@@ -259,6 +259,10 @@ MUTANTS = (
             "            await closer.withdraw(numbers)\n            await self._hydrate_held(upload, closer)\n",
             "            await self._hydrate_held(upload, closer)\n",
         ),
+    ),
+    _mutant(
+        "an interrupted withdrawal that nobody ends",
+        (_TRANSACTIONS, " if newest[row.id].generation >= row.flushed_generation]", "]"),
     ),
 )
 

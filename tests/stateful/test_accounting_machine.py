@@ -5,6 +5,7 @@ import asyncio
 import functools
 import hashlib
 import itertools
+import os
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
@@ -66,7 +67,7 @@ WAITS = st.sampled_from([0, QUIET, LEASE])
 # At which crash point from here on a worker dies, if it does.
 DEATHS = st.sampled_from([None, None, None, 1, 2, 3, 4, 5])
 SETTINGS = settings(
-    max_examples=30,
+    max_examples=int(os.environ.get("UPLOADER_TEST_EXAMPLES", "24")),
     stateful_step_count=20,
     deadline=None,
     derandomize=True,
@@ -254,8 +255,9 @@ class AccountingMachine(RuleBasedStateMachine):
 
         self.run(all_of_them(), dies_at)
 
-    @rule(transfer=transfers, last_dies_at=DEATHS)
+    @rule(transfer=transfers, last_dies_at=st.sampled_from([None, 1, 2, 3, 4, 5]))
     def record_all(self, transfer: Transfer, last_dies_at: int | None) -> None:
+        transfer = self._unfinished(transfer)
         missing = [number for number in range(CHUNK_COUNT) if number not in transfer.acknowledged]
         for number in missing[:-1]:
             self._record(transfer, number)
@@ -340,17 +342,42 @@ class AccountingMachine(RuleBasedStateMachine):
             self._of(claim).leased_at_ms = self.now_ms
         return claims
 
-    @rule(transfer=transfers, number=CHUNKS, meanwhile=st.sampled_from(Meanwhile), other=CHUNKS)
-    def flush_while(self, transfer: Transfer, number: int, meanwhile: Meanwhile, other: int) -> None:
-        """A flusher stands still after it claimed, while another does something."""
+    @rule(
+        transfer=transfers,
+        number=CHUNKS,
+        meanwhile=st.sampled_from([*Meanwhile, Meanwhile.RECORD, Meanwhile.WITHDRAW]),
+        other=CHUNKS,
+        committed=st.booleans(),
+    )
+    def flush_while(self, transfer: Transfer, number: int, meanwhile: Meanwhile, other: int, committed: bool) -> None:
+        """A flusher stands still after it claimed, or after its commit, while another does something."""
         transfer = self._unfinished(transfer)
         number, other = self._missing(transfer, number)[0], self._missing(transfer, other)[-1]
         self._record(transfer, number)
         self.now_ms += QUIET * 1000
         claims = self._claim(300)
         transfer.leased_at_ms = self.now_ms
-        self.runner.run(self._do(meanwhile, transfer, number if meanwhile is Meanwhile.WITHDRAW else other))
-        self._go_on(claims, None)
+        deed = self._do(meanwhile, transfer, number if meanwhile is Meanwhile.WITHDRAW else other)
+        if committed:
+            self.runner.run(self._flush_beside(claims, deed))
+        else:
+            self.runner.run(deed)
+            self._go_on(claims, None)
+
+    async def _flush_beside(self, claims: list[Claim], deed: Coroutine[Any, Any, None]) -> None:
+        real, deeds = self.pending.ack_flush, [deed]
+
+        async def ack_late(shard: int, flushed: list[Claim]) -> int:
+            if deeds:
+                await deeds.pop()
+            return await real(shard, flushed)
+
+        self.pending.ack_flush = ack_late  # type: ignore[method-assign]
+        try:
+            await self.services.flushing.flush_due(_held(claims))
+        finally:
+            self.pending.ack_flush = real  # type: ignore[method-assign]
+            deed.close()
 
     @rule(transfer=transfers, number=CHUNKS, dies_at=st.integers(1, 3))
     def die_ending_what_is_accounted(self, transfer: Transfer, number: int, dies_at: int) -> None:
@@ -467,6 +494,17 @@ class AccountingMachine(RuleBasedStateMachine):
         transfer.may_be_old = transfer.may_be_old or dies_at is not None
         transfer.leased_at_ms = self.now_ms
         self.run(self._withdraw(transfer, sorted(numbers)), dies_at)
+
+    @rule(transfer=transfers, number=CHUNKS)
+    def die_withdrawing(self, transfer: Transfer, number: int) -> None:
+        """Even if the chunk is sent again, somebody ends within a lease what a worker left that died."""
+        transfer = self._unfinished(transfer)
+        self._record(transfer, number)
+        self.withdraw(transfer, {number}, 3)
+        self._record(transfer, number)
+        self.now_ms += LEASE * 1000
+        self._go_on(self._claim(300), None)
+        transfer.may_be_old = len(self._disk(transfer).present) == CHUNK_COUNT  # then its merge sees to it
 
     def _die_around(self, step: Callable[..., None]) -> Callable[..., None]:
         """A step of the storage, with a crash point before and after it."""
@@ -615,7 +653,8 @@ class AccountingMachine(RuleBasedStateMachine):
     def _unfinished(self, transfer: Transfer) -> Transfer:
         """An upload to which something can still happen, rather than one to which nothing can."""
         candidates = (transfer, *self.all)
-        return next((t for t in candidates if t.is_open and len(t.acknowledged) < CHUNK_COUNT), transfer)
+        unfinished = (t for t in candidates if t.is_open and len(t.acknowledged) < CHUNK_COUNT)
+        return next(unfinished, None) or self._open("bob", 1, None)
 
     def _missing(self, transfer: Transfer, first: int) -> list[int]:
         """The chunks to send, from `first` on and round; that one if there is none."""
