@@ -143,8 +143,9 @@ async def test_everything_works_on_several_shards(make_stack: MakeStack) -> None
 
 
 async def test_everything_works_on_a_cluster_of_three_masters(make_stack: MakeStack, tmp_path: Path) -> None:
-    cluster = PrivateCluster(tmp_path / "cluster").start()
+    cluster = PrivateCluster(tmp_path / "cluster")
     try:
+        cluster.start()
         settings = {"redis_url": cluster.url, "shards": 16, "jobs": True, "quiet_interval_seconds": 0.2}
         async with make_stack(**settings) as stack:
             contents = [Content(100 * KIB, seed=seed, name=f"{seed}.bin") for seed in range(16)]
@@ -169,8 +170,9 @@ async def test_everything_works_on_a_cluster_of_three_masters(make_stack: MakeSt
 
 
 async def test_a_failover_to_a_replica_loses_no_chunk(make_stack: MakeStack, tmp_path: Path) -> None:
-    sentinel = PrivateSentinel(tmp_path / "sentinel").start()
+    sentinel = PrivateSentinel(tmp_path / "sentinel")
     try:
+        sentinel.start()
         async with make_stack(redis_url=sentinel.url, jobs=True, quiet_interval_seconds=0.2) as stack:
             await _half_sent(stack)
             sentinel.master.kill()

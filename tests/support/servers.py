@@ -44,18 +44,12 @@ class PrivateRedis:
         _wait(lambda: _answers_ping(self.port), "Valkey")
 
     def raw(self, *words: str | int) -> bytes:
-        """The reply to one command, as it comes over the wire."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
-            line = b" ".join(str(word).encode() for word in words) + b"\r\n"
-            connection.sendall(line)
-            connection.settimeout(0.2)
-            reply = b""
-            try:
-                while piece := connection.recv(65536):
-                    reply += piece
-            except TimeoutError:
-                return reply
-        return reply
+        """The reply to one command, however long it takes: its line, and for a bulk string its content, too."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=_START_TIMEOUT_SECONDS) as connection:
+            connection.sendall(b" ".join(str(word).encode() for word in words) + b"\r\n")
+            with connection.makefile("rb") as replies:
+                line = replies.readline()
+                return line + replies.read(int(line[1:]) + 2) if line.startswith(b"$") else line
 
     def command(self, *words: str | int) -> None:
         """One command that has to succeed."""
@@ -179,7 +173,7 @@ class PrivateCluster:
         self.nodes = [PrivateRedis(directory / str(number)) for number in range(3)]
         self.url = f"redis+cluster://127.0.0.1:{self.nodes[0].port}"
 
-    def start(self) -> "PrivateCluster":
+    def start(self) -> None:
         # The bus port is 10,000 above the other one unless it is named, which may be no port at all.
         buses = [free_port() for _ in self.nodes]
         for node, bus in zip(self.nodes, buses, strict=True):
@@ -192,7 +186,6 @@ class PrivateCluster:
         for node, bus in list(zip(self.nodes, buses, strict=True))[1:]:
             self.nodes[0].command("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
         _wait(lambda: all(b"cluster_state:ok" in node.raw("CLUSTER", "INFO") for node in self.nodes), "the Cluster")
-        return self
 
     def stop(self) -> None:
         for node in self.nodes:
@@ -207,7 +200,7 @@ class PrivateSentinel:
         self._sentinel = PrivateRedis(directory / "sentinel")
         self.url = f"redis+sentinel://127.0.0.1:{self._sentinel.port}/accounts"
 
-    def start(self) -> "PrivateSentinel":
+    def start(self) -> None:
         self.master.start()
         self.replica.start("--replicaof", "127.0.0.1", str(self.master.port))
         _wait(lambda: b"master_link_status:up" in self.replica.raw("INFO", "replication"), "the replica")
@@ -215,7 +208,6 @@ class PrivateSentinel:
         configuration += "sentinel down-after-milliseconds accounts 500\nsentinel failover-timeout accounts 2000\n"
         self._sentinel.start_sentinel(configuration)
         _wait(lambda: b"slaves=1" in self._sentinel.raw("INFO", "sentinel"), "the Sentinel")
-        return self
 
     def wait_for_failover(self) -> None:
         """Until the replica is the master."""
