@@ -19,7 +19,7 @@ from uploader.accounting.pending import Delays, Pending
 from uploader.accounting.waking import Waker
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import migrate, transactions
+from uploader.database import meta, migrate
 from uploader.database.engine import Database, Duplicate
 from uploader.embedded import end_with_parent, socket_path
 from uploader.errors import ConfigurationError
@@ -213,7 +213,7 @@ async def _jobs(services: Services) -> AsyncIterator[None]:
 async def _check_shards(services: Services) -> None:
     """The number of shards is part of every key in Redis: another one would not find them."""
     wanted = str(services.settings.shards)
-    stored = await services.database.transact(lambda connection: transactions.remember(connection, "shards", wanted))
+    stored = await services.database.transact(lambda connection: meta.remember(connection, "shards", wanted))
     if stored != wanted:
         raise ConfigurationError(
             f"UPLOADER_SHARDS: this installation has {stored}, not {wanted}: stop all servers and workers, then run "
@@ -228,7 +228,7 @@ async def reset_redis(services: Services) -> int:
     """
     deleted = await services.pending.reset()
     await services.database.transact(
-        lambda connection: transactions.replace_fact(connection, "shards", str(services.settings.shards))
+        lambda connection: meta.replace_fact(connection, "shards", str(services.settings.shards))
     )
     return deleted
 

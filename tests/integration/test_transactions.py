@@ -11,7 +11,7 @@ from tests.conftest import MakeStack
 from tests.support.content import KIB
 from tests.support.invariants import Account, checked_accounts
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
-from uploader.database import models, queries, transactions
+from uploader.database import meta, models, queries, transactions, users
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import ClaimsChanged, Lost, NotOpen
 from uploader.domain.upload import STATE_OF_REASON, Reason, State, Upload
@@ -88,7 +88,7 @@ async def test_finished_files_take_from_what_can_be_reserved(act: Transactions) 
 
 async def test_a_lowered_quota_refuses_and_takes_nothing(act: Transactions) -> None:
     upload = await act.open(upload_row(size=5_000))
-    assert await act.database.transact(lambda connection: transactions.set_total_space(connection, "alice", 10))
+    assert await act.database.transact(lambda connection: users.set_total_space(connection, "alice", 10))
     with pytest.raises(QuotaExceeded):
         await act.open(upload_row(size=1))
     await act.flush((upload, 0, 5_000))
@@ -610,6 +610,6 @@ async def test_only_uploads_closed_long_ago_are_purged(act: Transactions) -> Non
 async def test_a_fact_about_the_installation_is_stored_once(act: Transactions) -> None:
     for value in ("1", "2"):
         stored = await act.database.transact(
-            lambda connection, value=value: transactions.remember(connection, "shards", value)  # type: ignore[misc]
+            lambda connection, value=value: meta.remember(connection, "shards", value)  # type: ignore[misc]
         )
         assert stored == "1"

@@ -4,7 +4,7 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
-from uploader.database import transactions
+from uploader.database import transactions, users
 from uploader.database.engine import Database
 from uploader.domain.upload import File, Reason, State, Upload
 from uploader.service.ids import new_id
@@ -65,7 +65,7 @@ class Transactions:
         self.database = database
 
     async def create_user(self, user_id: str = "alice", total_space: int = 10_000) -> None:
-        await self.database.transact(lambda connection: transactions.create_user(connection, user_id, total_space))
+        await self.database.transact(lambda connection: users.create_user(connection, user_id, total_space))
 
     async def open(self, upload: Upload, max_open_uploads: int = 1000) -> Upload:
         await self.database.transact(

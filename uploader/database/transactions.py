@@ -1,4 +1,4 @@
-"""The transactions, one function each: every change of the accounts happens here and nowhere else.
+"""The transactions, one function each: every change of uploads, files and blobs, and of the accounts by them.
 
 Rows are locked in one order everywhere: upload, blob, file, user. Each function runs inside `Database.transact`, so it
 may be run again from its start; what it raises rolls everything back.
@@ -48,7 +48,8 @@ class Flushed:
     open_ids: frozenset[str]
 
 
-async def _changed(connection: AsyncConnection, statement: object) -> int:
+async def changed(connection: AsyncConnection, statement: object) -> int:
+    """Execute a statement that changes rows; returns how many it found."""
     result = await connection.execute(statement)  # type: ignore[call-overload]
     return int(result.rowcount)
 
@@ -70,7 +71,7 @@ async def open_upload(connection: AsyncConnection, upload: Upload, *, max_open_u
         .where(users.total_space - users.use_space_finished - users.reserved >= upload.size)
         .values(reserved=users.reserved + upload.size)
     )
-    if await _changed(connection, reserve) == 0:
+    if await changed(connection, reserve) == 0:
         raise await _quota_refusal(connection, upload.user_id, upload.size)
     # The user's row is locked by now, so racing callers count one after the other.
     if await queries.count_open_uploads(connection, upload.user_id) > max_open_uploads:
@@ -161,7 +162,7 @@ async def close_upload(connection: AsyncConnection, upload_id: str, reason: Reas
 
     The row is left without its MD5's uniqueness, so the same content can be opened anew.
     """
-    upload = await _lock_open(connection, upload_id)
+    upload = await lock_open(connection, upload_id)
     await _close_row(connection, upload, STATE_OF_REASON[reason], now, close_reason=reason.value)
     await _settle_user(connection, upload, finished=0)
     return upload
@@ -172,7 +173,7 @@ async def withdraw(connection: AsyncConnection, upload_id: str, received: int, n
 
     From here on every flush and ack of the old generation is a no-op, so what was accounted can go down.
     """
-    upload = await _lock_open(connection, upload_id)
+    upload = await lock_open(connection, upload_id)
     flushed = min(upload.flushed_bytes, received)
     generation = upload.generation + 1
     await connection.execute(
@@ -188,7 +189,8 @@ async def withdraw(connection: AsyncConnection, upload_id: str, received: int, n
     )
 
 
-async def _lock_open(connection: AsyncConnection, upload_id: str) -> Upload:
+async def lock_open(connection: AsyncConnection, upload_id: str) -> Upload:
+    """An open upload, its row locked. Raises NotOpen."""
     upload = await queries.upload_by_id(connection, upload_id, lock=True)
     if upload is None or upload.state is not State.OPEN:
         raise NotOpen(upload_id)
@@ -249,7 +251,7 @@ async def merge(
 
     Raises NotOpen, and ClaimsChanged if other digests were claimed while these were computed.
     """
-    upload = await _lock_open(connection, upload_id)
+    upload = await lock_open(connection, upload_id)
     if upload.md5 not in (None, md5) or upload.sha256 not in (None, sha256):
         raise ClaimsChanged(upload_id)
     refs = await _add_ref(connection, sha256, md5, upload.size, now)
@@ -309,10 +311,10 @@ async def add_instant_file(
     An open upload of the same content is closed as done in the same transaction and its reservation exchanged, so that
     it fits at the edge of the quota. Raises Lost if the blob has no refs (any more), NotOpen, QuotaExceeded, Duplicate.
     """
-    replaced = None if replaced_upload_id is None else await _lock_open(connection, replaced_upload_id)
+    replaced = None if replaced_upload_id is None else await lock_open(connection, replaced_upload_id)
     blobs, users = models.blob.c, models.user_info.c
     take = update(models.blob).where(blobs.sha256 == file.sha256, blobs.refs > 0).values(refs=blobs.refs + 1)
-    if await _changed(connection, take) == 0:
+    if await changed(connection, take) == 0:
         raise Lost(file.sha256)
     present = await queries.file_by_content(connection, file.user_id, file.sha256, file.name)
     if present is None:
@@ -330,7 +332,7 @@ async def add_instant_file(
             .where(users.total_space - users.use_space_finished - users.reserved >= file.size)
             .values(use_space_finished=users.use_space_finished + file.size)
         )
-        if await _changed(connection, charge) == 0:
+        if await changed(connection, charge) == 0:
             raise await _quota_refusal(connection, file.user_id, file.size)
     return result, present is None
 
@@ -339,7 +341,7 @@ async def rename_file(connection: AsyncConnection, user_id: str, file_id: str, n
     """Whether there was such a file. Raises Duplicate (from the engine) if the same content has this name already."""
     table = models.file.c
     rename = update(models.file).where(table.id == file_id, table.user_id == user_id).values(name=name)
-    return await _changed(connection, rename) == 1
+    return await changed(connection, rename) == 1
 
 
 async def delete_file(connection: AsyncConnection, file: File) -> bool:
@@ -347,7 +349,7 @@ async def delete_file(connection: AsyncConnection, file: File) -> bool:
     blobs, users = models.blob.c, models.user_info.c
     lock = select(blobs.sha256).where(blobs.sha256 == file.sha256).with_for_update()
     await connection.execute(lock)
-    if await _changed(connection, delete(models.file).where(models.file.c.id == file.id)) == 0:
+    if await changed(connection, delete(models.file).where(models.file.c.id == file.id)) == 0:
         return False
     await _drop_ref(connection, file.sha256)
     await connection.execute(
@@ -392,102 +394,4 @@ async def purge_closed_uploads(connection: AsyncConnection, closed_before: datet
     ids = list((await connection.execute(query)).scalars())
     if not ids:
         return 0
-    return await _changed(connection, delete(models.upload).where(table.id.in_(ids), table.open_flag.is_(None)))
-
-
-# Users and tokens
-
-
-async def create_user(connection: AsyncConnection, user_id: str, total_space: int) -> None:
-    """Raises Duplicate (from the engine) if the user is there."""
-    await connection.execute(insert(models.user_info).values(user_id=user_id, total_space=total_space))
-
-
-async def set_total_space(connection: AsyncConnection, user_id: str, total_space: int) -> bool:
-    """Whether there is such a user. What is used already stays, even above the new total."""
-    change = update(models.user_info).where(models.user_info.c.user_id == user_id).values(total_space=total_space)
-    return await _changed(connection, change) == 1
-
-
-async def create_token(connection: AsyncConnection, token: queries.Token) -> None:
-    values = {name: getattr(token, name) for name in queries.Token.__dataclass_fields__}
-    await connection.execute(insert(models.token).values(**values))
-
-
-async def revoke_token(connection: AsyncConnection, token_sha256: str, now: datetime) -> bool:
-    """Whether there was such a token in force."""
-    table = models.token.c
-    revoke = update(models.token).where(table.token_sha256 == token_sha256, table.revoked_at.is_(None))
-    return await _changed(connection, revoke.values(revoked_at=now)) == 1
-
-
-# Mending, after a recount
-
-
-async def recount_user(connection: AsyncConnection, user_id: str) -> bool:
-    """Set a user's figures to what their definitions make them; False if the user has no row.
-
-    Whoever changes an upload or a file locks the user's row last, before the commit. So while it is held here, every
-    change that is in the figures can be seen, and every other one can't and will still be added.
-    """
-    users = models.user_info.c
-    lock = select(users.user_id).where(users.user_id == user_id).with_for_update()
-    if (await connection.execute(lock)).first() is None:
-        return False
-    sums = await queries.sums_of(connection, user_id)
-    await connection.execute(
-        update(models.user_info)
-        .where(users.user_id == user_id)
-        .values(
-            use_space_finished=sums.use_space_finished,
-            use_space_unfinished=sums.use_space_unfinished,
-            reserved=sums.reserved,
-        )
-    )
-    return True
-
-
-async def recount_refs(connection: AsyncConnection, sha256: str) -> bool:
-    """Set the refs of a blob to the number of its files, which only change under the lock of its row; False without one."""
-    if await queries.blob_by_sha256(connection, sha256, lock=True) is None:
-        return False
-    refs = await queries.count_files_of(connection, sha256)
-    await connection.execute(update(models.blob).where(models.blob.c.sha256 == sha256).values(refs=refs))
-    return True
-
-
-async def correct_flushed(
-    connection: AsyncConnection, upload_id: str, received: int, *, renew_generation: bool, now: datetime
-) -> None:
-    """Set the accounted bytes of an upload to those on disk, and its user's figures with them. Raises NotOpen.
-
-    The caller holds the upload's locks. Within a generation figures only grow: where one has to go down, here or in
-    Redis, `renew_generation` makes every late flush and ack of the old figure a no-op.
-    """
-    upload = await _lock_open(connection, upload_id)
-    generation = upload.generation + renew_generation
-    await connection.execute(
-        update(models.upload)
-        .where(models.upload.c.id == upload_id)
-        .values(flushed_bytes=received, flushed_generation=generation, generation=generation, updated_at=now)
-    )
-    await recount_user(connection, upload.user_id)
-
-
-# Meta
-
-
-async def replace_fact(connection: AsyncConnection, name: str, value: str) -> None:
-    """Store a fact about this installation, whatever was stored before."""
-    await connection.execute(delete(models.meta).where(models.meta.c.name == name))
-    await connection.execute(insert(models.meta).values(name=name, value=value))
-
-
-async def remember(connection: AsyncConnection, name: str, value: str) -> str:
-    """Store a fact about this installation once; returns what is stored, perhaps by an earlier start."""
-    query = select(models.meta.c.value).where(models.meta.c.name == name)
-    stored: str | None = (await connection.execute(query)).scalar()
-    if stored is None:
-        await connection.execute(insert(models.meta).values(name=name, value=value))
-        return value
-    return stored
+    return await changed(connection, delete(models.upload).where(table.id.in_(ids), table.open_flag.is_(None)))

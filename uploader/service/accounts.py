@@ -8,7 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from uploader.clock import Clock
-from uploader.database import queries, transactions
+from uploader.database import queries, users
 from uploader.database.engine import Database, Duplicate
 from uploader.database.queries import Token
 from uploader.domain.names import check_user_id
@@ -67,7 +67,7 @@ class Accounts:
             return False
         space = self._default_total_space if total_space is None else total_space
         try:
-            await self._database.transact(lambda connection: transactions.create_user(connection, user_id, space))
+            await self._database.transact(lambda connection: users.create_user(connection, user_id, space))
         except Duplicate:
             return False
         return True
@@ -75,7 +75,7 @@ class Accounts:
     async def set_total_space(self, user_id: str, total_space: int) -> Usage:
         """Set a user's quota, making the user if need be; what is used already stays. Raises InvalidRequest."""
         await self.ensure_user(user_id, total_space)
-        await self._database.transact(lambda connection: transactions.set_total_space(connection, user_id, total_space))
+        await self._database.transact(lambda connection: users.set_total_space(connection, user_id, total_space))
         usage = await self._database.read(lambda connection: queries.usage(connection, user_id))
         assert usage is not None
         return usage
@@ -94,7 +94,7 @@ class Accounts:
         row = Token(
             token_sha256=_hash(token), user_id=user_id, admin=admin, created_at=self._clock.now(), revoked_at=None
         )
-        await self._database.transact(lambda connection: transactions.create_token(connection, row))
+        await self._database.transact(lambda connection: users.create_token(connection, row))
 
     async def tokens(self, user_id: str | None = None) -> list[Token]:
         return await self._database.read(lambda connection: queries.tokens(connection, user_id))
@@ -113,7 +113,7 @@ class Accounts:
 
     async def _revoke_one(self, token_sha256: str) -> bool:
         return await self._database.transact(
-            lambda connection: transactions.revoke_token(connection, token_sha256, self._clock.now())
+            lambda connection: users.revoke_token(connection, token_sha256, self._clock.now())
         )
 
 

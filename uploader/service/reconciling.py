@@ -15,7 +15,7 @@ from typing import Any
 
 from uploader.accounting.audit import Audit, Bucket, Snapshot
 from uploader.clock import Clock
-from uploader.database import queries, transactions
+from uploader.database import mending, queries
 from uploader.database.engine import Connection, Database
 from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import from_bitmap, received_bytes, to_bitmap
@@ -134,10 +134,10 @@ class Reconciling:
             found.add([Drift(Kind.REFS, sha256, files, refs)], partial(self._mend_refs, sha256))
 
     async def _mend_user(self, user_id: str) -> bool:
-        return await self._database.transact(lambda connection: transactions.recount_user(connection, user_id))
+        return await self._database.transact(lambda connection: mending.recount_user(connection, user_id))
 
     async def _mend_refs(self, sha256: str) -> bool:
-        return await self._database.transact(lambda connection: transactions.recount_refs(connection, sha256))
+        return await self._database.transact(lambda connection: mending.recount_refs(connection, sha256))
 
     # Blobs, against the disk
 
@@ -258,7 +258,7 @@ class Reconciling:
         if not shrinks and upload.flushed_bytes >= snapshot.flushed:
             return
         await self._database.transact(
-            lambda connection: transactions.correct_flushed(
+            lambda connection: mending.correct_flushed(
                 connection, upload_id, on_disk, renew_generation=shrinks, now=self._clock.now()
             )
         )

@@ -1,0 +1,22 @@
+"""Facts about this installation that outlive its settings."""
+
+from sqlalchemy import delete, insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from uploader.database import models
+
+
+async def replace_fact(connection: AsyncConnection, name: str, value: str) -> None:
+    """Store a fact about this installation, whatever was stored before."""
+    await connection.execute(delete(models.meta).where(models.meta.c.name == name))
+    await connection.execute(insert(models.meta).values(name=name, value=value))
+
+
+async def remember(connection: AsyncConnection, name: str, value: str) -> str:
+    """Store a fact about this installation once; returns what is stored, perhaps by an earlier start."""
+    query = select(models.meta.c.value).where(models.meta.c.name == name)
+    stored: str | None = (await connection.execute(query)).scalar()
+    if stored is None:
+        await connection.execute(insert(models.meta).values(name=name, value=value))
+        return value
+    return stored
