@@ -1,0 +1,110 @@
+"""How a command runs: its settings, what it needs started, and errors as one line and an exit code.
+
+Imports are inside the functions, so that `--help` and the start of the server are quick.
+"""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from uploader.embedded import EmbeddedRedis
+from uploader.errors import ConfigurationError, UploaderError
+from uploader.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from uploader.bootstrap import Services
+
+T = TypeVar("T")
+
+EXIT_CONFIGURATION = 2
+EXIT_FAILED = 1
+
+
+def fail(message: str, code: int) -> NoReturn:
+    for line in message.splitlines():
+        click.echo(f"uploader: {line}", err=True)
+    sys.exit(code)
+
+
+def load_settings(**overrides: Any) -> Settings:
+    try:
+        return Settings.load(**overrides)
+    except ConfigurationError as error:
+        fail(error.detail, EXIT_CONFIGURATION)
+
+
+def run_to_end(work: Awaitable[T]) -> T:
+    """Run to the end; errors with a name end the command with one line each."""
+
+    async def run() -> T:
+        return await work
+
+    try:
+        return asyncio.run(run())
+    except ConfigurationError as error:
+        fail(error.detail, EXIT_CONFIGURATION)
+    except UploaderError as error:
+        fail(error.detail, EXIT_FAILED)
+
+
+def with_services(settings: Settings, work: "Callable[[Services], Awaitable[T]]") -> T:
+    """Run a short command on the database, which it migrates if it is the embedded one."""
+    from uploader import bootstrap
+
+    async def run() -> T:
+        await bootstrap.prepare_database(settings)
+        services = bootstrap.create_services(settings)
+        try:
+            return await work(services)
+        finally:
+            await services.close()
+
+    make_data_directory(settings)
+    return run_to_end(run())
+
+
+def with_everything(settings: Settings, work: "Callable[[Services], Awaitable[T]]") -> T:
+    """Run a command that needs Redis and the disk, too."""
+    from uploader import bootstrap
+    from uploader.observability import configure_logging
+
+    configure_logging(settings.log_level, settings.log_format)
+
+    async def run() -> T:
+        await bootstrap.prepare_database(settings)
+        wait_for_redis()
+        services = bootstrap.create_services(settings)
+        async with bootstrap.running(services, jobs=False):
+            return await work(services)
+
+    make_data_directory(settings)
+    with embedded_redis(settings) as wait_for_redis:
+        return run_to_end(run())
+
+
+def make_data_directory(settings: Settings) -> None:
+    try:
+        settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"UPLOADER_DATA: {settings.data} can't be made: {error.strerror}", EXIT_CONFIGURATION)
+
+
+@contextmanager
+def embedded_redis(settings: Settings) -> "Iterator[Callable[[], None]]":
+    """Run the embedded Valkey, if none is given; yields a function that waits until it answers."""
+    if settings.redis_url is not None:
+        yield lambda: None
+        return
+    make_data_directory(settings)
+    embedded = EmbeddedRedis(settings.data / "redis")
+    embedded.start()
+    try:
+        yield embedded.wait_until_ready
+    finally:
+        embedded.stop()
