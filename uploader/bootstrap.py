@@ -56,6 +56,7 @@ from uploader.service.merging import Merging
 from uploader.service.opening import Openings
 from uploader.service.reconciling import Reconciling
 from uploader.service.reports import Reports
+from uploader.service.scrubbing import Scrubbing
 from uploader.service.sweeping import Sweeping
 from uploader.service.uploads import Uploads
 from uploader.settings import Settings
@@ -106,6 +107,7 @@ class Services:
     sweeping: Sweeping
     cleanup: Cleanup
     reconciling: Reconciling
+    scrubbing: Scrubbing
 
     def waker(self) -> Waker:
         """Listens for what ends the sleep of the jobs."""
@@ -178,6 +180,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         sweeping=Sweeping(database, pending, closers),
         cleanup=Cleanup(database, storage, closers, clock),
         reconciling=Reconciling(database, storage, Audit(redis, shards=settings.shards), closers, clock),
+        scrubbing=Scrubbing(database, storage, clock),
     )
 
 

@@ -3,7 +3,7 @@
 import click
 
 from uploader import __version__
-from uploader.cli import accounts, maintenance, serving
+from uploader.cli import accounts, maintenance, scrubbing, serving
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -28,6 +28,7 @@ for command in (
     maintenance.cleanup,
     maintenance.reset_unfinished,
     maintenance.reconcile,
+    scrubbing.scrub,
     accounts.token,
     accounts.user,
 ):

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from uploader.settings import parse_duration, parse_size
+from uploader.settings import parse_duration, parse_rate, parse_size
 
 
 class SizeType(click.ParamType[int]):
@@ -16,6 +16,16 @@ class SizeType(click.ParamType[int]):
             return value
         try:
             return parse_size(value)
+        except ValueError as error:
+            self.fail(f"{value!r} is {error}", param, ctx)
+
+
+class RateType(click.ParamType[int]):
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return parse_rate(value)
         except ValueError as error:
             self.fail(f"{value!r} is {error}", param, ctx)
 
@@ -40,4 +50,4 @@ class MonthType(click.ParamType[str]):
         return str(value).replace("-", "/")
 
 
-SIZE, DURATION, MONTH = SizeType(), DurationType(), MonthType()
+SIZE, RATE, DURATION, MONTH = SizeType(), RateType(), DurationType(), MonthType()

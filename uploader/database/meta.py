@@ -12,10 +12,16 @@ async def replace_fact(connection: AsyncConnection, name: str, value: str) -> No
     await connection.execute(insert(models.meta).values(name=name, value=value))
 
 
-async def remember(connection: AsyncConnection, name: str, value: str) -> str:
-    """Store a fact about this installation once; returns what is stored, perhaps by an earlier start."""
+async def fact(connection: AsyncConnection, name: str) -> str | None:
+    """What is stored under this name."""
     query = select(models.meta.c.value).where(models.meta.c.name == name)
     stored: str | None = (await connection.execute(query)).scalar()
+    return stored
+
+
+async def remember(connection: AsyncConnection, name: str, value: str) -> str:
+    """Store a fact about this installation once; returns what is stored, perhaps by an earlier start."""
+    stored = await fact(connection, name)
     if stored is None:
         await connection.execute(insert(models.meta).values(name=name, value=value))
         return value

@@ -224,6 +224,12 @@ async def files(
     return [File(**row) for row in (await connection.execute(query)).mappings()]
 
 
+async def files_by_sha256(connection: AsyncConnection, sha256: str) -> list[File]:
+    """The files of all users that have this content."""
+    query = select(*_FILE_COLUMNS).where(models.file.c.sha256 == sha256).order_by(models.file.c.id)
+    return [File(**row) for row in (await connection.execute(query)).mappings()]
+
+
 async def finished_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) -> set[str]:
     """Those of `md5s` that the user has a file of."""
     table = models.file.c

@@ -136,6 +136,10 @@ class Storage(Protocol):
     async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
         """The sizes of blobs in bytes, in the same order; None where there is none."""
 
+    async def hash_blob(self, sha256: str, pace: Callable[[int], None]) -> str | None:
+        """The SHA-256 of a blob's bytes as they are read from the disk now, in lower-case hexadecimal; None if there are
+        none. `pace` is told the bytes of every read, in a thread, and may sleep. Raises StorageFailed, Stopping."""
+
     async def remove_blob(self, sha256: str) -> None:
         """Remove a blob's bytes. Repeatable. The caller holds the lock of its row."""
 
