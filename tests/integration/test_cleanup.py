@@ -17,6 +17,7 @@ from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.faults import Pause, failing_call, paused_call
 from tests.support.invariants import Account, checked_accounts
+from tests.support.layout import blob_path
 from tests.support.rows import upload_row
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
@@ -383,7 +384,7 @@ async def test_an_upload_is_created_though_its_month_is_removed_at_that_moment(t
     storage = LocalStorage(tmp_path, durable=True)
     await storage.prepare()
     upload = upload_row(temp_path=f"temp/2026/04/{new_id()}")
-    with paused_call("mkdir", only=lambda path, *_: str(path).endswith(upload.temp_path)) as pause:
+    with paused_call("mkdir", only=lambda path: str(path).endswith(upload.temp_path)) as pause:
         creating = await while_paused(pause, storage.create(upload))
         await storage.remove_month("2026/04")
         assert not (tmp_path / "temp" / "2026").exists()
@@ -452,7 +453,7 @@ async def test_bytes_without_a_row_go_after_an_hour_and_those_with_one_stay(
         kept = Content(100 * KIB, seed=1)
         assert (await stack.upload(kept)).status_code == 201
         upload = await place_stray_blob(stack)
-        own = stack.services.storage.blob_path(CONTENT.sha256).with_name(f"{CONTENT.sha256}.{upload.id}")
+        own = blob_path(stack.data, CONTENT.sha256).with_name(f"{CONTENT.sha256}.{upload.id}")
         own.write_bytes(bytes(4096))
         assert (await stack.client.delete(f"/files/{CONTENT.md5}")).status_code == 204
         clock.advance(40 * DAY)
@@ -482,8 +483,8 @@ async def test_a_merge_waits_for_the_removal_of_its_stray_blob_and_places_its_ow
     async with make_stack_on(clock=clock) as stack:
         upload = await place_stray_blob(stack)
         clock.advance(40 * DAY + 2 * HOUR)
-        blob = stack.services.storage.blob_path(CONTENT.sha256)
-        with paused_call("unlink", only=lambda path, *_: Path(path) == blob) as pause:
+        blob = blob_path(stack.data, CONTENT.sha256)
+        with paused_call("unlink", only=lambda path: path == blob) as pause:
             cleaning = await while_paused(pause, stack.services.cleanup.clean())
             merging = asyncio.create_task(stack.services.merging.wait(upload.id))
             assert await still_waits(merging)
@@ -502,7 +503,7 @@ async def test_a_merge_that_commits_after_the_look_keeps_its_blob(make_stack_on:
         first.parent.mkdir(parents=True)
         first.write_bytes(b"0")
         clock.advance(40 * DAY + 2 * HOUR)
-        with paused_call("unlink", only=lambda path, *_: Path(path) == first) as pause:
+        with paused_call("unlink", only=lambda path: path == first) as pause:
             cleaning = await while_paused(pause, stack.services.cleanup.clean())
             await stack.services.merging.wait(upload.id)
             pause.go_on.set()
@@ -539,7 +540,7 @@ async def test_a_merge_and_cleanups_race_and_the_file_is_whole_every_time(
         merging = [stack.services.merging.wait(upload.id) for upload in uploads]
         await asyncio.gather(*merging, *cleaning)
         for content in contents:
-            assert stack.services.storage.blob_path(content.sha256).read_bytes() == content.data
+            assert blob_path(stack.data, content.sha256).read_bytes() == content.data
         finished = sum(content.size for content in contents)
         assert await checked_accounts(stack.services.database) == {"alice": Account(finished=finished)}
 

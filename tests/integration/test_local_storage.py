@@ -16,12 +16,13 @@ import pytest
 
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
-from tests.support.faults import failing_call, open_files_under, paused_call, short_writes
+from tests.support.faults import failing_call, open_files_under, path_of, paused_call, short_writes
+from tests.support.layout import blob_path
 from tests.support.rows import upload_row
 from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable, UploaderError
-from uploader.storage import chunkmap, local
+from uploader.storage import chunkfiles, chunkmap, local
 from uploader.storage.base import Busy, Digests, Gone, Stopping
 from uploader.storage.local import LocalStorage
 from uploader.storage.locks import try_lock, try_lock_shared, unlock
@@ -124,10 +125,9 @@ def recorded_calls(*names: str) -> Iterator[list[tuple[str, str]]]:
     real = {name: getattr(os, name) for name in names}
 
     def recorder(name: str) -> Callable[..., object]:
-        def call(target: int | Path, *arguments: object) -> object:
-            path = Path(f"/proc/self/fd/{target}").readlink() if isinstance(target, int) else target
-            calls.append((name, path.name))
-            return real[name](target, *arguments)
+        def call(target: int | str, *arguments: object, **options: object) -> object:
+            calls.append((name, path_of(target, options).name))
+            return real[name](target, *arguments, **options)
 
         return call
 
@@ -155,8 +155,6 @@ async def test_an_installation_and_an_upload_have_the_layout_of_the_design(
     for name in found:
         status = (tmp_path / name).stat()
         assert status.st_mode & 0o777 == (0o700 if stat.S_ISDIR(status.st_mode) else 0o600)
-    digest = CONTENT.sha256
-    assert storage.blob_path(digest) == tmp_path / "blobs" / digest[:2] / digest[2:4] / digest
 
 
 async def test_a_new_upload_takes_no_room_and_has_an_empty_map(
@@ -309,7 +307,7 @@ async def test_a_writer_whose_upload_is_unlinked_between_its_look_and_its_lock_f
         (tmp_path / full.temp_path / "map").unlink(missing_ok=True)
         return try_lock_shared(descriptor, start, length)
 
-    monkeypatch.setattr(local, "try_lock_shared", unlink_and_lock)
+    monkeypatch.setattr(chunkfiles, "try_lock_shared", unlink_and_lock)
     with pytest.raises(Gone):
         await put(storage, full, 0)
     assert open_files_under(tmp_path) == []
@@ -567,7 +565,7 @@ async def test_a_discard_that_failed_at_any_call_is_finished_by_the_next(
 
 async def test_a_blob_is_the_data_itself_without_a_copy(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
     await place_blob(storage, full)
-    blob = storage.blob_path(CONTENT.sha256)
+    blob = blob_path(tmp_path, CONTENT.sha256)
     assert blob.samefile(tmp_path / full.temp_path / "data")
     await storage.discard(full)
     assert blob.read_bytes() == CONTENT.data
@@ -590,16 +588,18 @@ async def test_a_blob_and_its_directories_are_durable_when_it_is_placed(storage:
 
 
 @pytest.mark.parametrize("keep_existing", [False, True])
-async def test_placing_a_blob_again_changes_nothing(storage: LocalStorage, full: Upload, keep_existing: bool) -> None:
+async def test_placing_a_blob_again_changes_nothing(
+    storage: LocalStorage, tmp_path: Path, full: Upload, keep_existing: bool
+) -> None:
     for _ in range(3):
         await place_blob(storage, full, keep_existing=keep_existing)
-    blob = storage.blob_path(CONTENT.sha256)
+    blob = blob_path(tmp_path, CONTENT.sha256)
     assert blob.stat().st_nlink == 2
     assert list(blob.parent.iterdir()) == [blob]
 
 
 async def test_bytes_on_their_way_out_are_replaced(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
-    blob = storage.blob_path(CONTENT.sha256)
+    blob = blob_path(tmp_path, CONTENT.sha256)
     blob.parent.mkdir(parents=True)
     blob.write_bytes(b"left over")
     await place_blob(storage, full)
@@ -612,27 +612,29 @@ async def test_the_bytes_of_a_blob_in_use_are_kept(storage: LocalStorage, tmp_pa
     await put_all(storage, twin)
     await place_blob(storage, full)
     await place_blob(storage, twin, keep_existing=True)
-    blob = storage.blob_path(CONTENT.sha256)
+    blob = blob_path(tmp_path, CONTENT.sha256)
     assert blob.samefile(tmp_path / full.temp_path / "data")
     assert (tmp_path / twin.temp_path / "data").stat().st_nlink == 1
 
 
-async def test_a_blob_in_use_whose_bytes_are_lost_gets_them_again(storage: LocalStorage, full: Upload) -> None:
+async def test_a_blob_in_use_whose_bytes_are_lost_gets_them_again(
+    storage: LocalStorage, tmp_path: Path, full: Upload
+) -> None:
     await place_blob(storage, full, keep_existing=True)
-    assert storage.blob_path(CONTENT.sha256).read_bytes() == CONTENT.data
+    assert blob_path(tmp_path, CONTENT.sha256).read_bytes() == CONTENT.data
 
 
 @pytest.mark.parametrize(
     ("leftover", "name"),
     [
         *((False, name) for name in ("open", "fsync", "mkdir", "link")),
-        *((True, name) for name in ("open", "fsync", "link", "unlink", "replace")),
+        *((True, name) for name in ("open", "fsync", "link", "unlink", "rename")),
     ],
 )
 async def test_placing_a_blob_that_failed_at_any_call_can_be_repeated(
     storage: LocalStorage, tmp_path: Path, full: Upload, leftover: bool, name: str
 ) -> None:
-    blob = storage.blob_path(CONTENT.sha256)
+    blob = blob_path(tmp_path, CONTENT.sha256)
     for at in count(1):
         shutil.rmtree(tmp_path / "blobs" / blob.parts[-3], ignore_errors=True)
         if leftover:
@@ -650,11 +652,11 @@ async def test_placing_a_blob_that_failed_at_any_call_can_be_repeated(
     assert blob.read_bytes() == CONTENT.data
 
 
-async def test_removing_a_blob_is_repeatable(storage: LocalStorage, full: Upload) -> None:
+async def test_removing_a_blob_is_repeatable(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
     await place_blob(storage, full)
     await storage.remove_blob(CONTENT.sha256)
     await storage.remove_blob(CONTENT.sha256)
-    assert not storage.blob_path(CONTENT.sha256).exists()
+    assert not blob_path(tmp_path, CONTENT.sha256).exists()
 
 
 # Digests
@@ -742,11 +744,12 @@ async def test_the_room_is_that_of_the_disk(storage: LocalStorage, tmp_path: Pat
 
 
 async def test_a_spool_file_has_no_name(storage: LocalStorage, tmp_path: Path) -> None:
-    descriptor = await storage.open_spool()
-    assert os.fstat(descriptor).st_nlink == 0
-    assert not os.get_inheritable(descriptor)
+    spool = await storage.open_spool()
+    [opened] = open_files_under(tmp_path / "spool")
+    assert opened.endswith("(deleted)")
     assert list((tmp_path / "spool").iterdir()) == []
-    os.close(descriptor)
+    spool.close()
+    assert open_files_under(tmp_path) == []
 
 
 # Cancellation

@@ -16,6 +16,7 @@ from sqlalchemy.sql.dml import UpdateBase
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
 from tests.support.invariants import Account, Shape, check_pending, checked_accounts
+from tests.support.layout import blob_path
 from tests.support.process import Server, ended, run_cli
 from tests.support.rows import file_row, upload_row
 from tests.support.stack import Stack
@@ -466,7 +467,7 @@ async def test_users_are_mended_while_others_change_their_figures(scene: Scene) 
 
 
 async def test_a_blob_without_its_bytes_stays_reported(scene: Scene) -> None:
-    path = scene.stack.services.storage.blob_path(DONE.sha256)
+    path = blob_path(scene.stack.data, DONE.sha256)
     for actual in (3, None):
         if actual is None:
             path.unlink()

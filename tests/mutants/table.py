@@ -17,7 +17,7 @@ _TRANSACTIONS = "database/transactions.py"
 _CLOSERS = "service/closers.py"
 _CHUNKS = "service/chunks.py"
 _FLUSHING = "service/flushing.py"
-_LOCAL = "storage/local.py"
+_CHUNK_FILES = "storage/chunkfiles.py"
 
 
 @dataclass(frozen=True)
@@ -221,12 +221,12 @@ MUTANTS = (
     _mutant(
         "the map before the bytes",
         (
-            _LOCAL,
-            "                checksum = self._write_data(upload, number, body)\n"
-            "                self._write_record(map_descriptor, chunkmap.pack_record(checksum), record)\n",
-            "                checksum = crc32(b''.join(body.pieces()))\n"
-            "                self._write_record(map_descriptor, chunkmap.pack_record(checksum), record)\n"
-            "                self._write_data(upload, number, body)\n",
+            _CHUNK_FILES,
+            "        checksum = self._write_data(directory, number * upload.chunk_size, body)\n"
+            "        self._write_record(map_descriptor, chunkmap.pack_record(checksum), record)\n",
+            "        checksum = crc32(b''.join(body.pieces()))\n"
+            "        self._write_record(map_descriptor, chunkmap.pack_record(checksum), record)\n"
+            "        self._write_data(directory, number * upload.chunk_size, body)\n",
         ),
     ),
     _mutant(

@@ -47,7 +47,7 @@ from uploader.domain.upload import Reason, State, Upload
 from uploader.errors import ChunksMissing, UploadGone
 from uploader.service.answers import Complete, Stored, Target
 from uploader.settings import Settings
-from uploader.storage import local
+from uploader.storage import temp
 from uploader.storage.base import Gone
 
 T = TypeVar("T")
@@ -511,9 +511,9 @@ class AccountingMachine(RuleBasedStateMachine):
 
         @functools.wraps(step)
         def call(*arguments: Any) -> None:
-            vars(local)["crash_point"]("before")
+            vars(temp)["crash_point"]("before")
             step(*arguments)
-            vars(local)["crash_point"]("after")
+            vars(temp)["crash_point"]("after")
 
         return call
 

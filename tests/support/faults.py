@@ -3,10 +3,18 @@
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+
+def path_of(target: Any, options: Mapping[str, Any]) -> Path:
+    """What a call of `os` is about: an open file, or an entry of an open directory."""
+    if isinstance(target, int):
+        return Path(f"/proc/self/fd/{target}").readlink()
+    directory = options.get("dir_fd", options.get("src_dir_fd"))
+    return Path(target) if directory is None else Path(f"/proc/self/fd/{directory}").readlink() / target
 
 
 class Fault:
@@ -24,7 +32,7 @@ def failing_call(
     *,
     at: int = 1,
     times: int | None = 1,
-    only: Callable[..., bool] = lambda *_: True,
+    only: Callable[[Path], bool] = lambda _: True,
 ) -> Iterator[Fault]:
     """Let `os.<name>` raise OSError at its `at`th use that `only` accepts, `times` times (None: from then on always)."""
     real: Callable[..., Any] = getattr(os, name)
@@ -32,7 +40,7 @@ def failing_call(
 
     def call(*arguments: Any, **options: Any) -> Any:
         with lock:
-            if only(*arguments):
+            if only(path_of(arguments[0], options)):
                 fault.calls += 1
                 if fault.calls >= at and (times is None or fault.calls < at + times):
                     fault.hits += 1
@@ -75,13 +83,13 @@ class Pause:
 
 
 @contextmanager
-def paused_call(name: str, *, only: Callable[..., bool] = lambda *_: True) -> Iterator[Pause]:
+def paused_call(name: str, *, only: Callable[[Path], bool] = lambda _: True) -> Iterator[Pause]:
     """Let the uses of `os.<name>` that `only` accepts wait, in their threads, until the test says `go_on`."""
     real: Callable[..., Any] = getattr(os, name)
     pause = Pause()
 
     def call(*arguments: Any, **options: Any) -> Any:
-        if only(*arguments):
+        if only(path_of(arguments[0], options)):
             pause.reached.set()
             assert pause.go_on.wait(30), f"os.{name} was never let go on"
             try:

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from tests.support.content import KIB, MIB, Content
-from tests.support.faults import failing_call, open_files_under, paused_call
+from tests.support.faults import failing_call, open_files_under, paused_call, short_writes
 from uploader.errors import BodyTimeout, ChunkLengthMismatch, StorageFull, TooManyRequests
 from uploader.http import body as body_module
 from uploader.http.body import BodyBudget, Intake, ReceivedBody
@@ -121,20 +120,20 @@ async def test_a_slow_body_gives_its_memory_back(storage: LocalStorage, tmp_path
 
 
 async def test_a_spooled_body_is_written_whole_though_each_write_stops_short(
-    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+    storage: LocalStorage,
 ) -> None:
-    real = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, buffer: real(descriptor, memoryview(buffer)[:7777]))
     content = Content(600 * KIB)
     body = ReceivedBody(BodyBudget(0), storage, "alice", content.size)
-    await fill(body, content.data, 100 * KIB)
+    with short_writes(7777) as fault:
+        await fill(body, content.data, 100 * KIB)
+    assert fault.hits > 0
     assert content_of(body) == content.data
     body.close()
 
 
 async def test_a_full_disk_under_the_spool_is_told_as_such(storage: LocalStorage, tmp_path: Path) -> None:
     body = ReceivedBody(BodyBudget(0), storage, "alice", 600 * KIB)
-    with failing_call("write", errno.ENOSPC) as fault, pytest.raises(StorageFull):
+    with failing_call("pwrite", errno.ENOSPC) as fault, pytest.raises(StorageFull):
         await fill(body, bytes(600 * KIB), 100 * KIB)
     assert fault.hits == 1
     body.close()
@@ -163,7 +162,7 @@ async def test_a_body_that_is_cancelled_while_its_file_is_opened_leaves_no_descr
     storage: LocalStorage, tmp_path: Path
 ) -> None:
     body = ReceivedBody(BodyBudget(0), storage, "alice", 10)
-    with paused_call("open", only=lambda path, *_: path == tmp_path / "spool") as pause:
+    with paused_call("open", only=lambda path: path == tmp_path / "spool") as pause:
         task = asyncio.create_task(body.append(b"0123456789", slow=False))
         await asyncio.to_thread(pause.reached.wait, 10)
         task.cancel()

@@ -5,17 +5,15 @@ it is slow, it moves to an unlinked file. So nobody is refused for lack of memor
 """
 
 import asyncio
-import errno
 import mmap
-import os
 from collections.abc import Iterator
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
-from uploader.errors import BodyTimeout, ChunkLengthMismatch, StorageFull, TooManyRequests
+from uploader.errors import BodyTimeout, ChunkLengthMismatch, TooManyRequests
 from uploader.settings import Settings
-from uploader.storage.base import Storage
+from uploader.storage.base import Spool, Storage
 from uploader.tasks import uninterrupted
 
 _PIECE_BYTES = 1 << 20
@@ -60,7 +58,7 @@ class ReceivedBody:
         # Anonymous pages cost nothing until they are written to, so a slow body holds what has arrived and no more.
         self._memory: mmap.mmap | None = mmap.mmap(-1, capacity_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._charged = 0
-        self._spool: int | None = None
+        self._spool: Spool | None = None
         self._batch = bytearray()
         self.length = 0
 
@@ -88,7 +86,7 @@ class ReceivedBody:
             return
         assert self._spool is not None
         for offset in range(0, self.length, _PIECE_BYTES):
-            yield memoryview(os.pread(self._spool, _PIECE_BYTES, offset))
+            yield memoryview(self._spool.read(_PIECE_BYTES, offset))
 
     def close(self) -> None:
         self._memory = None  # unmapped with its last view
@@ -96,7 +94,7 @@ class ReceivedBody:
         self._budget.release(self._user_id, self._charged)
         self._charged = 0
         if self._spool is not None:
-            os.close(self._spool)
+            self._spool.close()
             self._spool = None
 
     async def _move_to_spool(self) -> None:
@@ -115,21 +113,7 @@ class ReceivedBody:
     async def _write_batch(self) -> None:
         assert self._spool is not None
         batch, self._batch = self._batch, bytearray()
-        await uninterrupted(_write_in_thread(self._spool, batch))
-
-
-async def _write_in_thread(descriptor: int, batch: bytearray) -> None:
-    try:
-        await asyncio.to_thread(_write_all, descriptor, memoryview(batch))
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageFull() from error
-        raise
-
-
-def _write_all(descriptor: int, buffer: memoryview) -> None:
-    while len(buffer):
-        buffer = buffer[os.write(descriptor, buffer) :]
+        await uninterrupted(self._spool.append(memoryview(batch)))
 
 
 class Intake:

@@ -6,18 +6,16 @@ The file is opened before the first byte of the answer, so a file that is delete
 import base64
 import re
 import secrets
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
 from urllib.parse import quote
 
-import aiofiles
-from aiofiles.threadpool.binary import AsyncBufferedReader
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from uploader.domain.upload import File
-from uploader.errors import FileNotFound, RangeNotSatisfiable
+from uploader.errors import RangeNotSatisfiable
+from uploader.storage.base import Blob
 from uploader.tasks import uninterrupted
 
 _PIECE_BYTES = 256 << 10
@@ -102,8 +100,8 @@ def _matches_etag(header: str, etag: str) -> bool:
     return any(candidate.strip().removeprefix("W/") == etag for candidate in header.split(","))
 
 
-async def download(request: Request, file: File, path: Path) -> Response:
-    """The answer to `GET` or `HEAD` of a file's content. Raises FileNotFound, RangeNotSatisfiable."""
+async def download(request: Request, file: File, open_blob: Callable[[File], Awaitable[Blob]]) -> Response:
+    """The answer to `GET` or `HEAD` of a file's content. Raises RangeNotSatisfiable, and as `open_blob` does."""
     headers = _headers(file)
     if _matches_etag(request.headers.get("if-none-match", ""), headers["ETag"]):
         return Response(status_code=304, headers=headers)
@@ -113,17 +111,14 @@ async def download(request: Request, file: File, path: Path) -> Response:
         raise RangeNotSatisfiable(error.detail, size=file.size) from error
     if request.method == "HEAD":
         return Response(status_code=200, headers={**headers, "Content-Length": str(file.size)}, media_type=_MEDIA_TYPE)
-    try:
-        handle = await aiofiles.open(path, "rb")
-    except FileNotFoundError as error:
-        raise FileNotFound() from error
+    blob = await open_blob(file)
     if ranges is None:
-        return Download(handle, [(b"", (0, file.size))], b"", 200, headers, _MEDIA_TYPE)
+        return Download(blob, [(b"", (0, file.size))], b"", 200, headers, _MEDIA_TYPE)
     if len(ranges) == 1:
         offset, length = ranges[0]
         headers["Content-Range"] = f"bytes {offset}-{offset + length - 1}/{file.size}"
-        return Download(handle, [(b"", ranges[0])], b"", 206, headers, _MEDIA_TYPE)
-    return _multipart(handle, file, ranges, headers)
+        return Download(blob, [(b"", ranges[0])], b"", 206, headers, _MEDIA_TYPE)
+    return _multipart(blob, file, ranges, headers)
 
 
 def _ranges_of(request: Request, file: File) -> list[Range] | None:
@@ -135,7 +130,7 @@ def _ranges_of(request: Request, file: File) -> list[Range] | None:
     return parse_ranges(header, file.size)
 
 
-def _multipart(handle: AsyncBufferedReader, file: File, ranges: list[Range], headers: dict[str, str]) -> Response:
+def _multipart(blob: Blob, file: File, ranges: list[Range], headers: dict[str, str]) -> Response:
     boundary = secrets.token_hex(16)
     parts = []
     for number, (offset, length) in enumerate(ranges):
@@ -145,22 +140,22 @@ def _multipart(handle: AsyncBufferedReader, file: File, ranges: list[Range], hea
         )
         parts.append((head.encode(), (offset, length)))
     tail = f"\r\n--{boundary}--\r\n".encode()
-    return Download(handle, parts, tail, 206, headers, f"multipart/byteranges; boundary={boundary}")
+    return Download(blob, parts, tail, 206, headers, f"multipart/byteranges; boundary={boundary}")
 
 
 class Download(StreamingResponse):
-    """Parts of an open file, each with what goes before it, then a tail. Closes the file however the answer ends."""
+    """Parts of an open blob, each with what goes before it, then a tail. Closes it however the answer ends."""
 
     def __init__(
         self,
-        handle: AsyncBufferedReader,
+        blob: Blob,
         parts: list[tuple[bytes, Range]],
         tail: bytes,
         status_code: int,
         headers: dict[str, str],
         media_type: str,
     ) -> None:
-        self._handle = handle
+        self._blob = blob
         total = len(tail) + sum(len(head) + length for head, (_, length) in parts)
         super().__init__(self._pieces(parts, tail), status_code, {**headers, "Content-Length": str(total)}, media_type)
 
@@ -168,16 +163,16 @@ class Download(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await uninterrupted(self._handle.close())
+            await uninterrupted(self._blob.close())
 
     async def _pieces(self, parts: list[tuple[bytes, Range]], tail: bytes) -> AsyncIterator[bytes]:
         for head, (offset, length) in parts:
             if head:
                 yield head
-            await self._handle.seek(offset)
+            end = offset + length
             left = length
             while left:
-                piece = await self._handle.read(min(left, _PIECE_BYTES))
+                piece = await self._blob.read(min(left, _PIECE_BYTES), end - left)
                 if not piece:
                     raise EOFError("a blob is shorter than its row says")
                 left -= len(piece)

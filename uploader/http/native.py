@@ -204,7 +204,7 @@ class FileHandlers:
 
     async def get_content(self, call: Call) -> Response:
         file = await self.files.get(call.user_id, self._id(call))
-        return await download(call.request, file, self.files.path(file))
+        return await download(call.request, file, self.files.open)
 
     async def get_usage(self, call: Call) -> Response:
         return answer(wire.usage_of(await self.files.usage(call.user_id)))

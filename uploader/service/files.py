@@ -1,7 +1,5 @@
 """The use cases of finished files: list, rename, delete, download; and the caller's accounts."""
 
-from pathlib import Path
-
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
@@ -9,7 +7,7 @@ from uploader.domain.quota import Usage
 from uploader.domain.upload import File
 from uploader.errors import FileNotFound, InvalidRequest, NameTaken, StorageFailed, UploaderError
 from uploader.service.ids import is_id
-from uploader.storage.base import Storage
+from uploader.storage.base import Blob, Gone, Storage
 from uploader.tasks import uninterrupted
 
 
@@ -39,9 +37,12 @@ class Files:
             raise FileNotFound()
         return file
 
-    def path(self, file: File) -> Path:
-        """Where the content of a file is read from."""
-        return self._storage.blob_path(file.sha256)
+    async def open(self, file: File) -> Blob:
+        """The content of a file, to read; the caller closes it. Raises FileNotFound, Unavailable."""
+        try:
+            return await self._storage.open_blob(file.sha256)
+        except Gone as error:
+            raise FileNotFound() from error
 
     async def rename(self, user_id: str, file_id: str, name: str) -> File:
         """Raises FileNotFound, NameTaken."""

@@ -6,7 +6,6 @@ A second implementation (S3, where a chunk is a part) would be another module be
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from uploader.domain.upload import Upload
@@ -14,7 +13,7 @@ from uploader.storage.chunkmap import ChunkMap
 
 
 class Gone(Exception):
-    """The bytes of this upload are not in temp (any more)."""
+    """The bytes are not there (any more)."""
 
 
 class Busy(Exception):
@@ -94,6 +93,27 @@ class Closer(Protocol):
         """Remove the upload's bytes; whether this call did it. Repeatable."""
 
 
+class Blob(Protocol):
+    """Finished bytes, open to be read; they stay readable when they are removed meanwhile."""
+
+    async def read(self, length_bytes: int, offset: int) -> bytes:
+        """Up to so many bytes; none at the end."""
+
+    async def close(self) -> None: ...
+
+
+class Spool(Protocol):
+    """Bytes that nothing is left of once it is closed."""
+
+    async def append(self, content: memoryview) -> None:
+        """Raises StorageFull."""
+
+    def read(self, length_bytes: int, offset: int) -> bytes:
+        """Up to so many bytes, from a thread."""
+
+    def close(self) -> None: ...
+
+
 class Storage(Protocol):
     """Where the bytes are."""
 
@@ -130,8 +150,8 @@ class Storage(Protocol):
     async def find_bad_chunks(self, upload: Upload) -> list[int]:
         """The chunks on the map whose bytes do not have the checksum they were stored with. Raises Gone, Stopping."""
 
-    def blob_path(self, sha256: str) -> Path:
-        """Where a blob is read from."""
+    async def open_blob(self, sha256: str) -> Blob:
+        """A blob to read. Raises Gone."""
 
     async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
         """The sizes of blobs in bytes, in the same order; None where there is none."""
@@ -161,8 +181,8 @@ class Storage(Protocol):
 
     async def space(self) -> Space: ...
 
-    async def open_spool(self) -> int:
-        """A descriptor of an unlinked file for a body that is not kept in memory."""
+    async def open_spool(self) -> Spool:
+        """A place for a body that is not kept in memory. Raises StorageFull."""
 
     def stop(self) -> None:
         """Let long work end with Stopping."""

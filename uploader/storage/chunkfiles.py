@@ -1,0 +1,183 @@
+"""The files of an open upload, `data` and `map`, and how a chunk gets into them.
+
+Owns the order in which the effects of a chunk reach the disk, and the lock of its record. Runs in threads and waits for
+nobody: who does not get a lock is told so.
+"""
+
+from collections.abc import Callable
+from zlib import crc32
+
+from uploader.crashpoints import crash_point
+from uploader.domain.chunks import chunk_count, chunk_length
+from uploader.domain.upload import Upload
+from uploader.storage import chunkmap, disk
+from uploader.storage.base import Body, Gone
+from uploader.storage.locks import try_lock, try_lock_shared, unlock
+from uploader.storage.temp import new_upload_directory, upload_directory
+
+_READ_BYTES = 1 << 20
+
+
+class HeldRecord:
+    """A chunk on disk; the descriptor holds the lock of its record."""
+
+    def __init__(self, map_descriptor: int, *, written: bool) -> None:
+        self._map = map_descriptor
+        self.written = written
+
+    def release(self) -> None:
+        disk.close(self._map)
+
+
+class ChunkFiles:
+    """Makes, fills and reads the files of uploads."""
+
+    def __init__(
+        self, root: disk.Directory, *, durable: bool, boot_id: str, check_stopping: Callable[[], None]
+    ) -> None:
+        """`durable`: an acknowledged chunk survives a power cut, not only the end of the process."""
+        self._root = root
+        self._durable = durable
+        self._boot_id = boot_id
+        self._check_stopping = check_stopping
+
+    def create(self, upload: Upload) -> None:
+        """The files of an upload without chunks, durably."""
+        count = chunk_count(upload.size, upload.chunk_size)
+        with new_upload_directory(self._root, upload) as directory:
+            directory.create("data", b"", upload.size)
+            crash_point("open.after_data_file")
+            directory.create("digest", b"")
+            crash_point("open.after_digest_file")
+            directory.create("map", chunkmap.new_map(self._boot_id, upload.size, upload.chunk_size, count))
+            crash_point("open.after_map_file")
+
+    # Chunks
+
+    def try_hold(self, upload: Upload, number: int, body: Body | None) -> HeldRecord | None:
+        """Put a chunk on disk unless it is there, and keep its record locked; None if another holds it. Raises Gone."""
+        with upload_directory(self._root, upload) as directory:
+            map_descriptor = directory.open_to_write("map")
+            held = None
+            try:
+                if _try_lock_record(map_descriptor, number):
+                    if disk.is_unlinked(map_descriptor):
+                        raise Gone(upload.id)
+                    written = self._write_missing(directory, map_descriptor, upload, number, body)
+                    held = HeldRecord(map_descriptor, written=written)
+            finally:
+                if held is None:
+                    disk.close(map_descriptor)
+        return held
+
+    def _write_missing(
+        self, directory: disk.Directory, map_descriptor: int, upload: Upload, number: int, body: Body | None
+    ) -> bool:
+        """Whether the chunk had to be written."""
+        record = chunkmap.record_offset(number)
+        if chunkmap.is_present(disk.read(map_descriptor, chunkmap.RECORD_LENGTH, record)):
+            return False
+        if body is None:
+            raise Gone(upload.id)
+        checksum = self._write_data(directory, number * upload.chunk_size, body)
+        self._write_record(map_descriptor, chunkmap.pack_record(checksum), record)
+        return True
+
+    def _write_data(self, directory: disk.Directory, offset: int, body: Body) -> int:
+        checksum = 0
+        data = directory.open_to_write("data")
+        try:
+            for piece in body.pieces():
+                disk.write(data, piece, offset)
+                offset += len(piece)
+                checksum = crc32(piece, checksum)
+            crash_point("chunk.after_data_write")
+            # An error here fails this chunk and is never retried: the kernel may have dropped the pages
+            # (https://wiki.postgresql.org/wiki/Fsync_Errors), but the map does not claim them.
+            self._sync_data(data)
+            crash_point("chunk.after_data_sync")
+        finally:
+            disk.close(data)
+        return checksum
+
+    def _write_record(self, map_descriptor: int, content: bytes, offset: int) -> None:
+        try:
+            disk.write(map_descriptor, memoryview(content), offset)
+            crash_point("chunk.after_map_record")
+            self._sync_data(map_descriptor)
+            crash_point("chunk.after_map_sync")
+        except OSError:
+            # The page cache may show a record that the disk refused; the next writer must not believe it.
+            disk.write(map_descriptor, memoryview(bytes(chunkmap.RECORD_LENGTH)), offset)
+            raise
+
+    def _sync_data(self, descriptor: int) -> None:
+        if self._durable:
+            disk.sync_data(descriptor)
+
+    # The map
+
+    def open_map(self, upload: Upload) -> int:
+        """A descriptor of the map, to hold locks by. Raises Gone."""
+        with upload_directory(self._root, upload) as directory:
+            return directory.open_to_write("map")
+
+    def read_map(self, upload: Upload) -> chunkmap.ChunkMap:
+        """Raises Gone."""
+        descriptor = self.open_map(upload)
+        try:
+            return chunkmap.parse_map(disk.read(descriptor, disk.status(descriptor).st_size, 0))
+        finally:
+            disk.close(descriptor)
+
+    def last_write(self, upload: Upload) -> float:
+        """Raises Gone."""
+        with upload_directory(self._root, upload) as directory:
+            return directory.status("map").st_mtime
+
+    # Chunks that went bad
+
+    def find_bad(self, upload: Upload) -> list[int]:
+        """The chunks on the map whose bytes do not have the checksum they were stored with. Raises Gone, Stopping."""
+        checksums = self.read_map(upload).checksums
+        with upload_directory(self._root, upload) as directory:
+            data = directory.open_to_read("data")
+        try:
+            return [
+                number
+                for number, expected in enumerate(checksums)
+                if expected is not None and self._checksum(data, upload, number) != expected
+            ]
+        finally:
+            disk.close(data)
+
+    def _checksum(self, data: int, upload: Upload, number: int) -> int:
+        self._check_stopping()
+        checksum, offset = 0, number * upload.chunk_size
+        end = offset + chunk_length(number, upload.size, upload.chunk_size)
+        while offset < end:
+            piece = disk.read(data, min(_READ_BYTES, end - offset), offset)
+            if not piece:
+                break  # the file is too short, and so the checksum is another
+            checksum = crc32(piece, checksum)
+            offset += len(piece)
+        return checksum
+
+    def withdraw(self, upload: Upload, numbers: list[int]) -> None:
+        """Take chunks off the map, durably; the caller holds all locks. Raises Gone."""
+        descriptor = self.open_map(upload)
+        try:
+            for number in numbers:
+                disk.write(descriptor, memoryview(bytes(chunkmap.RECORD_LENGTH)), chunkmap.record_offset(number))
+            disk.sync(descriptor)
+        finally:
+            disk.close(descriptor)
+
+
+def _try_lock_record(map_descriptor: int, number: int) -> bool:
+    """Writers share the gate, only a closer takes it alone: they never hold up one another."""
+    if not try_lock_shared(map_descriptor, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH):
+        return False
+    locked = try_lock(map_descriptor, chunkmap.record_offset(number), chunkmap.RECORD_LENGTH)
+    unlock(map_descriptor, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH)
+    return locked

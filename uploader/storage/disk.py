@@ -1,0 +1,230 @@
+"""The only way to the files: each call names an entry of a directory that is held open, and none follows a symlink.
+
+So nothing that is planted below the data directory leads out of it: it gives an error. Owns how something is made durable;
+when, is its users' to say.
+"""
+
+import errno
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_DIRECTORY_MODE = 0o700
+_FILE_MODE = 0o600
+_SAFE = os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Directory:
+    """An open directory. Close it, or use it in a `with`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    @property
+    def device(self) -> int:
+        """Tells filesystems apart."""
+        return os.fstat(self._descriptor).st_dev
+
+    # Directories
+
+    def enter(self, path: str) -> "Directory":
+        """Open a directory below this one, name by name."""
+        name, _, rest = path.partition("/")
+        child = Directory(self._open(name, os.O_RDONLY | os.O_DIRECTORY))
+        if not rest:
+            return child
+        with child:
+            return child.enter(rest)
+
+    def make(self, path: str) -> "Directory":
+        """As `enter`, but what is missing is made.
+
+        Each is durable in its parent before this returns: also one that is there, because whoever made it may have died
+        before it said so to the disk.
+        """
+        name, _, rest = path.partition("/")
+        with suppress(FileExistsError):
+            self.make_directory(name)
+        self.sync()
+        child = self.enter(name)
+        if not rest:
+            return child
+        with child:
+            return child.make(rest)
+
+    def make_directory(self, name: str) -> None:
+        os.mkdir(_checked(name), _DIRECTORY_MODE, dir_fd=self._descriptor)
+
+    def remove_directory(self, name: str) -> None:
+        """Remove a directory that is empty."""
+        os.rmdir(_checked(name), dir_fd=self._descriptor)
+
+    def names(self) -> list[str]:
+        return os.listdir(self._descriptor)  # noqa: PTH208 (names)
+
+    def files(self) -> Iterator[str]:
+        """The names of regular files."""
+        with os.scandir(self._descriptor) as entries:
+            yield from (entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+
+    def directories(self) -> Iterator[str]:
+        """The names of directories."""
+        with os.scandir(self._descriptor) as entries:
+            yield from (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+
+    def sync(self) -> None:
+        """Make the entries durable."""
+        os.fsync(self._descriptor)
+
+    # Files
+
+    def open_to_read(self, name: str) -> int:
+        return self._open(name, os.O_RDONLY)
+
+    def open_to_write(self, name: str, *, truncate: bool = False) -> int:
+        """A descriptor to read and write a file that is there."""
+        return self._open(name, os.O_RDWR | (os.O_TRUNC if truncate else 0))
+
+    def open_unnamed(self) -> int:
+        """A new file that has no name and goes with its descriptor."""
+        return os.open(".", os.O_TMPFILE | os.O_RDWR | _SAFE, _FILE_MODE, dir_fd=self._descriptor)
+
+    def create(self, name: str, content: bytes, size_bytes: int | None = None) -> None:
+        """A new file whose bytes are durable before this returns; its name is with the next `sync`."""
+        descriptor = self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            write(descriptor, memoryview(content), 0)
+            if size_bytes is not None:
+                os.ftruncate(descriptor, size_bytes)
+            sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def link(self, name: str, directory: "Directory", new_name: str) -> None:
+        """Give a file a second name. Raises FileExistsError."""
+        os.link(
+            _checked(name),
+            _checked(new_name),
+            src_dir_fd=self._descriptor,
+            dst_dir_fd=directory._descriptor,
+            follow_symlinks=False,
+        )
+
+    def rename(self, name: str, new_name: str) -> None:
+        """Within this directory; what has the new name loses it."""
+        os.rename(_checked(name), _checked(new_name), src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+
+    def unlink(self, name: str) -> bool:
+        """Take a name away; False if there is none."""
+        try:
+            os.unlink(_checked(name), dir_fd=self._descriptor)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def status(self, name: str) -> os.stat_result:
+        """What a name stands for, be it a symlink."""
+        return os.stat(_checked(name), dir_fd=self._descriptor, follow_symlinks=False)
+
+    def _open(self, name: str, flags: int) -> int:
+        return os.open(_checked(name), flags | _SAFE, _FILE_MODE, dir_fd=self._descriptor)
+
+
+class Root(Directory):
+    """The data directory, the one place that is opened by a path, which is followed: it is the administrator's choice."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(-1)
+        self._path = path
+
+    def open(self) -> None:
+        """Make the directory if need be, and hold it open. Repeatable."""
+        if self._descriptor >= 0:
+            return
+        _make_path(self._path)
+        self._descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # It is closed with its last user: a thread may outlive the storage by a moment.
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def figures(self) -> os.statvfs_result:
+        """The room of the filesystem."""
+        return os.statvfs(self._descriptor)
+
+
+def _make_path(path: Path) -> None:
+    if not path.is_dir():
+        _make_path(path.parent)
+        with suppress(FileExistsError):
+            path.mkdir(_DIRECTORY_MODE)
+        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with Directory(parent) as opened:
+            opened.sync()
+
+
+def _checked(name: str) -> str:
+    if name in ("", ".", "..") or "/" in name:
+        raise OSError(errno.EINVAL, "not the name of an entry", name)
+    return name
+
+
+# Open files
+
+
+def close(descriptor: int) -> None:
+    os.close(descriptor)
+
+
+def write(descriptor: int, content: memoryview, offset: int) -> None:
+    """Write all of it, however often the disk stops short."""
+    while len(content):
+        written = os.pwrite(descriptor, content, offset)
+        content, offset = content[written:], offset + written
+
+
+def read(descriptor: int, length_bytes: int, offset: int) -> bytes:
+    """Up to so many bytes: less at the end of the file."""
+    return os.pread(descriptor, length_bytes, offset)
+
+
+def read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
+    """Fill a buffer; returns how many bytes there were."""
+    return os.preadv(descriptor, [buffer], offset)
+
+
+def sync(descriptor: int) -> None:
+    """Make a file durable."""
+    os.fsync(descriptor)
+
+
+def sync_data(descriptor: int) -> None:
+    """Make the bytes of a file durable, and of its facts what reading them takes."""
+    os.fdatasync(descriptor)
+
+
+def drop_cache(descriptor: int) -> None:
+    """Let the next reads of a file ask the disk."""
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def status(descriptor: int) -> os.stat_result:
+    return os.fstat(descriptor)
+
+
+def is_unlinked(descriptor: int) -> bool:
+    """Whether an open file has no name any more."""
+    return os.fstat(descriptor).st_nlink == 0
