@@ -14,6 +14,7 @@ from typing import Any
 from starlette.applications import Starlette
 
 from uploader.accounting.audit import Audit
+from uploader.accounting.challenges import Budgets, Challenges
 from uploader.accounting.connection import Connection, connect, connect_to_socket
 from uploader.accounting.pending import Delays, Pending
 from uploader.accounting.waking import Waker
@@ -52,6 +53,7 @@ from uploader.service.closers import Closers
 from uploader.service.files import Files
 from uploader.service.flushing import Flushing
 from uploader.service.health import Health
+from uploader.service.instant import BUDGET_WINDOW_SECONDS, Instant
 from uploader.service.merging import Merging
 from uploader.service.opening import Openings
 from uploader.service.reconciling import Reconciling
@@ -100,6 +102,7 @@ class Services:
     flushing: Flushing
     uploads: Uploads
     openings: Openings
+    instant: Instant
     chunks: Chunks
     files: Files
     reports: Reports
@@ -160,6 +163,16 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         lease_seconds=settings.claim_lease_seconds,
     )
     uploads = Uploads(settings, database, storage, pending, closers, merging, clock)
+    challenges = Challenges(
+        redis,
+        shards=settings.shards,
+        budgets=Budgets(
+            max_probes=settings.proof_max_probes,
+            max_unproven=settings.proof_max_failures,
+            window_seconds=BUDGET_WINDOW_SECONDS,
+        ),
+    )
+    instant = Instant(settings, database, storage, closers, uploads, challenges, clock)
     return Services(
         settings=settings,
         clock=clock,
@@ -172,7 +185,8 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         merging=merging,
         flushing=Flushing(database, pending, closers, clock),
         uploads=uploads,
-        openings=Openings(settings, database, storage, closers, uploads, clock),
+        openings=Openings(settings, database, storage, instant, uploads, clock),
+        instant=instant,
         chunks=Chunks(storage, pending, closers, uploads),
         files=Files(database, storage),
         reports=Reports(database),
@@ -244,7 +258,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> S
     settings = services.settings
     authenticator = Authenticator(services.accounts, settings.auth)
     intake = Intake(settings, services.storage)
-    uploads = UploadHandlers(services.openings, services.uploads, services.chunks, intake)
+    uploads = UploadHandlers(services.openings, services.instant, services.uploads, services.chunks, intake)
     operations = [
         *upload_operations(uploads),
         *file_operations(FileHandlers(services.files)),

@@ -12,6 +12,7 @@ UploaderError
 │   └── DigestMismatch
 ├── Unauthenticated
 ├── Forbidden
+├── ProofFailed
 ├── NotFound
 │   ├── UploadNotFound
 │   ├── UploadGone
@@ -109,6 +110,12 @@ class Forbidden(UploaderError):
     """Only administrators may do this."""
 
     code = "forbidden"
+
+
+class ProofFailed(UploaderError):
+    """This proves nothing: wrong, too late, used before, or not for you. Send the bytes, with `"instant": false`."""
+
+    code = "proof-failed"
 
 
 class NotFound(UploaderError):

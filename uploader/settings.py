@@ -155,7 +155,23 @@ class Settings:
         "INSTANT",
         _one_of("off", "own", "proof", "trust"),
         "proof",
-        "instant upload: `off`, `own` (own files only), `proof` (for now as `own`), `trust` (MD5 and size are enough)",
+        "instant upload: `off`, `own` (own files only), `proof` (others' content against a proof), `trust` (MD5 is enough)",
+    )
+    # How many ranges of 4 KiB a proof of possession is about. Default: 64
+    proof_ranges: int = _setting(
+        "PROOF_RANGES", _integer(1, 1024), "64", "ranges of 4 KiB that a proof of possession is about"
+    )
+    # Smallest content of others that a proof gives, in bytes. Default: 4KiB
+    proof_min_size_bytes: int = _setting(
+        "PROOF_MIN_SIZE", _size, "4KiB", "smallest content of others that a proof of possession gives"
+    )
+    # How often a user may ask for content of others in an hour. Default: 1000
+    proof_max_probes: int = _setting(
+        "PROOF_MAX_PROBES", _integer(0, 10**9), "1000", "openings of one user in an hour that may lead to a challenge"
+    )
+    # How many challenges a user may leave without a good answer in an hour. Default: 100
+    proof_max_failures: int = _setting(
+        "PROOF_MAX_FAILURES", _integer(0, 10**9), "100", "challenges of one user in an hour without a good answer"
     )
     # What an acknowledgement survives: a power cut, or the end of a process. Default: power
     durability: str = _setting(

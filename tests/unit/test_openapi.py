@@ -138,7 +138,7 @@ async def test_only_what_needs_no_token_is_without_security(document: dict[str, 
     }
     for path, _, operation in operations_of(document):
         assert ("401" in operation["responses"]) == (path not in is_open)
-        assert ("403" in operation["responses"]) == path.startswith("/admin/")
+        assert ("403" in operation["responses"]) == (path.startswith("/admin/") or path.endswith("/proof"))
 
 
 async def test_metrics_can_be_closed(tmp_path: Path) -> None:

@@ -7,7 +7,10 @@ FLUSH_QUEUE = "flush"
 MERGE_QUEUE = "merge"
 
 # What every key of an installation begins with, for those who look at all of them.
-KINDS = ("up", "chunks", "due", "minutes", "task", "era", "swept", "sweeping")
+KINDS = (
+    *("up", "chunks", "due", "minutes", "task", "era", "swept", "sweeping"),
+    *("challenge", "probes", "unproven"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,21 @@ class UploadKeys:
         ]
 
 
-def shard_of(upload_id: str, shards: int) -> int:
-    """The shard of an upload."""
-    return crc32(upload_id.encode()) % shards
+@dataclass(frozen=True, slots=True)
+class ChallengeKeys:
+    """The keys of a challenge to a user, in the order the script takes them."""
+
+    challenge: str
+    probes: str
+    unproven: str
+
+    def as_list(self) -> list[str]:
+        return [self.challenge, self.probes, self.unproven]
+
+
+def shard_of(identifier: str, shards: int) -> int:
+    """The shard of an upload, or of what is kept of a user."""
+    return crc32(identifier.encode()) % shards
 
 
 def _tag(shard: int) -> str:
@@ -83,3 +98,13 @@ def sweep_keys(shard: int) -> list[str]:
     """The keys of the sweep of a shard, in the order the scripts take them."""
     tag = _tag(shard)
     return [f"era:{tag}", f"swept:{tag}", f"sweeping:{tag}"]
+
+
+def challenge_keys(shard: int, user_id: str, challenge_id: str) -> ChallengeKeys:
+    """No user's key is another's: ids of users hold no `/`, those of challenges are made here or matched whole."""
+    tag = _tag(shard)
+    return ChallengeKeys(
+        challenge=f"challenge:{tag}:{user_id}/{challenge_id}",
+        probes=f"probes:{tag}:{user_id}",
+        unproven=f"unproven:{tag}:{user_id}",
+    )

@@ -84,6 +84,7 @@ _MERGE_PROBLEMS = (
     "storage-full",
 )
 _OPEN = {200: (wire.UploadState, wire.FileState), 201: (wire.UploadState, wire.FileState)}
+_OPEN_FILE = {**_OPEN, 200: (wire.UploadState, wire.FileState, wire.ChallengeState)}
 _OPEN_PROBLEMS = (
     "quota-exceeded",
     "file-too-large",
@@ -117,7 +118,7 @@ def upload_operations(handlers: UploadHandlers) -> list[Operation]:
             summary="Open, resume or finish at once",
             tag="uploading",
             takes=wire.OpenFile,
-            responses=_OPEN,
+            responses=_OPEN_FILE,
             problems=("invalid-md5", "size-mismatch", "sha256-conflict", *_OPEN_PROBLEMS),
         ),
         Operation(
@@ -146,7 +147,7 @@ def upload_operations(handlers: UploadHandlers) -> list[Operation]:
             summary="Tell the digests of an upload",
             tag="uploading",
             takes=wire.TellDigests,
-            responses={200: (wire.UploadTold, wire.FileState), 201: wire.FileState},
+            responses={200: (wire.UploadTold, wire.FileState, wire.ChallengeState), 201: wire.FileState},
             problems=(*_FIND_PROBLEMS, "md5-conflict", "sha256-conflict", "upload-exists", "quota-exceeded"),
         ),
     ]
@@ -194,6 +195,17 @@ def upload_operations(handlers: UploadHandlers) -> list[Operation]:
                 tag="uploading",
                 responses=_MERGE,
                 problems=(*_MERGE_PROBLEMS, *syntax),
+                parameters=query,
+            ),
+            Operation(
+                method="POST",
+                path=f"{path}/proof",
+                handler=handlers.prove,
+                summary="Prove that you hold the content",
+                tag="uploading",
+                takes=wire.Prove,
+                responses={200: wire.FileState, 201: wire.FileState},
+                problems=("proof-failed", "quota-exceeded", *_FIND_PROBLEMS, *syntax),
                 parameters=query,
             ),
         ]

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from uploader.domain.chunks import chunk_length
 from uploader.domain.digest import parse_content_digest, parse_content_md5
+from uploader.domain.proof import Challenge
 from uploader.domain.upload import Upload
 from uploader.errors import (
     ChunkLengthMismatch,
@@ -30,6 +31,7 @@ from uploader.service.answers import Acknowledged, Answer, Complete, Opening, St
 from uploader.service.chunks import Chunks
 from uploader.service.files import Files
 from uploader.service.ids import is_id
+from uploader.service.instant import Instant
 from uploader.service.opening import Openings
 from uploader.service.uploads import Uploads
 from uploader.storage.base import Body
@@ -55,6 +57,7 @@ class UploadHandlers:
     """`/files/{md5}` and `/uploads`."""
 
     openings: Openings
+    instant: Instant
     uploads: Uploads
     chunks: Chunks
     intake: Intake
@@ -88,9 +91,11 @@ class UploadHandlers:
         opened = await self.openings.open(opening)
         return self._opened(opened, f"/uploads/{opened.upload.id}" if isinstance(opened, Standing) else "")
 
-    def _opened(self, opened: Standing | Complete, location: str) -> Response:
+    def _opened(self, opened: Standing | Complete | Challenge, location: str) -> Response:
         if isinstance(opened, Complete):
             return _complete(opened)
+        if isinstance(opened, Challenge):
+            return answer(wire.challenge_of(opened))
         headers = {"Location": location} if opened.created else {}
         return answer(wire.state_of(opened), 201 if opened.created else 200, headers)
 
@@ -141,9 +146,15 @@ class UploadHandlers:
         target = self._target(call)
         body = await call.json(wire.TellDigests)
         told = await self.openings.tell(target, body.md5.lower(), _lower(_or_none(body.sha256)))
-        if isinstance(told, Complete):
-            return _complete(told)
-        return answer(wire.told_of(told))
+        if isinstance(told, Standing):
+            return answer(wire.told_of(told))
+        return self._opened(told, "")
+
+    async def prove(self, call: Call) -> Response:
+        target = self._target(call)
+        body = await call.json(wire.Prove)
+        proof = bytes.fromhex(body.proof)
+        return _complete(await self.instant.prove(target, checked_name(body.name), body.id, proof))
 
     async def list_uploads(self, call: Call) -> Response:
         standings = await self.uploads.list_open(call.user_id)

@@ -15,6 +15,7 @@ STATUS: dict[str, int] = {
     "bad-request": 400,
     "unauthenticated": 401,
     "forbidden": 403,
+    "proof-failed": 403,
     "not-found": 404,
     "upload-not-found": 404,
     "file-not-found": 404,

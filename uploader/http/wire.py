@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from uploader.domain import proof
 from uploader.domain import upload as domain
 from uploader.domain.chunks import chunk_count
 from uploader.domain.quota import Usage as DomainUsage
@@ -58,6 +59,14 @@ class TellDigests(Struct, forbid_unknown_fields=True):
 
     md5: Md5
     sha256: Sha256 | UnsetType = UNSET
+
+
+class Prove(Struct, forbid_unknown_fields=True):
+    """The answer to a challenge."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=64, description="The id of the challenge.")]
+    name: Name
+    proof: Sha256
 
 
 class Rename(Struct, forbid_unknown_fields=True):
@@ -128,6 +137,24 @@ class FileState(Struct):
 
     state: Literal["complete"]
     file: File
+
+
+class Challenge(Struct):
+    """What proves that you hold the content: an HMAC over its ranges (see `POST /files/{md5}/proof`)."""
+
+    id: str
+    nonce: bytes
+    user_id: str
+    ranges: list[tuple[int, int]]
+    algorithm: Literal["hmac-sha256"]
+    expires_at: datetime
+
+
+class ChallengeState(Struct):
+    """The content is there: prove that you hold it, or send it with `"instant": false`."""
+
+    state: Literal["challenge"]
+    challenge: Challenge
 
 
 class ChunkState(Struct):
@@ -278,6 +305,13 @@ def told_of(standing: Standing) -> UploadTold:
 
 def file_of(file: domain.File) -> File:
     return File(file.id, file.name, file.md5, file.sha256, file.size, file.created_at, file.instant)
+
+
+def challenge_of(challenge: proof.Challenge) -> ChallengeState:
+    sent = Challenge(
+        challenge.id, challenge.nonce, challenge.user_id, challenge.ranges, proof.ALGORITHM, challenge.expires_at
+    )
+    return ChallengeState("challenge", sent)
 
 
 def usage_of(usage: DomainUsage) -> Usage:

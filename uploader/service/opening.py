@@ -1,8 +1,10 @@
-"""The use cases that begin an upload: open, resume, finish at once; and tell the digests of one that was opened by id."""
+"""The use cases that begin an upload: open, resume; and tell the digests of one that was opened by id.
+
+Whether it may finish without bytes is asked of `instant.py` first.
+"""
 
 import asyncio
 from dataclasses import replace
-from functools import partial
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
@@ -12,8 +14,9 @@ from uploader.database.transactions import Lost, NotOpen
 from uploader.domain.chunks import ChunkSizes
 from uploader.domain.digest import EMPTY_MD5, EMPTY_SHA256
 from uploader.domain.months import month_path
+from uploader.domain.proof import Challenge
 from uploader.domain.quota import Usage
-from uploader.domain.upload import File, State, Upload
+from uploader.domain.upload import State, Upload
 from uploader.errors import (
     FileTooLarge,
     InvalidRequest,
@@ -28,10 +31,10 @@ from uploader.errors import (
     Unavailable,
     UploadExists,
 )
-from uploader.observability import INSTANT_UPLOADS, QUOTA_REFUSALS
+from uploader.observability import QUOTA_REFUSALS
 from uploader.service.answers import Complete, Opening, Standing, Target
-from uploader.service.closers import Closers
 from uploader.service.ids import new_id
+from uploader.service.instant import Instant
 from uploader.service.uploads import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.settings import Settings
 from uploader.storage.base import Gone, Storage
@@ -50,14 +53,14 @@ class Openings:
         settings: Settings,
         database: Database,
         storage: Storage,
-        closers: Closers,
+        instant: Instant,
         uploads: Uploads,
         clock: Clock,
     ) -> None:
         self._settings = settings
         self._database = database
         self._storage = storage
-        self._closers = closers
+        self._instant = instant
         self._uploads = uploads
         self._clock = clock
         self.chunk_sizes = ChunkSizes(
@@ -65,7 +68,7 @@ class Openings:
         )
         self.max_file_size_bytes = min(settings.max_file_size_bytes, self.chunk_sizes.max_file_size())
 
-    async def open(self, opening: Opening) -> Standing | Complete:
+    async def open(self, opening: Opening) -> Standing | Complete | Challenge:
         """Open, resume or finish at once. Raises as `POST /files/{md5}` and `POST /uploads` say."""
         if opening.size > self.max_file_size_bytes:
             raise FileTooLarge(limit=self.max_file_size_bytes)
@@ -78,7 +81,7 @@ class Openings:
                 await asyncio.sleep(PAUSE_SECONDS)  # somebody else was faster: what they did is the answer now
         raise Unavailable(_TOO_FAST)
 
-    async def _open_once(self, opening: Opening) -> Standing | Complete:
+    async def _open_once(self, opening: Opening) -> Standing | Complete | Challenge:
         md5 = opening.md5
         if md5 is None:
             existing = await self._by_idempotency_key(opening)
@@ -88,10 +91,10 @@ class Openings:
             existing = await self._uploads.by_md5(opening.user_id, md5)
             if existing is not None:
                 _check_claims(existing, opening.size, opening.sha256)
-                opening = replace(opening, sha256=opening.sha256 or existing.sha256)
-            complete = await self._finish_at_once(opening, md5, existing)
-            if complete is not None:
-                return complete
+            known = opening if existing is None else replace(opening, sha256=opening.sha256 or existing.sha256)
+            at_once = await self._instant.finish(known, md5, existing) or await self._instant.challenge(opening, md5)
+            if at_once is not None:
+                return at_once
         if existing is None:
             return await self._open_new(opening)
         return await self._resume(existing, opening.sha256)
@@ -196,79 +199,9 @@ class Openings:
         if space.free - promised_bytes - opening.size < floor_bytes:
             raise StorageFull("The disk has no room for a file of this size; try again later.")
 
-    # Finishing without bytes
-
-    async def _finish_at_once(self, opening: Opening, md5: str, existing: Upload | None) -> Complete | None:
-        """The file, if the caller has it under this name, or if its content is there and may be used instantly."""
-        same, sha256 = await self._instant_source(opening, md5)
-        if same is not None:
-            if existing is not None and opening.instant:
-                return await self._add_instant_file(opening, md5, same.sha256, existing)
-            return Complete(file=same, created=False)
-        if sha256 is None or not opening.instant:
-            return None
-        try:
-            return await self._add_instant_file(opening, md5, sha256, existing)
-        except Lost:
-            return None  # the blob went at this moment: the bytes are needed after all
-
-    async def _instant_source(self, opening: Opening, md5: str) -> tuple[File | None, str | None]:
-        mode = self._settings.instant
-
-        async def look(connection: Connection) -> tuple[File | None, str | None]:
-            ask = partial(
-                queries.newest_file, connection, opening.user_id, md5, size=opening.size, sha256=opening.sha256
-            )
-            same = await ask(name=opening.name)
-            if same is not None or mode == "off":
-                return same, None
-            own = await ask()
-            if own is not None:
-                return None, own.sha256
-            if mode != "trust":
-                return None, None
-            blobs = await queries.blobs_by_md5(connection, md5, opening.size)
-            fitting = [blob.sha256 for blob in blobs if opening.sha256 in (None, blob.sha256)]
-            return None, fitting[0] if fitting else None
-
-        return await self._database.read(look)
-
-    async def _add_instant_file(self, opening: Opening, md5: str, sha256: str, replaced: Upload | None) -> Complete:
-        file = File(
-            id=new_id(),
-            user_id=opening.user_id,
-            md5=md5,
-            sha256=sha256,
-            name=opening.name,
-            size=opening.size,
-            instant=True,
-            created_at=self._clock.now(),
-        )
-        complete = await uninterrupted(self._commit_instant_file(file, replaced))
-        INSTANT_UPLOADS.inc()
-        return complete
-
-    async def _commit_instant_file(self, file: File, replaced: Upload | None) -> Complete:
-        replaced_id = None if replaced is None else replaced.id
-
-        async def commit() -> Complete:
-            result, is_new = await self._database.transact(
-                lambda connection: transactions.add_instant_file(connection, file, replaced_upload_id=replaced_id)
-            )
-            crash_point("instant.after_commit")
-            return Complete(file=result, created=is_new)
-
-        if replaced is None:
-            return await commit()
-        async with self._storage.closing(replaced) as closer:
-            await self._closers.announce(replaced)
-            complete = await commit()
-            await self._closers.clear(replaced, State.DONE, closer)
-        return complete
-
     # Telling the digests
 
-    async def tell(self, target: Target, md5: str, sha256: str | None) -> Standing | Complete:
+    async def tell(self, target: Target, md5: str, sha256: str | None) -> Standing | Complete | Challenge:
         """Take the digests of an upload that was opened by id, as soon as its client knows them.
 
         Raises Md5Conflict, Sha256Conflict, UploadExists, UploadNotFound, UploadGone, Unavailable.
@@ -285,7 +218,7 @@ class Openings:
                 await asyncio.sleep(PAUSE_SECONDS)
         raise Unavailable(_TOO_FAST)
 
-    async def _tell_once(self, upload: Upload, md5: str, sha256: str | None) -> Standing | Complete:
+    async def _tell_once(self, upload: Upload, md5: str, sha256: str | None) -> Standing | Complete | Challenge:
         if upload.md5 not in (None, md5):
             raise Md5Conflict()
         if sha256 is not None and upload.sha256 not in (None, sha256):
@@ -296,16 +229,18 @@ class Openings:
         opening = Opening(
             user_id=upload.user_id,
             md5=md5,
-            sha256=sha256 or upload.sha256,
+            sha256=sha256,
             name=upload.name,
             size=upload.size,
             chunk_size=None,
             instant=True,
         )
-        complete = await self._finish_at_once(opening, md5, upload)
+        known = replace(opening, sha256=sha256 or upload.sha256)
+        complete = await self._instant.finish(known, md5, upload)
         if complete is not None:
             return replace(complete, created=True)
-        return await self._uploads.standing(await self._tell(upload, md5, sha256))
+        told = await self._tell(upload, md5, sha256)
+        return await self._instant.challenge(opening, md5) or await self._uploads.standing(told)
 
     async def _tell(self, upload: Upload, md5: str | None, sha256: str | None) -> Upload:
         """Store claimed digests; those that somebody else claimed meanwhile stand."""

@@ -153,6 +153,9 @@ class Storage(Protocol):
     async def open_blob(self, sha256: str) -> Blob:
         """A blob to read. Raises Gone."""
 
+    async def read_blob(self, sha256: str, ranges: list[tuple[int, int]]) -> list[bytes]:
+        """The bytes of some ranges, each an offset and a length, of a blob. Raises Gone if they are not there."""
+
     async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
         """The sizes of blobs in bytes, in the same order; None where there is none."""
 

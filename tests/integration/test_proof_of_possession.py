@@ -1,0 +1,410 @@
+"""Instant upload of content that others have: offered to who sends its SHA-256, given to who proves to hold it."""
+
+import asyncio
+import base64
+from collections import Counter
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.conftest import MakeStack
+from tests.support.clock import ManualClock
+from tests.support.content import KIB, MIB, Content
+from tests.support.problems import problem
+from tests.support.proofs import proof_by
+from tests.support.rows import Transactions
+from tests.support.servers import PrivateRedis
+from tests.support.stack import Stack
+from uploader.accounting.keys import challenge_keys
+from uploader.database import models
+from uploader.errors import ProofFailed
+from uploader.service.answers import Opening, Target
+
+CONTENT = Content(MIB, chunk_size=512 * KIB)
+SMALL = Content(10 * KIB)
+URL = f"/files/{CONTENT.md5}"
+
+
+async def ask(client: httpx2.AsyncClient, content: Content = CONTENT, **more: Any) -> httpx2.Response:
+    body = {"name": "mine.bin", "size": content.size, "sha256": content.sha256, **more}
+    return await client.post(f"/files/{content.md5}", json=body)
+
+
+async def challenged(client: httpx2.AsyncClient, content: Content = CONTENT, **more: Any) -> dict[str, Any]:
+    response = await ask(client, content, **more)
+    assert (response.status_code, response.json()["state"]) == (200, "challenge"), response.text
+    challenge: dict[str, Any] = response.json()["challenge"]
+    return challenge
+
+
+async def prove(
+    client: httpx2.AsyncClient, challenge: dict[str, Any], content: Content = CONTENT, **instead: Any
+) -> httpx2.Response:
+    proof = instead.pop("proof", None) or proof_by(content.data, challenge, content.sha256, **instead)
+    body = {"id": challenge["id"], "name": "mine.bin", "proof": proof}
+    return await client.post(f"/files/{content.md5}/proof", json=body)
+
+
+@pytest.mark.parametrize("content", [CONTENT, SMALL], ids=["large", "small"])
+async def test_who_proves_to_hold_content_of_others_gets_the_file(make_stack_on: MakeStack, content: Content) -> None:
+    async with make_stack_on() as stack:
+        await stack.upload(content)
+        bob = await stack.client_of("bob", total_space=content.size)
+        challenge = await challenged(bob, content)
+        assert challenge["user_id"] == "bob"
+        assert challenge["algorithm"] == "hmac-sha256"
+        assert sum(length for _, length in challenge["ranges"]) == min(content.size, 256 * KIB)
+        response = await prove(bob, challenge, content)
+        file = response.json()["file"]
+        assert (response.status_code, response.json()["state"], file["instant"]) == (201, "complete", True)
+        assert response.headers["location"] == f"/me/files/{file['id']}"
+        assert (await bob.get(f"/me/files/{file['id']}/content")).content == content.data
+        assert await stack.usage("bob") == {"finished": content.size, "unfinished": 0, "reserved": 0}
+        assert len([path for path in stack.bytes_on_disk() if "blobs" in path.parts]) == 1
+
+
+async def test_a_challenge_expires_after_a_minute(make_stack: MakeStack, clock: ManualClock) -> None:
+    async with make_stack(clock=clock) as stack:
+        await stack.upload(CONTENT)
+        bob = await stack.client_of("bob")
+        late, early = await challenged(bob), await challenged(bob)
+        expires_at = datetime.fromisoformat(late["expires_at"])
+        assert (expires_at - clock.now()).total_seconds() == 60
+        clock.advance(59)
+        assert (await prove(bob, early)).status_code == 201
+        clock.advance(1)
+        problem(await prove(bob, late), 403, "proof-failed")
+
+
+async def test_redis_drops_a_challenge_by_itself(stack: Stack) -> None:
+    await stack.upload(CONTENT)
+    challenge = await challenged(await stack.client_of("bob"))
+    ttl_ms = await stack.services.redis.pttl(challenge_keys(0, "bob", challenge["id"]).challenge)
+    assert 0 < ttl_ms <= 60_000
+
+
+async def test_what_proves_nothing_is_refused_in_one_way(stack: Stack) -> None:
+    await stack.upload(CONTENT)
+    other = Content(MIB, seed=1)
+    await stack.upload(other)
+    bob, carol = await stack.client_of("bob"), await stack.client_of("carol")
+
+    answers = [
+        await prove(bob, await challenged(bob), proof="0" * 64),
+        await prove(bob, await challenged(bob), proof=CONTENT.sha256),
+        await prove(bob, await challenged(bob), user_id="carol"),
+        await prove(bob, await challenged(bob), nonce="AAAA"),
+        await prove(bob, await challenged(bob), ranges=[[0, 4096]] * 64),
+        await prove(bob, await challenged(bob), Content(MIB, seed=2), proof=None),
+        await prove(carol, await challenged(bob), user_id="carol"),
+        await prove(carol, await challenged(bob)),
+        await prove(bob, {**await challenged(bob), "id": "0" * 32}),
+        await prove(bob, {**await challenged(bob), "id": "*"}),
+    ]
+    misplaced = await challenged(bob, other)
+    proof = proof_by(other.data, misplaced, other.sha256)
+    body = {"id": misplaced["id"], "name": "mine.bin", "proof": proof}
+    answers.append(await bob.post(f"{URL}/proof", json=body))
+
+    for response in answers:
+        problem(response, 403, "proof-failed")
+    details = {response.json()["detail"] for response in answers}
+    assert len(details) == 1
+    assert (await bob.get("/me/files")).json()["files"] == []
+    assert (await carol.get("/me/files")).json()["files"] == []
+
+
+async def test_the_attempt_of_another_user_does_not_spend_a_challenge(stack: Stack) -> None:
+    await stack.upload(CONTENT)
+    bob, carol = await stack.client_of("bob"), await stack.client_of("carol")
+    challenge = await challenged(bob)
+    problem(await prove(carol, challenge), 403, "proof-failed")
+    assert (await prove(bob, challenge)).status_code == 201
+
+
+async def test_a_challenge_serves_once_also_for_many_at_the_same_moment(stack: Stack) -> None:
+    await stack.upload(CONTENT)
+    bob = await stack.client_of("bob")
+    challenge = await challenged(bob)
+    responses = await asyncio.gather(*(prove(bob, challenge) for _ in range(20)))
+    assert Counter(response.status_code for response in responses) == {201: 1, 403: 19}
+    problem(await prove(bob, challenge), 403, "proof-failed")
+
+
+async def test_md5_alone_never_leads_to_a_challenge(stack: Stack) -> None:
+    await stack.upload(CONTENT)
+    bob = await stack.client_of("bob")
+    bodies: list[dict[str, Any]] = [{}, {"sha256": "0" * 64}, {"sha256": CONTENT.sha256, "instant": False}]
+    for number, body in enumerate(bodies):
+        response = await bob.post(URL, json={"name": f"{number}", "size": CONTENT.size, **body})
+        assert (response.status_code, response.json()["state"]) == (201, "uploading")
+        await bob.delete(URL)
+    wrong_size = await ask(bob, size=CONTENT.size + 1)
+    assert wrong_size.json()["state"] == "uploading"
+
+
+async def test_an_open_upload_becomes_the_file_at_the_edge_of_the_quota(make_stack_on: MakeStack) -> None:
+    async with make_stack_on() as stack:
+        await stack.upload(CONTENT)
+        bob = await stack.client_of("bob", total_space=CONTENT.size)
+        await stack.open(CONTENT, bob)
+        await stack.put(CONTENT, 0, bob)
+        assert (await prove(bob, await challenged(bob))).status_code == 201
+        assert await stack.usage("bob") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
+        assert (await bob.get("/uploads")).json() == {"uploads": []}
+        assert not list((stack.data / "temp").glob("*/*/*"))
+
+
+async def test_a_proof_beyond_the_quota_is_refused(stack: Stack) -> None:
+    await stack.upload(CONTENT)
+    poor = await stack.client_of("poor", total_space=CONTENT.size - 1)
+    problem(await prove(poor, await challenged(poor)), 413, "quota-exceeded")
+    assert await stack.usage("poor") == {"finished": 0, "unfinished": 0, "reserved": 0}
+
+
+async def test_one_file_of_a_name_however_often_it_is_proven(stack: Stack) -> None:
+    await stack.upload(CONTENT)
+    bob = await stack.client_of("bob")
+    challenges = [await challenged(bob) for _ in range(5)]
+    responses = await asyncio.gather(*(prove(bob, challenge) for challenge in challenges))
+    assert sorted(response.status_code for response in responses) == [200, 200, 200, 200, 201]
+    assert len({response.json()["file"]["id"] for response in responses}) == 1
+    assert (await stack.usage("bob"))["finished"] == CONTENT.size
+
+
+async def test_content_that_goes_meanwhile_has_to_be_sent(stack: Stack) -> None:
+    file_id = (await stack.upload(CONTENT)).json()["file"]["id"]
+    file = await stack.services.files.get("alice", file_id)
+    bob = await stack.client_of("bob")
+    challenges = [await challenged(bob), await challenged(bob)]
+    assert await Transactions(stack.services.database).delete(file)
+    problem(await prove(bob, challenges[0]), 403, "proof-failed")  # a row without refs
+    assert await stack.services.files.collect(CONTENT.sha256)
+    problem(await prove(bob, challenges[1]), 403, "proof-failed")  # no bytes
+    assert (await ask(bob)).json()["state"] == "uploading"
+    assert (await stack.usage("bob"))["finished"] == 0
+
+
+async def test_of_two_contents_with_one_md5_each_is_proven_by_its_own_bytes(stack: Stack) -> None:
+    """No MD5 collision of a size that is challenged is at hand, so the row of one blob is given the other's MD5."""
+    twin = Content(MIB, seed=3)
+    await stack.upload(CONTENT)
+    await stack.upload(twin)
+    async with stack.services.database.engine.begin() as connection:
+        for table in (models.blob, models.file):
+            await connection.execute(table.update().where(table.c.sha256 == twin.sha256).values(md5=CONTENT.md5))
+    bob = await stack.client_of("bob")
+    for mine, other in ((CONTENT, twin), (twin, CONTENT)):
+        wrong = await challenged(bob, sha256=mine.sha256)
+        body = {"id": wrong["id"], "name": "mine.bin", "proof": proof_by(other.data, wrong, mine.sha256)}
+        problem(await bob.post(f"{URL}/proof", json=body), 403, "proof-failed")
+        right = await challenged(bob, sha256=mine.sha256)
+        body = {"id": right["id"], "name": "mine.bin", "proof": proof_by(mine.data, right, mine.sha256)}
+        file = (await bob.post(f"{URL}/proof", json=body)).json()["file"]
+        assert file["sha256"] == mine.sha256
+        assert (await bob.get(f"/me/files/{file['id']}/content")).content == mine.data
+
+
+# By id
+
+
+async def test_telling_the_digests_may_lead_to_a_challenge_that_can_be_ignored(stack: Stack) -> None:
+    await stack.upload(CONTENT)
+    bob = await stack.client_of("bob")
+    body = {"name": "by-id.bin", "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
+    upload = (await bob.post("/uploads", json=body)).json()["upload"]
+    told = await bob.patch(f"/uploads/{upload['id']}", json={"md5": CONTENT.md5, "sha256": CONTENT.sha256})
+    assert (told.status_code, told.json()["state"]) == (200, "challenge")
+    for number in range(CONTENT.chunk_count):
+        sent = await bob.put(f"/uploads/{upload['id']}/chunks/{number}", content=CONTENT.chunk(number))
+    assert (sent.status_code, sent.json()["file"]["instant"]) == (201, False)
+
+
+async def test_an_upload_is_finished_by_a_proof_under_its_id(stack: Stack) -> None:
+    await stack.upload(CONTENT)
+    bob, carol = await stack.client_of("bob"), await stack.client_of("carol")
+    upload = (await bob.post("/uploads", json={"name": "by-id.bin", "size": CONTENT.size})).json()["upload"]
+    url = f"/uploads/{upload['id']}"
+    told = await bob.patch(url, json={"md5": CONTENT.md5, "sha256": CONTENT.sha256})
+    challenge = told.json()["challenge"]
+    answer = {
+        "id": challenge["id"],
+        "name": "proven.bin",
+        "proof": proof_by(CONTENT.data, challenge, CONTENT.sha256),
+    }
+    problem(await carol.post(f"{url}/proof", json=answer), 404, "upload-not-found")
+    response = await bob.post(f"{url}/proof", json=answer)
+    assert (response.status_code, response.json()["file"]["name"]) == (201, "proven.bin")
+    again = await bob.post(f"{url}/proof", json=answer)
+    assert (again.status_code, again.json()) == (200, response.json())
+    assert await stack.usage("bob") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"id": "c", "name": "a"},
+        {"id": "", "name": "a", "proof": "0" * 64},
+        {"id": "c" * 65, "name": "a", "proof": "0" * 64},
+        {"id": 1, "name": "a", "proof": "0" * 64},
+        {"id": "c", "name": "../a", "proof": "0" * 64},
+        {"id": "c", "name": "a", "proof": "0" * 63},
+        {"id": "c", "name": "a", "proof": "g" * 64},
+        {"id": "c", "name": "a", "proof": "0" * 64 + "\n"},
+        {"id": "c", "name": "a", "proof": "0" * 64, "more": 1},
+    ],
+)
+async def test_a_malformed_proof_is_told_so_and_spends_nothing(stack: Stack, body: dict[str, Any]) -> None:
+    await stack.upload(CONTENT)
+    bob = await stack.client_of("bob")
+    challenge = await challenged(bob)
+    sent = {**body, "id": challenge["id"]} if body.get("id") == "c" else body
+    problem(await bob.post(f"{URL}/proof", json=sent), 422, "invalid-request")
+    assert (await prove(bob, challenge)).status_code == 201
+
+
+# Budgets
+
+
+async def test_after_too_many_probes_what_is_there_looks_as_what_is_not(make_stack: MakeStack) -> None:
+    async with make_stack(proof_max_probes=3) as stack:
+        await stack.upload(CONTENT)
+        bob = await stack.client_of("bob")
+        for seed in range(2):
+            assert (await ask(bob, Content(MIB, seed=10 + seed))).json()["state"] == "uploading"
+        assert (await prove(bob, await challenged(bob))).status_code == 201
+        there = await ask(await stack.client_of("carol"), name="carols")
+        assert there.json()["state"] == "challenge"  # a budget is each user's own
+        spent = await stack.client_of("dave")
+        for seed in range(3):
+            await ask(spent, Content(MIB, seed=20 + seed))
+        hidden, absent = await ask(spent), await ask(spent, Content(MIB, seed=30))
+        assert hidden.status_code == absent.status_code == 201
+        assert hidden.json()["upload"].keys() == absent.json()["upload"].keys()
+        assert hidden.headers.keys() == absent.headers.keys()
+
+
+async def test_after_too_many_failures_no_challenge_is_offered_and_good_proofs_cost_nothing(
+    make_stack: MakeStack,
+) -> None:
+    async with make_stack(proof_max_failures=3) as stack:
+        await stack.upload(CONTENT)
+        bob = await stack.client_of("bob")
+        for _ in range(5):
+            proven = await prove(bob, await challenged(bob))
+            assert (await bob.delete(f"/me/files/{proven.json()['file']['id']}")).status_code == 204
+        mallory = await stack.client_of("mallory")
+        for _ in range(3):
+            problem(await prove(mallory, await challenged(mallory), proof="0" * 64), 403, "proof-failed")
+        assert (await ask(mallory)).json()["state"] == "uploading"
+
+
+async def test_a_budget_is_whole_again_after_an_hour(stack: Stack) -> None:
+    await stack.upload(CONTENT)
+    await challenged(await stack.client_of("bob"))
+    keys = challenge_keys(0, "bob", "")
+    for key in (keys.probes, keys.unproven):
+        assert 3_590_000 < await stack.services.redis.pttl(key) <= 3_600_000
+
+
+async def test_racing_callers_get_no_more_challenges_than_the_budget_has(make_stack: MakeStack) -> None:
+    async with make_stack(proof_max_failures=7) as stack:
+        await stack.upload(CONTENT)
+        bob = await stack.client_of("bob")
+        states = Counter(await asyncio.gather(*(_state_of(ask(bob)) for _ in range(30))))
+        assert states["challenge"] == 7
+
+
+async def _state_of(response: Any) -> str:
+    state: str = (await response).json()["state"]
+    return state
+
+
+async def test_content_below_the_minimum_is_not_offered(make_stack: MakeStack) -> None:
+    async with make_stack(proof_min_size_bytes=SMALL.size + 1) as stack:
+        await stack.upload(SMALL)
+        assert (await ask(await stack.client_of("bob"), SMALL)).json()["state"] == "uploading"
+
+
+async def test_the_same_work_is_done_whether_content_is_there_or_not(stack: Stack) -> None:
+    """Compared by what reaches the stores: as many statements and commands, and the same ones."""
+    await stack.upload(CONTENT)
+    spent, fresh = await stack.client_of("spent"), await stack.client_of("fresh")
+    keys = challenge_keys(0, "spent", "")
+    await ask(spent, Content(MIB, seed=1))  # so that the script is loaded
+    await stack.services.redis.set(keys.probes, 10**6)
+    worked = []
+    for client, content in ((spent, CONTENT), (spent, Content(MIB, seed=2)), (fresh, Content(MIB, seed=3))):
+        before = await stack.services.redis.info("commandstats")
+        assert (await ask(client, content)).json()["state"] == "uploading"
+        after = await stack.services.redis.info("commandstats")
+        calls = {name: stats["calls"] - before.get(name, {"calls": 0})["calls"] for name, stats in after.items()}
+        worked.append({name: count for name, count in calls.items() if count and name != "cmdstat_pexpire"})
+    assert worked[0] == worked[1] == worked[2]
+
+
+# Without Redis
+
+
+async def test_after_a_loss_of_redis_a_challenge_is_unknown_and_a_new_one_serves(
+    make_stack: MakeStack, own_redis: PrivateRedis
+) -> None:
+    async with make_stack(redis_url=own_redis.url) as stack:
+        await stack.upload(CONTENT)
+        bob = await stack.client_of("bob")
+        lost = await challenged(bob)
+        own_redis.command("FLUSHALL")
+        problem(await prove(bob, lost), 403, "proof-failed")
+        kept = await challenged(bob)
+        own_redis.kill()
+        problem(await prove(bob, kept), 503, "unavailable")
+        assert (await ask(bob)).json()["state"] == "uploading"
+        own_redis.start()
+        assert (await prove(bob, await challenged(bob))).status_code == 201
+
+
+# Cheating; tests/unit/test_proof.py has ten thousand
+
+
+async def test_every_try_without_the_content_fails(make_stack: MakeStack) -> None:
+    """Hash only, replay, another user's challenge, an expired one, half of the file: against the use case itself."""
+    clock = ManualClock()
+    async with make_stack(proof_max_probes=10**6, proof_max_failures=10**6, clock=clock) as stack:
+        await stack.upload(CONTENT)
+        for user_id in ("mallory", "holder"):
+            await stack.services.accounts.ensure_user(user_id)
+        half = CONTENT.data[: CONTENT.size // 2].ljust(CONTENT.size)
+        proofs_seen = [bytes(32)]
+
+        async def attempt(kind: str, name: str) -> None:
+            owner = "holder" if kind == "foreign" else "mallory"
+            opening = Opening(
+                user_id=owner,
+                md5=CONTENT.md5,
+                sha256=CONTENT.sha256,
+                name=name,
+                size=CONTENT.size,
+                chunk_size=None,
+                instant=True,
+            )
+            challenge = await stack.services.instant.challenge(opening, CONTENT.md5)
+            assert challenge is not None
+            held = {"hash": bytes(CONTENT.size), "half": half}.get(kind, CONTENT.data)
+            sent = {**asdict(challenge), "nonce": base64.b64encode(challenge.nonce)}
+            proof = bytes.fromhex(proof_by(held, sent, CONTENT.sha256))
+            if kind == "expired":
+                clock.advance(60)
+            if kind == "replay":
+                proofs_seen.append(proof)
+                proof = proofs_seen[-2]
+            with pytest.raises(ProofFailed):
+                await stack.services.instant.prove(Target("mallory", CONTENT.md5), name, challenge.id, proof)
+
+        for number in range(100):
+            for kind in ("hash", "replay", "foreign", "expired", "half"):
+                await attempt(kind, f"{kind}/{number}")
+        assert await stack.usage("mallory") == {"finished": 0, "unfinished": 0, "reserved": 0}

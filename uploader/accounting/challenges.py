@@ -1,0 +1,68 @@
+"""Challenges where every worker sees them: kept for a while, taken once, within budgets of each user.
+
+A loss of Redis loses challenges and budgets, and no more: who answers is asked anew or sends the bytes.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from uploader.accounting.connection import AWAY, Connection
+from uploader.accounting.keys import ChallengeKeys, challenge_keys, shard_of
+from uploader.accounting.scripts import Script
+from uploader.domain.proof import Challenge
+from uploader.errors import Unavailable
+
+_ISSUE_CHALLENGE = Script("issue_challenge")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """How often a user may ask whether content is there, and get it wrong, within a window of time."""
+
+    max_probes: int
+    max_unproven: int
+    window_seconds: float
+
+
+class Challenges:
+    """The challenges of all users."""
+
+    def __init__(self, redis: Connection, *, shards: int, budgets: Budgets) -> None:
+        self._redis = redis
+        self._shards = shards
+        self._budgets = budgets
+
+    async def issue(
+        self, challenge: Challenge, *, offered: bool, ttl_seconds: float, now_ms: int | None = None
+    ) -> bool:
+        """Count a probe; keep the challenge if it is `offered` and the budgets allow it. Raises Unavailable.
+
+        A challenge counts as failed until its user proves it.
+        """
+        budgets = self._budgets
+        arguments = [
+            *("" if now_ms is None else now_ms, challenge.id, msgspec.json.encode(challenge), int(offered)),
+            *(round(ttl_seconds * 1000), round(budgets.window_seconds * 1000)),
+            *(budgets.max_probes, budgets.max_unproven),
+        ]
+        keys = self._keys(challenge.user_id, challenge.id)
+        return bool(await _ISSUE_CHALLENGE.run(self._redis, keys.as_list(), arguments))
+
+    async def take(self, user_id: str, challenge_id: str) -> Challenge | None:
+        """A challenge of this user, which nobody can take again. Raises Unavailable."""
+        try:
+            kept = await self._redis.getdel(self._keys(user_id, challenge_id).challenge)
+        except AWAY as error:
+            raise Unavailable("The accounting store is away.") from error
+        return None if kept is None else msgspec.json.decode(kept, type=Challenge)
+
+    async def count_as_proven(self, challenge: Challenge) -> None:
+        """Give back what a challenge took of the budget. Raises Unavailable."""
+        try:
+            await self._redis.zrem(self._keys(challenge.user_id, challenge.id).unproven, challenge.id)
+        except AWAY as error:
+            raise Unavailable("The accounting store is away.") from error
+
+    def _keys(self, user_id: str, challenge_id: str) -> ChallengeKeys:
+        return challenge_keys(shard_of(user_id, self._shards), user_id, challenge_id)
