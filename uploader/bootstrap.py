@@ -34,9 +34,9 @@ from uploader.http.app import (
 )
 from uploader.http.auth import Authenticator
 from uploader.http.body import Intake
+from uploader.http.limits import LIMITS_STATE, ConnectionLimits, connection_limits
 from uploader.http.native import FileHandlers, UploadHandlers
 from uploader.http.operations import OperationsHandlers
-from uploader.http.protocol import HEADER_TIMEOUT_STATE
 from uploader.jobs.cleanup import Cleaner
 from uploader.jobs.collector import Collector
 from uploader.jobs.expirer import Expirer
@@ -265,9 +265,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> S
         *admin_operations(AdminHandlers(services.reports, services.accounts, services.clock)),
         *open_operations(OperationsHandlers(settings, services.openings, services.health), settings),
     ]
-    return create_application(
-        operations, authenticator, lifespan, body_timeout_seconds=settings.body_idle_timeout_seconds
-    )
+    return create_application(operations, authenticator, lifespan, intake=intake)
 
 
 def check_settings(settings: Settings) -> None:
@@ -362,8 +360,8 @@ def create_app() -> Starlette:
     services = create_services(settings)
 
     @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[dict[str, float]]:
+    async def lifespan(_app: Starlette) -> AsyncIterator[dict[str, ConnectionLimits]]:
         async with running(services, jobs=settings.jobs):
-            yield {HEADER_TIMEOUT_STATE: settings.header_timeout_seconds}
+            yield {LIMITS_STATE: connection_limits(settings)}
 
     return build_application(services, lifespan)

@@ -36,6 +36,8 @@ UploaderError
 ├── RangeNotSatisfiable
 ├── UnsupportedMediaType
 ├── BadRequest
+│   ├── TargetTooLong
+│   └── HeadersTooLarge
 ├── MethodNotAllowed
 └── Unavailable
     └── StorageFailed
@@ -265,6 +267,18 @@ class BadRequest(UploaderError):
     """The request could not be understood."""
 
     code = "bad-request"
+
+
+class TargetTooLong(BadRequest):
+    """The address of the request is too long."""
+
+    code = "target-too-long"
+
+
+class HeadersTooLarge(BadRequest):
+    """The headers of the request are too large, or too many."""
+
+    code = "headers-too-large"
 
 
 class MethodNotAllowed(UploaderError):

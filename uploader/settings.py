@@ -230,7 +230,7 @@ class Settings:
     )
     # How long a body may stand still, in seconds. Default: 30s
     body_idle_timeout_seconds: float = _setting(
-        "BODY_IDLE_TIMEOUT", _duration, "30s", "how long a body may stand still before 408"
+        "BODY_IDLE_TIMEOUT", _duration, "30s", "how long a body may stand still before 408, or an answer before the end"
     )
     # The slowest a body may come once 10 s have passed, in bytes a second. Default: 1KiB/s
     min_body_rate_bytes: int = _setting(
@@ -239,6 +239,10 @@ class Settings:
     # How long a request's headers may take, in seconds. Default: 15s
     header_timeout_seconds: float = _setting(
         "HEADER_TIMEOUT", _duration, "15s", "how long the headers of a request may take"
+    )
+    # Connections of one process. Default: 4096
+    max_connections: int = _setting(
+        "MAX_CONNECTIONS", _integer(1, 10**6), "4096", "connections, per process; those beyond are answered 503"
     )
     # Memory for chunk bodies in one process, in bytes. Default: 512MiB
     body_budget_bytes: int = _setting(

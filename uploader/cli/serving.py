@@ -51,7 +51,7 @@ def _serve(settings: Settings, wait_for_redis: "Callable[[], None]") -> None:
     from uvicorn.supervisors import Multiprocess
 
     from uploader import bootstrap
-    from uploader.http.protocol import TimedProtocol
+    from uploader.http.protocol import LimitedProtocol
     from uploader.observability import configure_logging
 
     configure_logging(settings.log_level, settings.log_format)
@@ -70,7 +70,7 @@ def _serve(settings: Settings, wait_for_redis: "Callable[[], None]") -> None:
         "uploader.bootstrap:create_app",
         factory=True,
         workers=settings.workers,
-        http=TimedProtocol,
+        http=LimitedProtocol,
         ws="none",
         lifespan="on",
         log_config=None,

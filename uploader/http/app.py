@@ -17,6 +17,7 @@ from uploader.errors import BadRequest, MethodNotAllowed, NotFound, UploaderErro
 from uploader.http import wire
 from uploader.http.admin import AdminHandlers
 from uploader.http.auth import Authenticator
+from uploader.http.body import Intake
 from uploader.http.envelope import Envelope
 from uploader.http.native import FileHandlers, UploadHandlers, answer
 from uploader.http.openapi import document
@@ -326,7 +327,7 @@ def create_application(
     authenticator: Authenticator,
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[Mapping[str, Any]]] | None = None,
     *,
-    body_timeout_seconds: float,
+    intake: Intake,
 ) -> Starlette:
     """The application that serves a route table."""
 
@@ -348,7 +349,7 @@ def create_application(
     for operation in operations:
         by_path[operation.path].append(operation)
     application = Starlette(
-        routes=[_route(path, at_path, authenticator, body_timeout_seconds) for path, at_path in by_path.items()],
+        routes=[_route(path, at_path, authenticator, intake) for path, at_path in by_path.items()],
         middleware=[Middleware(Envelope)],
         exception_handlers={HTTPException: _routing_problem},
         lifespan=lifespan,
@@ -357,7 +358,7 @@ def create_application(
     return application
 
 
-def _route(path: str, operations: list[Operation], authenticator: Authenticator, body_timeout_seconds: float) -> Route:
+def _route(path: str, operations: list[Operation], authenticator: Authenticator, intake: Intake) -> Route:
     by_method = {operation.method: operation for operation in operations}
     if "GET" in by_method:
         by_method["HEAD"] = by_method["GET"]
@@ -367,16 +368,14 @@ def _route(path: str, operations: list[Operation], authenticator: Authenticator,
         operation = by_method.get(request.method)
         if operation is None:
             return problem_response(MethodNotAllowed(), allow)
-        return await _run(operation, request, authenticator, body_timeout_seconds)
+        return await _run(operation, request, authenticator, intake)
 
     route = Route(path, endpoint)
     route.methods = None  # the endpoint answers 405 itself: the router would not know what to allow
     return route
 
 
-async def _run(
-    operation: Operation, request: Request, authenticator: Authenticator, body_timeout_seconds: float
-) -> Response:
+async def _run(operation: Operation, request: Request, authenticator: Authenticator, intake: Intake) -> Response:
     """Authenticate, handle, and turn what is raised into a problem."""
     try:
         if operation.access == "open":
@@ -385,7 +384,7 @@ async def _run(
             identity = await authenticator.user(request)
         else:
             identity = await authenticator.admin(request)
-        return await operation.handler(Call(request, identity, body_timeout_seconds))
+        return await operation.handler(Call(request, identity, intake))
     except UploaderError as error:
         headers = {"Content-Range": f"bytes */{error.fields['size']}"} if error.code == "range-not-satisfiable" else {}
         return problem_response(error, headers)

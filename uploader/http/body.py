@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
-from uploader.errors import BodyTimeout, ChunkLengthMismatch, TooManyRequests
+from uploader.errors import BodyTimeout, ChunkLengthMismatch, InvalidRequest, TooManyRequests
 from uploader.settings import Settings
 from uploader.storage.base import Spool, Storage
 from uploader.tasks import uninterrupted
@@ -21,6 +21,9 @@ _SPOOL_BATCH_BYTES = 256 << 10
 # A body that takes longer than this moves out of memory; the minimum rate is asked for from here on, too.
 _GRACE_SECONDS = 10.0
 _USER_SHARE = 4
+# JSON is small, and there is no place for it but memory: it has a budget of its own, so that chunks never starve it.
+MAX_JSON_BYTES = 256 << 10
+_JSON_BUDGET_BYTES = 64 << 20
 
 
 class BodyBudget:
@@ -122,6 +125,7 @@ class Intake:
     def __init__(self, settings: Settings, storage: Storage) -> None:
         self._storage = storage
         self._budget = BodyBudget(settings.body_budget_bytes)
+        self._json_budget = BodyBudget(_JSON_BUDGET_BYTES)
         self._idle_timeout_seconds = settings.body_idle_timeout_seconds
         self._min_rate_bytes = settings.min_body_rate_bytes
         self._max_per_user = settings.max_concurrent_chunks
@@ -152,6 +156,30 @@ class Intake:
             body.close()
             raise
         return body
+
+    async def receive_json(self, receive: Receive, user_id: str) -> bytes:
+        """A small body, within the idle time-out as a whole.
+
+        Raises InvalidRequest if it is not small, TooManyRequests, BodyTimeout, and ClientDisconnect.
+        """
+        content, more = bytearray(), True
+        try:
+            async with asyncio.timeout(self._idle_timeout_seconds):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect()
+                    piece, more = message.get("body", b""), message.get("more_body", False)
+                    if len(content) + len(piece) > MAX_JSON_BYTES:
+                        raise InvalidRequest.field("body", f"is longer than {MAX_JSON_BYTES} bytes")
+                    if not self._json_budget.charge(user_id, len(piece)):
+                        raise TooManyRequests()
+                    content += piece
+        except TimeoutError as error:
+            raise BodyTimeout() from error
+        finally:
+            self._json_budget.release(user_id, len(content))
+        return bytes(content)
 
     async def _fill(self, body: ReceivedBody, receive: Receive, expected_bytes: int) -> None:
         started = asyncio.get_running_loop().time()

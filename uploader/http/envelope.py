@@ -3,10 +3,13 @@
 import asyncio
 import re
 import secrets
+from http import HTTPStatus
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from uploader.errors import NotFound, UploaderError
+from uploader.http.problem import problem_response
 from uploader.observability import request_id
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -19,6 +22,24 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
+
+
+def _new_request_id() -> str:
+    return secrets.token_hex(8)
+
+
+def refusal(error: UploaderError) -> bytes:
+    """The whole answer to what never becomes a request of the application; the connection ends with it."""
+    identifier = _new_request_id()
+    reset = request_id.set(identifier)
+    try:
+        headers = {**_HEADERS, "X-Request-ID": identifier, "Connection": "close"}
+        response = problem_response(error, headers)
+    finally:
+        request_id.reset(reset)
+    lines = [f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()]
+    lines += [b"%s: %s" % header for header in response.raw_headers]
+    return b"\r\n".join([*lines, b"", bytes(response.body)])
 
 
 class _BodyWatch:
@@ -52,6 +73,10 @@ class _BodyWatch:
             return
 
 
+async def _nothing_there(scope: Scope, receive: Receive, send: Send) -> None:
+    await problem_response(NotFound())(scope, receive, send)
+
+
 class Envelope:
     """The outermost layer."""
 
@@ -63,7 +88,7 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        identifier = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        identifier = given if _REQUEST_ID.fullmatch(given) else _new_request_id()
         reset = request_id.set(identifier)
         body = _BodyWatch(scope, receive)
 
@@ -79,7 +104,9 @@ class Envelope:
                     headers["Connection"] = "close"
             await send(message)
 
+        # The router works on the decoded path, where an encoded slash would pass for one that separates.
+        app = _nothing_there if b"%2f" in scope.get("raw_path", b"").lower() else self._app
         try:
-            await self._app(scope, body.receive, send_wrapped)
+            await app(scope, body.receive, send_wrapped)
         finally:
             request_id.reset(reset)

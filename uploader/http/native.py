@@ -17,6 +17,7 @@ from uploader.domain.digest import parse_content_digest, parse_content_md5
 from uploader.domain.proof import Challenge
 from uploader.domain.upload import Upload
 from uploader.errors import (
+    BadRequest,
     ChunkLengthMismatch,
     DigestMismatch,
     InvalidRequest,
@@ -101,10 +102,10 @@ class UploadHandlers:
 
     async def put_chunk(self, call: Call) -> Response:
         target, number = self._target(call), call.chunk_number()
-        if call.request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        codings = call.request.headers.getlist("content-encoding")
+        if any(coding.strip().lower() not in ("", "identity") for coding in codings):
             raise UnsupportedMediaType()
-        declared = call.request.headers.get("content-length")
-        admitted = await self.chunks.admit(target, number, None if declared is None else int(declared))
+        admitted = await self.chunks.admit(target, number, _declared_length(call.request))
         if not isinstance(admitted, Upload):
             return self._sent(call, admitted)
         self.intake.enter(call.user_id)
@@ -241,6 +242,15 @@ def _idempotency_key(request: Request) -> str | None:
     if len(values) > 1 or not re.fullmatch(r"[!-~]{1,128}", values[0]):
         raise InvalidRequest.field("Idempotency-Key", "is not 1 to 128 visible ASCII characters")
     return values[0]
+
+
+def _declared_length(request: Request) -> int | None:
+    text = request.headers.get("content-length")
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,19}", text.strip()):
+        raise BadRequest("Content-Length is not a number.")
+    return int(text)
 
 
 async def _check_digests(request: Request, body: Body) -> None:

@@ -107,12 +107,12 @@ def _responses(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
 
 def _problems(operation: Operation) -> list[str]:
     common = {"open": (), "user": ("unauthenticated",), "admin": ("unauthenticated", "forbidden")}[operation.access]
-    # 400: what the HTTP parser or the decoding of the URL refuses, on every path.
-    slow = ("body-timeout",) if operation.takes is not None else ()
+    # What is refused before the application sees it, on every path; 429: too many JSON bodies of a user at once.
+    body = ("body-timeout", "too-many-requests") if operation.takes is not None else ()
     return [
-        "bad-request",
+        *("bad-request", "target-too-long", "headers-too-large"),
         *common,
-        *slow,
+        *body,
         *operation.problems,
-        *(("unavailable",) if operation.access != "open" else ()),
+        *(("unavailable",) if 503 not in operation.responses else ()),
     ]

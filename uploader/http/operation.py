@@ -3,7 +3,6 @@
 The router and the OpenAPI document are both made from it, so neither can drift from the other.
 """
 
-import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -16,12 +15,12 @@ from starlette.responses import Response
 
 from uploader.domain.digest import parse_hex
 from uploader.domain.names import normalise_name
-from uploader.errors import BodyTimeout, ChunkNumberOutOfRange, InvalidMd5, InvalidRequest
+from uploader.errors import ChunkNumberOutOfRange, InvalidMd5, InvalidRequest
+from uploader.http.body import Intake
 from uploader.service.accounts import Identity
 
 T = TypeVar("T")
 
-_MAX_JSON_BYTES = 256 << 10
 _MAX_DIGITS = 18
 
 Access = Literal["open", "user", "admin"]
@@ -60,7 +59,7 @@ class Call:
 
     request: Request
     identity: Identity
-    body_timeout_seconds: float
+    intake: Intake
 
     @property
     def user_id(self) -> str:
@@ -107,17 +106,9 @@ class Call:
         return values[0] if values else None
 
     async def json(self, kind: type[T]) -> T:
-        """The body, decoded strictly. Raises InvalidRequest, BodyTimeout."""
-        content = bytearray()
-        try:
-            async with asyncio.timeout(self.body_timeout_seconds):
-                async for piece in self.request.stream():
-                    content += piece
-                    if len(content) > _MAX_JSON_BYTES:
-                        raise InvalidRequest.field("body", f"is longer than {_MAX_JSON_BYTES} bytes")
-        except TimeoutError as error:
-            raise BodyTimeout("The body came too slowly.") from error
-        return decode_json(bytes(content), kind)
+        """The body, decoded strictly. Raises InvalidRequest, BodyTimeout, TooManyRequests."""
+        content = await self.intake.receive_json(self.request.receive, self.user_id)
+        return decode_json(content, kind)
 
 
 def decode_json(content: bytes, kind: type[T]) -> T:

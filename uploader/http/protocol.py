@@ -1,45 +1,200 @@
-"""uvicorn's HTTP/1.1 protocol with a time-out for the headers of a request, which neither uvicorn nor ASGI has."""
+"""uvicorn's HTTP/1.1 protocol with the limits that neither uvicorn nor ASGI has: on connections, on the time and the size
+of a request's head, and on how long an answer may stand still.
+
+Owns what is decided before the application sees a request, and refuses it in the application's words.
+"""
 
 import asyncio
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-# Under this name the application's lifespan state carries the time-out, in seconds.
-HEADER_TIMEOUT_STATE = "header_timeout_seconds"
+from uploader.errors import BadRequest, HeadersTooLarge, TargetTooLong, Unavailable, UploaderError
+from uploader.http.envelope import refusal
+from uploader.http.limits import LIMITS_STATE, ConnectionLimits
+
+MAX_TARGET_BYTES = 8 << 10
+MAX_HEAD_BYTES = 32 << 10
+MAX_HEADERS = 100
+# Requests sent ahead of the answers before them: each costs memory, and no client needs many.
+MAX_PIPELINED = 16
+# How long a refused connection stays, so that its client can read the answer, and how many of them may.
+_LINGER_SECONDS = 2.0
+_MAX_LINGERING = 256
 
 
-class TimedProtocol(HttpToolsProtocol):
-    """Closes a connection whose request line and headers do not arrive in time."""
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection."""
 
-    _header_timer: asyncio.TimerHandle | None = None
+    _head_timer: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+    _linger_timer: asyncio.TimerHandle | None = None
+    _refused = False
+    _in_head = True  # from the end of one request to the end of the next one's headers
+    _unparsed_bytes = 0
+    _header_bytes = 0
+    _header_count = 0
+    _progress = False  # whether what is being parsed held a part of a body, or ended a head
+
+    @property
+    def _limits(self) -> ConnectionLimits:
+        limits: ConnectionLimits = self.app_state[LIMITS_STATE]
+        return limits
+
+    # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start_header_timer()
+        excess = len(self.connections) - self._limits.max_connections
+        if excess > _MAX_LINGERING:
+            transport.abort()
+        elif excess > 0:
+            self._refuse(Unavailable("The server has too many connections; try again soon."))
+        else:
+            self._start_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._head_timer, self._stall_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._progress = False
+        if self._in_head:
+            self._start_head_timer()
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._refuse(BadRequest("This is not a valid HTTP/1.1 request."))
+        except httptools.HttpParserUpgrade:
+            self.cycle.keep_alive = False  # what follows is no HTTP/1.1 to the parser
+        self._count_unparsed(len(data))
+
+    def _count_unparsed(self, length: int) -> None:
+        """The parser keeps a header until it is whole, also one after the body: bound what it may keep."""
+        self._unparsed_bytes = 0 if self._progress else self._unparsed_bytes + length
+        if self._unparsed_bytes > MAX_HEAD_BYTES:
+            self._refuse(HeadersTooLarge())
+
+    # The request, as the parser meets its parts
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._start_header_timer()
+        self._header_bytes = self._header_count = 0
+        self._start_head_timer()
+
+    def on_url(self, url: bytes) -> None:
+        if len(self.url) + len(url) > MAX_TARGET_BYTES:
+            self._refuse_and_stop(TargetTooLong())
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_count += 1
+        self._header_bytes += len(name) + len(value)
+        if self._header_count > MAX_HEADERS or self._header_bytes > MAX_HEAD_BYTES:
+            self._refuse_and_stop(HeadersTooLarge())
+        if self._in_head:  # what comes after a body is none of the request's headers
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._stop_header_timer()
+        self._stop_head_timer()
+        self._in_head, self._progress = False, True
+        fault = _fault_of(self.headers, self.parser.get_http_version())
+        if fault is not None:
+            self._refuse_and_stop(BadRequest(fault))
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refuse_and_stop(BadRequest("Too many requests ahead of their answers."))
         super().on_headers_complete()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_header_timer()
-        super().connection_lost(exc)
+    def on_body(self, body: bytes) -> None:
+        self._progress = True
+        super().on_body(body)
 
-    def _start_header_timer(self) -> None:
-        if self._header_timer is None:
-            seconds = self.app_state[HEADER_TIMEOUT_STATE]
-            self._header_timer = self.loop.call_later(seconds, self._headers_are_late)
+    def on_message_complete(self) -> None:
+        self._in_head, self._progress = True, True
+        super().on_message_complete()
 
-    def _stop_header_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+    # The head takes too long
 
-    def _headers_are_late(self) -> None:
-        self._header_timer = None
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._limits.header_timeout_seconds, self._head_is_late)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
         if not self.transport.is_closing():
             self.transport.close()
+
+    # The client does not take its answer
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_stall()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _watch_stall(self) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(self._limits.idle_timeout_seconds, self._check_stall, waiting)
+
+    def _check_stall(self, waiting_before: int) -> None:
+        self._stall_timer = None
+        if self.transport.get_write_buffer_size() < waiting_before:
+            self._watch_stall()
+        else:
+            self.transport.abort()
+
+    # Refusing
+
+    def _refuse_and_stop(self, error: UploaderError) -> None:
+        """From a callback of the parser, which must not go on."""
+        self._refuse(error)
+        raise ValueError(error.detail)
+
+    def _refuse(self, error: UploaderError) -> None:
+        """Answer where the client can tell what is answered, and let go of the connection."""
+        if self._refused:
+            return
+        self._refused = True
+        self._stop_head_timer()
+        self._unset_keepalive_if_required()
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and cycle.response_complete:
+            cycle = None
+        if cycle is not None and (self._in_head or cycle.response_started):
+            self.transport.close()  # the next bytes on the connection belong to the answer under way
+            return
+        if cycle is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.flow.resume_reading()
+        self.transport.write(refusal(error))
+        self.transport.write_eof()
+        # To close with bytes unread would take the answer away from the client again.
+        self._linger_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
+
+
+def _fault_of(headers: list[tuple[bytes, bytes]], http_version: str) -> str | None:
+    """What makes a request ambiguous (RFC 9112, sections 3.2 and 6.1), beyond what the parser refuses."""
+    if http_version not in ("1.0", "1.1"):
+        return "Only HTTP/1.1 and HTTP/1.0 are spoken here."
+    hosts = sum(name == b"host" for name, _ in headers)
+    if hosts > 1 or (hosts == 0 and http_version == "1.1"):
+        return "A request has one Host header."
+    codings = [value for name, value in headers if name == b"transfer-encoding"]
+    if codings and (http_version == "1.0" or [value.strip().lower() for value in codings] != [b"chunked"]):
+        return "The only Transfer-Encoding is chunked."
+    return None

@@ -45,6 +45,17 @@ class Blobs:
         except FileNotFoundError as error:
             raise Gone(sha256) from error
 
+    def read(self, sha256: str, ranges: list[tuple[int, int]]) -> list[bytes]:
+        """The bytes of some ranges, each an offset and a length. Raises Gone if they are not all there."""
+        descriptor = self.open(sha256)
+        try:
+            contents = [disk.read(descriptor, length, offset) for offset, length in ranges]
+        finally:
+            disk.close(descriptor)
+        if any(len(content) != length for content, (_, length) in zip(contents, ranges, strict=True)):
+            raise Gone(sha256)
+        return contents
+
     def size(self, sha256: str) -> int | None:
         """In bytes; None if there is no such blob."""
         try:

@@ -208,20 +208,7 @@ class LocalStorage:
         return LocalBlob(self, self.blobs.open(sha256))
 
     async def read_blob(self, sha256: str, ranges: list[tuple[int, int]]) -> list[bytes]:
-        return await self.in_thread(self._read_blob, sha256, ranges)
-
-    def _read_blob(self, sha256: str, ranges: list[tuple[int, int]]) -> list[bytes]:
-        try:
-            descriptor = _open(self.blob_path(sha256), os.O_RDONLY)
-        except FileNotFoundError as error:
-            raise Gone(sha256) from error
-        try:
-            contents = [os.pread(descriptor, length, offset) for offset, length in ranges]
-        finally:
-            os.close(descriptor)
-        if any(len(content) != length for content, (_, length) in zip(contents, ranges, strict=True)):
-            raise Gone(sha256)
-        return contents
+        return await self.reading(self.blobs.read, sha256, ranges)
 
     async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
         return await self.in_thread(lambda: [self.blobs.size(sha256) for sha256 in sha256s])

@@ -1,0 +1,132 @@
+"""A server on a port of this process, and raw connections to it: for what a client library would mend."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from tests.conftest import MakeStack
+from tests.support.stack import Stack
+from uploader.bootstrap import build_application
+from uploader.http.limits import LIMITS_STATE, ConnectionLimits, connection_limits
+from uploader.http.protocol import LimitedProtocol
+
+_READ_TIMEOUT_SECONDS = 10.0
+
+
+@dataclass
+class Answer:
+    """One answer as it came over the connection."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def code(self) -> str:
+        code: str = json.loads(self.body)["code"]
+        return code
+
+
+class Connection:
+    """A raw connection of the user `alice`."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, authorization: str) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._authorization = authorization
+
+    async def send(self, content: bytes) -> None:
+        """Send, unless the other side has closed already."""
+        with suppress(ConnectionError):
+            self._writer.write(content)
+            await self._writer.drain()
+
+    async def request(self, method: str, path: str, *headers: str, authorized: bool = True) -> None:
+        """Send the head of a request."""
+        lines = [f"{method} {path} HTTP/1.1", "Host: test", *headers]
+        lines += [f"Authorization: {self._authorization}"] if authorized else []
+        await self.send(("\r\n".join(lines) + "\r\n\r\n").encode())
+
+    async def answer(self, *, has_body: bool = True) -> Answer:
+        async with asyncio.timeout(_READ_TIMEOUT_SECONDS):
+            head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+            body = await self._reader.readexactly(int(headers.get("content-length", 0)) if has_body else 0)
+        return Answer(int(head[0].split()[1]), headers, body)
+
+    async def is_closed(self) -> bool:
+        """Whether the server closes the connection without another byte."""
+        async with asyncio.timeout(_READ_TIMEOUT_SECONDS):
+            try:
+                return await self._reader.read(1) == b""
+            except ConnectionError:
+                return True
+
+    async def close(self) -> None:
+        self._writer.close()
+        with suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+
+@dataclass
+class Server:
+    """A server on a port, over a stack."""
+
+    stack: Stack
+    uvicorn: uvicorn.Server
+
+    @property
+    def port(self) -> int:
+        port: int = self.uvicorn.servers[0].sockets[0].getsockname()[1]
+        return port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        connection = Connection(reader, writer, self.stack.client.headers["authorization"])
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+
+@asynccontextmanager
+async def serving_stack(make_stack: MakeStack, **settings: Any) -> AsyncIterator[Server]:
+    """A stack behind uvicorn on a free port."""
+    async with make_stack(**settings) as stack:
+
+        @asynccontextmanager
+        async def lifespan(_app: Any) -> AsyncIterator[dict[str, ConnectionLimits]]:
+            yield {LIMITS_STATE: connection_limits(stack.services.settings)}
+
+        application = build_application(stack.services, lifespan)
+        config = uvicorn.Config(
+            application,
+            port=0,
+            http=LimitedProtocol,
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=1,
+        )
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve())
+        try:
+            async with asyncio.timeout(10):
+                while not server.started:
+                    await asyncio.sleep(0.01)
+            yield Server(stack, server)
+        finally:
+            server.should_exit = True
+            await task
