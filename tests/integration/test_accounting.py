@@ -399,6 +399,12 @@ async def test_an_ack_of_another_generation_is_ignored(opened: Ledger) -> None:
     assert await opened.ack(CHUNK, generation=2) == 1
 
 
+async def test_an_ack_of_more_than_redis_fell_back_to_is_ignored(opened: Ledger) -> None:
+    await opened.record(0)
+    assert await opened.ack(2 * CHUNK) == 0
+    assert await opened.fact("flushed") == 0
+
+
 async def test_an_ack_of_an_unknown_or_closed_upload_is_ignored(opened: Ledger) -> None:
     await opened.record(0)
     await opened.forget()

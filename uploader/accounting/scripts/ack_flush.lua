@@ -5,15 +5,15 @@
 -- Returns how many tasks were taken out.
 --
 -- One script because the comparison with `received` and the removal of the task must not be torn apart: a chunk that
--- landed in between would wait for nobody. A stale worker's ack does nothing: another generation is ignored, and
--- `flushed` never goes down.
+-- landed in between would wait for nobody. A stale worker's ack does nothing: another generation is ignored, and so is
+-- more than was received (Redis fell back to an older state meanwhile); `flushed` never goes down.
 
 local prefix, removed = ARGV[1], 0
 for i = 2, #ARGV, 4 do
   local id, generation, value = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
   local up = prefix .. id
   local facts = redis.call('HMGET', up, 'generation', 'received', 'flushed', 'state', 'lease_until')
-  if facts[1] == generation then
+  if facts[1] == generation and value <= tonumber(facts[2]) then
     local flushed = math.max(tonumber(facts[3]), value)
     redis.call('HSET', up, 'flushed', string.format('%d', flushed))
     if facts[4] == 'open' then
