@@ -3,8 +3,13 @@
 Redis keeps its own time (`TIME` inside the scripts); this clock stamps rows and decides expiry.
 """
 
+import os
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+# The seconds in this file are added to the wall clock, so that tests can turn that of a whole process. No setting.
+_offset_file = os.environ.get("UPLOADER_TEST_CLOCK")
 
 
 class Clock:
@@ -12,7 +17,8 @@ class Clock:
 
     def now(self) -> datetime:
         """The present moment, in UTC."""
-        return datetime.now(UTC)
+        now = datetime.now(UTC)
+        return now if _offset_file is None else now + timedelta(seconds=float(Path(_offset_file).read_text()))
 
     def monotonic(self) -> float:
         """Seconds that have passed since some moment; nobody sets this one."""

@@ -1,8 +1,12 @@
 """The clock is in UTC, and the one of the tests stands still."""
 
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from tests.support.clock import ManualClock
+from tests.support.process import environment
 from uploader.clock import Clock
 
 
@@ -11,6 +15,18 @@ def test_the_clock_tells_the_present_moment_in_utc() -> None:
     now = Clock().now()
     assert before <= now <= datetime.now(UTC)
     assert now.tzinfo is UTC
+
+
+def test_the_clock_of_a_whole_process_can_be_turned_in_tests(tmp_path: Path) -> None:
+    offset = tmp_path / "seconds"
+    offset.write_text("-864000")
+    code = "from uploader.clock import Clock; print(Clock().now().timestamp())"
+    settings = {"TEST_CLOCK": str(offset)}
+    told = subprocess.run(
+        [sys.executable, "-c", code], env=environment(settings), capture_output=True, text=True, check=True
+    )
+    past = datetime.now(UTC) - timedelta(days=10)
+    assert abs(float(told.stdout) - past.timestamp()) < 3600
 
 
 def test_the_clock_of_the_tests_moves_only_when_it_is_turned(clock: ManualClock) -> None:
