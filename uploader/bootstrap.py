@@ -244,6 +244,7 @@ async def reset_redis(services: Services) -> int:
     Everything is rebuilt from the disk and the database. Raises Unavailable.
     """
     deleted = await services.pending.reset()
+    crash_point("reset.after_keys")
     await services.database.transact(
         lambda connection: meta.replace_fact(connection, "shards", str(services.settings.shards))
     )

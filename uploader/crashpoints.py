@@ -9,7 +9,11 @@ import os
 import signal
 
 NAMES = (
+    "directory.after_mkdir",
     "owner.after_token_file",
+    "user.after_commit",
+    "sweep.after_claim",
+    "sweep.after_rebuild",
     "open.after_mkdir",
     "open.after_data_file",
     "open.after_digest_file",
@@ -17,6 +21,7 @@ NAMES = (
     "open.after_directory_sync",
     "open.after_create",
     "open.after_commit",
+    "tell.after_commit",
     "hydrate.after_rebuild",
     "chunk.after_data_write",
     "chunk.after_data_sync",
@@ -26,6 +31,7 @@ NAMES = (
     "flush.after_claim",
     "flush.after_commit",
     "flush.after_ack",
+    "merge.after_account",
     "merge.after_data_sync",
     "merge.after_digest_write",
     "merge.after_digest_saved",
@@ -35,12 +41,23 @@ NAMES = (
     "blob.after_directory_sync",
     "merge.after_commit",
     "instant.after_commit",
+    "withdraw.after_commit",
+    "withdraw.after_digest",
+    "withdraw.after_map_record",
+    "withdraw.after_map",
     "close.after_announce",
     "close.after_commit",
     "clear.after_forget",
     "discard.after_unlink",
     "delete.after_commit",
     "collect.after_unlink",
+    "tidy.after_forget",
+    "remove.after_unlink",
+    "month.after_rmdir",
+    "stray.after_unlink",
+    "repair.after_commit",
+    "reset.after_key",
+    "reset.after_keys",
 )
 
 _name, _, _nth = os.environ.get("UPLOADER_TEST_CRASH_AT", "").partition(":")

@@ -1,60 +1,128 @@
-"""The server dies at every line between two durable effects, is started again, and its client finishes as if nothing
-had been: no acknowledged byte is lost, none is counted twice."""
+"""The server, or a command, dies at every line between two durable effects and is started again, and its client finishes
+as if nothing had been: no acknowledged byte is lost, none is counted twice."""
 
 import contextlib
+import json
 import shutil
 import signal
-from dataclasses import dataclass, field
+import subprocess
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from redis.asyncio import Redis
+from sqlalchemy import func, select, update
 
 from tests.support.at_rest import check_at_rest, rests_within
-from tests.support.content import KIB, Content
+from tests.support.content import KIB, MIB, Content
 from tests.support.invariants import Account, checked_accounts
-from tests.support.process import Process, Server, answers, ended
+from tests.support.process import Process, Server, answers, ended, run_cli
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
 from uploader.crashpoints import NAMES
+from uploader.database import models
 from uploader.database.engine import Database
 from uploader.embedded import socket_path
+
+
+class Zeros(Content):
+    """Content that costs little to make."""
+
+    @cached_property
+    def data(self) -> bytes:
+        return bytes(self.size)
+
 
 KEPT = Content(160 * KIB, seed=1, name="kept.bin")
 LEFT_OPEN = Content(100 * KIB, seed=2, name="open.bin")
 CANCELLED = Content(100 * KIB, seed=3, name="cancelled.bin")
 DELETED = Content(70 * KIB, seed=4, name="deleted.bin")
-EXPECTED = Account(finished=2 * KEPT.size, unfinished=64 * KIB, reserved=LEFT_OPEN.size)
+ROTTEN = Content(180 * KIB, seed=5, name="rotten.bin")
+LARGE = Zeros(256 * MIB, chunk_size=64 * MIB, name="large.bin")  # so large that it is accounted for before its hashing
+EXPECTED = Account(finished=2 * KEPT.size + ROTTEN.size, unfinished=64 * KIB, reserved=LEFT_OPEN.size)
 
-# Which passing of a point kills, where the first is not the only one of interest.
-LATER = {
-    "chunk.after_record": (5,),  # the last chunk of a file, which settles
-    "discard.after_unlink": (2, 3),
+# Servers that die one after the other, each at the given passing of a point, the first by default. What one leaves, the
+# next begins with; the client does what it does from the start, so that some points come up again later.
+SERVERS = {
+    "start": ("owner.after_token_file", "user.after_commit", "directory.after_mkdir", "sweep.after_claim"),
+    "sweep": ("sweep.after_rebuild",),
+    "open": (
+        "directory.after_mkdir:4",  # the month; before it temp, spool and the year
+        "open.after_mkdir",
+        "open.after_data_file",
+        "open.after_digest_file",
+        "open.after_map_file",
+        "open.after_directory_sync",
+        "open.after_create",
+        "open.after_commit",
+        "hydrate.after_rebuild",
+        "tell.after_commit",
+    ),
+    "chunk": (
+        "chunk.after_data_write",
+        "chunk.after_data_sync",
+        "chunk.after_map_record",
+        "chunk.after_map_sync",
+        "chunk.after_record",
+    ),
+    "last chunk": ("chunk.after_record:6",),  # of a file: it settles
+    "flush": ("flush.after_claim", "flush.after_commit"),
+    "ack": ("flush.after_ack",),
+    "large": ("merge.after_account",),
+    "digest": ("merge.after_data_sync", "merge.after_digest_write", "merge.after_digest_saved"),
+    # The announcement of the withdrawal, of a merge, of an instant upload, of a cancellation.
+    "announce": tuple(f"close.after_announce:{nth}" for nth in (1, 2, 4, 3)),
+    "withdraw": ("withdraw.after_commit", "withdraw.after_digest", "withdraw.after_map_record", "withdraw.after_map"),
+    "blob": (
+        "blob.after_link",
+        "merge.after_commit",
+        "blob.after_own_link",
+        "blob.after_rename",
+        "blob.after_directory_sync",
+        "directory.after_mkdir",  # of a blob
+    ),
+    "clear": (
+        "clear.after_forget",
+        "discard.after_unlink",
+        "delete.after_commit",
+        "discard.after_unlink:2",
+        "collect.after_unlink",
+        "discard.after_unlink:3",
+    ),
+    "close": ("instant.after_commit", "close.after_commit"),
 }
-CASES = [*NAMES, *(f"{name}:{nth}" for name, passings in LATER.items() for nth in passings)]
+CLEANUPS = ("tidy.after_forget", "remove.after_unlink", "month.after_rmdir", "stray.after_unlink")
+REPAIR, RESETS = "repair.after_commit", ("reset.after_key", "reset.after_keys")
 # After these there is a directory in temp that nobody asks for any more: it goes when it is an hour old.
 ORPHANED = ("open.after_", "clear.after_forget", "discard.after_unlink")
 
-SETTINGS = {"QUIET_INTERVAL": "300ms", "CLAIM_LEASE": "1s", "FREE_SPACE_FLOOR": "0"}
+SETTINGS = {"QUIET_INTERVAL": "100ms", "CLAIM_LEASE": "1s", "FREE_SPACE_FLOOR": "0"}
 
 
 @dataclass
 class Client:
     """Does all that can be done, in a fixed order; told to do it again, it comes to the same end."""
 
+    data: Path
+    large: bool = False
     acknowledged: dict[str, set[int]] = field(default_factory=dict)
+    rotten: bool = False
 
     async def run(self, url: str, token: str) -> None:
         async with httpx2.AsyncClient(
-            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=15
+            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30
         ) as self.http:
-            await self._open(LEFT_OPEN)
-            await self._put(LEFT_OPEN, 0)
+            await self._leave_open()
             await self._open(CANCELLED)
             await self._put(CANCELLED, 0)
             await eventually(self._is_flushed)  # while nothing else is under way
+            if self.large:
+                await self._upload(LARGE, [0, 1, 2, 3])
+            await self._upload_what_rots()
             await self._upload(KEPT, [2, 0, 1])
             file = await self._upload(DELETED, [1, 0])
             self.acknowledged.pop(DELETED.md5, None)
@@ -72,17 +140,33 @@ class Client:
     async def _open(self, content: Content) -> Any:
         body = {"name": content.name, "size": content.size, "chunk_size": content.chunk_size}
         answer = await self._expect("POST", f"/files/{content.md5}", {200, 201}, json=body)
+        self._check_missing(content, answer)
+        return answer
+
+    async def _open_by_id(self, content: Content, key: str) -> Any:
+        body = {"name": f"{key}.bin", "size": content.size, "chunk_size": content.chunk_size}
+        return await self._expect("POST", "/uploads", {200, 201}, json=body, headers={"Idempotency-Key": key})
+
+    def _check_missing(self, content: Content, answer: Any) -> None:
         acknowledged = self.acknowledged.setdefault(content.md5, set())
         if answer["state"] == "uploading":
             missing = {n for first, last in answer["upload"]["missing"] for n in range(first, last + 1)}
             assert not missing & acknowledged, f"acknowledged chunks of {content.name} are missing"
-        return answer
 
-    async def _put(self, content: Content, number: int) -> Any:
+    async def _put(self, content: Content, number: int, statuses: frozenset[int] = frozenset({200, 201})) -> Any:
         path = f"/files/{content.md5}/chunks/{number}"
-        answer = await self._expect("PUT", path, {200, 201}, content=content.chunk(number))
+        answer = await self._expect("PUT", path, set(statuses), content=content.chunk(number))
         self.acknowledged[content.md5].add(number)
         return answer
+
+    async def _leave_open(self) -> None:
+        """An upload that is opened by id; its MD5 is told when its first chunk is there."""
+        answer = await self._open_by_id(LEFT_OPEN, "open")
+        self._check_missing(LEFT_OPEN, answer)
+        path = f"/uploads/{answer['upload']['id']}"
+        await self._expect("PUT", f"{path}/chunks/0", {200}, content=LEFT_OPEN.chunk(0))
+        self.acknowledged[LEFT_OPEN.md5].add(0)
+        await self._expect("PATCH", path, {200}, json={"md5": LEFT_OPEN.md5})
 
     async def _upload(self, content: Content, order: list[int]) -> Any:
         answer = await self._open(content)
@@ -92,10 +176,32 @@ class Client:
             answer = await self._expect("POST", f"/files/{content.md5}/merge", {200, 201})
         return answer["file"]
 
+    async def _upload_what_rots(self) -> None:
+        """Two chunks go bad on the disk, are missing again when the last one is there, and are sent again."""
+        answer = await self._open(ROTTEN)
+        if answer["state"] == "uploading" and not self.rotten:
+            for number in (0, 1):
+                await self._put(ROTTEN, number)
+            self._rot(answer["upload"]["id"])
+        either = frozenset({200, 201, 409})
+        while answer.get("state") != "complete":
+            await self._put(ROTTEN, 2, either)
+            answer = await self._expect("POST", f"/files/{ROTTEN.md5}/merge", set(either))
+            for number in (n for first, last in answer.get("missing", []) for n in range(first, last + 1)):
+                await self._put(ROTTEN, number, either)
+
+    def _rot(self, upload_id: str) -> None:
+        (path,) = self.data.glob(f"temp/*/*/{upload_id}/data")
+        with path.open("r+b") as data:
+            for number in (0, 1):
+                data.seek(number * ROTTEN.chunk_size + 17)
+                data.write(bytes([ROTTEN.chunk(number)[17] ^ 1]))
+        self.rotten = True
+        self.acknowledged[ROTTEN.md5] -= {0, 1}
+
     async def _finish_instantly(self) -> None:
         """An upload that is opened by id, and turns out to be content that is there already."""
-        body = {"name": "copy.bin", "size": KEPT.size, "chunk_size": KEPT.chunk_size}
-        answer = await self._expect("POST", "/uploads", {200, 201}, json=body, headers={"Idempotency-Key": "copy"})
+        answer = await self._open_by_id(KEPT, "copy")
         if answer["state"] == "complete":
             return
         path = f"/uploads/{answer['upload']['id']}"
@@ -107,53 +213,122 @@ class Client:
         return bool(usage["use_space_unfinished"] >= 128 * KIB)
 
     async def _compare_files(self) -> None:
+        contents = {"copy.bin": KEPT, "kept.bin": KEPT, "rotten.bin": ROTTEN}
+        if self.large:
+            contents["large.bin"] = LARGE
         files = (await self._expect("GET", "/me/files", {200}))["files"]
-        assert sorted(file["name"] for file in files) == ["copy.bin", "kept.bin"]
+        assert sorted(file["name"] for file in files) == sorted(contents)
         for file in files:
             downloaded = await self.http.get(f"/me/files/{file['id']}/content")
-            assert downloaded.content == KEPT.data
+            assert downloaded.content == contents[file["name"]].data
 
 
-def _prepare(data: Path, template: Path) -> None:
-    """A migrated database, and bytes without a row where a blob is to be, as a merge leaves them that was cancelled."""
-    shutil.copy(template, data / "uploader.db")
-    stray = data / "blobs" / KEPT.sha256[:2] / KEPT.sha256[2:4] / KEPT.sha256
-    stray.parent.mkdir(parents=True)
-    stray.write_bytes(b"stray")
+class Installation:
+    """A data directory, its database, and one server or command at a time."""
+
+    def __init__(self, directory: Path, template: Path) -> None:
+        self.data, self.log = directory / "data", directory / "log"
+        self.data.mkdir(mode=0o700)
+        shutil.copy(template, self.data / "uploader.db")
+        self.database = Database(f"sqlite+aiosqlite:///{self.data / 'uploader.db'}")
+        self.settings = SETTINGS | {"DATA": str(self.data)}
+
+    def stray_blob(self, content: Content) -> None:
+        """Bytes without a row where a blob is to be, as a merge leaves them that was cancelled."""
+        path = self.data / "blobs" / content.sha256[:2] / content.sha256[2:4] / content.sha256
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"stray")
+
+    def token(self) -> str:
+        return (self.data / "owner.token").read_text().strip()
+
+    async def die_serving(self, client: Client, armed: str) -> None:
+        """A server that dies at a point while the client uses it, or by itself."""
+        port = free_port()
+        doomed = Process(self.log, self.settings | {"TEST_CRASH_AT": armed}, "serve", "--port", str(port))
+        with ended(doomed):
+            await eventually(lambda: _is_dead_or_ready(doomed, port))
+            with contextlib.suppress(httpx2.TransportError):
+                await client.run(f"http://127.0.0.1:{port}", self.token())
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                doomed.process.wait(timeout=10)
+            assert doomed.process.returncode == -signal.SIGKILL, f"{armed} was not passed"
+        await checked_accounts(self.database)
+
+    async def run(self, client: Client, *, orphans: bool = False) -> dict[str, Account]:
+        """A server that lives; the accounts when the client has finished and all is at rest."""
+        server = Server(self.log, self.settings)
+        with ended(server):
+            await client.run(server.url, self.token())
+            async with Redis(unix_socket_path=socket_path(self.data / "redis")) as redis:
+                return await rests_within(5, lambda: check_at_rest(self.database, redis, self.data, orphans=orphans))
+
+    async def die_running(self, armed: str, *command: str) -> None:
+        """A command that dies at a point."""
+        assert run_cli(self.settings | {"TEST_CRASH_AT": armed}, *command).returncode == -signal.SIGKILL, armed
+        await checked_accounts(self.database)
 
 
-@pytest.mark.parametrize("armed", CASES)
-async def test_a_death_between_two_durable_effects_loses_and_invents_nothing(
-    armed: str, tmp_path: Path, sqlite_template: Path
-) -> None:
-    data = tmp_path / "data"
-    data.mkdir(mode=0o700)
-    _prepare(data, sqlite_template)
-    database = Database(f"sqlite+aiosqlite:///{data / 'uploader.db'}")
-    settings = SETTINGS | {"DATA": str(data)}
-    client, log, port = Client(), tmp_path / "log", free_port()
-
-    doomed = Process(log, settings | {"TEST_CRASH_AT": armed}, "serve", "--port", str(port))
-    with ended(doomed):
-        await eventually(lambda: is_dead_or_ready(doomed, port))
-        with contextlib.suppress(httpx2.TransportError):
-            await client.run(f"http://127.0.0.1:{port}", _token(data))
-        assert doomed.process.wait(timeout=10) == -signal.SIGKILL, "the point was not passed"
-    await checked_accounts(database)
-
-    server = Server(log, settings)
-    orphans = armed.startswith(ORPHANED) and armed != "open.after_commit"
-    with ended(server):
-        await client.run(server.url, _token(data))
-        async with Redis(unix_socket_path=socket_path(data / "redis")) as redis:
-            accounts = await rests_within(5, lambda: check_at_rest(database, redis, data, orphans=orphans))
-    await database.close()
-    assert accounts == {"owner": EXPECTED}
-
-
-def _token(data: Path) -> str:
-    return (data / "owner.token").read_text().strip()
-
-
-async def is_dead_or_ready(process: Process, port: int) -> bool:
+async def _is_dead_or_ready(process: Process, port: int) -> bool:
     return process.process.poll() is not None or answers(port)
+
+
+@pytest.fixture
+async def installation(tmp_path: Path, sqlite_template: Path) -> AsyncIterator[Installation]:
+    made = Installation(tmp_path, sqlite_template)
+    yield made
+    await made.database.close()
+
+
+@pytest.mark.parametrize("deaths", SERVERS.values(), ids=SERVERS)
+async def test_a_server_that_dies_between_two_durable_effects_loses_and_invents_nothing(
+    deaths: tuple[str, ...], installation: Installation
+) -> None:
+    client = Client(installation.data, large="merge.after_account" in deaths)
+    installation.stray_blob(KEPT)
+    for armed in deaths:
+        await installation.die_serving(client, armed)
+    accounts = await installation.run(client, orphans=any(armed.startswith(ORPHANED) for armed in deaths))
+    expected = replace(EXPECTED, finished=EXPECTED.finished + LARGE.size) if client.large else EXPECTED
+    assert accounts == {"owner": expected}
+
+
+async def test_a_cleanup_that_dies_is_ended_by_the_next(installation: Installation, tmp_path: Path) -> None:
+    directories = [installation.data / "temp/2020/01" / f"{number:032x}" for number in (1, 2)]
+    for directory in directories:
+        directory.mkdir(parents=True)
+        for name in ("data", "map", "digest"):
+            (directory / name).write_bytes(b"orphan")
+    for content in (KEPT, DELETED):
+        installation.stray_blob(content)
+    later = tmp_path / "two hours"
+    later.write_text("7200")
+    installation.settings["TEST_CLOCK"] = str(later)
+    for armed in CLEANUPS:
+        await installation.die_running(armed, "cleanup")
+    assert run_cli(installation.settings, "cleanup").returncode == 0
+    assert not [path for name in ("temp", "blobs") for path in (installation.data / name).rglob("*") if path.is_file()]
+    assert not any(directory.parent.exists() for directory in directories)
+    async with installation.database.engine.connect() as connection:
+        assert (await connection.execute(select(func.count()).select_from(models.blob))).scalar() == 0
+
+
+async def test_a_repair_and_a_reset_that_die_are_ended_by_the_next(installation: Installation) -> None:
+    client = Client(installation.data)
+    await installation.run(client)
+    uploads, users = models.upload.c, models.user_info.c
+    async with installation.database.engine.begin() as connection:
+        more = {"flushed_bytes": uploads.flushed_bytes + 9}
+        await connection.execute(update(models.upload).where(uploads.state == "OPEN").values(**more))
+        await connection.execute(update(models.user_info).values(use_space_unfinished=users.use_space_unfinished + 9))
+    await installation.die_running(REPAIR, "reconcile", "--repair")
+    found = run_cli(installation.settings, "reconcile", "--json")
+    assert (found.returncode, json.loads(found.stdout)["drifts"]) == (0, [])
+    for armed in RESETS:
+        await installation.die_running(armed, "redis", "reset", "--yes")
+    assert await installation.run(client) == {"owner": EXPECTED}
+
+
+def test_every_crash_point_is_passed() -> None:
+    armed = [*CLEANUPS, REPAIR, *RESETS, *(name for names in SERVERS.values() for name in names)]
+    assert {name.partition(":")[0] for name in armed} == set(NAMES)

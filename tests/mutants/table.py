@@ -122,7 +122,7 @@ MUTANTS = (
     ),
     _mutant(
         "a missing fence: the ack of another generation counts",
-        (_ACK, "  if facts[1] == generation then\n", "  if facts[1] then\n"),
+        (_ACK, "  if facts[1] == generation and", "  if facts[1] and"),
     ),
     _mutant(
         "a flush that ignores the state of the row",
@@ -256,8 +256,8 @@ MUTANTS = (
         ),
         (
             _CLOSERS,
-            "            await closer.withdraw(numbers)\n            await self._hydrate_held(upload, closer)\n",
-            "            await self._hydrate_held(upload, closer)\n",
+            '            await closer.withdraw(numbers)\n            crash_point("withdraw.after_map")\n',
+            "",
         ),
     ),
     _mutant(

@@ -47,7 +47,6 @@ from uploader.domain.upload import Reason, State, Upload
 from uploader.errors import ChunksMissing, UploadGone
 from uploader.service.answers import Complete, Stored, Target
 from uploader.settings import Settings
-from uploader.storage import temp
 from uploader.storage.base import Gone
 
 T = TypeVar("T")
@@ -64,8 +63,15 @@ MAX_ROUNDS = 50
 PAUSE_SECONDS = 0.1
 CHUNKS = st.integers(0, CHUNK_COUNT - 1)
 WAITS = st.sampled_from([0, QUIET, LEASE])
-# At which crash point from here on a worker dies, if it does.
-DEATHS = st.sampled_from([None, None, None, 1, 2, 3, 4, 5])
+
+
+def _deaths(points: int) -> st.SearchStrategy[int | None]:
+    """At which crash point from here on a worker dies, if it does, in work that passes so many."""
+    return st.one_of(st.none(), st.integers(1, points))
+
+
+DEATHS = _deaths(5)
+OPENING_DEATHS, WITHDRAWAL_DEATHS, MERGE_DEATHS = _deaths(8), _deaths(7), _deaths(12)
 SETTINGS = settings(
     max_examples=int(os.environ.get("UPLOADER_TEST_EXAMPLES", "24")),
     stateful_step_count=20,
@@ -112,8 +118,9 @@ class Body:
 
 
 class Meanwhile(Enum):
-    """What comes between the reading of a map and the hydrating."""
+    """What somebody does while a worker stands still in the middle of something."""
 
+    FLUSH = "flush"
     HYDRATE = "hydrate"
     RECORD = "record"
     WITHDRAW = "withdraw"
@@ -171,8 +178,6 @@ class AccountingMachine(RuleBasedStateMachine):
         self.queue = self.pending.flush_queues[0]
         for verb in ("record_chunk", "hydrate", "lease"):
             setattr(self.pending, verb, self._at_my_time(getattr(self.pending, verb)))
-        storage = self.services.storage
-        storage.withdraw = self._die_around(storage.withdraw)  # type: ignore[method-assign]
         self.runner.run(self._prepare())
         return multiple(*(self._open(*first, None) for first in (("alice", 0), ("alice", 1), ("bob", 0))))
 
@@ -197,8 +202,8 @@ class AccountingMachine(RuleBasedStateMachine):
                 self.runner.run(self._come_to_rest())
             finally:
                 self.runner.run(self.services.close())
+                self.runner.close()
                 shutil.rmtree(self.services.settings.data)
-        self.runner.close()
 
     async def _come_to_rest(self) -> None:
         """Invariant 7: once all is swept, merged and flushed, disk, Redis and database say the same."""
@@ -211,9 +216,7 @@ class AccountingMachine(RuleBasedStateMachine):
             rounds += 1
             assert rounds < MAX_ROUNDS, "what is due is never done"
             self.now_ms += round(waits * 1000)
-            await self.services.flushing.flush_due(_held(await self.queue.claim(300, self.now_ms)))
-            for claim in await self.pending.merge_queues[0].claim(300, self.now_ms):
-                await self._merge(self._of(claim))
+            await self._do_what_is_due()
         await self._check()
         rows = await self.database.read(_rows)
         for transfer in self.all:
@@ -221,11 +224,18 @@ class AccountingMachine(RuleBasedStateMachine):
             if row.state == State.OPEN:
                 disk = self._disk(transfer)
                 assert row.flushed_bytes == disk.received, f"invariant 7: {transfer} in the database"
-                assert int(await self.redis.hget(up, "received")) == disk.received, f"invariant 7: {transfer} in Redis"
+                assert int(await self.redis.hget(up, "received") or 0) == disk.received, (
+                    f"invariant 7: {transfer} in Redis"
+                )
                 assert len(disk.present) < CHUNK_COUNT, f"nobody merged {transfer}"
             elif not transfer.may_be_left:
                 state = await self.redis.hget(up, "state")
                 assert state is None or state.decode() not in OPEN_STATES, f"{transfer} is left in Redis"
+
+    async def _do_what_is_due(self) -> None:
+        await self.services.flushing.flush_due(_held(await self.queue.claim(300, self.now_ms)))
+        for claim in await self.pending.merge_queues[0].claim(300, self.now_ms):
+            await self._merge(self._of(claim))
 
     async def _next_due(self) -> float | None:
         queues = (self.queue, self.pending.merge_queues[0])
@@ -234,7 +244,7 @@ class AccountingMachine(RuleBasedStateMachine):
 
     # What clients do
 
-    @rule(target=transfers, user_id=st.sampled_from(USERS), content=st.integers(0, 1), dies_at=DEATHS)
+    @rule(target=transfers, user_id=st.sampled_from(USERS), content=st.integers(0, 1), dies_at=OPENING_DEATHS)
     def open(self, user_id: str, content: int, dies_at: int | None) -> Transfer:
         """Also what was cancelled, or is a file already; what is open is resumed."""
         return self._open(user_id, content, dies_at)
@@ -313,7 +323,7 @@ class AccountingMachine(RuleBasedStateMachine):
 
     # What jobs do
 
-    @rule(transfer=transfers, dies_at=DEATHS)
+    @rule(transfer=transfers, dies_at=MERGE_DEATHS)
     def merge(self, transfer: Transfer, dies_at: int | None) -> None:
         """By any worker; one that comes late finds the upload closed and tidies, one that comes early merges nothing."""
         complete = transfer.is_open and len(self._disk(transfer).present) == CHUNK_COUNT
@@ -359,25 +369,10 @@ class AccountingMachine(RuleBasedStateMachine):
         transfer.leased_at_ms = self.now_ms
         deed = self._do(meanwhile, transfer, number if meanwhile is Meanwhile.WITHDRAW else other)
         if committed:
-            self.runner.run(self._flush_beside(claims, deed))
+            self.runner.run(self._beside("ack_flush", self.services.flushing.flush_due(_held(claims)), deed))
         else:
             self.runner.run(deed)
             self._go_on(claims, None)
-
-    async def _flush_beside(self, claims: list[Claim], deed: Coroutine[Any, Any, None]) -> None:
-        real, deeds = self.pending.ack_flush, [deed]
-
-        async def ack_late(shard: int, flushed: list[Claim]) -> int:
-            if deeds:
-                await deeds.pop()
-            return await real(shard, flushed)
-
-        self.pending.ack_flush = ack_late  # type: ignore[method-assign]
-        try:
-            await self.services.flushing.flush_due(_held(claims))
-        finally:
-            self.pending.ack_flush = real  # type: ignore[method-assign]
-            deed.close()
 
     @rule(transfer=transfers, number=CHUNKS, dies_at=st.integers(1, 3))
     def die_ending_what_is_accounted(self, transfer: Transfer, number: int, dies_at: int) -> None:
@@ -449,10 +444,23 @@ class AccountingMachine(RuleBasedStateMachine):
         """A worker that hydrates stands still after it read the map, while another does something."""
         transfer = self._unfinished(transfer)
         transfer.leased_at_ms = self.now_ms
-        self.runner.run(self._hydrate_beside(transfer, self._do(meanwhile, transfer, number)))
+        deed = self._do(meanwhile, transfer, number)
+        self.runner.run(self._beside("hydrate", self._hydrate(transfer), deed))
+
+    @rule(transfer=transfers, number=CHUNKS, meanwhile=st.sampled_from(Meanwhile), other=CHUNKS)
+    def record_while(self, transfer: Transfer, number: int, meanwhile: Meanwhile, other: int) -> None:
+        """A worker stands still after a chunk is on disk, and records it late."""
+        transfer = self._unfinished(transfer)
+        number, other = self._missing(transfer, number)[0], self._missing(transfer, other)[-1]
+        if meanwhile is Meanwhile.WITHDRAW:
+            other = (number + 1) % CHUNK_COUNT  # of the same one, who was first would decide what was promised
+        transfer.leased_at_ms = self.now_ms
+        deed = self._do(meanwhile, transfer, other)
+        self.runner.run(self._beside("record_chunk", self._store(transfer, number), deed))
 
     async def _do(self, meanwhile: Meanwhile, transfer: Transfer, number: int) -> None:
         deeds: dict[Meanwhile, Callable[[], Coroutine[Any, Any, object]]] = {
+            Meanwhile.FLUSH: lambda: self._flush_after_the_lease(transfer, number),
             Meanwhile.HYDRATE: lambda: self._hydrate(transfer),
             Meanwhile.RECORD: lambda: self._store(transfer, number),
             Meanwhile.WITHDRAW: lambda: self._withdraw(transfer, [number]),
@@ -462,31 +470,37 @@ class AccountingMachine(RuleBasedStateMachine):
         }
         await deeds[meanwhile]()
 
-    async def _hydrate_beside(self, transfer: Transfer, deed: Coroutine[Any, Any, None]) -> None:
-        real, others = self.pending.hydrate, list[asyncio.Task[None]]()
+    async def _flush_after_the_lease(self, transfer: Transfer, number: int) -> None:
+        """Another worker takes over what one had claimed that stood still, with a chunk more."""
+        await self._store(transfer, number)
+        self.now_ms += LEASE * 1000
+        claims = await self.queue.claim(300, self.now_ms)
+        for claim in claims:
+            self._of(claim).leased_at_ms = self.now_ms
+        await self.services.flushing.flush_due(_held(claims))
 
-        async def stand_still(*arguments: Any, **options: Any) -> Figures:
+    async def _beside(self, verb: str, work: Coroutine[Any, Any, object], deed: Coroutine[Any, Any, None]) -> None:
+        """Let whoever works stand still before `verb`, a script, while another does something."""
+        real, others = getattr(self.pending, verb), list[asyncio.Task[None]]()
+
+        async def stand_still(*arguments: Any, **options: Any) -> Any:
             if not others:
                 others.append(asyncio.create_task(deed))
                 await asyncio.wait(others, timeout=PAUSE_SECONDS)  # unless it waits for the lock that is held here
             return await real(*arguments, **options)
 
-        self.pending.hydrate = stand_still  # type: ignore[method-assign]
+        setattr(self.pending, verb, stand_still)
         try:
-            await self._hydrate(transfer)
+            await work
             await (others[0] if others else deed)
         finally:
-            self.pending.hydrate = real  # type: ignore[method-assign]
+            setattr(self.pending, verb, real)
 
     @rule(dies_at=DEATHS)
     def sweep(self, dies_at: int | None) -> None:
         self.run(self.services.sweeping.sweep(0), dies_at)
 
-    @rule(
-        transfer=transfers,
-        numbers=st.sets(CHUNKS, min_size=1, max_size=3),
-        dies_at=st.sampled_from([None, 1, 2, 3]),
-    )
+    @rule(transfer=transfers, numbers=st.sets(CHUNKS, min_size=1, max_size=3), dies_at=WITHDRAWAL_DEATHS)
     def withdraw(self, transfer: Transfer, numbers: set[int], dies_at: int | None) -> None:
         """A merge found that stored chunks went bad."""
         transfer = self._unfinished(transfer)
@@ -495,27 +509,18 @@ class AccountingMachine(RuleBasedStateMachine):
         transfer.leased_at_ms = self.now_ms
         self.run(self._withdraw(transfer, sorted(numbers)), dies_at)
 
-    @rule(transfer=transfers, number=CHUNKS)
-    def die_withdrawing(self, transfer: Transfer, number: int) -> None:
-        """Even if the chunk is sent again, somebody ends within a lease what a worker left that died."""
+    @rule(transfer=transfers, number=CHUNKS, dies_at=st.integers(2, 5))
+    def die_withdrawing(self, transfer: Transfer, number: int, dies_at: int) -> None:
+        """Even if the chunk is sent again, somebody ends within a lease what a worker left that died after its commit."""
         transfer = self._unfinished(transfer)
         self._record(transfer, number)
-        self.withdraw(transfer, {number}, 3)
+        self.withdraw(transfer, {number}, dies_at)
         self._record(transfer, number)
         self.now_ms += LEASE * 1000
-        self._go_on(self._claim(300), None)
-        transfer.may_be_old = len(self._disk(transfer).present) == CHUNK_COUNT  # then its merge sees to it
-
-    def _die_around(self, step: Callable[..., None]) -> Callable[..., None]:
-        """A step of the storage, with a crash point before and after it."""
-
-        @functools.wraps(step)
-        def call(*arguments: Any) -> None:
-            vars(temp)["crash_point"]("before")
-            step(*arguments)
-            vars(temp)["crash_point"]("after")
-
-        return call
+        for other in self.all:
+            other.leased_at_ms = self.now_ms
+        self.runner.run(self._do_what_is_due())
+        transfer.may_be_old = False
 
     async def _withdraw(self, transfer: Transfer, numbers: list[int]) -> None:
         transfer.acknowledged -= set(numbers)

@@ -22,6 +22,7 @@ from uploader.accounting.keys import (
     upload_queue_keys,
 )
 from uploader.accounting.scripts import Script
+from uploader.crashpoints import crash_point
 from uploader.errors import Unavailable
 
 # A tombstone spares the database the question; after that the row answers.
@@ -230,6 +231,7 @@ class Pending:
             for kind in KINDS:
                 async for key in self._redis.scan_iter(match=f"{kind}:{{s[0-9][0-9]}}*", count=1000):
                     deleted += await self._redis.unlink(key)
+                    crash_point("reset.after_key")
         except AWAY as error:
             raise Unavailable("The accounting store is away.") from error
         return deleted

@@ -383,6 +383,7 @@ async def remove_stray_blob(
     """
     await connection.execute(insert(models.blob).values(sha256=sha256, md5="", size=0, refs=0, created_at=now))
     removed = await remove()
+    crash_point("stray.after_unlink")
     await connection.execute(delete(models.blob).where(models.blob.c.sha256 == sha256))
     return removed
 

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from uploader.clock import Clock
+from uploader.crashpoints import crash_point
 from uploader.database import queries, users
 from uploader.database.engine import Database, Duplicate
 from uploader.database.queries import Token
@@ -70,6 +71,7 @@ class Accounts:
             await self._database.transact(lambda connection: users.create_user(connection, user_id, space))
         except Duplicate:
             return False
+        crash_point("user.after_commit")
         return True
 
     async def set_total_space(self, user_id: str, total_space: int) -> Usage:

@@ -112,6 +112,7 @@ class Closers:
         row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
         if row is None:
             await self._pending.forget(upload_id, REDIS_WORDS[State.CANCELLED])
+            crash_point("tidy.after_forget")
             return False
         if row.state is State.OPEN:
             with suppress(Gone, NotOpen):
@@ -187,6 +188,8 @@ class Closers:
             await self._database.transact(
                 lambda connection: transactions.withdraw(connection, upload.id, left, self._clock.now())
             )
+            crash_point("withdraw.after_commit")
             await closer.withdraw(numbers)
+            crash_point("withdraw.after_map")
             await self._hydrate_held(upload, closer)
         logger.error("stored chunks went bad and are withdrawn", extra={"upload_id": upload.id, "chunks": numbers})

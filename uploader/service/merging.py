@@ -157,6 +157,7 @@ class Merging:
         """All bytes are here: say so in the database now, and not only after the hashing."""
         whole = Received(upload.id, upload.generation, upload.size)
         await self._database.transact(lambda connection: transactions.flush(connection, [whole], self._clock.now()))
+        crash_point("merge.after_account")
 
     async def _digests(self, upload: Upload) -> Digests:
         running = self._running.get(upload.id)

@@ -247,6 +247,7 @@ class Openings:
         told = await self._database.transact(
             lambda connection: transactions.tell_digests(connection, upload.id, md5, sha256)
         )
+        crash_point("tell.after_commit")
         if md5 is not None and told.md5 != md5:
             raise Md5Conflict()
         if sha256 is not None and told.sha256 != sha256:

@@ -15,6 +15,7 @@ from typing import Any
 
 from uploader.accounting.audit import Audit, Bucket, Snapshot
 from uploader.clock import Clock
+from uploader.crashpoints import crash_point
 from uploader.database import mending, queries
 from uploader.database.engine import Connection, Database
 from uploader.database.transactions import NotOpen
@@ -257,11 +258,13 @@ class Reconciling:
         shrinks = max(upload.flushed_bytes, snapshot.flushed) > on_disk or _has_more(snapshot.bitmap, present)
         if not shrinks and upload.flushed_bytes >= snapshot.flushed:
             return
+        await self._closers.announce(upload)
         await self._database.transact(
             lambda connection: mending.correct_flushed(
                 connection, upload_id, on_disk, renew_generation=shrinks, now=self._clock.now()
             )
         )
+        crash_point("repair.after_commit")
 
     # The queues
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 
 from uploader.accounting.pending import Pending
+from uploader.crashpoints import crash_point
 from uploader.database import queries
 from uploader.database.engine import Database
 from uploader.database.transactions import NotOpen
@@ -33,6 +34,7 @@ class Sweeping:
         era = await self._pending.claim_sweep(shard)
         if era is None:
             return 0
+        crash_point("sweep.after_claim")
         rebuilt, after = 0, ""
         while batch := await self._batch(after):
             mine = [upload for upload in batch if self._pending.shard_of(upload.id) == shard]
@@ -41,6 +43,7 @@ class Sweeping:
             if await self._pending.claim_sweep(shard) != era:
                 return rebuilt  # lost again, or somebody else's by now
         await self._tidy_closed(shard)
+        crash_point("sweep.after_rebuild")
         await self._pending.end_sweep(shard, era)
         if rebuilt:
             logger.info("uploads rebuilt after a loss of Redis", extra={"shard": shard, "rebuilt": rebuilt})

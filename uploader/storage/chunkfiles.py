@@ -169,6 +169,7 @@ class ChunkFiles:
         try:
             for number in numbers:
                 disk.write(descriptor, memoryview(bytes(chunkmap.RECORD_LENGTH)), chunkmap.record_offset(number))
+                crash_point("withdraw.after_map_record")
             disk.sync(descriptor)
         finally:
             disk.close(descriptor)

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from uploader.crashpoints import crash_point
+
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW
@@ -60,6 +62,7 @@ class Directory:
         name, _, rest = path.partition("/")
         with suppress(FileExistsError):
             self.make_directory(name)
+            crash_point("directory.after_mkdir")
         self.sync()
         child = self.enter(name)
         if not rest:

@@ -22,6 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable
 from uploader.storage import chunkmap, disk, temp, walking
@@ -197,6 +198,7 @@ class LocalStorage:
     def withdraw(self, upload: Upload, numbers: list[int]) -> None:
         """In a thread; the caller holds all locks. The digests go first: they were of these chunks, too."""
         self._digests.forget(upload)
+        crash_point("withdraw.after_digest")
         self._chunks.withdraw(upload, numbers)
 
     # Blobs

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from stat import S_ISDIR
 
+from uploader.crashpoints import crash_point
 from uploader.storage.base import Found
 from uploader.storage.disk import Directory
 from uploader.storage.temp import FILES
@@ -87,6 +88,7 @@ def _remove_directory(parent: Directory, name: str) -> None:
         # In the order in which every upload ends.
         for file in (*FILES, *directory.names()):
             directory.unlink(file)
+            crash_point("remove.after_unlink")
     parent.remove_directory(name)
 
 
@@ -96,6 +98,7 @@ def remove_month(root: Directory, month: str) -> None:
     try:
         with root.enter(f"temp/{year}") as directory:
             directory.remove_directory(name)
+        crash_point("month.after_rmdir")
         with root.enter("temp") as directory:
             directory.remove_directory(year)
     except OSError as error:
