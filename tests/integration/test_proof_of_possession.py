@@ -18,8 +18,8 @@ from tests.support.proofs import proof_by
 from tests.support.rows import Transactions
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
+from tests.support.twins import twins
 from uploader.accounting.keys import challenge_keys
-from uploader.database import models
 from uploader.errors import ProofFailed
 from uploader.service.answers import Opening, Target
 
@@ -189,23 +189,27 @@ async def test_content_that_goes_meanwhile_has_to_be_sent(stack: Stack) -> None:
 
 
 async def test_of_two_contents_with_one_md5_each_is_proven_by_its_own_bytes(stack: Stack) -> None:
-    """No MD5 collision of a size that is challenged is at hand, so the row of one blob is given the other's MD5."""
-    twin = Content(MIB, seed=3)
-    await stack.upload(CONTENT)
-    await stack.upload(twin)
-    async with stack.services.database.engine.begin() as connection:
-        for table in (models.blob, models.file):
-            await connection.execute(table.update().where(table.c.sha256 == twin.sha256).values(md5=CONTENT.md5))
+    one, other = twins()
+    await stack.upload(one)
+    await stack.upload(other, await stack.client_of("holder"))
     bob = await stack.client_of("bob")
-    for mine, other in ((CONTENT, twin), (twin, CONTENT)):
-        wrong = await challenged(bob, sha256=mine.sha256)
-        body = {"id": wrong["id"], "name": "mine.bin", "proof": proof_by(other.data, wrong, mine.sha256)}
-        problem(await bob.post(f"{URL}/proof", json=body), 403, "proof-failed")
-        right = await challenged(bob, sha256=mine.sha256)
-        body = {"id": right["id"], "name": "mine.bin", "proof": proof_by(mine.data, right, mine.sha256)}
-        file = (await bob.post(f"{URL}/proof", json=body)).json()["file"]
+    for mine, twin in ((one, other), (other, one)):
+        wrong = await challenged(bob, mine)
+        problem(await prove(bob, wrong, mine, proof=proof_by(twin.data, wrong, mine.sha256)), 403, "proof-failed")
+        right = await challenged(bob, mine)
+        file = (await prove(bob, right, mine)).json()["file"]
         assert file["sha256"] == mine.sha256
         assert (await bob.get(f"/me/files/{file['id']}/content")).content == mine.data
+
+
+async def test_a_proof_leaves_an_open_upload_of_the_twin_alone(stack: Stack) -> None:
+    one, other = twins()
+    await stack.upload(one)
+    bob = await stack.client_of("bob")
+    challenge = await challenged(bob, one)
+    opened = (await stack.open(other, bob, sha256=other.sha256)).json()["upload"]
+    assert (await prove(bob, challenge, one)).status_code == 201
+    assert [upload["id"] for upload in (await bob.get("/uploads")).json()["uploads"]] == [opened["id"]]
 
 
 # By id

@@ -15,6 +15,7 @@ from uploader.observability import request_id
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _MAX_DRAINED_BYTES = 1 << 20
 _MAX_DRAIN_SECONDS = 2.0
+_BODY_TIMEOUT = 408
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -98,7 +99,7 @@ class Envelope:
                 headers["X-Request-ID"] = identifier
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
-                if not body.ended:
+                if not body.ended and message["status"] != _BODY_TIMEOUT:  # which waited long enough
                     await body.drain()
                 if not body.ended:
                     headers["Connection"] = "close"

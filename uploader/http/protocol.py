@@ -104,6 +104,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_head_timer()
         self._in_head, self._progress = False, True
         fault = _fault_of(self.headers, self.parser.get_http_version())
+        if fault is None and self.parser.should_upgrade() and _has_body(self.headers):
+            fault = "A request with a body can't be an offer to upgrade."  # the parser would not see the body
         if fault is not None:
             self._refuse_and_stop(BadRequest(fault))
         if len(self.pipeline) >= MAX_PIPELINED:
@@ -198,3 +200,9 @@ def _fault_of(headers: list[tuple[bytes, bytes]], http_version: str) -> str | No
     if codings and (http_version == "1.0" or [value.strip().lower() for value in codings] != [b"chunked"]):
         return "The only Transfer-Encoding is chunked."
     return None
+
+
+def _has_body(headers: list[tuple[bytes, bytes]]) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b" 0")) for name, value in headers
+    )

@@ -1,0 +1,58 @@
+"""Three hundred names: each is refused with a reason, or comes back as it was sent, in NFC, everywhere it is shown."""
+
+import unicodedata
+from urllib.parse import unquote
+
+import httpx2
+
+from tests.conftest import MakeStack
+from tests.integration.file_names import INVALID_NAMES, VALID_NAMES
+from tests.support.sockets import serving_stack
+from uploader.domain.digest import EMPTY_MD5
+from uploader.domain.names import normalise_name
+from uploader.http.download import disposition
+
+
+def test_there_are_three_hundred_and_none_twice() -> None:
+    names = [*INVALID_NAMES, *VALID_NAMES]
+    assert len(names) >= 300
+    assert len(set(names)) == len(names)
+
+
+async def test_an_invalid_name_is_refused_wherever_it_is_sent(make_stack: MakeStack) -> None:
+    async with serving_stack(make_stack) as server, httpx2.AsyncClient(base_url=server.url) as client:
+        client.headers["authorization"] = server.stack.client.headers["authorization"]
+        file = (await client.post(f"/files/{EMPTY_MD5}", json={"name": "a", "size": 0})).json()["file"]
+        for name in INVALID_NAMES:
+            for method, path, body in (
+                ("POST", f"/files/{EMPTY_MD5}", {"name": name, "size": 0}),
+                ("PATCH", f"/me/files/{file['id']}", {"name": name}),
+            ):
+                response = await client.request(method, path, json=body)
+                assert (response.status_code, response.json()["code"]) == (422, "invalid-request"), repr(name)
+                (error,) = response.json()["errors"]
+                assert error["field"] == "name", repr(name)
+                assert error["reason"], repr(name)
+        assert [each["name"] for each in (await client.get("/me/files")).json()["files"]] == ["a"]
+
+
+async def test_a_valid_name_comes_back_as_it_was_sent(make_stack: MakeStack) -> None:
+    async with serving_stack(make_stack) as server, httpx2.AsyncClient(base_url=server.url) as client:
+        client.headers["authorization"] = server.stack.client.headers["authorization"]
+        for name in VALID_NAMES:
+            expected = unicodedata.normalize("NFC", name)
+            response = await client.post(f"/files/{EMPTY_MD5}", json={"name": name, "size": 0})
+            assert response.status_code in (200, 201), f"{name!r}: {response.text}"
+            file = response.json()["file"]
+            assert file["name"] == expected
+        listed = (await client.get("/me/files", params={"limit": 1000})).json()["files"]
+        assert {file["name"] for file in listed} == {unicodedata.normalize("NFC", name) for name in VALID_NAMES}
+
+
+def test_a_download_is_named_by_the_last_segment() -> None:
+    for name in map(normalise_name, VALID_NAMES):
+        header = disposition(name)
+        assert header.isascii()
+        assert header.isprintable()
+        assert header.startswith("attachment; ")
+        assert unquote(header.rpartition("filename*=UTF-8''")[2]) == name.rpartition("/")[2]
