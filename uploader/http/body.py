@@ -34,6 +34,11 @@ class BodyBudget:
         self._user_share = total_bytes // _USER_SHARE
         self._charged: dict[str, int] = {}
 
+    @property
+    def charged_bytes(self) -> int:
+        """What bodies hold now."""
+        return sum(self._charged.values())
+
     def charge(self, user_id: str, length_bytes: int) -> bool:
         """Take memory; False if there is none left for this user."""
         charged = self._charged.get(user_id, 0) + length_bytes
