@@ -1,0 +1,60 @@
+"""The Python client: uploads that resume, files, downloads that resume. Imports nothing of the server but its pure parts.
+
+```python
+with Client("https://uploads.example.org", token) as client:
+    file = client.upload("holiday.mp4", "videos/holiday.mp4", on_progress=print)
+    client.download(file, "copy.mp4")
+```
+"""
+
+from uploader.client.asynchronous import AsyncClient
+from uploader.client.errors import (
+    BadAnswer,
+    Cancelled,
+    ClientError,
+    ContentDiffers,
+    FileChanged,
+    InvalidName,
+    NotFound,
+    QuotaExceeded,
+    ServerProblem,
+    Stopped,
+    TargetBusy,
+    TargetExists,
+    Unauthenticated,
+    Unreachable,
+    Unreadable,
+)
+from uploader.client.model import File, FilePage, Upload, Usage
+from uploader.client.progress import Progress
+from uploader.client.synchronous import Client, Transfer
+from uploader.client.transfer import AsyncTransfer
+from uploader.client.transport import Patience
+
+__all__ = [
+    "AsyncClient",
+    "AsyncTransfer",
+    "BadAnswer",
+    "Cancelled",
+    "Client",
+    "ClientError",
+    "ContentDiffers",
+    "File",
+    "FileChanged",
+    "FilePage",
+    "InvalidName",
+    "NotFound",
+    "Patience",
+    "Progress",
+    "QuotaExceeded",
+    "ServerProblem",
+    "Stopped",
+    "TargetBusy",
+    "TargetExists",
+    "Transfer",
+    "Unauthenticated",
+    "Unreachable",
+    "Unreadable",
+    "Upload",
+    "Usage",
+]

@@ -1,0 +1,128 @@
+"""The HTTP contract as typed calls, one for each that a client needs. Decides nothing: `upload.py` and `download.py` do."""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx2
+import msgspec
+from msgspec.json import Decoder
+
+from uploader.client.errors import BadAnswer, NotFound
+from uploader.client.hashing import Digests
+from uploader.client.model import Complete, File, FilePage, Opened, Sent, Standing, Upload, UploadList, Usage
+from uploader.client.transport import Retrying, Transport
+
+T = TypeVar("T")
+
+_OPENED: Decoder[Opened] = Decoder(Opened)
+_STANDING: Decoder[Standing] = Decoder(Standing)
+_SENT: Decoder[Sent] = Decoder(Sent)
+_COMPLETE = Decoder(Complete)
+_UPLOADS = Decoder(UploadList)
+_FILE = Decoder(File)
+_PAGE = Decoder(FilePage)
+_USAGE = Decoder(Usage)
+
+
+class Api:
+    """What one caller may ask of one server."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def retrying(self) -> Retrying:
+        return self._transport.retrying()
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+    # Uploading
+
+    async def open_file(
+        self, digests: Digests, name: str, size: int, chunk_size: int | None, *, instant: bool
+    ) -> Opened:
+        body = _without_none(name=name, size=size, chunk_size=chunk_size, sha256=digests.sha256, instant=instant)
+        return await self._call("POST", f"/files/{digests.md5}", _OPENED, body=body)
+
+    async def open_upload(self, name: str, size: int, chunk_size: int | None, key: str) -> Standing:
+        body = _without_none(name=name, size=size, chunk_size=chunk_size)
+        return await self._call("POST", "/uploads", _STANDING, body=body, headers={"Idempotency-Key": key})
+
+    async def tell(self, upload_id: str, digests: Digests) -> Opened:
+        body = {"md5": digests.md5, "sha256": digests.sha256}
+        return await self._call("PATCH", f"/uploads/{_segment(upload_id)}", _OPENED, body=body)
+
+    async def prove(self, upload_id: str | None, md5: str, challenge_id: str, name: str, proof: str) -> Complete:
+        place = f"/files/{md5}" if upload_id is None else f"/uploads/{_segment(upload_id)}"
+        body = {"id": challenge_id, "name": name, "proof": proof}
+        return await self._call("POST", f"{place}/proof", _COMPLETE, body=body)
+
+    async def standing(self, upload_id: str) -> Standing:
+        return await self._call("GET", f"/uploads/{_segment(upload_id)}", _STANDING)
+
+    async def put_chunk_once(self, upload_id: str, number: int, length: int, pieces: AsyncIterator[bytes]) -> Sent:
+        """One attempt: the caller decides what to send after a failure."""
+        headers = {"Content-Length": str(length), "Content-Type": "application/octet-stream"}
+        path = f"/uploads/{_segment(upload_id)}/chunks/{number}"
+        return _decode(await self._transport.request_once("PUT", path, content=pieces, headers=headers), _SENT)
+
+    async def merge(self, upload_id: str) -> Standing:
+        return await self._call("POST", f"/uploads/{_segment(upload_id)}/merge", _STANDING)
+
+    async def cancel(self, upload_id: str) -> None:
+        await self._delete(f"/uploads/{_segment(upload_id)}")
+
+    async def uploads(self) -> list[Upload]:
+        return (await self._call("GET", "/uploads", _UPLOADS)).uploads
+
+    # Files
+
+    async def page(self, after: str | None, prefix: str | None, limit: int) -> FilePage:
+        params = {name: str(value) for name, value in _without_none(limit=limit, after=after, prefix=prefix).items()}
+        return await self._call("GET", "/me/files", _PAGE, params=params)
+
+    async def file(self, file_id: str) -> File:
+        return await self._call("GET", f"/me/files/{_segment(file_id)}", _FILE)
+
+    async def rename(self, file_id: str, name: str) -> File:
+        return await self._call("PATCH", f"/me/files/{_segment(file_id)}", _FILE, body={"name": name})
+
+    async def delete(self, file_id: str) -> None:
+        await self._delete(f"/me/files/{_segment(file_id)}")
+
+    async def usage(self) -> Usage:
+        return await self._call("GET", "/me/usage", _USAGE)
+
+    def content_once(self, file_id: str, headers: dict[str, str]) -> AbstractAsyncContextManager[httpx2.Response]:
+        """One attempt to read a file's content."""
+        return self._transport.stream(f"/me/files/{_segment(file_id)}/content", headers)
+
+    # All calls
+
+    async def _call(self, method: str, path: str, decoder: Decoder[T], **more: Any) -> T:
+        return _decode(await self._transport.request(method, path, **more), decoder)
+
+    async def _delete(self, path: str) -> None:
+        try:
+            await self._transport.request("DELETE", path)
+        except NotFound as error:
+            if not error.after_retry:  # else the answer to an earlier attempt was lost
+                raise
+
+
+def _segment(text: str) -> str:
+    """One segment of a path, whatever a caller takes for an id."""
+    return quote(text, safe="")
+
+
+def _without_none(**members: Any) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def _decode(response: httpx2.Response, decoder: Decoder[T]) -> T:
+    try:
+        return decoder.decode(response.content)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadAnswer(f"{response.url} is not answered as an upload server does: {error}") from error

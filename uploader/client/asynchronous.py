@@ -1,0 +1,198 @@
+"""`AsyncClient`: the public API for programs with an event loop, and the only implementation of it."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Self
+
+import httpx2
+
+from uploader.client import plan
+from uploader.client.api import Api
+from uploader.client.download import Downloading
+from uploader.client.errors import InvalidName
+from uploader.client.model import File, FilePage, Upload, Usage
+from uploader.client.progress import Meter, OnProgress
+from uploader.client.source import Uploadable, open_source
+from uploader.client.transfer import AsyncTransfer
+from uploader.client.transport import OnRetry, Patience, Token, Transport
+from uploader.client.upload import Shared, Uploading
+from uploader.domain.names import normalise_name
+
+_PAGE = 1000
+
+
+class AsyncClient:
+    """Uploads, downloads and files of one user of one server. Use it as an async context manager, in one event loop.
+
+    `token` is the bearer token, or a function that returns one: it is asked before every request, so that a token that
+    expires can be replaced in the middle of a long upload. `connections` chunks are sent at the same time at most, over
+    all uploads of the client. A file of at most `hash_first_bytes` is hashed before it is sent, because the content may
+    be on the server already; a larger one is hashed beside its upload. `patience` says how long calls that fail for the
+    moment are tried again; `on_retry` is told of each pause and why.
+
+    Every method raises `ClientError`; its `code` says what went wrong, its `retryable` whether later may be better.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: Token | None = None,
+        *,
+        connections: int = 4,
+        chunk_size: int | None = None,
+        hash_first_bytes: int = plan.HASH_FIRST_BYTES,
+        patience: Patience | None = None,
+        on_retry: OnRetry | None = None,
+        http_transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        """Raises ValueError for a URL that is none."""
+        self._shared = Shared(connections, hash_first_bytes, chunk_size)
+        self._api = Api(
+            Transport(
+                url,
+                token,
+                patience=patience or Patience(),
+                connections=connections,
+                on_retry=on_retry,
+                http_transport=http_transport,
+            )
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections. Transfers that run have to be awaited or stopped before."""
+        await self._api.close()
+
+    # Uploading
+
+    async def upload(
+        self, source: Uploadable, name: str | None = None, *, on_progress: OnProgress | None = None
+    ) -> File:
+        """Upload a path, bytes or a seekable binary file object, and wait for the file it becomes.
+
+        `name` is its relative path on the server, by default the name of the file here. Whatever arrived before, in this
+        run or another, is not sent again; what the server has already is not sent at all. The file is compared with the
+        source by its SHA-256. A cancelled call leaves what has arrived for the next one.
+        """
+        return await self.start(source, name, on_progress=on_progress)
+
+    def start(
+        self, source: Uploadable, name: str | None = None, *, on_progress: OnProgress | None = None
+    ) -> AsyncTransfer[File]:
+        """Begin an upload that can be paused, stopped and cancelled; `await` it for its file. Takes what `upload` takes."""
+        opened = open_source(source)
+        try:
+            checked = _checked_name(name if name is not None else opened.name)
+        except InvalidName:
+            opened.close()
+            raise
+        meter, gate = Meter(checked, opened.size, on_progress), asyncio.Event()
+        uploading = Uploading(self._api, opened, checked, meter, self._shared, gate)
+
+        async def work() -> File:
+            try:
+                meter.tell()
+                file = await uploading.run()
+                meter.enter("complete")
+                return file
+            finally:
+                opened.close()
+
+        async def discard() -> None:
+            if uploading.upload_id is not None:
+                await self._api.cancel(uploading.upload_id)
+
+        return AsyncTransfer(work(), gate, meter, discard)
+
+    async def uploads(self) -> list[Upload]:
+        """The open uploads, newest first, also those of other devices."""
+        return await self._api.uploads()
+
+    async def cancel(self, upload_id: str) -> None:
+        """Cancel an open upload: its bytes are freed and its quota is given back."""
+        await self._api.cancel(upload_id)
+
+    # Files
+
+    async def download(
+        self,
+        file: File,
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> Path:
+        """Download a file to a path, or into a directory under the last part of its name; returns the path.
+
+        It goes on where an earlier run stopped, and the target appears when it is whole and its SHA-256 is right. If the
+        target is there already with this content, nothing is done; with other content, TargetExists is raised.
+        """
+        return await self.start_download(file, target, overwrite=overwrite, on_progress=on_progress)
+
+    def start_download(
+        self,
+        file: File,
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> AsyncTransfer[Path]:
+        """Begin a download that can be paused and stopped; `await` it for its path. Takes what `download` takes."""
+        path = Path(target)
+        if path.is_dir():
+            path /= _checked_name(file.name).rsplit("/", 1)[-1]
+        meter, gate = Meter(file.name, file.size, on_progress), asyncio.Event()
+
+        async def work() -> Path:
+            await Downloading(self._api, file, path, meter, gate).run(overwrite=overwrite)
+            meter.received(file.size)
+            meter.enter("complete")
+            return path
+
+        async def discard() -> None:
+            """What has arrived is the beginning of this content for the next run: it stays."""
+
+        return AsyncTransfer(work(), gate, meter, discard)
+
+    async def files(self, prefix: str | None = None) -> AsyncIterator[File]:
+        """All files whose name begins with `prefix`, newest first."""
+        page: FilePage | None = None
+        while page is None or page.next is not None:
+            page = await self.page(None if page is None else page.next, prefix=prefix)
+            for file in page.files:
+                yield file
+
+    async def page(self, after: str | None = None, *, prefix: str | None = None, limit: int = _PAGE) -> FilePage:
+        """One page of files; its `next` is `after` for the following one."""
+        return await self._api.page(after, prefix, limit)
+
+    async def file(self, file_id: str) -> File:
+        """One file, by its id."""
+        return await self._api.file(file_id)
+
+    async def rename(self, file_id: str, name: str) -> File:
+        return await self._api.rename(file_id, _checked_name(name))
+
+    async def delete(self, file_id: str) -> None:
+        await self._api.delete(file_id)
+
+    async def usage(self) -> Usage:
+        """How much is used, and how much is left."""
+        return await self._api.usage()
+
+
+def _checked_name(name: str | None) -> str:
+    """The name as the server keeps it. Raises InvalidName, so that nothing is hashed for a name that is refused."""
+    if name is None:
+        raise InvalidName("what is uploaded has no name of its own: give one")
+    try:
+        return normalise_name(name)
+    except ValueError as error:
+        raise InvalidName(f"the name {name!r} {error}") from error

@@ -1,0 +1,132 @@
+"""Everything that can go wrong in a client and has a name, as one tree. Each error has the code that programs compare.
+
+ClientError
+├── ServerProblem        the server's answer: its code, status and further members
+│   ├── Unauthenticated
+│   ├── QuotaExceeded
+│   └── NotFound
+├── Unreachable
+├── BadAnswer
+├── Unreadable
+├── InvalidName
+├── FileChanged
+├── ContentDiffers
+├── TargetExists
+├── TargetBusy
+└── Stopped
+    └── Cancelled
+"""
+
+from typing import Any
+
+
+class ClientError(Exception):
+    """Something went wrong."""
+
+    code = "failed"
+    # Whether the same call may succeed later, without any change.
+    retryable = False
+
+    def __init__(self, detail: str | None = None) -> None:
+        self.detail = detail or (type(self).__doc__ or "").strip().splitlines()[0]
+        super().__init__(self.detail)
+
+
+class ServerProblem(ClientError):
+    """The server refused; `code` says why, `fields` holds what else it said."""
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        code: str,
+        status: int,
+        retryable: bool = False,
+        retry_after_seconds: float | None = None,
+        fields: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.status = status
+        self.retryable = retryable
+        self.retry_after_seconds = retry_after_seconds
+        self.fields = fields or {}
+        # Whether an earlier attempt of the same call may have succeeded, with its answer lost.
+        self.after_retry = False
+
+
+class Unauthenticated(ServerProblem):
+    """The server does not know the token, or does not allow this to it."""
+
+
+class QuotaExceeded(ServerProblem):
+    """The file does not fit into the total space; `fields` holds the figures."""
+
+
+class NotFound(ServerProblem):
+    """There is no such file or upload, or there is none any more."""
+
+
+class Unreachable(ClientError):
+    """The server can't be reached, or the connection broke."""
+
+    code = "unreachable"
+
+    def __init__(self, detail: str | None = None, *, retryable: bool = True) -> None:
+        super().__init__(detail)
+        self.retryable = retryable
+
+
+class BadAnswer(ClientError):
+    """The answer is none that an upload server gives: is the URL right?"""
+
+    code = "bad-answer"
+
+
+class Unreadable(ClientError):
+    """What was to be uploaded can't be read."""
+
+    code = "unreadable"
+
+
+class InvalidName(ClientError):
+    """The server takes no file of this name."""
+
+    code = "invalid-name"
+
+
+class FileChanged(ClientError):
+    """The file changed while it was uploaded."""
+
+    code = "file-changed"
+
+
+class ContentDiffers(ClientError):
+    """The bytes at the other end are not the bytes at this end."""
+
+    code = "content-differs"
+
+
+class TargetExists(ClientError):
+    """There is another file where the download was to go."""
+
+    code = "target-exists"
+
+
+class TargetBusy(ClientError):
+    """Another download of the same content into the same directory is running."""
+
+    code = "target-busy"
+    retryable = True
+
+
+class Stopped(ClientError):
+    """The transfer was stopped; what has arrived stays, and the same call goes on from there."""
+
+    code = "stopped"
+
+
+class Cancelled(Stopped):
+    """The transfer was cancelled; the server keeps nothing of it."""
+
+    code = "cancelled"

@@ -1,0 +1,67 @@
+"""Digests of a source, computed in threads beside the upload, and the proof of possession of its bytes."""
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from uploader.client.model import Challenge
+from uploader.client.plan import sample_ranges
+from uploader.client.source import Source
+
+# One hop to a thread for each: long enough that the hop costs nothing, short enough that a cancelled hash ends soon.
+_BLOCK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Both digests of the same bytes, in lower-case hex."""
+
+    md5: str
+    sha256: str
+
+
+async def digests_of(source: Source, on_hashed: Callable[[int], None]) -> Digests:
+    """Read all of a source once; `on_hashed` is told the bytes of each block. Raises FileChanged, Unreadable."""
+    md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
+
+    def hash_block(offset: int) -> int:
+        block = source.read(offset, min(_BLOCK_BYTES, source.size - offset))
+        md5.update(block)
+        sha256.update(block)
+        return len(block)
+
+    offset = 0
+    while offset < source.size:
+        hashed = await asyncio.to_thread(hash_block, offset)
+        offset += hashed
+        on_hashed(hashed)
+    source.check()
+    return Digests(md5.hexdigest(), sha256.hexdigest())
+
+
+async def sample_of(source: Source) -> bytes:
+    """The digest of a source's sample, which takes milliseconds however large the source is."""
+
+    def read() -> bytes:
+        sampled = hashlib.sha256()
+        for offset, length in sample_ranges(source.size):
+            sampled.update(source.read(offset, length))
+        return sampled.digest()
+
+    return await asyncio.to_thread(read)
+
+
+async def proof_of(source: Source, sha256: str, challenge: Challenge) -> str:
+    """The answer to a challenge: an HMAC over its ranges of the bytes, as API pages describe it."""
+
+    def compute() -> str:
+        head = f"uploader/1\n{challenge.user_id}\n{sha256}\n{source.size}\n"
+        proof = hmac.new(challenge.key, head.encode(), hashlib.sha256)
+        for offset, length in challenge.ranges:
+            proof.update(offset.to_bytes(8, "big") + length.to_bytes(8, "big"))
+            proof.update(source.read(offset, length))
+        return proof.hexdigest()
+
+    return await asyncio.to_thread(compute)

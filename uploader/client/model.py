@@ -1,0 +1,113 @@
+"""What the server says, as types. Members that are not listed here are ignored: a newer server may say more."""
+
+import base64
+from datetime import datetime
+
+from msgspec import Struct
+
+
+class File(Struct, frozen=True):
+    """A finished file. `instant` says that its bytes were not sent when it was made."""
+
+    id: str
+    name: str
+    md5: str
+    sha256: str
+    size: int
+    created_at: datetime
+    instant: bool
+
+
+class Upload(Struct, frozen=True):
+    """An open upload; `missing` holds inclusive ranges of chunk numbers in order."""
+
+    id: str
+    md5: str | None
+    name: str
+    size: int
+    chunk_size: int
+    chunk_count: int
+    received_bytes: int
+    missing: list[tuple[int, int]]
+    state: str
+    created_at: datetime
+    expires_at: datetime
+    merged_bytes: int = 0
+
+
+class Usage(Struct, frozen=True):
+    """The caller's accounts, in bytes."""
+
+    total_space: int
+    use_space_finished: int
+    use_space_unfinished: int
+    reserved: int
+    available: int
+
+
+class FilePage(Struct, frozen=True):
+    """A page of files; `next` is the cursor of the following one."""
+
+    files: list[File]
+    next: str | None
+
+
+class UploadList(Struct, frozen=True):
+    """Open uploads, newest first."""
+
+    uploads: list[Upload]
+
+
+class Challenge(Struct, frozen=True):
+    """What proves that the caller holds the content: an HMAC over these ranges of it."""
+
+    id: str
+    nonce: str
+    user_id: str
+    ranges: list[tuple[int, int]]
+    algorithm: str
+
+    @property
+    def key(self) -> bytes:
+        return base64.b64decode(self.nonce)
+
+
+# Answers about an upload, told apart by their `state`.
+
+
+class Open(Struct, frozen=True, tag_field="state", tag="uploading"):
+    """The upload takes chunks."""
+
+    upload: Upload
+
+
+class Merging(Struct, frozen=True, tag_field="state", tag="merging"):
+    """All chunks are there."""
+
+    upload: Upload
+
+
+class Complete(Struct, frozen=True, tag_field="state", tag="complete"):
+    """The upload is a file."""
+
+    file: File
+
+
+class Challenged(Struct, frozen=True, tag_field="state", tag="challenge"):
+    """The content is there, and is given against a proof."""
+
+    challenge: Challenge
+
+
+class Acknowledged(Struct, frozen=True, tag_field="state", tag="uploading"):
+    """A chunk counts."""
+
+    received_bytes: int
+    received_chunks: int
+    chunk_count: int
+    duplicate: bool
+
+
+Standing = Open | Merging | Complete
+Opened = Open | Merging | Complete | Challenged
+Sent = Acknowledged | Merging | Complete

@@ -1,0 +1,76 @@
+"""What to send and in which order, from what the server says. Pure: no I/O, no clock; tests turn every knob.
+
+Nothing is remembered between two runs of a client. Which upload a file belongs to is found again by a key that the file
+itself yields (`resume_key`), and what is left of it by the server's list of missing chunks.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+
+# Up to this size a file is hashed before anything is sent, because instant upload may save sending it.
+HASH_FIRST_BYTES = 64 << 20
+
+_SAMPLE_BLOCK_BYTES = 4096
+_SAMPLE_BLOCKS = 256
+
+
+def missing_numbers(missing: Iterable[tuple[int, int]]) -> Iterator[int]:
+    """The chunk numbers of inclusive ranges, in rising order: the server hashes along the contiguous prefix."""
+    for first, last in missing:
+        yield from range(first, last + 1)
+
+
+class Queue:
+    """The chunks that one upload still has to send, handed out one by one.
+
+    With `hold_last` the last of them is kept back until `release`: it waits for the digests, so that the server can
+    compare before it makes a file of the bytes.
+    """
+
+    def __init__(self, missing: Sequence[tuple[int, int]], *, hold_last: bool = False) -> None:
+        self._numbers = list(missing_numbers(missing))
+        self._next = 0
+        self._held = 1 if hold_last else 0
+
+    def __len__(self) -> int:
+        """How many were not taken yet."""
+        return len(self._numbers) - self._next
+
+    def take(self) -> int | None:
+        """The next chunk to send; None if there is none, or only the one that is held."""
+        if len(self) <= self._held:
+            return None
+        self._next += 1
+        return self._numbers[self._next - 1]
+
+    def release(self) -> None:
+        self._held = 0
+
+
+def sample_ranges(size: int) -> list[tuple[int, int]]:
+    """Offset and length of the blocks that stand for a file of `size` bytes: 256 blocks of 4 KiB, evenly spread.
+
+    The first and the last bytes are among them, where most formats keep what tells one file from another.
+    """
+    if size <= _SAMPLE_BLOCK_BYTES * _SAMPLE_BLOCKS:
+        return [(0, size)] if size else []
+    last_offset = size - _SAMPLE_BLOCK_BYTES
+    offsets = [number * last_offset // (_SAMPLE_BLOCKS - 1) for number in range(_SAMPLE_BLOCKS)]
+    return [(offset, _SAMPLE_BLOCK_BYTES) for offset in offsets]
+
+
+def resume_key(name: str, size: int, sample: bytes, attempt: int) -> str:
+    """The Idempotency-Key under which a large file is opened, the same on every machine and in every run.
+
+    It is made from the name, the size and a sample of the content, and not from the path or the time of modification:
+    a copy on another machine has others. A file that was changed in place has another sample, most of the time; if not,
+    the server finds at the merge that the digests differ, and the client starts anew. `attempt` counts the uploads
+    under this key that have ended: a key stands for one upload.
+    """
+    facts = b"\n".join((b"uploader/put/1", name.encode(), str(size).encode(), sample))
+    return f"put-{hashlib.sha256(facts).hexdigest()[:40]}-{attempt}"
+
+
+def prefers_other(own_received_bytes: int, other_received_bytes: int) -> bool:
+    """Whether to go on with another open upload of the same content instead of one's own."""
+    return other_received_bytes >= own_received_bytes

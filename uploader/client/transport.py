@@ -1,0 +1,235 @@
+"""HTTP with patience: every call is tried again while that may help. Knows problems and tokens, and no path of the API.
+
+All calls of the contract may be repeated, so an answer that was lost costs another call and nothing else.
+"""
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from uploader import __version__
+from uploader.client.errors import (
+    BadAnswer,
+    ClientError,
+    NotFound,
+    QuotaExceeded,
+    ServerProblem,
+    Unauthenticated,
+    Unreachable,
+)
+
+Token = str | Callable[[], str]
+OnRetry = Callable[[ClientError, float], None]
+
+_TIMEOUT = httpx2.Timeout(60, connect=10, pool=None)
+# What a proxy says while the server behind it is away, with no problem of ours in the body.
+_PASSING_STATUS = frozenset({408, 425, 429, 502, 503, 504})
+_PROBLEMS: dict[str, type[ServerProblem]] = {
+    "unauthenticated": Unauthenticated,
+    "forbidden": Unauthenticated,
+    "quota-exceeded": QuotaExceeded,
+    "not-found": NotFound,
+    "upload-not-found": NotFound,
+    "file-not-found": NotFound,
+    "upload-gone": NotFound,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a call that fails for the moment is tried again, and how often."""
+
+    give_up_after_seconds: float = 300.0
+    first_pause_seconds: float = 0.25
+    longest_pause_seconds: float = 20.0
+
+    def pause_seconds(self, attempt: int, retry_after_seconds: float | None, jitter: float) -> float:
+        """The pause after failure number `attempt` (from 0): twice as long each time, less up to a half by `jitter`
+        (0 to 1), so that many clients do not come back at once; and never shorter than the server asks for."""
+        longest = min(self.longest_pause_seconds, self.first_pause_seconds * 2.0 ** min(attempt, 32))
+        return (retry_after_seconds or 0.0) + longest * (1 - jitter / 2)
+
+
+class Retrying:
+    """The failures of one call."""
+
+    def __init__(self, patience: Patience, on_retry: OnRetry | None) -> None:
+        self._patience = patience
+        self._on_retry = on_retry
+        self._give_up_at: float | None = None
+        self.failures = 0
+
+    async def pause(self, error: ClientError) -> None:
+        """Wait until the call may be tried again. Raises `error` if that would not help or has been tried enough."""
+        if not error.retryable:
+            raise error
+        now = time.monotonic()
+        if self._give_up_at is None:
+            self._give_up_at = now + self._patience.give_up_after_seconds
+        retry_after = error.retry_after_seconds if isinstance(error, ServerProblem) else None
+        seconds = self._patience.pause_seconds(self.failures, retry_after, random.random())  # noqa: S311
+        if now + seconds > self._give_up_at:
+            raise error
+        self.failures += 1
+        if self._on_retry is not None:
+            self._on_retry(error, seconds)
+        await asyncio.sleep(seconds)
+
+
+class Transport:
+    """One server and one token."""
+
+    def __init__(
+        self,
+        url: str,
+        token: Token | None,
+        *,
+        patience: Patience,
+        connections: int,
+        on_retry: OnRetry | None = None,
+        http_transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._patience = patience
+        self._on_retry = on_retry
+        self._token = token
+        # Beside the connections that send chunks there are always some for questions.
+        limits = httpx2.Limits(max_connections=connections + 4, max_keepalive_connections=connections + 4)
+        self._http = httpx2.AsyncClient(
+            base_url=_checked_url(url),
+            headers={"User-Agent": f"uploader-client/{__version__}"},
+            timeout=_TIMEOUT,
+            limits=limits,
+            transport=http_transport,
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    def retrying(self) -> Retrying:
+        return Retrying(self._patience, self._on_retry)
+
+    async def request(self, method: str, path: str, **more: Any) -> httpx2.Response:
+        """A call that is tried again while that may help. Raises ServerProblem, Unreachable, BadAnswer."""
+        retrying = self.retrying()
+        while True:
+            try:
+                return await self.request_once(method, path, **more)
+            except NotFound as error:
+                error.after_retry = retrying.failures > 0
+                raise
+            except ClientError as error:
+                await retrying.pause(error)
+
+    async def request_once(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        content: AsyncIterable[bytes] | None = None,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, str] | None = None,
+    ) -> httpx2.Response:
+        """One attempt; `body` is sent as JSON, `content` as it is."""
+        request = await self._request(method, path, json=body, content=content, headers=headers, params=params)
+        try:
+            response = await self._http.send(request)
+        except httpx2.RequestError as error:
+            raise _unreachable(error) from error
+        _raise_for_problem(response)
+        return response
+
+    @asynccontextmanager
+    async def stream(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[httpx2.Response]:
+        """One attempt to read an answer piece by piece. Raises as `request_once`, also while it is read."""
+        request = await self._request("GET", path, headers={**headers, "Accept-Encoding": "identity"})
+        try:
+            response = await self._http.send(request, stream=True)
+            try:
+                if response.status_code >= 300:
+                    await response.aread()
+                    _raise_for_problem(response)
+                yield response
+            finally:
+                await response.aclose()
+        except httpx2.RequestError as error:
+            raise _unreachable(error) from error
+
+    async def _request(self, method: str, path: str, headers: Mapping[str, str] | None, **more: Any) -> httpx2.Request:
+        token = await asyncio.to_thread(self._token) if callable(self._token) else self._token
+        all_headers = dict(headers or {})
+        if token is not None:
+            if not (token.isascii() and token.isprintable()):
+                raise Unauthenticated(
+                    "the token holds characters that no token has", code="unauthenticated", status=401
+                )
+            all_headers["Authorization"] = f"Bearer {token}"
+        return self._http.build_request(method, path, headers=all_headers, **more)
+
+
+def _checked_url(url: str) -> str:
+    """Raises ValueError if this is no URL of a server."""
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise ValueError(f"{url!r} is not a URL: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ValueError(f"{url!r} is not a URL such as https://uploads.example.org")
+    return url
+
+
+def _unreachable(error: httpx2.RequestError) -> Unreachable:
+    why = str(error) or type(error).__name__
+    # A certificate does not become good by waiting.
+    return Unreachable(f"{error.request.url.host}: {why}", retryable="CERTIFICATE_VERIFY_FAILED" not in why)
+
+
+def _raise_for_problem(response: httpx2.Response) -> None:
+    status = response.status_code
+    if status < 300:
+        return
+    problem = _problem_of(response)
+    if problem is None:
+        if status in _PASSING_STATUS:
+            raise ServerProblem(
+                f"{response.url.host} answers {status} {response.reason_phrase}",
+                code="unavailable",
+                status=status,
+                retryable=True,
+                retry_after_seconds=_retry_after_seconds(response),
+            )
+        hint = f"; it leads to {response.headers['location']}" if "location" in response.headers else ""
+        raise BadAnswer(f"{response.url} is answered {status} {response.reason_phrase}{hint}")
+    code = str(problem["code"])
+    raise _PROBLEMS.get(code, ServerProblem)(
+        str(problem.get("detail") or problem.get("title") or code),
+        code=code,
+        status=status,
+        retryable=problem.get("retryable") is True,
+        retry_after_seconds=_retry_after_seconds(response),
+        fields=problem,
+    )
+
+
+def _problem_of(response: httpx2.Response) -> dict[str, Any] | None:
+    """The members of a problem (RFC 9457), if the answer is one with a code."""
+    if not response.headers.get("content-type", "").startswith("application/problem+json"):
+        return None
+    try:
+        problem = json.loads(response.content)
+    except ValueError:
+        return None
+    return problem if isinstance(problem, dict) and "code" in problem else None
+
+
+def _retry_after_seconds(response: httpx2.Response) -> float | None:
+    """`Retry-After` in seconds. Its other form, a date, is left to the ordinary pause."""
+    text = response.headers.get("retry-after", "")
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 9 else None
