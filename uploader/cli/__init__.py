@@ -3,19 +3,22 @@
 import click
 
 from uploader import __version__
-from uploader.cli import accounts, maintenance, scrubbing, serving
+from uploader.cli import accounts, filing, login, maintenance, scrubbing, serving, transferring, unfinished
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="uploader")
 def main() -> None:
-    """A resumable chunked-upload server.
+    """A resumable chunked-upload server, and its client.
 
-    Settings are UPLOADER_* environment variables: `uploader config` shows what is in force, the README explains each.
-    Every command can run while a server runs on the same data directory.
+    put, get, ls, rm, mv, usage, uploads, cancel and login are for those who upload: they talk to a server that runs
+    anywhere. All other commands are for those who run it.
+
+    The server's settings are UPLOADER_* environment variables: `uploader config` shows what is in force, the README
+    explains each. Every command can run while a server runs on the same data directory.
 
     \b
-    Exit codes: 0 ok, 1 failed, 2 bad usage or configuration.
+    Exit codes: 0 ok, 1 failed, 2 bad usage or configuration; those of the client are in the README.
     """
 
 
@@ -31,5 +34,14 @@ for command in (
     scrubbing.scrub,
     accounts.token,
     accounts.user,
+    transferring.put,
+    transferring.get,
+    filing.ls,
+    filing.rm,
+    filing.mv,
+    filing.usage,
+    unfinished.uploads,
+    unfinished.cancel,
+    login.login,
 ):
     main.add_command(command)
