@@ -1,14 +1,15 @@
 """Digests of a source, computed in threads beside the upload, and the proof of possession of its bytes."""
 
 import asyncio
+import base64
 import hashlib
-import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from uploader.client.model import Challenge
 from uploader.client.plan import sample_ranges
 from uploader.client.source import Source
+from uploader.domain import proof
 
 # One hop to a thread for each: long enough that the hop costs nothing, short enough that a cancelled hash ends soon.
 _BLOCK_BYTES = 8 << 20
@@ -53,15 +54,20 @@ async def sample_of(source: Source) -> bytes:
     return await asyncio.to_thread(read)
 
 
-async def proof_of(source: Source, sha256: str, challenge: Challenge) -> str:
-    """The answer to a challenge: an HMAC over its ranges of the bytes, as API pages describe it."""
+async def proof_of(source: Source, digests: Digests, challenge: Challenge) -> str:
+    """The answer to a challenge, in hex. Raises FileChanged, Unreadable."""
+    asked = proof.Challenge(
+        id=challenge.id,
+        nonce=base64.b64decode(challenge.nonce),
+        user_id=challenge.user_id,
+        md5=digests.md5,
+        sha256=digests.sha256,
+        size=source.size,
+        ranges=challenge.ranges,
+        expires_at=challenge.expires_at,
+    )
 
     def compute() -> str:
-        head = f"uploader/1\n{challenge.user_id}\n{sha256}\n{source.size}\n"
-        proof = hmac.new(challenge.key, head.encode(), hashlib.sha256)
-        for offset, length in challenge.ranges:
-            proof.update(offset.to_bytes(8, "big") + length.to_bytes(8, "big"))
-            proof.update(source.read(offset, length))
-        return proof.hexdigest()
+        return proof.proof_of(asked, (source.read(offset, length) for offset, length in asked.ranges)).hex()
 
     return await asyncio.to_thread(compute)

@@ -1,6 +1,5 @@
 """What the server says, as types. Members that are not listed here are ignored: a newer server may say more."""
 
-import base64
 from datetime import datetime
 
 from msgspec import Struct
@@ -66,10 +65,7 @@ class Challenge(Struct, frozen=True):
     user_id: str
     ranges: list[tuple[int, int]]
     algorithm: str
-
-    @property
-    def key(self) -> bytes:
-        return base64.b64decode(self.nonce)
+    expires_at: datetime
 
 
 # Answers about an upload, told apart by their `state`.

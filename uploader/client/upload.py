@@ -29,6 +29,7 @@ from uploader.client.model import (
 )
 from uploader.client.progress import Meter
 from uploader.client.source import Source
+from uploader.domain.proof import ALGORITHM
 
 _READ_BYTES = 1 << 20
 _PIECE_BYTES = 128 << 10
@@ -36,7 +37,6 @@ _PIECE_BYTES = 128 << 10
 _KEY_ATTEMPTS = 20
 _ROUNDS = 10
 _FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.1, 2.0
-_PROOF_ALGORITHM = "hmac-sha256"
 
 
 @dataclass(slots=True)
@@ -132,9 +132,9 @@ class Uploading:
 
     async def _prove(self, upload_id: str | None, digests: Digests, challenge: Challenge) -> Complete | None:
         """The file, if the proof is taken; None: the bytes have to be sent."""
-        if challenge.algorithm != _PROOF_ALGORITHM:
+        if challenge.algorithm != ALGORITHM:
             return None
-        proof = await proof_of(self._source, digests.sha256, challenge)
+        proof = await proof_of(self._source, digests, challenge)
         try:
             return await self._api.prove(upload_id, digests.md5, challenge.id, self._name, proof)
         except ServerProblem as error:
