@@ -120,7 +120,7 @@ class Services:
     def runner(self, waker: Waker) -> Runner:
         """The background jobs."""
         settings = self.settings
-        jobs = [Flusher(queue, self.flushing).as_job() for queue in self.pending.flush_queues]
+        jobs = [job for queue in self.pending.flush_queues for job in Flusher(queue, self.flushing).as_jobs()]
         jobs += [Merger(queue, self.merging).as_job() for queue in self.pending.merge_queues]
         jobs += [Sweeper(shard, self.sweeping).as_job() for shard in range(self.pending.shards)]
         collector = Collector(

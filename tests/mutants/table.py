@@ -197,9 +197,11 @@ MUTANTS = (
         "a claim takes the task out",
         (
             _DELAY,
-            "        delay_schedule(due, minutes, task, id, now_ms + lease_ms, now_ms)\n",
-            "        delay_remove(due, minutes, task, id)\n",
+            "        redis.call('HSET', task, 'due_minute', next_minute, mark, value)\n",
+            "        redis.call('HDEL', task, 'due_minute')\n        redis.call('HSET', task, mark, value)\n",
         ),
+        (_DELAY, "        scores[#scores + 1], scores[#scores + 2] = until_ms, id\n", ""),
+        (_DELAY, "      if not waits or minute ~= next_minute then leaving", "      if true then leaving"),
     ),
     _mutant(
         "a steady uploader is never accounted for",
@@ -262,7 +264,7 @@ MUTANTS = (
     ),
     _mutant(
         "an interrupted withdrawal that nobody ends",
-        (_TRANSACTIONS, " if newest[row.id].generation >= row.flushed_generation]", "]"),
+        (_TRANSACTIONS, "        if item.generation >= flushed_generation:\n", "        if True:\n"),
     ),
 )
 

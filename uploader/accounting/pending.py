@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from uploader.accounting.connection import AWAY, Connection
 from uploader.accounting.delay import MAX_CLAIM, next_due
@@ -76,8 +76,7 @@ class Known:
     merged: int
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """A claimed task of an upload: what was known of it at that moment, and until when it is the claimant's."""
 
     upload_id: str
@@ -178,10 +177,12 @@ class Pending:
     async def ack_flush(self, shard: int, flushed: list[Claim]) -> int:
         """Say that the figures of these claims are in the database; returns how many tasks are done. Raises Unavailable."""
         keys = upload_queue_keys(shard, FLUSH_QUEUE)
-        arguments: list[Any] = [keys.task_prefix]
-        for claim in flushed:
-            arguments += [claim.upload_id, claim.generation, claim.received, claim.lease_until_ms]
-        removed: int = await _ACK_FLUSH.run(self._redis, [keys.due, keys.minutes], arguments)
+        removed = 0
+        for first in range(0, len(flushed), MAX_CLAIM):
+            arguments: list[Any] = [keys.task_prefix]
+            for upload_id, generation, received, _, lease_until_ms in flushed[first : first + MAX_CLAIM]:
+                arguments += (upload_id, generation, received, lease_until_ms)
+            removed += await _ACK_FLUSH.run(self._redis, [keys.due, keys.minutes], arguments)
         return removed
 
     async def forget(self, upload_id: str, word: str) -> None:

@@ -7,14 +7,15 @@ may be run again from its start; what it raises rolls everything back.
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
-from sqlalchemy import case, delete, insert, select, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.crashpoints import crash_point
-from uploader.database import models, queries
+from uploader.database import batches, models, queries
 from uploader.domain.upload import STATE_OF_REASON, TRANSITIONS, File, Reason, State, Upload
 from uploader.errors import QuotaExceeded, TooManyUploads
 
@@ -31,8 +32,7 @@ class Lost(Exception):
     """The blob was on its way out, or the row had gone, when it was to be used."""
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """What a flush writes: the absolute bytes received of an upload in a generation."""
 
     upload_id: str
@@ -125,35 +125,21 @@ async def flush(connection: AsyncConnection, batch: Sequence[Received], now: dat
         .with_for_update()
     )
     rows = (await connection.execute(query)).all()
-    changes: dict[str, Received] = {}
+    changes: list[Received] = []
     added: dict[str, int] = {}
+    open_ids = []
     for upload_id, user_id, flushed_generation, flushed_bytes in rows:
         item = newest[upload_id]
+        if item.generation >= flushed_generation:
+            open_ids.append(upload_id)
         if (item.generation, item.received) <= (flushed_generation, flushed_bytes):
             continue
-        changes[upload_id] = item
+        changes.append(item)
         added[user_id] = added.get(user_id, 0) + item.received - flushed_bytes
-    open_ids = [row.id for row in rows if newest[row.id].generation >= row.flushed_generation]
     if not changes:
         return Flushed(0, frozenset(open_ids))
-    await connection.execute(
-        update(models.upload)
-        .where(table.id.in_(sorted(changes)))
-        .values(
-            flushed_bytes=case(*[(table.id == id_, item.received) for id_, item in changes.items()]),
-            flushed_generation=case(*[(table.id == id_, item.generation) for id_, item in changes.items()]),
-            updated_at=now,
-        )
-    )
-    users = models.user_info.c
-    await connection.execute(
-        update(models.user_info)
-        .where(users.user_id.in_(sorted(added)))
-        .values(
-            use_space_unfinished=users.use_space_unfinished
-            + case(*[(users.user_id == user_id, more) for user_id, more in added.items()])
-        )
-    )
+    await batches.set_flushed(connection, changes, now)
+    await batches.add_unfinished(connection, added)
     return Flushed(len(changes), frozenset(open_ids))
 
 

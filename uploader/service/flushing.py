@@ -2,6 +2,7 @@
 
 import logging
 
+from uploader.accounting.delay import MAX_CLAIM
 from uploader.accounting.pending import Claim, Pending, UploadQueue
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
@@ -13,6 +14,10 @@ from uploader.observability import FLUSHED_UPLOADS
 from uploader.service.closers import Closers
 
 logger = logging.getLogger(__name__)
+
+# So many claims are written in one transaction: a commit costs as much as several hundred rows. More would hold rows
+# locked, and the event loop busy, for longer than others should feel.
+_CLAIMS_A_TRANSACTION = 4
 
 
 class Flushing:
@@ -26,7 +31,12 @@ class Flushing:
 
     async def flush_due(self, queue: UploadQueue) -> int:
         """Flush one batch of a queue; returns how many tasks were claimed. Raises Unavailable."""
-        claims = await queue.claim()
+        claims: list[Claim] = []
+        while len(claims) < _CLAIMS_A_TRANSACTION * MAX_CLAIM:
+            claimed = await queue.claim()
+            claims += claimed
+            if len(claimed) < MAX_CLAIM:
+                break
         if not claims:
             return 0
         crash_point("flush.after_claim")

@@ -15,9 +15,10 @@ local function clock_ms(given)
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
-local function delay_drop(due, minutes, minute, id)
+-- Takes ids out of a bucket.
+local function delay_drop(due, minutes, minute, ...)
   local bucket = due .. ':' .. minute
-  redis.call('ZREM', bucket, id)
+  redis.call('ZREM', bucket, ...)
   if redis.call('EXISTS', bucket) == 0 then redis.call('ZREM', minutes, minute) end
 end
 
@@ -34,12 +35,20 @@ local function delay_waits(due, minutes, task, id)
   return minute and redis.call('ZSCORE', due .. ':' .. minute, id) and redis.call('ZSCORE', minutes, minute)
 end
 
--- Schedules a task or pushes it back (or forward). What is due soon after now_ms wakes the workers of the queue, who
--- listen on the channel `wake:{sNN}:<queue>`.
-local function delay_schedule(due, minutes, task, id, due_ms, now_ms)
+-- What is due soon after now_ms wakes the workers of the queue, who listen on the channel `wake:{sNN}:<queue>`.
+local function delay_wake(due, due_ms, now_ms)
   if due_ms - now_ms < POLL_MS then redis.call('PUBLISH', 'wake' .. string.sub(due, 4), '') end
-  local minute = string.format('%d', math.floor(due_ms / MINUTE_MS))
-  local before = redis.call('HGET', task, 'due_minute')
+end
+
+local function delay_minute(due_ms)
+  return string.format('%d', math.floor(due_ms / MINUTE_MS))
+end
+
+-- Schedules a task or pushes it back (or forward). A caller that has read its due_minute already may say it: `before`.
+local function delay_schedule(due, minutes, task, id, due_ms, now_ms, before)
+  delay_wake(due, due_ms, now_ms)
+  local minute = delay_minute(due_ms)
+  if before == nil then before = redis.call('HGET', task, 'due_minute') end
   if before == minute then
     redis.call('ZADD', due .. ':' .. minute, due_ms, id)
     return
@@ -51,23 +60,32 @@ local function delay_schedule(due, minutes, task, id, due_ms, now_ms)
 end
 
 -- Claims at most `limit` due tasks from the oldest buckets: each is scheduled again when the lease ends, so that the
--- lease is a delay like any other. A member without its hash is a left-over and is dropped. Returns the ids.
-local function delay_claim(due, minutes, task_prefix, now_ms, lease_ms, limit)
-  local claimed = {}
+-- lease is a delay like any other, and gets `mark`, a field and its value, by which its claimant is known. A member without
+-- its hash is a left-over and is dropped. Returns the ids. Tasks change buckets together: that is half the work.
+local function delay_claim(due, minutes, task_prefix, now_ms, lease_ms, limit, mark, value)
+  local claimed, until_ms = {}, now_ms + lease_ms
+  local next_minute = delay_minute(until_ms)
   local oldest = redis.call('ZRANGEBYSCORE', minutes, '-inf', math.floor(now_ms / MINUTE_MS), 'LIMIT', 0, limit)
   for _, minute in ipairs(oldest) do
     local room = limit - #claimed
     if room == 0 then break end
-    local bucket = due .. ':' .. minute
-    for _, id in ipairs(redis.call('ZRANGEBYSCORE', bucket, '-inf', now_ms, 'LIMIT', 0, room)) do
+    local leaving, scores = {}, {}
+    for _, id in ipairs(redis.call('ZRANGEBYSCORE', due .. ':' .. minute, '-inf', now_ms, 'LIMIT', 0, room)) do
       local task = task_prefix .. id
-      if redis.call('HGET', task, 'due_minute') == minute then
-        delay_schedule(due, minutes, task, id, now_ms + lease_ms, now_ms)
+      local waits = redis.call('HGET', task, 'due_minute') == minute
+      if waits then
+        redis.call('HSET', task, 'due_minute', next_minute, mark, value)
         claimed[#claimed + 1] = id
-      else
-        delay_drop(due, minutes, minute, id)
+        scores[#scores + 1], scores[#scores + 2] = until_ms, id
       end
+      if not waits or minute ~= next_minute then leaving[#leaving + 1] = id end
     end
+    if #scores > 0 then
+      delay_wake(due, until_ms, now_ms)
+      redis.call('ZADD', due .. ':' .. next_minute, unpack(scores))
+      redis.call('ZADD', minutes, next_minute, next_minute)
+    end
+    if #leaving > 0 then delay_drop(due, minutes, minute, unpack(leaving)) end
   end
   return claimed
 end

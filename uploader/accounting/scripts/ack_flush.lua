@@ -8,23 +8,30 @@
 -- landed in between would wait for nobody. A stale worker's ack does nothing: another generation is ignored, and so is
 -- more than was received (Redis fell back to an older state meanwhile); `flushed` never goes down.
 
-local prefix, removed = ARGV[1], 0
+local prefix, removed, done = ARGV[1], 0, {}
 for i = 2, #ARGV, 4 do
   local id, generation, value = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
   local up = prefix .. id
-  local facts = redis.call('HMGET', up, 'generation', 'received', 'flushed', 'state', 'lease_until')
+  local facts = redis.call('HMGET', up, 'generation', 'received', 'flushed', 'state', 'lease_until', 'due_minute')
   if facts[1] == generation and value <= tonumber(facts[2]) then
     local flushed = math.max(tonumber(facts[3]), value)
     redis.call('HSET', up, 'flushed', string.format('%d', flushed))
     if facts[4] == 'open' then
+      local over = {}
       -- The lease of a worker that claimed it after this one is not this one's to give up.
-      if facts[5] == ARGV[i + 3] then redis.call('HDEL', up, 'lease_until') end
+      if facts[5] == ARGV[i + 3] then over[1] = 'lease_until' end
       if tonumber(facts[2]) == flushed then
-        delay_remove(KEYS[1], KEYS[2], up, id)
-        redis.call('HDEL', up, 'pending_since')
+        over[#over + 1] = 'pending_since'
+        if facts[6] then
+          over[#over + 1] = 'due_minute'
+          local ids = done[facts[6]] or {}
+          ids[#ids + 1], done[facts[6]] = id, ids
+        end
         removed = removed + 1
       end
+      if #over > 0 then redis.call('HDEL', up, unpack(over)) end
     end
   end
 end
+for minute, ids in pairs(done) do delay_drop(KEYS[1], KEYS[2], minute, unpack(ids)) end
 return removed

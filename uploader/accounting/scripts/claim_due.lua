@@ -7,11 +7,11 @@
 -- One script so that no two workers claim one task, and so that a claimed task is never out of the queue: it waits for
 -- the end of the lease, and a worker that dies has lost nothing.
 
-local now, lease, prefix = clock_ms(ARGV[1]), tonumber(ARGV[2]), ARGV[4]
+local now, lease, limit, prefix = clock_ms(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local until_ms = string.format('%d', now + lease)
 local claims = {}
-for _, id in ipairs(delay_claim(KEYS[1], KEYS[2], prefix, now, lease, tonumber(ARGV[3]))) do
+for _, id in ipairs(delay_claim(KEYS[1], KEYS[2], prefix, now, lease, limit, 'lease_until', until_ms)) do
   local up = prefix .. id
-  redis.call('HSET', up, 'lease_until', string.format('%d', now + lease))
   redis.call('HDEL', up, 'pending_since')
   local facts = redis.call('HMGET', up, 'generation', 'received', 'state')
   claims[#claims + 1] = {id, tonumber(facts[1] or 0), tonumber(facts[2] or 0), facts[3] or '', now + lease}

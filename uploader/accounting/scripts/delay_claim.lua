@@ -7,6 +7,5 @@
 -- One script so that no two workers claim one task, and so that a claimed task is never out of the queue: it waits for
 -- the end of the lease, and a worker that dies has lost nothing.
 
-local claimed = delay_claim(KEYS[1], KEYS[2], ARGV[4], clock_ms(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]))
-for _, id in ipairs(claimed) do redis.call('HSET', ARGV[4] .. id, 'claim', ARGV[5]) end
-return claimed
+local now, lease, limit = clock_ms(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+return delay_claim(KEYS[1], KEYS[2], ARGV[4], now, lease, limit, 'claim', ARGV[5])

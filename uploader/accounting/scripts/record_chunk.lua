@@ -32,8 +32,8 @@ end
 if redis.call('SETBIT', chunks, number, 1) == 1 then
   return {'duplicate', tonumber(received), chunk_total, chunk_count, state}
 end
-received = redis.call('HINCRBY', up, 'received', ARGV[5])
-chunk_total = redis.call('HINCRBY', up, 'chunks', 1)
+received, chunk_total = tonumber(received) + tonumber(ARGV[5]), chunk_total + 1
+redis.call('HSET', up, 'received', string.format('%d', received), 'chunks', chunk_total)
 
 if chunk_total == chunk_count then
   delay_remove(KEYS[4], KEYS[5], up, id)
@@ -51,5 +51,5 @@ local due = math.min(now + tonumber(ARGV[6]), tonumber(pending_since) + tonumber
 if received - tonumber(flushed) >= tonumber(ARGV[8]) then due = now end
 -- A claim that never comes back must not be pushed back for ever.
 if lease_until then due = math.min(due, tonumber(lease_until)) end
-delay_schedule(KEYS[4], KEYS[5], up, id, due, now)
+delay_schedule(KEYS[4], KEYS[5], up, id, due, now, due_minute)
 return {'recorded', received, chunk_total, chunk_count, state}

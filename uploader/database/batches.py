@@ -1,0 +1,56 @@
+"""Writes many rows with one statement: a batch travels as one JSON text, and the database makes a table of it.
+
+So each row costs one look-up by its key, where a CASE would compare it with the whole batch. Only what is documented for
+MySQL and for MariaDB is used here; the keys are VARBINARY, so what comes out of the text is made bytes before a comparison.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from sqlalchemy import bindparam, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from uploader.database.models import UtcDateTime
+
+_SET_FLUSHED_MYSQL = """
+UPDATE JSON_TABLE(:batch, '$[*]' COLUMNS (
+  id VARCHAR(32) CHARACTER SET utf8mb4 PATH '$[0]',
+  generation BIGINT PATH '$[1]',
+  received BIGINT PATH '$[2]'
+)) AS item STRAIGHT_JOIN upload ON upload.id = CAST(item.id AS BINARY)
+SET upload.flushed_generation = item.generation, upload.flushed_bytes = item.received, upload.updated_at = :now
+"""
+_SET_FLUSHED_SQLITE = """
+UPDATE upload SET flushed_generation = item.generation, flushed_bytes = item.received, updated_at = :now
+FROM (
+  SELECT CAST(value ->> 0 AS BLOB) AS id, value ->> 1 AS generation, value ->> 2 AS received FROM json_each(:batch)
+) AS item WHERE upload.id = item.id
+"""
+_ADD_UNFINISHED_MYSQL = """
+UPDATE JSON_TABLE(:batch, '$[*]' COLUMNS (
+  id VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[0]',
+  more BIGINT PATH '$[1]'
+)) AS item STRAIGHT_JOIN user_info ON user_info.user_id = CAST(item.id AS BINARY)
+SET user_info.use_space_unfinished = user_info.use_space_unfinished + item.more
+"""
+_ADD_UNFINISHED_SQLITE = """
+UPDATE user_info SET use_space_unfinished = use_space_unfinished + item.more
+FROM (SELECT CAST(value ->> 0 AS BLOB) AS id, value ->> 1 AS more FROM json_each(:batch)) AS item
+WHERE user_info.user_id = item.id
+"""
+
+
+async def set_flushed(connection: AsyncConnection, items: Iterable[tuple[str, int, int]], now: datetime) -> None:
+    """Set what is accounted of uploads: id, generation, bytes received."""
+    statement = text(_SET_FLUSHED_SQLITE if connection.dialect.name == "sqlite" else _SET_FLUSHED_MYSQL)
+    await connection.execute(
+        statement.bindparams(bindparam("now", type_=UtcDateTime)), {"batch": json.dumps(list(items)), "now": now}
+    )
+
+
+async def add_unfinished(connection: AsyncConnection, more: Mapping[str, int]) -> None:
+    """Add to `use_space_unfinished` of users. The rows are locked in the order of their ids."""
+    statement = text(_ADD_UNFINISHED_SQLITE if connection.dialect.name == "sqlite" else _ADD_UNFINISHED_MYSQL)
+    # As it is, not as \u escapes: what becomes of those is each database's own affair.
+    await connection.execute(statement, {"batch": json.dumps(sorted(more.items()), ensure_ascii=False)})
