@@ -258,6 +258,17 @@ async def test_one_flush_serves_several_users_and_uploads_each_with_its_own_figu
     assert [(await row_of(act, upload)).flushed_bytes for upload in (first, second, bobs, behind)] == [250, 30, 7, 50]
 
 
+async def test_a_flush_finds_users_whatever_their_ids_are_made_of(act: Transactions) -> None:
+    user_ids = ['a"b', "a\\b", "a\\\\u0041", "it's", "%s:batch", "ALICE", "Älice", "用户", "😀", "[1,2]", "x" * 255]
+    for user_id in user_ids:
+        await act.create_user(user_id)
+    uploads = [await act.open(upload_row(user_id)) for user_id in user_ids]
+    await act.flush(*((upload, 0, number + 1) for number, upload in enumerate(uploads)))
+    accounts = await checked_accounts(act.database)
+    assert [accounts[user_id].unfinished for user_id in user_ids] == list(range(1, len(user_ids) + 1))
+    assert accounts["alice"] == Account()
+
+
 async def test_flushers_that_race_in_any_order_leave_the_newest_figures(act: Transactions) -> None:
     uploads = [await act.open(upload_row()) for _ in range(5)]
     batches = [[(upload, 0, 100 * step) for upload in uploads[:: 1 if step % 2 else -1]] for step in range(1, 11)]

@@ -14,8 +14,8 @@ from uploader.accounting.keys import QueueKeys, queue_keys
 from uploader.accounting.scripts import Script
 from uploader.accounting.waking import Waker
 
-# Claims of 100 to 300 tasks keep the script short enough not to be felt by others.
-MAX_CLAIM = 300
+# Claims of this many tasks keep the script short enough not to be felt by others: 2 to 3 ms.
+MAX_CLAIM = 200
 # The longest that a worker sleeps without looking; `_delay.lua` announces what is due sooner.
 POLL_SECONDS = 1.0
 

@@ -1,0 +1,1 @@
+"""The accounting under load: `python -m benchmarks.accounting`."""

@@ -1,0 +1,83 @@
+"""How long it takes until all is known again after Redis lost everything, with the real service on a real disk."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.accounting.scale import Scale
+from benchmarks.accounting.stores import mariadb, valkey
+from benchmarks.report import Row, amount, at_most
+from tests.support.rows import Transactions, upload_row
+from uploader.bootstrap import Services, create_services, running
+from uploader.domain.upload import Upload
+from uploader.service.answers import Stored, Target
+from uploader.settings import Settings
+
+_CHUNK_BYTES = 1024
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """A chunk that was received."""
+
+    data: bytes
+
+    @property
+    def length(self) -> int:
+        return len(self.data)
+
+    def pieces(self) -> Iterator[memoryview]:
+        yield memoryview(self.data)
+
+
+async def rebuild(directory: Path, scale: Scale) -> list[Row]:
+    """FLUSHALL, then one sweep; every acknowledged chunk has to count again."""
+    seconds = []
+    with valkey(directory / "redis", append_only=True) as server:
+        async with mariadb(directory / "mariadb") as (database, _):
+            settings = Settings(
+                data=directory / "data",
+                database_url=database.engine.url.render_as_string(hide_password=False),
+                redis_url=server.url,
+                free_space_floor_bytes=0,
+                durability="process",  # what is written first only makes ready; the sweep writes nothing to the disk
+            )
+            services = create_services(settings)
+            async with running(services, jobs=False):
+                uploads = await _send(services, scale)
+                await services.sweeping.sweep(0)
+                for _ in range(scale.rounds):
+                    server.command("FLUSHALL")
+                    begin = time.perf_counter()
+                    await services.sweeping.sweep(0)
+                    seconds.append(time.perf_counter() - begin)
+                    for upload in uploads:
+                        known = await services.pending.read(upload.id)
+                        assert (known.state, known.chunks) == ("open", scale.rebuilt_chunks - 1), "a chunk was lost"
+    figure = f"rebuild after FLUSHALL, {amount(scale.rebuilt)} open uploads of {amount(scale.rebuilt_chunks)} chunks"
+    return [at_most(figure, 5, seconds, "s", "no acknowledged chunk lost")]
+
+
+async def _send(services: Services, scale: Scale) -> list[Upload]:
+    """Open the uploads, and send all chunks of each but the last. They are smaller than the service would let them be:
+    what is rebuilt is their map, whatever their size."""
+    size = _CHUNK_BYTES * scale.rebuilt_chunks
+    rows = Transactions(services.database)
+    await rows.create_user(total_space=size * scale.rebuilt)
+    uploads = [upload_row(size=size, chunk_size=_CHUNK_BYTES) for _ in range(scale.rebuilt)]
+    waiting = iter(uploads)
+
+    async def send() -> None:
+        for upload in waiting:
+            await services.storage.create(upload)
+            await rows.open(upload, scale.rebuilt)
+            target = Target(upload.user_id, upload_id=upload.id)
+            for chunk in range(scale.rebuilt_chunks - 1):
+                stored = await services.chunks.store(target, upload, chunk, _Body(bytes(_CHUNK_BYTES)))
+                assert isinstance(stored, Stored)
+
+    await asyncio.gather(*(send() for _ in range(_AT_ONCE)))
+    return uploads

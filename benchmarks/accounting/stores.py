@@ -1,0 +1,112 @@
+"""The servers of the benchmarks: private, real, set up as the product's are, and gone afterwards."""
+
+import hashlib
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy import text
+
+from tests.support.servers import PrivateMariaDB, PrivateRedis
+from uploader.accounting.connection import Connection, connect
+from uploader.accounting.pending import Delays
+from uploader.database import migrate
+from uploader.database.engine import Database
+from uploader.embedded import find_binary, version_of
+
+# The defaults of the product.
+DELAYS = Delays(quiet_seconds=5, max_delay_seconds=60, max_pending_bytes=64 << 20, lease_seconds=30)
+USERS = 100
+_SYSTEM_PATH = {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin"}
+_TICKS = os.sysconf("SC_CLK_TCK")
+# Ids as `upload_id` makes them; a sequence is a table that MariaDB has of itself.
+_INSERT = """
+INSERT INTO upload (id, user_id, md5, name, size, chunk_size, state, temp_path, created_at, updated_at, open_flag)
+SELECT CONCAT(LEFT(SHA1(seq), 24), LPAD(LOWER(HEX(seq)), 8, '0')), CONCAT('user', seq % {users}), MD5(seq),
+  'folder/file.bin', {size}, {chunk_size}, 'OPEN', CONCAT('temp/2030/01/', MD5(seq)), :now, :now, 1
+FROM seq_0_to_{last}
+"""
+_RESERVE = """
+INSERT INTO user_info (user_id, total_space, reserved) SELECT user_id, SUM(size), SUM(size) FROM upload GROUP BY user_id
+"""
+
+
+def upload_id(number: int) -> str:
+    """The id of an upload of the benchmarks: as random as others, but for its last eight digits."""
+    return f"{hashlib.sha1(str(number).encode(), usedforsecurity=False).hexdigest()[:24]}{number:08x}"
+
+
+def number_of(upload_id: str) -> int:
+    """The reverse of `upload_id`."""
+    return int(upload_id[24:], 16)
+
+
+@contextmanager
+def valkey(directory: Path, *, append_only: bool) -> Iterator[PrivateRedis]:
+    """A Valkey of its own, with an AOF as the embedded one or without."""
+    server = PrivateRedis(directory, append_only=append_only).start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@asynccontextmanager
+async def connected(server: PrivateRedis) -> AsyncIterator[Connection]:
+    """The product's client."""
+    client = connect(server.url)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+@asynccontextmanager
+async def mariadb(directory: Path) -> AsyncIterator[tuple[Database, int]]:
+    """A migrated database with a buffer pool that holds its rows, and the server's process id."""
+    server = PrivateMariaDB(directory).start()
+    try:
+        first = Database(server.url("mysql"))
+        async with first.engine.connect() as connection:
+            await connection.execute(text("SET GLOBAL innodb_buffer_pool_size = 1 << 30"))
+            await connection.execute(text("CREATE DATABASE benchmark"))
+        await first.close()
+        database = Database(server.url("benchmark"))
+        await migrate.upgrade(database)
+        yield database, int((directory / "data" / "pid").read_text())
+        await database.close()
+    finally:
+        server.stop()
+
+
+async def open_uploads(database: Database, count: int, *, size: int, chunk_size: int) -> None:
+    """Rows of open uploads, and of their users, who have room for them."""
+    rows = _INSERT.format(users=USERS, size=size, chunk_size=chunk_size, last=count - 1)
+    async with database.engine.begin() as connection:
+        await connection.execute(text(rows), {"now": datetime.now(UTC).replace(tzinfo=None)})
+        await connection.execute(text(_RESERVE))
+
+
+async def status(database: Database, name: str) -> int:
+    """A counter of MariaDB, of all its connections."""
+    async with database.engine.connect() as connection:
+        row = (await connection.execute(text(f"SHOW GLOBAL STATUS LIKE '{name}'"))).one()
+    return int(row[1])
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has used so far, in user and kernel mode."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def versions() -> list[str]:
+    """Of the servers that take part."""
+    name, version = version_of(find_binary())
+    said = subprocess.run(
+        ["mariadbd", "--version"], capture_output=True, text=True, check=False, env=_SYSTEM_PATH
+    ).stdout
+    return [f"{name} {'.'.join(map(str, version))}", f"MariaDB {said.split()[2].partition('-')[0]}"]

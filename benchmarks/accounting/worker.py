@@ -1,0 +1,92 @@
+"""A worker over private stores, and uploads that are open in all of them."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.accounting.filled import Filled, Shape
+from benchmarks.accounting.stores import DELAYS, connected, cpu_seconds, mariadb, open_uploads, valkey
+from tests.support.invariants import checked_accounts
+from uploader.accounting.connection import Connection
+from uploader.accounting.pending import Delays, Pending, UploadQueue
+from uploader.clock import Clock
+from uploader.database.engine import Database
+from uploader.jobs.flusher import Flusher
+from uploader.service.closers import Closers
+from uploader.service.flushing import Flushing
+from uploader.storage.local import LocalStorage
+
+_NEVER = 1 << 40
+
+
+@dataclass
+class Worker:
+    """One worker process with its stores: the product's own parts, and nothing else that runs."""
+
+    uploads: Filled
+    redis: Connection
+    database: Database
+    database_pid: int
+    pending: Pending
+    flushing: Flushing
+    delays: Delays
+    recorded: int = 0
+
+    @property
+    def queue(self) -> UploadQueue:
+        return self.pending.flush_queues[0]
+
+    def record_all(self, at_once: int = 500) -> None:
+        """Record the next chunk of every upload, `at_once` on their way together; all are due for the flusher."""
+        delays = [0, _NEVER, _NEVER, round(self.delays.lease_seconds * 1000)]
+        commands = [self.uploads.recording(number, "", delays) for number in range(self.uploads.count)]
+        self.uploads.send(commands, at_once)
+        self.recorded += 1
+
+    async def flush_all(self, queue: UploadQueue | None = None) -> None:
+        """What the jobs of a flusher do until nothing is due."""
+        queue = queue or self.queue
+
+        async def run() -> None:
+            while await self.flushing.flush_due(queue):
+                pass
+
+        await asyncio.gather(*(run() for _ in Flusher(queue, self.flushing).as_jobs()))
+
+    def used_seconds(self) -> list[float]:
+        """CPU of the worker, Valkey and MariaDB so far."""
+        return [time.process_time(), cpu_seconds(self.uploads.process_id), cpu_seconds(self.database_pid)]
+
+    async def check(self, chunks: int) -> None:
+        """The sums in the database are exact, to the byte, with so many chunks flushed of all uploads together."""
+        accounts = await checked_accounts(self.database)
+        unfinished = sum(account.unfinished for account in accounts.values())
+        assert unfinished == chunks * self.uploads.shape.chunk_bytes, unfinished
+
+
+@asynccontextmanager
+async def worker(
+    directory: Path, count: int, shape: Shape, *, delays: Delays = DELAYS, due_in_seconds: float | None = None
+) -> AsyncIterator[Worker]:
+    """A worker over `count` open uploads of a hundred users.
+
+    With `due_in_seconds` each has a chunk, and its flush is due after that.
+    """
+    with valkey(directory / "redis", append_only=True) as server:
+        async with connected(server) as redis, mariadb(directory / "mariadb") as (database, database_pid):
+            await open_uploads(
+                database, count, size=shape.chunk_bytes * shape.chunk_count, chunk_size=shape.chunk_bytes
+            )
+            if due_in_seconds is not None:
+                shape = replace(shape, due_ms=round((time.time() + due_in_seconds) * 1000))
+            uploads = Filled(server, count, shape)
+            pending = Pending(redis, shards=1, delays=delays)
+            storage = LocalStorage(directory / "data", durable=False)
+            clock = Clock()
+            flushing = Flushing(database, pending, Closers(database, storage, pending, clock), clock)
+            yield Worker(uploads, redis, database, database_pid, pending, flushing, delays)
+            uploads.close()
+            storage.close()

@@ -1,0 +1,29 @@
+"""The benchmarks run: each at a scale that says nothing, so that they can't rot. What they measure is not looked at."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import report
+from benchmarks.accounting.__main__ import BENCHMARKS, PAGE, SECTION
+from benchmarks.accounting.scale import TINY
+
+
+@pytest.mark.parametrize("database", ["mariadb"])  # a private one
+@pytest.mark.parametrize("name", BENCHMARKS)
+async def test_a_benchmark_runs_and_its_figures_make_a_table(name: str, database: str, tmp_path: Path) -> None:
+    rows = await BENCHMARKS[name](tmp_path / database, TINY)
+    lines = report.table(rows).splitlines()
+    assert len(lines) == 2 + len(rows) > 2
+    assert {line.count("|") for line in lines} == {5}
+
+
+async def test_a_section_of_the_page_is_replaced_and_the_rest_stays(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.read_text())
+    report.write(page, SECTION, "first")
+    once = page.read_text()
+    report.write(page, SECTION, "second")
+    assert page.read_text() == once.replace("\nfirst\n", "\nsecond\n") != once
+    report.write(page, SECTION, "first")
+    assert page.read_text() == once
