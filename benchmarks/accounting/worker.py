@@ -2,16 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.accounting.filled import Filled, Shape
 from benchmarks.accounting.stores import DELAYS, connected, cpu_seconds, mariadb, open_uploads, valkey
 from tests.support.invariants import checked_accounts
 from uploader.accounting.connection import Connection
-from uploader.accounting.pending import Delays, Pending, UploadQueue
+from uploader.accounting.delay import MAX_CLAIM
+from uploader.accounting.keys import FLUSH_QUEUE
+from uploader.accounting.pending import Claim, Delays, Pending, UploadQueue
 from uploader.clock import Clock
 from uploader.database.engine import Database
 from uploader.jobs.flusher import Flusher
@@ -67,21 +69,28 @@ class Worker:
         assert unfinished == chunks * self.uploads.shape.chunk_bytes, unfinished
 
 
-@asynccontextmanager
-async def worker(
-    directory: Path, count: int, shape: Shape, *, delays: Delays = DELAYS, due_in_seconds: float | None = None
-) -> AsyncIterator[Worker]:
-    """A worker over `count` open uploads of a hundred users.
+class TimedQueue(UploadQueue):
+    """The queue of a shard at a time that the benchmark tells: what is to be seen need not be waited for."""
 
-    With `due_in_seconds` each has a chunk, and its flush is due after that.
-    """
+    def __init__(self, redis: Connection, delays: Delays, now_ms: Callable[[], int]) -> None:
+        super().__init__(redis, 0, FLUSH_QUEUE, lease_seconds=delays.lease_seconds)
+        self.now_ms = now_ms
+
+    async def claim(self, limit: int = MAX_CLAIM, now_ms: int | None = None) -> list[Claim]:
+        return await super().claim(limit, now_ms or self.now_ms())
+
+    async def next_due(self, now_ms: int | None = None) -> float | None:
+        return await super().next_due(now_ms or self.now_ms())
+
+
+@asynccontextmanager
+async def worker(directory: Path, count: int, shape: Shape, *, delays: Delays = DELAYS) -> AsyncIterator[Worker]:
+    """A worker over `count` open uploads of a hundred users."""
     with valkey(directory / "redis", append_only=True) as server:
         async with connected(server) as redis, mariadb(directory / "mariadb") as (database, database_pid):
             await open_uploads(
                 database, count, size=shape.chunk_bytes * shape.chunk_count, chunk_size=shape.chunk_bytes
             )
-            if due_in_seconds is not None:
-                shape = replace(shape, due_ms=round((time.time() + due_in_seconds) * 1000))
             uploads = Filled(server, count, shape)
             pending = Pending(redis, shards=1, delays=delays)
             storage = LocalStorage(directory / "data", durable=False)

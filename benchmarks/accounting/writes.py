@@ -12,10 +12,9 @@ from prometheus_client import REGISTRY
 from benchmarks.accounting.filled import Shape
 from benchmarks.accounting.scale import Scale
 from benchmarks.accounting.stores import DELAYS, status, upload_id
-from benchmarks.accounting.worker import Worker, worker
+from benchmarks.accounting.worker import TimedQueue, Worker, worker
 from benchmarks.report import Row, amount, at_most, compared
-from uploader.accounting.delay import MAX_CLAIM
-from uploader.accounting.pending import Claim, Delays, UploadQueue
+from uploader.accounting.pending import Delays
 from uploader.database import transactions
 from uploader.database.transactions import Received
 
@@ -24,15 +23,6 @@ _CHUNK_BYTES = 5_000_000
 _MOMENTS = 5
 _WRITERS = 10
 _PATIENT = replace(DELAYS, max_delay_seconds=100, max_pending_bytes=1 << 30)
-
-
-class _Simulated(UploadQueue):
-    """The queue of a shard at a time that the benchmark tells: two hundred seconds need not pass."""
-
-    now_ms = 0
-
-    async def claim(self, limit: int = MAX_CLAIM, now_ms: int | None = None) -> list[Claim]:
-        return await super().claim(limit, now_ms or self.now_ms)
 
 
 async def writes(directory: Path, scale: Scale) -> list[Row]:
@@ -74,12 +64,12 @@ async def _send(it: Worker, scale: Scale) -> None:
         delays.max_pending_bytes,
         lease_ms,
     ]
-    queue = _Simulated(it.redis, 0, "flush", lease_seconds=delays.lease_seconds)
-    start_ms = round(time.time() * 1000)
+    now_ms = start_ms = round(time.time() * 1000)
+    queue = TimedQueue(it.redis, delays, lambda: now_ms)
     for step in range(scale.chunks_a_file * _MOMENTS):
-        queue.now_ms = start_ms + step * 1000 // _MOMENTS
+        now_ms = start_ms + step * 1000 // _MOMENTS
         numbers = range(step % _MOMENTS, scale.files, _MOMENTS)
-        it.uploads.send([it.uploads.recording(number, queue.now_ms, times) for number in numbers])
+        it.uploads.send([it.uploads.recording(number, now_ms, times) for number in numbers])
         await it.flush_all(queue)
 
 

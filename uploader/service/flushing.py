@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 # So many claims are written in one transaction: a commit costs as much as several hundred rows. More would hold rows
 # locked, and the event loop busy, for longer than others should feel.
-_CLAIMS_A_TRANSACTION = 6
+_CLAIMS_A_TRANSACTION = 5
 
 
 class Flushing:
