@@ -21,13 +21,14 @@ from uploader.embedded import find_binary, version_of
 DELAYS = Delays(quiet_seconds=5, max_delay_seconds=60, max_pending_bytes=64 << 20, lease_seconds=30)
 USERS = 100
 _SYSTEM_PATH = {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin"}
+_INSERTED_AT_ONCE = 20_000
 _TICKS = os.sysconf("SC_CLK_TCK")
 # Ids as `upload_id` makes them; a sequence is a table that MariaDB has of itself.
 _INSERT = """
 INSERT INTO upload (id, user_id, md5, name, size, chunk_size, state, temp_path, created_at, updated_at, open_flag)
 SELECT CONCAT(LEFT(SHA1(seq), 24), LPAD(LOWER(HEX(seq)), 8, '0')), CONCAT('user', seq % {users}), MD5(seq),
   'folder/file.bin', {size}, {chunk_size}, 'OPEN', CONCAT('temp/2030/01/', MD5(seq)), :now, :now, 1
-FROM seq_0_to_{last}
+FROM seq_{first}_to_{last}
 """
 _RESERVE = """
 INSERT INTO user_info (user_id, total_space, reserved) SELECT user_id, SUM(size), SUM(size) FROM upload GROUP BY user_id
@@ -72,6 +73,7 @@ async def mariadb(directory: Path) -> AsyncIterator[tuple[Database, int]]:
         first = Database(server.url("mysql"))
         async with first.engine.connect() as connection:
             await connection.execute(text("SET GLOBAL innodb_buffer_pool_size = 1 << 30"))
+            await connection.execute(text("SET GLOBAL innodb_log_file_size = 1 << 30"))
             await connection.execute(text("CREATE DATABASE benchmark"))
         await first.close()
         database = Database(server.url("benchmark"))
@@ -84,9 +86,13 @@ async def mariadb(directory: Path) -> AsyncIterator[tuple[Database, int]]:
 
 async def open_uploads(database: Database, count: int, *, size: int, chunk_size: int) -> None:
     """Rows of open uploads, and of their users, who have room for them."""
-    rows = _INSERT.format(users=USERS, size=size, chunk_size=chunk_size, last=count - 1)
+    now = datetime.now(UTC).replace(tzinfo=None)
+    for first in range(0, count, _INSERTED_AT_ONCE):
+        last = min(first + _INSERTED_AT_ONCE, count) - 1
+        rows = _INSERT.format(users=USERS, size=size, chunk_size=chunk_size, first=first, last=last)
+        async with database.engine.begin() as connection:
+            await connection.execute(text(rows), {"now": now})
     async with database.engine.begin() as connection:
-        await connection.execute(text(rows), {"now": datetime.now(UTC).replace(tzinfo=None)})
         await connection.execute(text(_RESERVE))
 
 
