@@ -197,8 +197,8 @@ MUTANTS = (
         "a claim takes the task out",
         (
             _DELAY,
-            "        redis.call('HSET', task, 'due_minute', next_minute, mark, value)\n",
-            "        redis.call('HDEL', task, 'due_minute')\n        redis.call('HSET', task, mark, value)\n",
+            "        redis.call('HSET', task, 'due_minute', next_minute, ...)\n",
+            "        redis.call('HDEL', task, 'due_minute')\n        redis.call('HSET', task, ...)\n",
         ),
         (_DELAY, "        scores[#scores + 1], scores[#scores + 2] = until_ms, id\n", ""),
         (_DELAY, "      if not waits or minute ~= next_minute then leaving", "      if true then leaving"),

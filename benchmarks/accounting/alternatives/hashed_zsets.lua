@@ -35,13 +35,13 @@ local function delay_schedule(due, minutes, task, id, due_ms, now_ms, before)
 end
 
 -- Of each part as much as is due, in turn: the oldest of all can't be told without a look into every one.
-local function delay_claim(due, minutes, task_prefix, now_ms, lease_ms, limit, mark, value)
+local function delay_claim(due, minutes, task_prefix, now_ms, lease_ms, limit, ...)
   local claimed = {}
   for part = 0, ZSETS - 1 do
     local room, scores = math.min(math.ceil(limit / ZSETS), limit - #claimed), {}
     local bucket = due .. ':' .. part
     for _, id in ipairs(redis.call('ZRANGEBYSCORE', bucket, '-inf', now_ms, 'LIMIT', 0, room)) do
-      redis.call('HSET', task_prefix .. id, mark, value)
+      redis.call('HSET', task_prefix .. id, ...)
       claimed[#claimed + 1] = id
       scores[#scores + 1], scores[#scores + 2] = now_ms + lease_ms, id
     end

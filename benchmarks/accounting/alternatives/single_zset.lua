@@ -28,10 +28,10 @@ local function delay_schedule(due, minutes, task, id, due_ms, now_ms, before)
   if not before then redis.call('HSET', task, 'due_minute', '0') end
 end
 
-local function delay_claim(due, minutes, task_prefix, now_ms, lease_ms, limit, mark, value)
+local function delay_claim(due, minutes, task_prefix, now_ms, lease_ms, limit, ...)
   local claimed, scores = redis.call('ZRANGEBYSCORE', due, '-inf', now_ms, 'LIMIT', 0, limit), {}
   for _, id in ipairs(claimed) do
-    redis.call('HSET', task_prefix .. id, mark, value)
+    redis.call('HSET', task_prefix .. id, ...)
     scores[#scores + 1], scores[#scores + 2] = now_ms + lease_ms, id
   end
   if #scores > 0 then redis.call('ZADD', due, unpack(scores)) end

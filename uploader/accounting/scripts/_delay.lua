@@ -60,9 +60,9 @@ local function delay_schedule(due, minutes, task, id, due_ms, now_ms, before)
 end
 
 -- Claims at most `limit` due tasks from the oldest buckets: each is scheduled again when the lease ends, so that the
--- lease is a delay like any other, and gets `mark`, a field and its value, by which its claimant is known. A member without
--- its hash is a left-over and is dropped. Returns the ids. Tasks change buckets together: that is half the work.
-local function delay_claim(due, minutes, task_prefix, now_ms, lease_ms, limit, mark, value)
+-- lease is a delay like any other, and gets further fields (names and values), by which its claimant is known. A member
+-- without its hash is a left-over and is dropped. Returns the ids. Tasks change buckets together: that is half the work.
+local function delay_claim(due, minutes, task_prefix, now_ms, lease_ms, limit, ...)
   local claimed, until_ms = {}, now_ms + lease_ms
   local next_minute = delay_minute(until_ms)
   local oldest = redis.call('ZRANGEBYSCORE', minutes, '-inf', math.floor(now_ms / MINUTE_MS), 'LIMIT', 0, limit)
@@ -74,7 +74,7 @@ local function delay_claim(due, minutes, task_prefix, now_ms, lease_ms, limit, m
       local task = task_prefix .. id
       local waits = redis.call('HGET', task, 'due_minute') == minute
       if waits then
-        redis.call('HSET', task, 'due_minute', next_minute, mark, value)
+        redis.call('HSET', task, 'due_minute', next_minute, ...)
         claimed[#claimed + 1] = id
         scores[#scores + 1], scores[#scores + 2] = until_ms, id
       end

@@ -8,12 +8,10 @@
 -- the end of the lease, and a worker that dies has lost nothing.
 
 local now, lease, limit, prefix = clock_ms(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
-local until_ms = string.format('%d', now + lease)
+local marks = {'lease_until', string.format('%d', now + lease), 'pending_since', ''}
 local claims = {}
-for _, id in ipairs(delay_claim(KEYS[1], KEYS[2], prefix, now, lease, limit, 'lease_until', until_ms)) do
-  local up = prefix .. id
-  redis.call('HDEL', up, 'pending_since')
-  local facts = redis.call('HMGET', up, 'generation', 'received', 'state')
+for _, id in ipairs(delay_claim(KEYS[1], KEYS[2], prefix, now, lease, limit, unpack(marks))) do
+  local facts = redis.call('HMGET', prefix .. id, 'generation', 'received', 'state')
   claims[#claims + 1] = {id, tonumber(facts[1] or 0), tonumber(facts[2] or 0), facts[3] or '', now + lease}
 end
 return claims
