@@ -18,6 +18,9 @@ class Row:
     met: bool | None = None
     missed_by: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.figure}: {self.measured} ({self.verdict})"
+
     @property
     def verdict(self) -> str:
         if self.met is None:

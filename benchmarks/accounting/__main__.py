@@ -50,12 +50,14 @@ def main() -> None:
 
 async def measure(scale: Scale, names: list[str]) -> str:
     """The section of the page: the machine, and a table of all figures."""
-    machine, rows = report.machine(versions()), []
+    machine = report.machine(versions())
+    rows: list[Row] = []
     for name in names:
         begin = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="benchmark-") as directory:
-            rows += await BENCHMARKS[name](Path(directory), scale)
-        print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
+            measured = await BENCHMARKS[name](Path(directory), scale)
+        print(f"{name}: {time.monotonic() - begin:.0f} s", *measured, sep="\n  ", flush=True)
+        rows += measured
     return f"{machine}.\n\n{report.table(rows)}"
 
 
