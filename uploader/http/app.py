@@ -285,6 +285,7 @@ def admin_operations(handlers: AdminHandlers) -> list[Operation]:
             tag="administration",
             access="admin",
             responses={200: wire.UserUsageList},
+            media_types=("text/csv",),
             problems=("invalid-request",),
             parameters=_USAGE_PARAMETERS,
         ),

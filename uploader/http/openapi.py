@@ -18,6 +18,21 @@ _PATH_PARAMETERS: dict[str, dict[str, Any]] = {
     "user_id": {"schema": {"type": "string"}, "description": "A user."},
     "code": {"schema": {"type": "string", "enum": sorted(STATUS)}, "description": "The code of an error."},
 }
+# What an answer leads to (OpenAPI's links): its operation and status, then those it opens, with where their parameters are.
+_UPLOAD = {"id": "$response.body#/upload/id", "n": 0}
+_BY_MD5 = {"md5": "$request.path.md5", "n": 0}
+_FILE = {"id": "$response.body#/file/id"}
+_OF_UPLOAD = ("get {0}", "put {0}/chunks/{{n}}", "post {0}/merge", "post {0}/proof", "delete {0}")
+_OF_FILE = ("get /me/files/{id}", "get /me/files/{id}/content", "patch /me/files/{id}", "delete /me/files/{id}")
+_LINKS: dict[tuple[str, int], list[tuple[str, dict[str, Any]]]] = {
+    ("post /uploads", 201): [
+        *((each.format("/uploads/{id}"), _UPLOAD) for each in _OF_UPLOAD),
+        ("patch /uploads/{id}", _UPLOAD),
+    ],
+    ("post /files/{md5}", 201): [(each.format("/files/{md5}"), _BY_MD5) for each in _OF_UPLOAD],
+    ("put /uploads/{id}/chunks/{n}", 201): [(each, _FILE) for each in _OF_FILE],
+    ("put /files/{md5}/chunks/{n}", 201): [(each, _FILE) for each in _OF_FILE],
+}
 _PROBLEM = {"application/problem+json": {"schema": {"$ref": _REF.format(name="Problem")}}}
 
 
@@ -63,7 +78,7 @@ def _alternatives(answer: Any) -> tuple[Any, ...]:
 
 def _operation(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any]:
     described: dict[str, Any] = {
-        "operationId": f"{operation.method.lower()}_{re.sub(r'[^a-z0-9]+', '_', operation.path.lower()).strip('_')}",
+        "operationId": _id_of(f"{operation.method} {operation.path}"),
         "summary": operation.summary,
         "tags": [operation.tag],
         "responses": _responses(operation, schema_of),
@@ -88,6 +103,18 @@ def _operation(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
     return described
 
 
+def _id_of(method_and_path: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", method_and_path.lower()).strip("_")
+
+
+def _links(operation: Operation, status: int) -> dict[str, Any]:
+    links = {}
+    for target, parameters in _LINKS.get((f"{operation.method.lower()} {operation.path}", status), []):
+        used = {name: place for name, place in parameters.items() if f"{{{name}}}" in target}
+        links[_id_of(target)] = {"operationId": _id_of(target), "parameters": used}
+    return links
+
+
 def _responses(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status, answer in operation.responses.items():
@@ -96,6 +123,11 @@ def _responses(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
         if schemas:
             schema = schemas[0] if len(schemas) == 1 else {"oneOf": schemas}
             responses[str(status)]["content"] = {"application/json": {"schema": schema}}
+        if status == 200 and operation.media_types:
+            content = responses["200"].setdefault("content", {})
+            content.update((media_type, {"schema": {"type": "string"}}) for media_type in operation.media_types)
+        if links := _links(operation, status):
+            responses[str(status)]["links"] = links
     by_status: dict[int, list[str]] = {}
     for code in _problems(operation):
         by_status.setdefault(STATUS[code], []).append(code)

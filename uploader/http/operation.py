@@ -49,6 +49,8 @@ class Operation:
     takes: type | None = None
     takes_bytes: bool = False
     responses: dict[int, Any] = field(default_factory=dict)
+    # Media types that the body of a 200 may have beside JSON.
+    media_types: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     parameters: tuple[Parameter, ...] = ()
 

@@ -1,0 +1,37 @@
+"""schemathesis against a server: what `/openapi.json` says is what the server does, one request at a time and in a row."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.process import Server, ended
+
+_SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
+_CONFIGURATION = Path(__file__).with_name("schemathesis.toml")
+
+
+def test_the_server_does_what_its_description_says(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    settings = {"DATA": str(data), "DURABILITY": "process", "MAX_OPEN_UPLOADS": "10000", "PROOF_MAX_PROBES": "1000000"}
+    server = Server(tmp_path / "log", settings)
+    with ended(server):
+        token = (data / "owner.token").read_text().strip()
+        run = subprocess.run(
+            [
+                *(_SCHEMATHESIS, "--config-file", _CONFIGURATION, "run", f"{server.url}/openapi.json", "--no-color"),
+                *("--checks", "all", "--header", f"Authorization: Bearer {token}"),
+            ],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        log = server.output()
+    assert run.returncode == 0, run.stdout + run.stderr
+    for phase in ("Coverage", "Fuzzing", "Stateful"):
+        assert re.search(rf"^ ✅  {phase} ", run.stdout, flags=re.MULTILINE), run.stdout
+    covered = re.search(r"API Links: +([0-9]+) covered", run.stdout)
+    assert covered is not None
+    assert int(covered[1]) > 0, run.stdout
+    assert "request failed" not in log, log
