@@ -31,7 +31,7 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
     most = max(1, (descriptors - _OWN_DESCRIPTORS) // 2)
     if settings.max_connections > most:
         logger.warning(
-            "fewer connections than UPLOADER_MAX_CONNECTIONS: the limit on open files is too low",
+            "fewer connections than UPLOADER_MAX_CONNECTIONS",
             extra={"connections": most, "open_files": descriptors},
         )
     return ConnectionLimits(

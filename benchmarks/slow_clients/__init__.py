@@ -1,0 +1,1 @@
+"""What slow clients cost those who are honest."""
