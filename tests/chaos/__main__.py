@@ -1,4 +1,4 @@
-"""`tests/chaos/run`: one round of any length, its summary as JSON; fails on any violation."""
+"""`tests/chaos/run`: one round of any length, its result as the table of docs/reliability.md; fails on any violation."""
 
 import argparse
 import asyncio
@@ -10,6 +10,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from tests.chaos.result import as_table
 from tests.chaos.round import run_round
 
 
@@ -22,8 +23,9 @@ def main() -> int:
     seed = random.randrange(1 << 32) if given.seed is None else given.seed
     directory = Path(tempfile.mkdtemp(prefix="chaos-"))
     summary = asyncio.run(run_round(directory, seconds=given.minutes * 60, seed=seed))
-    print(json.dumps(asdict(summary), indent=2))
+    print(as_table(summary))
     if summary.violations or summary.errors or summary.drift_bytes:
+        print(json.dumps(asdict(summary), indent=2), file=sys.stderr)
         print(f"kept for a look: {directory}", file=sys.stderr)
         return 1
     shutil.rmtree(directory)

@@ -17,7 +17,7 @@ from uploader.database.engine import Database
 from uploader.errors import Unavailable
 
 _POLL_SECONDS = 0.2
-_REST_SECONDS = 20.0
+_REST_SECONDS = 30.0
 
 
 @dataclass

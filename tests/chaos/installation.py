@@ -25,12 +25,14 @@ SETTINGS = {
 
 
 class Member:
-    """One server or worker."""
+    """One server or worker, with a clock of its own."""
 
-    def __init__(self, kind: str, start: Callable[[], Process]) -> None:
+    def __init__(self, kind: str, clock: Path, start: Callable[[], Process]) -> None:
         self.kind = kind
+        self._clock = clock
         self._start = start
         self.process: Process | None = None
+        self.set_clock(0)
 
     @property
     def alive(self) -> bool:
@@ -39,6 +41,12 @@ class Member:
     def start(self) -> None:
         """Does not wait until it is ready."""
         self.process = self._start()
+
+    def set_clock(self, ahead_seconds: float) -> None:
+        """Let its wall clock jump, now and for its successors, to so many seconds ahead of the real one."""
+        draft = self._clock.with_suffix(".draft")
+        draft.write_text(str(ahead_seconds))
+        draft.rename(self._clock)
 
     def kill(self) -> None:
         if self.process is not None:
@@ -66,13 +74,16 @@ class Installation:
         self._running = contextlib.ExitStack()
         self._ports = [free_port(), free_port()]
         self.urls = [f"http://127.0.0.1:{port}" for port in self._ports]
+        directory.mkdir(parents=True, exist_ok=True)
         self.servers = [
-            Member("server", self._starter("serve", "--no-jobs", "--port", str(port))) for port in self._ports
+            self._member("server", directory / f"clock-{port}", "serve", "--no-jobs", "--port", str(port))
+            for port in self._ports
         ]
-        self.workers = [Member("worker", self._starter("work")) for _ in range(2)]
+        self.workers = [self._member("worker", directory / f"clock-worker-{number}", "work") for number in range(2)]
 
-    def _starter(self, *arguments: str) -> Callable[[], Process]:
-        return lambda: Process(self.log, self._settings, *arguments)
+    def _member(self, kind: str, clock: Path, *arguments: str) -> Member:
+        settings = self._settings | {"TEST_CLOCK": str(clock)}
+        return Member(kind, clock, lambda: Process(self.log, settings, *arguments))
 
     @property
     def members(self) -> list[Member]:

@@ -11,10 +11,12 @@ from tests.chaos.installation import LEASE_SECONDS, Installation, Member
 from tests.support.servers import PrivateRedis
 
 # How often each is done, relative to one another. A start of a server or a worker costs most of a second of CPU.
-_WEIGHTS = {"valkey": 48, "mariadb": 14, "worker": 16, "server": 12, "flushall": 5, "freeze": 5}
+_WEIGHTS = {"valkey": 48, "mariadb": 14, "worker": 16, "server": 12, "flushall": 5, "freeze": 5, "jump": 5}
 _AOF_CUTS = 0.4
 _SETTLED_SECONDS = 1.5
 _RESTART_SECONDS = 0.3
+# Beyond the expiry, but two clocks are never so far apart that what was closed is forgotten.
+_MAX_JUMP_SECONDS = 10 * 86_400
 
 
 @dataclass
@@ -25,6 +27,7 @@ class Tally:
     aof_cuts: int = 0
     flushalls: int = 0
     freezes: int = 0
+    clock_jumps: int = 0
     ended_unasked: int = 0
 
 
@@ -74,6 +77,7 @@ class Monkey:
         acts = list(_WEIGHTS)
         next_at = time.monotonic()
         while not self._stopping.wait(max(0.0, next_at - time.monotonic())):
+            # What takes long, on a machine that is slow, is not made up for: nothing would run any more.
             next_at = max(next_at, time.monotonic()) + self._random.expovariate(1 / self._pause_seconds)
             self._thaw(time.monotonic())
             self._revive()
@@ -161,3 +165,9 @@ class Monkey:
         chosen.send_signal(signal.SIGSTOP)
         self._frozen[chosen] = time.monotonic() + LEASE_SECONDS * self._random.uniform(1.2, 2.5)
         self.tally.freezes += 1
+
+    def _jump(self) -> None:
+        """The clock is set; accounts must not depend on it, and expiry must pause."""
+        seconds = self._random.uniform(-_MAX_JUMP_SECONDS, _MAX_JUMP_SECONDS)
+        self._random.choice(self._installation.members).set_clock(seconds)
+        self.tally.clock_jumps += 1

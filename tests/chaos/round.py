@@ -17,13 +17,24 @@ from uploader.database.engine import Database
 from uploader.service.accounts import Accounts
 
 _CLIENTS = 16
-_FINISH_SECONDS = 30.0
+_FINISH_SECONDS = 60.0
+_MAX_LONGER = 2.0  # times as long as asked for, if too little happened by then
 _ACTIONS_PER_SECOND = 4.0
 # Events of the log that no kill excuses, each with its trace.
 _ERRORS = re.compile(
     r"^[^\n]*(?:job failed, and|request failed|can't be accounted|merge failed|Redis refuses).*?(?=^\d\d:|\Z)",
     re.MULTILINE | re.DOTALL,
 )
+
+
+@dataclass(frozen=True)
+class Least:
+    """What has to happen in a round, however slow the machine is."""
+
+    kills: int = 0
+    chunks: int = 0
+    files: int = 0
+    audits: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,7 @@ class Summary:
     aof_cuts: int
     flushalls: int
     freezes: int
+    clock_jumps: int
     ended_unasked: int
     counts: dict[str, int]
     audits: int
@@ -46,16 +58,16 @@ class Summary:
     errors: list[str] = field(default_factory=list)
 
 
-async def run_round(directory: Path, *, seconds: float, seed: int, min_kills: int = 0) -> Summary:
-    """Kill for `seconds` in a directory that is empty, and on until there were `min_kills`, on a machine that is slow."""
+async def run_round(directory: Path, *, seconds: float, seed: int, least: Least | None = None) -> Summary:
+    """Kill for `seconds` in a directory that is empty; on a machine that is slow up to twice as long, for the `least`."""
     installation = Installation(directory)
     try:
-        return await _run(installation, seconds, seed, min_kills)
+        return await _run(installation, seconds, seed, least or Least())
     finally:
         installation.stop()
 
 
-async def _run(installation: Installation, seconds: float, seed: int, min_kills: int) -> Summary:
+async def _run(installation: Installation, seconds: float, seed: int, least: Least) -> Summary:
     await installation.start()
     monkey = Monkey(installation, seed, _ACTIONS_PER_SECOND)
     auditor = Auditor(installation.database_url, installation.redis.url, installation.data)
@@ -63,7 +75,7 @@ async def _run(installation: Installation, seconds: float, seed: int, min_kills:
     started = time.monotonic()
     try:
         async with _clients(installation, seed, record) as clients:
-            await _under_fire(monkey, clients, auditor, record, seconds, min_kills)
+            await _under_fire(monkey, clients, auditor, record, seconds, least)
             elapsed = time.monotonic() - started
             drift_bytes = await auditor.conclude(clients)
             await asyncio.gather(*(client.compare_all() for client in clients))
@@ -79,6 +91,7 @@ async def _run(installation: Installation, seconds: float, seed: int, min_kills:
         aof_cuts=tally.aof_cuts,
         flushalls=tally.flushalls,
         freezes=tally.freezes,
+        clock_jumps=tally.clock_jumps,
         ended_unasked=tally.ended_unasked,
         counts=dict(sorted(record.counts.items())),
         audits=findings.audits,
@@ -90,14 +103,15 @@ async def _run(installation: Installation, seconds: float, seed: int, min_kills:
 
 
 async def _under_fire(
-    monkey: Monkey, clients: list[Client], auditor: Auditor, record: Record, seconds: float, min_kills: int
+    monkey: Monkey, clients: list[Client], auditor: Auditor, record: Record, seconds: float, least: Least
 ) -> None:
     stopping = asyncio.Event()
     watching = asyncio.create_task(auditor.watch(stopping))
     uploading = [asyncio.create_task(client.live(stopping)) for client in clients]
     monkey.start()
     await asyncio.sleep(seconds)
-    while monkey.tally.kills.total() < min_kills and monkey.error is None:
+    latest = time.monotonic() + (_MAX_LONGER - 1) * seconds
+    while not _is_enough(least, monkey, auditor, record) and time.monotonic() < latest:
         await asyncio.sleep(0.1)
     await asyncio.to_thread(monkey.heal)
     stopping.set()
@@ -110,6 +124,12 @@ async def _under_fire(
         if not task.cancelled() and (error := task.exception()) is not None:
             record.violations.append(f"a client failed: {error!r}")
     await watching
+
+
+def _is_enough(least: Least, monkey: Monkey, auditor: Auditor, record: Record) -> bool:
+    done = record.counts["chunks"] >= least.chunks and record.counts["files"] >= least.files
+    seen = monkey.tally.kills.total() >= least.kills and auditor.findings.audits >= least.audits
+    return (done and seen) or monkey.error is not None
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,29 @@
+"""The result of a round as docs/reliability.md shows it."""
+
+from tests.chaos.round import Summary
+
+_NAMES = {"server": "servers", "worker": "workers", "valkey": "Valkey", "mariadb": "MariaDB"}
+
+
+def as_table(summary: Summary) -> str:
+    """Markdown."""
+    kinds = ", ".join(f"{summary.kills.get(kind, 0):,} {name}" for kind, name in _NAMES.items())
+    counts = {
+        name: summary.counts.get(name, 0) for name in ("chunks", "duplicates", "files", "cancelled", "lies_caught")
+    }
+    rows = {
+        f"{summary.seconds:,.0f} s, seed {summary.seed}": "",
+        "kills": f"{summary.kills_total:,}: {kinds}",
+        "append-only files cut": f"{summary.aof_cuts:,}",
+        "FLUSHALL": f"{summary.flushalls:,}",
+        "processes stopped for longer than the lease": f"{summary.freezes:,}",
+        "jumps of a clock": f"{summary.clock_jumps:,}",
+        "chunks acknowledged": f"{counts['chunks']:,}, of them {counts['duplicates']:,} again",
+        "files finished": f"{counts['files']:,}, every one compared byte for byte",
+        "uploads cancelled, lies caught": f"{counts['cancelled']:,}, {counts['lies_caught']:,}",
+        "audits": f"{summary.audits:,}, and {summary.audits_missed:,} while the database was away",
+        "violations": f"{len(summary.violations) + len(summary.errors):,}",
+        "drift": f"{summary.drift_bytes:,} bytes",
+    }
+    first, *rest = (f"| {name} | {value} |" for name, value in rows.items())
+    return "\n".join([first, "|---|---|", *rest])
