@@ -217,6 +217,15 @@ MUTANTS = (
         tests=_ACCOUNTING,
     ),
     _mutant(
+        "expiry goes on after a jump of the clock",
+        (
+            "jobs/pause.py",
+            "if steady_passed > self._outage_seconds or abs(wall_passed - steady_passed) > _JUMP_SECONDS:",
+            "if steady_passed > self._outage_seconds:",
+        ),
+        tests="tests/unit/test_pause.py",
+    ),
+    _mutant(
         "an end that is not announced",
         (_CLOSERS, "            await self._pending.lease(upload.id)\n", ""),
     ),

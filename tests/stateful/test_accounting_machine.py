@@ -375,6 +375,14 @@ class AccountingMachine(RuleBasedStateMachine):
             self._go_on(claims, None)
 
     @rule(transfer=transfers, number=CHUNKS, dies_at=st.integers(1, 3))
+    def die_flushing(self, transfer: Transfer, number: int, dies_at: int) -> None:
+        """Something is pending and claimed: before its commit, before its ack, or after it the flusher dies."""
+        transfer = self._unfinished(transfer)
+        self._record(transfer, self._missing(transfer, number)[0])
+        self.now_ms += LEASE * 1000
+        self._go_on(self._claim(300), dies_at)
+
+    @rule(transfer=transfers, number=CHUNKS, dies_at=st.integers(1, 3))
     def die_ending_what_is_accounted(self, transfer: Transfer, number: int, dies_at: int) -> None:
         """With nothing pending there is no task; still somebody has to find what a worker left that died."""
         transfer = self._unfinished(transfer)
