@@ -1,14 +1,17 @@
 """What is open to everybody: health, metrics, configuration, documents."""
 
+import errno
 import re
 
 import pytest
 
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
+from tests.support.faults import failing_call, recorded_calls
 from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
+from uploader.service import health
 
 
 async def test_a_live_and_ready_server_says_so(stack: Stack) -> None:
@@ -34,6 +37,28 @@ async def test_without_redis_the_server_lives_and_is_not_ready(make_stack: MakeS
         assert own_redis.url not in ready.text
         own_redis.start()
         assert (await stack.anonymous().get("/readyz")).status_code == 200
+
+
+async def test_while_the_disk_fails_the_server_is_not_ready_and_recovers_by_itself(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "_STORAGE_CHECK_SECONDS", -1)
+    with failing_call("fdatasync", errno.EIO, times=None):
+        failing = await stack.anonymous().get("/readyz")
+    assert (failing.status_code, failing.json()["checks"]["storage"]["ok"]) == (503, False)
+    with failing_call("open", errno.ENOSPC, times=None) as fault:
+        full = await stack.anonymous().get("/readyz")
+    assert fault.hits == 1
+    assert full.status_code == 200, "while the disk is full, files can be read and deleted"
+    assert (await stack.anonymous().get("/readyz")).status_code == 200
+
+
+async def test_whoever_asks_often_does_not_make_the_disk_busy(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "_STORAGE_CHECK_SECONDS", 3600)
+    with recorded_calls("fdatasync") as calls:
+        for _ in range(3):
+            assert (await stack.anonymous().get("/readyz")).status_code == 200
+    assert len(calls) == 1
 
 
 async def test_metrics_are_in_the_format_of_prometheus(stack: Stack) -> None:

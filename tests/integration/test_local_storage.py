@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
-from tests.support.faults import failing_call, open_files_under, path_of, paused_call, short_writes
+from tests.support.faults import failing_call, open_files_under, paused_call, recorded_calls, short_writes
 from tests.support.layout import blob_path
 from tests.support.rows import upload_row
 from uploader.database import queries
@@ -116,28 +116,6 @@ def place_blob(storage: LocalStorage, upload: Upload, *, keep_existing: bool = F
             await closer.place_blob(CONTENT.sha256, keep_existing=keep_existing)
 
     return placed()
-
-
-@contextmanager
-def recorded_calls(*names: str) -> Iterator[list[tuple[str, str]]]:
-    """The uses of functions of `os`, in order, each with the name of the file that it was about."""
-    calls: list[tuple[str, str]] = []
-    real = {name: getattr(os, name) for name in names}
-
-    def recorder(name: str) -> Callable[..., object]:
-        def call(target: int | str, *arguments: object, **options: object) -> object:
-            calls.append((name, path_of(target, options).name))
-            return real[name](target, *arguments, **options)
-
-        return call
-
-    for name in names:
-        setattr(os, name, recorder(name))
-    try:
-        yield calls
-    finally:
-        for name in names:
-            setattr(os, name, real[name])
 
 
 # Setting up and opening

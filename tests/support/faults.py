@@ -1,31 +1,93 @@
-"""Faults injected around the real thing: a system call fails or stops short at its Nth use, and works before and after."""
+"""Faults injected around the real thing: a system call of the storage fails or stops short, and works before and after.
+
+Every call that the storage makes for files goes through `disk.py`, so what that module sees as `os` is put in between.
+"""
 
 import errno
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
+from uploader.storage import disk
 
-def path_of(target: Any, options: Mapping[str, Any]) -> Path:
-    """What a call of `os` is about: an open file, or an entry of an open directory."""
-    if isinstance(target, int):
-        return Path(f"/proc/self/fd/{target}").readlink()
-    directory = options.get("dir_fd", options.get("src_dir_fd"))
-    return Path(target) if directory is None else Path(f"/proc/self/fd/{directory}").readlink() / target
+# The calls that take part; the rest of `os` is constants.
+CALLS = frozenset(
+    {
+        *("open", "close", "pwrite", "pread", "preadv", "ftruncate", "fsync", "fdatasync", "posix_fadvise"),
+        *("link", "rename", "unlink", "mkdir", "rmdir", "stat", "fstat", "statvfs", "listdir", "scandir"),
+    }
+)
+# Those that may find the disk full.
+NEEDING_ROOM = frozenset({"mkdir", "pwrite", "ftruncate", "fsync", "fdatasync", "link", "rename"})
+
+
+class Call:
+    """One call that the storage is about to make."""
+
+    def __init__(self, name: str, real: Callable[..., Any], arguments: tuple[Any, ...], options: Mapping[str, Any]):
+        self.name = name
+        self.real = real
+        self.arguments = arguments
+        self.options = options
+
+    def make(self) -> Any:
+        return self.real(*self.arguments, **self.options)
+
+    @property
+    def path(self) -> Path:
+        """What it is about: an open file, or an entry of an open directory."""
+        target = self.arguments[0]
+        if isinstance(target, int):
+            return Path(f"/proc/self/fd/{target}").readlink()
+        directory = self.options.get("dir_fd", self.options.get("src_dir_fd"))
+        return Path(target) if directory is None else Path(f"/proc/self/fd/{directory}").readlink() / target
+
+    @property
+    def needs_room(self) -> bool:
+        if self.name == "open":
+            flags = self.arguments[1]
+            return bool(flags & os.O_CREAT) or flags & os.O_TMPFILE == os.O_TMPFILE  # of more than one bit
+        return self.name in NEEDING_ROOM
+
+
+class _Intercepted:
+    """What `disk.py` sees in the place of `os`."""
+
+    def __init__(self, real: Any, around: Callable[[Call], Any]) -> None:
+        self._real = real
+        self._around = around
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._real, name)
+        if name not in CALLS:
+            return real
+        return lambda *arguments, **options: self._around(Call(name, real, arguments, options))
+
+
+@contextmanager
+def intercepting(around: Callable[[Call], Any]) -> Iterator[None]:
+    """Let `around` decide what becomes of each call of the storage. The innermost sees a call first."""
+    real = vars(disk)["os"]
+    vars(disk)["os"] = _Intercepted(real, around)
+    try:
+        yield
+    finally:
+        vars(disk)["os"] = real
 
 
 class Fault:
-    """Counts the uses of one function of `os`, and how often it was made to fail."""
+    """Counts the calls that might have failed, and those that were made to fail."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.hits = 0
 
 
-@contextmanager
 def failing_call(
     name: str,
     error_number: int = errno.EIO,
@@ -33,44 +95,105 @@ def failing_call(
     at: int = 1,
     times: int | None = 1,
     only: Callable[[Path], bool] = lambda _: True,
+) -> AbstractContextManager[Fault]:
+    """Let a call of this name raise OSError at its `at`th use that `only` accepts, `times` times (None: from then on)."""
+    return failing(lambda call: call.name == name and only(call.path), error_number, at=at, times=times)
+
+
+@contextmanager
+def failing(
+    chosen: Callable[[Call], bool], error_number: int, *, at: int = 1, times: int | None = 1
 ) -> Iterator[Fault]:
-    """Let `os.<name>` raise OSError at its `at`th use that `only` accepts, `times` times (None: from then on always)."""
-    real: Callable[..., Any] = getattr(os, name)
+    """Let the `at`th call that is `chosen` raise OSError, `times` times (None: from then on always)."""
     fault, lock = Fault(), threading.Lock()
 
-    def call(*arguments: Any, **options: Any) -> Any:
+    def around(call: Call) -> Any:
         with lock:
-            if only(path_of(arguments[0], options)):
+            if chosen(call):
                 fault.calls += 1
                 if fault.calls >= at and (times is None or fault.calls < at + times):
                     fault.hits += 1
                     raise OSError(error_number, os.strerror(error_number))
-        return real(*arguments, **options)
+        return call.make()
 
-    setattr(os, name, call)
-    try:
+    with intercepting(around):
         yield fault
-    finally:
-        setattr(os, name, real)
+
+
+class EachInTurn:
+    """Chooses one call at a time: the first that was not chosen before, by the place in the program that makes it.
+
+    Entering a directory name by name is one place, and what is done for each of many chunks is done in one place, too; but
+    `step` tells apart what the same lines are called for.
+    """
+
+    def __init__(self, accepts: Callable[[Call], bool]) -> None:
+        self._accepts = accepts
+        self._chosen: set[Hashable] = set()
+        self._armed = False
+        self.step: Hashable = None
+
+    def arm(self) -> None:
+        """Choose another one, once."""
+        self._armed = True
+
+    def __call__(self, call: Call) -> bool:
+        place = (self.step, call.name, _lines_of_the_server())
+        if not self._armed or place in self._chosen or not self._accepts(call):
+            return False
+        self._armed = False
+        self._chosen.add(place)
+        return True
+
+
+def _lines_of_the_server() -> tuple[tuple[CodeType, int], ...]:
+    frame: FrameType | None = sys._getframe()
+    lines: dict[CodeType, int] = {}
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("uploader."):
+            lines.setdefault(frame.f_code, frame.f_lineno)
+        frame = frame.f_back
+    return tuple(lines.items())
 
 
 @contextmanager
-def short_writes(limit_bytes: int) -> Iterator[Fault]:
-    """Let `os.pwrite` write at most `limit_bytes` at a time, as a disk that is nearly full or a signal may do."""
-    real, fault = os.pwrite, Fault()
+def short_writes(limit_bytes: int, chosen: Callable[[Call], bool] = lambda _: True) -> Iterator[Fault]:
+    """Let writes that are `chosen` stop after `limit_bytes`, as a disk that is nearly full or a signal may do."""
+    fault, lock = Fault(), threading.Lock()
 
-    def pwrite(descriptor: int, buffer: Any, offset: int) -> int:
-        fault.calls += 1
-        view = memoryview(buffer)
-        if len(view) > limit_bytes:
-            fault.hits += 1
-        return real(descriptor, view[:limit_bytes], offset)
+    def around(call: Call) -> Any:
+        if call.name != "pwrite":
+            return call.make()
+        descriptor, buffer, offset = call.arguments
+        with lock:
+            fault.calls += 1
+            stops = len(buffer) > limit_bytes and chosen(call)
+            fault.hits += stops
+        return call.real(descriptor, memoryview(buffer)[:limit_bytes], offset) if stops else call.make()
 
-    os.pwrite = pwrite
-    try:
+    with intercepting(around):
         yield fault
-    finally:
-        os.pwrite = real
+
+
+@contextmanager
+def recorded_calls(*names: str) -> Iterator[list[tuple[str, str]]]:
+    """The calls of these names, in order, each with the name of the file that it was about."""
+    calls: list[tuple[str, str]] = []
+
+    def around(call: Call) -> Any:
+        if call.name in names:
+            calls.append((call.name, call.path.name))
+        return call.make()
+
+    with intercepting(around):
+        yield calls
+
+
+@contextmanager
+def without_syncs() -> Iterator[None]:
+    """For tests in which nobody cuts the power: nothing waits for the disk."""
+    with intercepting(lambda call: None if call.name in ("fsync", "fdatasync") else call.make()):
+        yield
 
 
 class Pause:
@@ -84,26 +207,24 @@ class Pause:
 
 @contextmanager
 def paused_call(name: str, *, only: Callable[[Path], bool] = lambda _: True) -> Iterator[Pause]:
-    """Let the uses of `os.<name>` that `only` accepts wait, in their threads, until the test says `go_on`."""
-    real: Callable[..., Any] = getattr(os, name)
+    """Let the calls of this name that `only` accepts wait, in their threads, until the test says `go_on`."""
     pause = Pause()
 
-    def call(*arguments: Any, **options: Any) -> Any:
-        if only(path_of(arguments[0], options)):
-            pause.reached.set()
-            assert pause.go_on.wait(30), f"os.{name} was never let go on"
-            try:
-                return real(*arguments, **options)
-            finally:
-                pause.ended.set()
-        return real(*arguments, **options)
+    def around(call: Call) -> Any:
+        if call.name != name or not only(call.path):
+            return call.make()
+        pause.reached.set()
+        assert pause.go_on.wait(30), f"{name} was never let go on"
+        try:
+            return call.make()
+        finally:
+            pause.ended.set()
 
-    setattr(os, name, call)
-    try:
-        yield pause
-    finally:
-        pause.go_on.set()
-        setattr(os, name, real)
+    with intercepting(around):
+        try:
+            yield pause
+        finally:
+            pause.go_on.set()
 
 
 def open_files_under(directory: Path) -> list[str]:

@@ -184,6 +184,9 @@ class Storage(Protocol):
 
     async def space(self) -> Space: ...
 
+    async def check(self) -> None:
+        """Make a byte durable and forget it. Raises StorageFailed; a full disk is no failure."""
+
     async def open_spool(self) -> Spool:
         """A place for a body that is not kept in memory. Raises StorageFull."""
 

@@ -7,7 +7,6 @@ when, is its users' to say.
 import errno
 import os
 import weakref
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -80,15 +79,15 @@ class Directory:
     def names(self) -> list[str]:
         return os.listdir(self._descriptor)  # noqa: PTH208 (names)
 
-    def files(self) -> Iterator[str]:
+    def files(self) -> list[str]:
         """The names of regular files."""
         with os.scandir(self._descriptor) as entries:
-            yield from (entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+            return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
 
-    def directories(self) -> Iterator[str]:
+    def directories(self) -> list[str]:
         """The names of directories."""
         with os.scandir(self._descriptor) as entries:
-            yield from (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
     def sync(self) -> None:
         """Make the entries durable."""

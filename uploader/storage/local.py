@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -144,13 +144,8 @@ class LocalStorage:
         return await self._in_pool(self._reading, work, *arguments)
 
     async def _in_pool(self, pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: object) -> T:
-        try:
+        with _understood():
             return await asyncio.get_running_loop().run_in_executor(pool, partial(work, *arguments))
-        except OSError as error:
-            if error.errno in _DISK_FULL:
-                raise StorageFull() from error
-            logger.exception("the disk reports an error", extra={"work": work.__name__})
-            raise StorageFailed() from error
 
     # Open uploads
 
@@ -189,8 +184,9 @@ class LocalStorage:
             # With the gate held no writer can start, so the wait for those under way ends.
             await _wait_for_lock(descriptor, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH)
             await _wait_for_lock(descriptor, chunkmap.RECORDS_OFFSET, 0)  # 0: to the end of the file
-            if disk.is_unlinked(descriptor):
-                raise Gone(upload.id)
+            with _understood():
+                if disk.is_unlinked(descriptor):
+                    raise Gone(upload.id)
             yield LocalCloser(self, upload)
         finally:
             disk.close(descriptor)
@@ -252,12 +248,37 @@ class LocalStorage:
         figures = await self.in_thread(self._root.figures)
         return Space(total=figures.f_blocks * figures.f_frsize, free=figures.f_bavail * figures.f_frsize)
 
+    async def check(self) -> None:
+        with suppress(StorageFull):
+            await self.in_thread(self._check)
+
+    def _check(self) -> None:
+        with self._root.enter("spool") as directory:
+            descriptor = directory.open_unnamed()
+        try:
+            disk.write(descriptor, memoryview(b"."), 0)
+            disk.sync_data(descriptor)
+        finally:
+            disk.close(descriptor)
+
     async def open_spool(self) -> LocalSpool:
         return await self.in_thread(self._open_spool)
 
     def _open_spool(self) -> LocalSpool:
         with self._root.enter("spool") as directory:
             return LocalSpool(self, directory.open_unnamed())
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    """What the disk refuses, as StorageFull or StorageFailed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _DISK_FULL:
+            raise StorageFull() from error
+        logger.exception("the disk reports an error")
+        raise StorageFailed() from error
 
 
 async def _wait_for_lock(descriptor: int, start: int, length: int) -> None:

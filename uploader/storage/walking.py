@@ -106,15 +106,16 @@ def remove_month(root: Directory, month: str) -> None:
             raise
 
 
-def _directories(root: Directory, path: str, pattern: re.Pattern[str]) -> Iterator[str]:
+def _directories(root: Directory, path: str, pattern: re.Pattern[str]) -> list[str]:
     return _listed(root, path, Directory.directories, pattern)
 
 
 def _listed(
-    root: Directory, path: str, listing: Callable[[Directory], Iterator[str]], pattern: re.Pattern[str]
-) -> Iterator[str]:
+    root: Directory, path: str, listing: Callable[[Directory], list[str]], pattern: re.Pattern[str]
+) -> list[str]:
+    """All names at once, so that a walk that nobody ends holds no descriptor."""
     try:
         with root.enter(path) as directory:
-            yield from filter(pattern.fullmatch, listing(directory))
+            return list(filter(pattern.fullmatch, listing(directory)))
     except FileNotFoundError:
-        return  # it was removed meanwhile
+        return []  # it was removed meanwhile

@@ -1,0 +1,133 @@
+"""Every call of the storage fails, each in turn, on every way through it, until the way is gone unharmed."""
+
+import errno
+import itertools
+import logging
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from sqlalchemy import event
+
+from tests.conftest import MakeStack
+from tests.support.at_rest import check_at_rest, read_directory, rests_within
+from tests.support.clock import ManualClock
+from tests.support.faults import (
+    Call,
+    EachInTurn,
+    Fault,
+    failing,
+    open_files_under,
+    recorded_calls,
+    short_writes,
+    without_syncs,
+)
+from tests.support.journey import SETTINGS, STEP_BYTES, WAYS, Chunk, Journey
+from tests.support.stack import Stack
+from uploader.database import queries
+from uploader.domain import chunks
+
+ATTEMPTS = 4
+DISK_FULL = itertools.cycle([errno.ENOSPC, errno.EDQUOT])
+
+FaultAt = Callable[[EachInTurn], AbstractContextManager[Fault]]
+
+
+def anything_else(call: Call) -> bool:
+    return call.name not in ("open", "scandir", "close")
+
+
+def takes_a_descriptor(call: Call) -> bool:
+    return call.name in ("open", "scandir")
+
+
+def needs_room(call: Call) -> bool:
+    return call.needs_room
+
+
+def writes(call: Call) -> bool:
+    return call.name == "pwrite"
+
+
+# Which calls fail, how, and what a client is told where it can't be helped.
+FAULTS: dict[str, tuple[Callable[[Call], bool], FaultAt, int | None]] = {
+    "EIO": (anything_else, lambda chosen: failing(chosen, errno.EIO), 503),
+    "EMFILE": (takes_a_descriptor, lambda chosen: failing(chosen, errno.EMFILE), 503),
+    "ENOSPC or EDQUOT": (needs_room, lambda chosen: failing(chosen, next(DISK_FULL)), 507),
+    "short": (writes, lambda chosen: short_writes(5, chosen), None),
+}
+
+
+@pytest.fixture
+async def stack(
+    make_stack: MakeStack, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> AsyncIterator[Stack]:
+    """Small chunks, and nobody cuts the power: nothing waits for the disk of this machine."""
+    monkeypatch.setattr(chunks, "CHUNK_SIZE_STEP_BYTES", STEP_BYTES)
+    caplog.set_level(logging.CRITICAL, "uploader")
+    clock.advance(2 * 3600)  # what is made now is old enough for the cleanup
+    async with make_stack(clock=clock, **SETTINGS) as made:
+        event.listen(made.services.database.engine.sync_engine, "checkout", _sync_nothing)
+        with without_syncs():
+            yield made
+
+
+def _sync_nothing(connection: Any, *_: object) -> None:
+    connection.execute("PRAGMA synchronous=OFF")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("way", WAYS)
+async def test_whatever_call_fails_nothing_is_lost_and_all_is_done_in_the_end(
+    stack: Stack, way: str, fault: str
+) -> None:
+    beginning, rest = WAYS[way]
+    accepts, fault_at, status = FAULTS[fault]
+    each = EachInTurn(accepts)
+    bob = await stack.client_of("bob", total_space=1 << 30)
+    hits = -1
+    while hits:
+        journey = Journey(stack, bob, each, ATTEMPTS)
+        await beginning(journey)
+        each.arm()
+        with fault_at(each) as injected:
+            await rest(journey)
+        hits = injected.hits
+        assert set(journey.refusals) <= {status}
+        await _check(stack, journey.acknowledged)
+        await journey.end()
+        assert stack.bytes_on_disk() == []
+        for name in ("temp", "blobs"):
+            for directory in (stack.data / name).iterdir():
+                shutil.rmtree(directory)
+    await _check_memory_for_bodies(stack, Journey(stack, bob, each))
+    await bob.aclose()
+
+
+async def _check(stack: Stack, acknowledged: list[Chunk]) -> None:
+    await rests_within(10, lambda: _flush_and_check(stack))
+    rows = await stack.services.database.read(
+        lambda connection: queries.all_open_uploads(connection, after="", limit=9)
+    )
+    for upload in rows:
+        numbers = {chunk.number for chunk in acknowledged if chunk.upload_id == upload.id}
+        assert numbers <= read_directory(stack.data / upload.temp_path).sound, "invariant 6"
+    assert open_files_under(stack.data) == []
+
+
+async def _flush_and_check(stack: Stack) -> None:
+    services = stack.services
+    await services.flushing.flush_due(services.pending.flush_queues[0])
+    assert isinstance(services.redis, Redis)
+    await check_at_rest(services.database, services.redis, stack.data, orphans=True)
+
+
+async def _check_memory_for_bodies(stack: Stack, journey: Journey) -> None:
+    """What a user may have in memory is all there: a chunk that fills it is not spooled."""
+    with recorded_calls("pwrite") as calls:
+        await journey.begin_what_is_cancelled()
+    assert {name for _, name in calls} == {"map", "data"}
+    await journey.end()

@@ -1,0 +1,218 @@
+"""The ways through everything that the storage does, taken by clients that send again what was refused."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from tests.support.content import Content
+from tests.support.faults import EachInTurn, failing_call
+from tests.support.layout import blob_path
+from tests.support.rows import upload_row
+from tests.support.stack import Stack
+from uploader.domain.months import month_path
+from uploader.errors import Unavailable
+from uploader.service.ids import new_id
+
+# So small that a whole upload is a few kilobytes: three sectors. It takes the place of CHUNK_SIZE_STEP_BYTES.
+STEP_BYTES = 1536
+SETTINGS: dict[str, Any] = {
+    # A user's share of the memory for bodies holds one small chunk; a larger one is spooled.
+    "body_budget_bytes": 4 * STEP_BYTES,
+    "max_concurrent_chunks": 1,
+    "min_chunk_size_bytes": 1,
+    "max_pending_bytes": 1,
+    "quiet_interval_seconds": 0.001,
+    "max_delay_seconds": 0.001,
+}
+# After every month of these tests.
+ALL = "9999/12"
+
+
+def _content(name: str, seed: int, chunk_size: int = STEP_BYTES) -> Content:
+    return Content(2 * STEP_BYTES + 900, seed, chunk_size, name)
+
+
+SHARED = _content("shared.bin", 1)
+ROTTING = _content("rotting.bin", 2)
+CANCELLED = _content("cancelled.bin", 3)
+STANDING = _content("standing.bin", 4, 2 * STEP_BYTES)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk that was acknowledged."""
+
+    upload_id: str
+    content: Content
+    number: int
+
+    @property
+    def bytes(self) -> bytes:
+        return self.content.chunk(self.number)
+
+
+class Journey:
+    """Each way has a beginning, in which nothing fails, and a rest."""
+
+    def __init__(self, stack: Stack, bob: httpx2.AsyncClient, each: EachInTurn, attempts: int = 1) -> None:
+        self.stack = stack
+        self.alice = stack.client
+        self.bob = bob
+        self.each = each
+        self.attempts = attempts
+        self.acknowledged: list[Chunk] = []
+        # The status codes of what was refused because the disk failed.
+        self.refusals: list[int] = []
+        self.files: dict[httpx2.AsyncClient, list[str]] = {self.alice: [], bob: []}
+
+    # Ways
+
+    async def nothing(self) -> None:
+        """A way that begins at once."""
+
+    async def upload_and_download(self) -> None:
+        file_id = await self.upload(self.alice, SHARED, [2, 0, 1])
+        self.each.step = "download"
+        response = await self.ask({200}, lambda: self.alice.get(f"/me/files/{file_id}/content"))
+        assert response.content == SHARED.data
+        await self.delete(self.alice, file_id)
+
+    async def have_the_content_and_begin_again(self) -> None:
+        await self.upload(self.alice, SHARED, [0, 1, 2])
+        await self.begin(self.bob, SHARED, [0, 2])
+
+    async def finish_the_same_content(self) -> None:
+        self.finished(self.bob, await self.put(self.bob, SHARED, 1))
+
+    async def leave_the_bytes_of_a_deleted_file(self) -> None:
+        """For the collector; the next merge of this content meets them."""
+        file_id = await self.upload(self.alice, SHARED, [1, 2, 0])
+        path = blob_path(self.stack.data, SHARED.sha256)
+        with failing_call("unlink", only=lambda it: it == path):
+            await self.delete(self.alice, file_id)
+        await self.begin(self.bob, SHARED, [2, 0])
+
+    async def let_a_chunk_rot(self) -> Path:
+        upload_id = await self.begin(self.alice, ROTTING, [0, 1])
+        (path,) = (self.stack.data / "temp").glob(f"*/*/{upload_id}/data")
+        with path.open("r+b") as data:
+            data.write(b"rotten")
+        return path
+
+    async def heal(self) -> None:
+        refused = await self.put(self.alice, ROTTING, 2, {409})
+        assert refused["missing"] == [[0, 0]]
+        self.finished(self.alice, await self.put(self.alice, ROTTING, 0))
+
+    async def begin_what_is_cancelled(self) -> None:
+        await self.begin(self.alice, CANCELLED, [0])
+
+    async def cancel(self) -> None:
+        await self.ask({204, 404}, lambda: self.alice.delete(f"/files/{CANCELLED.md5}"))
+
+    async def stand(self) -> None:
+        """An upload stays open, with a chunk that was spooled."""
+        await self.begin(self.alice, STANDING, [0])
+
+    async def leave_orphans(self) -> None:
+        """Bytes in temp and in blobs that have no row."""
+        month = month_path(self.stack.services.clock.now())
+        for path in (f"temp/2020/01/{new_id()}", f"temp/{month}/{new_id()}"):
+            await self.stack.services.storage.create(upload_row(temp_path=path))
+        blob = blob_path(self.stack.data, SHARED.sha256)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        for name in (blob.name, f"{blob.name}.{new_id()}"):
+            blob.with_name(name).write_bytes(SHARED.data)
+
+    async def clean(self) -> None:
+        for _ in range(self.attempts):
+            try:
+                cleaned = await self.stack.services.cleanup.clean(before=ALL)
+            except Unavailable:
+                continue
+            if not cleaned.left:
+                return
+        raise AssertionError("never cleaned")
+
+    # Steps
+
+    async def ask(self, expected: set[int], request: Callable[[], Awaitable[httpx2.Response]]) -> httpx2.Response:
+        """Ask until the answer is as expected. In between there may be no other answer than that the disk fails."""
+        for _ in range(self.attempts):
+            try:
+                response = await request()
+            except Unavailable:  # in the middle of an answer
+                self.refusals.append(503)
+                continue
+            if response.status_code in expected:
+                return response
+            assert response.status_code in (503, 507), response.text
+            self.refusals.append(response.status_code)
+        raise AssertionError(f"refused to the end: {self.refusals}")
+
+    async def open(self, client: httpx2.AsyncClient, content: Content) -> str:
+        """The id of the upload."""
+        self.each.step = "open"
+        response = await self.ask({200, 201}, lambda: self.stack.open(content, client))
+        return str(response.json()["upload"]["id"])
+
+    async def put(
+        self,
+        client: httpx2.AsyncClient,
+        content: Content,
+        number: int,
+        expected: set[int] | None = None,
+        *,
+        last: bool = False,
+    ) -> dict[str, Any]:
+        self.each.step = "last" if last else "put"
+        response = await self.ask(expected or {200, 201}, lambda: self.stack.put(content, number, client))
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    async def upload(self, client: httpx2.AsyncClient, content: Content, order: list[int]) -> str:
+        """The id of the file."""
+        await self.begin(client, content, order[:-1])
+        return self.finished(client, await self.put(client, content, order[-1], last=True))
+
+    async def begin(self, client: httpx2.AsyncClient, content: Content, numbers: list[int]) -> str:
+        """The id of the upload."""
+        upload_id = await self.open(client, content)
+        for number in numbers:
+            await self.put(client, content, number)
+            self.acknowledged.append(Chunk(upload_id, content, number))
+        return upload_id
+
+    def finished(self, client: httpx2.AsyncClient, answer: dict[str, Any]) -> str:
+        """The id of the file."""
+        assert answer["state"] == "complete"
+        self.files[client].append(answer["file"]["id"])
+        return self.files[client][-1]
+
+    async def delete(self, client: httpx2.AsyncClient, file_id: str) -> None:
+        self.each.step = "delete"
+        await self.ask({204}, lambda: client.delete(f"/me/files/{file_id}"))
+        self.files[client].remove(file_id)
+
+    async def end(self) -> None:
+        """Delete and cancel all, and let the collector and the cleanup do the rest."""
+        for client, file_ids in self.files.items():
+            for file_id in list(file_ids):
+                await self.delete(client, file_id)
+        await self.stack.services.cleanup.reset_unfinished()
+        await self.stack.services.files.collect_all()
+        await self.clean()
+
+
+WAYS = {
+    "upload": (Journey.nothing, Journey.upload_and_download),
+    "twin": (Journey.have_the_content_and_begin_again, Journey.finish_the_same_content),
+    "leftovers": (Journey.leave_the_bytes_of_a_deleted_file, Journey.finish_the_same_content),
+    "withdrawal": (Journey.let_a_chunk_rot, Journey.heal),
+    "cancel": (Journey.begin_what_is_cancelled, Journey.cancel),
+    "spool": (Journey.nothing, Journey.stand),
+    "cleanup": (Journey.leave_orphans, Journey.clean),
+}
