@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_PATIENCE_SECONDS = 0.1
+
 
 async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` to its end even if the caller is cancelled meanwhile; the cancellation is raised afterwards.
@@ -25,3 +27,14 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
             task.exception()  # seen: the caller is gone
         raise cancelled
     return task.result()
+
+
+async def ended(task: "asyncio.Task[Any]") -> None:
+    """Cancel a task that runs for ever, and wait for its end; its errors are nobody's.
+
+    It takes more than one cancellation: `asyncio.wait_for` of Python 3.11, through which redis-py sends, drops one that
+    comes at the moment of its result (https://github.com/python/cpython/issues/86296).
+    """
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=_PATIENCE_SECONDS)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from uploader.tasks import uninterrupted
+from uploader.tasks import ended, uninterrupted
 
 
 class Work:
@@ -133,3 +133,31 @@ async def test_a_timeout_around_it_waits_and_is_still_a_timeout() -> None:
             await uninterrupted(work.run())
     await releasing
     assert work.ended
+
+
+async def test_a_task_that_misses_a_cancellation_is_ended_all_the_same() -> None:
+    missed = asyncio.Event()
+
+    async def run_for_ever() -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if missed.is_set():
+                    raise
+                missed.set()
+
+    task = asyncio.create_task(run_for_ever())
+    await let_all_run()
+    await ended(task)
+    assert missed.is_set()
+    assert task.cancelled()
+
+
+async def test_the_end_of_a_task_that_failed_raises_nothing() -> None:
+    work = Work()
+    work.go_on.set()
+    task = asyncio.create_task(work.fail())
+    await let_all_run()
+    await ended(task)
+    assert isinstance(task.exception(), ValueError)

@@ -11,6 +11,7 @@ from types import TracebackType
 from redis.asyncio import Redis
 
 from uploader.accounting.connection import AWAY, Connection
+from uploader.tasks import ended
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +38,7 @@ class Waker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.wait({self._listening})
+            await ended(self._listening)
 
     async def _listen(self, redis: Redis) -> None:
         lost = False

@@ -22,7 +22,7 @@ from uploader.observability import MERGE_SECONDS, MERGES
 from uploader.service.closers import Closers
 from uploader.service.ids import new_id
 from uploader.storage.base import Busy, Digests, Gone, Stopping, Storage
-from uploader.tasks import uninterrupted
+from uploader.tasks import ended, uninterrupted
 
 logger = logging.getLogger(__name__)
 
@@ -170,8 +170,7 @@ class Merging:
         try:
             return await self._storage.digest(upload, progress)
         finally:
-            renewing.cancel()
-            await asyncio.wait({renewing})
+            await ended(renewing)
 
     async def _renew(self, upload_id: str) -> None:
         """Keep the lease, and tell other processes how far it is."""
