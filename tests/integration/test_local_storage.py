@@ -25,7 +25,7 @@ from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unav
 from uploader.storage import chunkfiles, chunkmap, local
 from uploader.storage.base import Busy, Digests, Gone, Stopping
 from uploader.storage.local import LocalStorage
-from uploader.storage.locks import try_lock, try_lock_shared, unlock
+from uploader.storage.locks import is_locked, try_lock
 
 CONTENT = Content(8 * 64 * KIB + 1000)
 OTHER = Content(CONTENT.size, seed=1)
@@ -283,9 +283,9 @@ async def test_a_writer_whose_upload_is_unlinked_between_its_look_and_its_lock_f
 ) -> None:
     def unlink_and_lock(descriptor: int, start: int, length: int) -> bool:
         (tmp_path / full.temp_path / "map").unlink(missing_ok=True)
-        return try_lock_shared(descriptor, start, length)
+        return try_lock(descriptor, start, length)
 
-    monkeypatch.setattr(chunkfiles, "try_lock_shared", unlink_and_lock)
+    monkeypatch.setattr(chunkfiles, "try_lock", unlink_and_lock)
     with pytest.raises(Gone):
         await put(storage, full, 0)
     assert open_files_under(tmp_path) == []
@@ -433,14 +433,7 @@ async def test_a_closer_waits_for_the_writers_and_keeps_out_new_ones(
 
     closing = asyncio.create_task(close())
     probe = os.open(tmp_path / upload.temp_path / "map", os.O_RDWR | os.O_CLOEXEC)
-
-    def gate_is_held() -> bool:
-        free = try_lock_shared(probe, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH)
-        if free:
-            unlock(probe, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH)
-        return not free
-
-    await until(gate_is_held)
+    await until(lambda: is_locked(probe, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH))
     os.close(probe)
     # The gate is held, so a new writer of a chunk that nobody holds waits though the closer itself still waits.
     new_writer = asyncio.create_task(put(storage, upload, 1))

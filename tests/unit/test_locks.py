@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from uploader.storage.locks import try_lock, try_lock_shared, unlock
+from uploader.storage.locks import is_locked, try_lock
 
 Open = Callable[[], int]
 
@@ -33,7 +33,6 @@ def test_two_descriptors_of_one_process_exclude_each_other(open_file: Open) -> N
     first, second = open_file(), open_file()
     assert try_lock(first, 0, 8)
     assert not try_lock(second, 0, 8)
-    assert not try_lock_shared(second, 0, 8)
 
 
 def test_a_holder_may_take_its_own_lock_again(open_file: Open) -> None:
@@ -56,23 +55,18 @@ def test_a_length_of_zero_reaches_to_the_end_and_beyond(open_file: Open) -> None
     assert try_lock(second, 120, 8)
 
 
-def test_sharers_go_together_and_keep_out_who_wants_it_alone(open_file: Open) -> None:
-    first, second, third = open_file(), open_file(), open_file()
-    assert try_lock_shared(first, 0, 1)
-    assert try_lock_shared(second, 0, 1)
-    assert not try_lock(third, 0, 1)
-    unlock(first, 0, 1)
-    assert not try_lock(third, 0, 1)
-    unlock(second, 0, 1)
-    assert try_lock(third, 0, 1)
-
-
-def test_unlock_gives_up_only_its_range(open_file: Open) -> None:
+def test_a_look_sees_the_locks_of_others_only(open_file: Open) -> None:
     first, second = open_file(), open_file()
-    assert try_lock(first, 0, 16)
-    unlock(first, 0, 8)
+    assert try_lock(first, 0, 8)
+    assert not is_locked(first, 0, 8)
+    assert is_locked(second, 7, 1)
+    assert not is_locked(second, 8, 1)
+
+
+def test_a_look_takes_nothing(open_file: Open) -> None:
+    first, second = open_file(), open_file()
+    assert not is_locked(first, 0, 8)
     assert try_lock(second, 0, 8)
-    assert not try_lock(second, 8, 8)
 
 
 def test_closing_another_descriptor_of_the_file_drops_nothing(tmp_path: Path, open_file: Open) -> None:
@@ -85,12 +79,12 @@ def test_closing_another_descriptor_of_the_file_drops_nothing(tmp_path: Path, op
 def test_closing_the_descriptor_gives_up_everything(tmp_path: Path, open_file: Open) -> None:
     own, other = os.open(tmp_path / "file", os.O_RDWR), open_file()
     assert try_lock(own, 0, 8)
-    assert try_lock_shared(own, 100, 8)
+    assert try_lock(own, 100, 8)
     os.close(own)
     assert try_lock(other, 0, 0)
 
 
-def test_another_process_is_kept_out_and_gets_the_lock_afterwards(tmp_path: Path, open_file: Open) -> None:
+def test_another_process_is_kept_out_and_gets_the_lock_afterwards(tmp_path: Path) -> None:
     program = (
         "import os, sys; from uploader.storage.locks import try_lock;"
         "print(try_lock(os.open(sys.argv[1], os.O_RDWR), 0, 8))"
@@ -100,10 +94,10 @@ def test_another_process_is_kept_out_and_gets_the_lock_afterwards(tmp_path: Path
         command = [sys.executable, "-c", program, str(tmp_path / "file")]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    descriptor = open_file()
+    descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     assert try_lock(descriptor, 0, 8)
     assert ask() == "False"
-    unlock(descriptor, 0, 8)
+    os.close(descriptor)
     assert ask() == "True"
 
 

@@ -12,7 +12,7 @@ from uploader.domain.chunks import chunk_count, chunk_length
 from uploader.domain.upload import Upload
 from uploader.storage import chunkmap, disk
 from uploader.storage.base import Body, Gone
-from uploader.storage.locks import try_lock, try_lock_shared, unlock
+from uploader.storage.locks import is_locked, try_lock
 from uploader.storage.temp import new_upload_directory, upload_directory
 
 _READ_BYTES = 1 << 20
@@ -176,9 +176,8 @@ class ChunkFiles:
 
 
 def _try_lock_record(map_descriptor: int, number: int) -> bool:
-    """Writers share the gate, only a closer takes it alone: they never hold up one another."""
-    if not try_lock_shared(map_descriptor, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH):
+    """A writer only looks at the gate: a closer that wants it has it at once, however many writers there are. Those who
+    looked before are still to come, but none of them comes twice."""
+    if is_locked(map_descriptor, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH):
         return False
-    locked = try_lock(map_descriptor, chunkmap.record_offset(number), chunkmap.RECORD_LENGTH)
-    unlock(map_descriptor, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH)
-    return locked
+    return try_lock(map_descriptor, chunkmap.record_offset(number), chunkmap.RECORD_LENGTH)

@@ -28,11 +28,8 @@ def try_lock(descriptor: int, start: int, length: int) -> bool:
     return _set(descriptor, fcntl.F_WRLCK, start, length)
 
 
-def try_lock_shared(descriptor: int, start: int, length: int) -> bool:
-    """Take the range together with other sharers; False if another holds any of it alone."""
-    return _set(descriptor, fcntl.F_RDLCK, start, length)
-
-
-def unlock(descriptor: int, start: int, length: int) -> None:
-    """Give the range up (a close gives up all)."""
-    _set(descriptor, fcntl.F_UNLCK, start, length)
+def is_locked(descriptor: int, start: int, length: int) -> bool:
+    """Whether another descriptor holds any of the range. To look holds up nobody, not even for a moment."""
+    lock = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, start, length, 0)
+    kind: int = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, lock))[0]
+    return kind != fcntl.F_UNLCK
