@@ -24,6 +24,7 @@ from uploader.database import meta, migrate
 from uploader.database.engine import Database, Duplicate
 from uploader.embedded import end_with_parent, socket_path
 from uploader.errors import ConfigurationError
+from uploader.exposition import Exposition
 from uploader.http.admin import AdminHandlers
 from uploader.http.app import (
     admin_operations,
@@ -34,9 +35,12 @@ from uploader.http.app import (
 )
 from uploader.http.auth import Authenticator
 from uploader.http.body import Intake
+from uploader.http.claims import Verifier
+from uploader.http.keys import keys_in_force
 from uploader.http.limits import LIMITS_STATE, ConnectionLimits, connection_limits
 from uploader.http.native import FileHandlers, UploadHandlers
 from uploader.http.operations import OperationsHandlers
+from uploader.http.origins import Origins
 from uploader.jobs.cleanup import Cleaner
 from uploader.jobs.collector import Collector
 from uploader.jobs.expirer import Expirer
@@ -52,8 +56,10 @@ from uploader.service.cleanup import Cleanup
 from uploader.service.closers import Closers
 from uploader.service.files import Files
 from uploader.service.flushing import Flushing
+from uploader.service.gauges import Gauges
 from uploader.service.health import Health
 from uploader.service.instant import BUDGET_WINDOW_SECONDS, Instant
+from uploader.service.links import Links
 from uploader.service.merging import Merging
 from uploader.service.opening import Openings
 from uploader.service.reconciling import Reconciling
@@ -106,7 +112,10 @@ class Services:
     chunks: Chunks
     files: Files
     reports: Reports
+    links: Links
     health: Health
+    gauges: Gauges
+    exposition: Exposition
     sweeping: Sweeping
     cleanup: Cleanup
     reconciling: Reconciling
@@ -190,6 +199,9 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         chunks=Chunks(storage, pending, closers, uploads),
         files=Files(database, storage),
         reports=Reports(database),
+        links=Links(database, clock, settings.link_secret, lifetime_seconds=settings.link_lifetime_seconds),
+        gauges=Gauges(database, storage, pending),
+        exposition=Exposition(settings.data.absolute() / "metrics", alone=settings.workers == 1),
         health=Health(database, storage, pending),
         sweeping=Sweeping(database, pending, closers),
         cleanup=Cleanup(database, storage, closers, clock),
@@ -208,7 +220,7 @@ async def running(services: Services, *, jobs: bool) -> AsyncIterator[None]:
         await migrate.check(services.database)
         await _check_shards(services)
         await services.storage.prepare()
-        async with _jobs(services) if jobs else nullcontext():
+        async with services.exposition, _jobs(services) if jobs else nullcontext():
             yield
     finally:
         services.storage.stop()
@@ -257,16 +269,23 @@ Lifespan = Callable[[Starlette], AbstractAsyncContextManager[Mapping[str, Any]]]
 def build_application(services: Services, lifespan: Lifespan | None = None) -> Starlette:
     """The HTTP application over services."""
     settings = services.settings
-    authenticator = Authenticator(services.accounts, settings.auth)
+    origins = Origins(settings.cors_origins)
+    verifier = (
+        Verifier(settings, keys_in_force(settings, services.clock), services.clock) if settings.auth == "jwt" else None
+    )
+    authenticator = Authenticator(settings, services.accounts, services.links, origins, verifier)
     intake = Intake(settings, services.storage)
     uploads = UploadHandlers(services.openings, services.instant, services.uploads, services.chunks, intake)
     operations = [
         *upload_operations(uploads),
-        *file_operations(FileHandlers(services.files)),
+        *file_operations(FileHandlers(services.files, services.links)),
         *admin_operations(AdminHandlers(services.reports, services.accounts, services.clock)),
-        *open_operations(OperationsHandlers(settings, services.openings, services.health), settings),
+        *open_operations(
+            OperationsHandlers(settings, services.openings, services.health, services.gauges, services.exposition),
+            settings,
+        ),
     ]
-    return create_application(operations, authenticator, lifespan, intake=intake)
+    return create_application(operations, authenticator, lifespan, origins=origins, intake=intake)
 
 
 def check_settings(settings: Settings) -> None:
@@ -275,6 +294,8 @@ def check_settings(settings: Settings) -> None:
         raise ConfigurationError(
             f"UPLOADER_AUTH: 'none' lets everybody in; it is refused on {settings.host}, which is not a loopback address"
         )
+    if settings.auth == "jwt":
+        keys_in_force(settings, Clock())
 
 
 def _is_loopback(host: str) -> bool:

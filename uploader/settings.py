@@ -8,105 +8,37 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from uploader.errors import ConfigurationError
+from uploader.spelling import (
+    boolean,
+    duration_within,
+    format_duration,
+    format_size,
+    header_name,
+    integer,
+    list_of,
+    network,
+    one_of,
+    origin,
+    parse_duration,
+    parse_rate,
+    parse_size,
+    positive,
+    text_of,
+)
 
 PREFIX = "UPLOADER_"
 # Read by the client, the tests and nothing here; known, so that they stop no server.
 FOREIGN_NAMES = frozenset({"UPLOADER_URL", "UPLOADER_TOKEN"})
 FOREIGN_PREFIXES = ("UPLOADER_TEST_",)
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_DURATIONS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_MAX_SIZE_BYTES = 2**63 - 1
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://", "redis+cluster://", "redis+sentinel://")
-_MAX_DURATION_SECONDS = 36500 * 86400.0
-
-
-def parse_size(text: str) -> int:
-    """Bytes from `123`, `64MiB`, `10 GiB` or `1.5GB`. Raises ValueError."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
-    if not match or match[2].upper() not in _UNITS:
-        raise ValueError("not a size such as 1048576, 64MiB or 10GiB")
-    total = (int(match[1]) if "." not in match[1] else float(match[1])) * _UNITS[match[2].upper()]
-    if total > _MAX_SIZE_BYTES:
-        raise ValueError("larger than 2^63-1 bytes")
-    return int(total)
-
-
-def parse_rate(text: str) -> int:
-    """Bytes a second from a size with or without `/s`. Raises ValueError."""
-    return parse_size(text.strip().removesuffix("/s"))
-
-
-def format_size(size_bytes: int) -> str:
-    """The shortest exact spelling that `parse_size` takes back."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        factor = _UNITS[unit.upper()]
-        if size_bytes and size_bytes % factor == 0:
-            return f"{size_bytes // factor}{unit}"
-    return str(size_bytes)
-
-
-def parse_duration(text: str) -> float:
-    """Seconds from `5`, `5s`, `500ms`, `10m`, `12h` or `7d`. Raises ValueError."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d|)", text.strip())
-    if not match:
-        raise ValueError("not a duration such as 500ms, 5s, 10m, 12h or 7d")
-    seconds = float(match[1]) * _DURATIONS[match[2]]
-    if seconds > _MAX_DURATION_SECONDS:
-        raise ValueError("longer than 36500d")
-    return seconds
-
-
-def format_duration(seconds: float) -> str:
-    """A short exact spelling that `parse_duration` takes back."""
-    for unit in ("d", "h"):
-        if seconds and seconds % _DURATIONS[unit] == 0:
-            return f"{seconds / _DURATIONS[unit]:.0f}{unit}"
-    return f"{Decimal(str(seconds)):f}".removesuffix(".0") + "s"
-
-
-def _positive(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    def parsed(text: str) -> Any:
-        value = parse(text)
-        if value <= 0:
-            raise ValueError("must be greater than 0")
-        return value
-
-    return parsed
-
-
-def _integer(minimum: int, maximum: int) -> Callable[[str], int]:
-    def parsed(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,12}", text) or not minimum <= int(text) <= maximum:
-            raise ValueError(f"not a whole number from {minimum} to {maximum}")
-        return int(text)
-
-    return parsed
-
-
-def _one_of(*words: str) -> Callable[[str], str]:
-    def parsed(text: str) -> str:
-        if text not in words:
-            raise ValueError(f"not one of {', '.join(words)}")
-        return text
-
-    return parsed
-
-
-def _boolean(text: str) -> bool:
-    return _one_of("true", "false")(text) == "true"
-
-
-def _text(text: str) -> str:
-    if not text:
-        raise ValueError("must not be empty")
-    return text
+# RFC 7518, section 3.2: as long as the hash of HS256; and the same for what signs links.
+_MIN_SECRET_BYTES = 32
+JWT_ALGORITHMS = ("HS256", "RS256", "ES256", "EdDSA")
 
 
 def _setting(name: str, parse: Callable[[str], Any], default: str | None, about: str, *, secret: bool = False) -> Any:
@@ -115,7 +47,7 @@ def _setting(name: str, parse: Callable[[str], Any], default: str | None, about:
     return field(default=None if default is None else parse(default), metadata=metadata)
 
 
-_duration, _size = _positive(parse_duration), _positive(parse_size)
+_duration, _size = positive(parse_duration), positive(parse_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +59,7 @@ class Settings:
     # SQLAlchemy URL of MySQL or MariaDB. Default: unset, an embedded SQLite
     database_url: str | None = _setting(
         "DATABASE_URL",
-        _text,
+        text_of,
         None,
         "`mysql+asyncmy://user:password@host/name?charset=utf8mb4`; unset: embedded SQLite",
         secret=True,
@@ -135,31 +67,76 @@ class Settings:
     # URL of Redis or Valkey. Default: unset, an embedded Valkey
     redis_url: str | None = _setting(
         "REDIS_URL",
-        _text,
+        text_of,
         None,
         "`redis://`, `rediss://`, `unix://`, `redis+cluster://` or `redis+sentinel://`; unset: embedded",
         secret=True,
     )
     # Address to listen on. Default: 127.0.0.1
-    host: str = _setting("HOST", _text, "127.0.0.1", "address to listen on (`serve --host`)")
+    host: str = _setting("HOST", text_of, "127.0.0.1", "address to listen on (`serve --host`)")
     # Port to listen on; 0 takes a free one. Default: 8000
-    port: int = _setting("PORT", _integer(0, 65535), "8000", "port to listen on, 0 for a free one (`serve --port`)")
+    port: int = _setting("PORT", integer(0, 65535), "8000", "port to listen on, 0 for a free one (`serve --port`)")
     # Server processes. Default: 1
-    workers: int = _setting("WORKERS", _integer(1, 256), "1", "server processes (`serve --workers`)")
+    workers: int = _setting("WORKERS", integer(1, 256), "1", "server processes (`serve --workers`)")
     # Whether `serve` runs the background jobs too. Default: true
-    jobs: bool = _setting("JOBS", _boolean, "true", "whether `serve` runs the background jobs too, beside `work`")
-    # Who is believed: token or none. Default: token
-    auth: str = _setting("AUTH", _one_of("token", "none"), "token", "`token`, or `none` (loopback only)")
+    jobs: bool = _setting("JOBS", boolean, "true", "whether `serve` runs the background jobs too, beside `work`")
+    # Who is believed: token, jwt or none. Default: token
+    auth: str = _setting("AUTH", one_of("token", "jwt", "none"), "token", "`token`, `jwt`, or `none` (loopback only)")
+    # Where the keys that sign JWTs are: exactly one of these three with UPLOADER_AUTH=jwt. Default: unset
+    jwt_secret: str | None = _setting(
+        "JWT_SECRET", text_of, None, "the secret of HS256, at least 32 bytes", secret=True
+    )
+    jwt_public_key: str | None = _setting(
+        "JWT_PUBLIC_KEY", text_of, None, "or a public key in PEM: RSA, EC P-256 or Ed25519", secret=True
+    )
+    jwt_jwks: str | None = _setting("JWT_JWKS", text_of, None, "or a file or an `http(s)://` URL with a JWK set")
+    # Which algorithms are taken; a key takes only its own. Default: HS256,RS256,ES256,EdDSA
+    jwt_algorithms: tuple[str, ...] = _setting(
+        "JWT_ALGORITHMS",
+        list_of(one_of(*JWT_ALGORITHMS)),
+        ",".join(JWT_ALGORITHMS),
+        "the algorithms that are taken; each key takes only the one of its kind",
+    )
+    # Who has to have issued a JWT, and for whom. Default: unset, not checked
+    jwt_issuer: str | None = _setting("JWT_ISSUER", text_of, None, "what `iss` has to be; unset: not checked")
+    jwt_audience: str | None = _setting("JWT_AUDIENCE", text_of, None, "what `aud` has to name; unset: not checked")
+    # By how much clocks may differ, in seconds. Default: 10s
+    jwt_leeway_seconds: float = _setting(
+        "JWT_LEEWAY", duration_within(0, 30), "10s", "by how much clocks may differ for `exp` and `nbf`, at most 30s"
+    )
+    # The header in which a proxy names the user, and the peers it is taken from. Default: unset, no header is believed
+    trusted_header: str | None = _setting(
+        "TRUSTED_HEADER", header_name, None, "the header in which a proxy names the user, such as `X-Remote-User`"
+    )
+    trusted_proxies: tuple[str, ...] | None = _setting(
+        "TRUSTED_PROXIES", list_of(network), None, "the addresses or networks of the proxies it is taken from"
+    )
+    # Origins whose pages may call the server. Default: unset, none
+    cors_origins: tuple[str, ...] | None = _setting(
+        "CORS_ORIGINS", list_of(origin), None, "origins whose pages may call the server, or `*`; unset: none"
+    )
+    # How long a signed link works unless its maker asks for less, in seconds. Default: 5m
+    link_lifetime_seconds: float = _setting(
+        "LINK_LIFETIME", duration_within(1, 86400), "5m", "how long a signed link works at the most, up to 24h"
+    )
+    # What signs the links. Default: unset, a random one kept in the database
+    link_secret: str | None = _setting(
+        "LINK_SECRET",
+        text_of,
+        None,
+        "what signs links, at least 32 bytes; unset: made, kept in the database",
+        secret=True,
+    )
     # When content that is there already needs no bytes. Default: proof
     instant: str = _setting(
         "INSTANT",
-        _one_of("off", "own", "proof", "trust"),
+        one_of("off", "own", "proof", "trust"),
         "proof",
         "instant upload: `off`, `own` (own files only), `proof` (others' content against a proof), `trust` (MD5 is enough)",
     )
     # How many ranges of 4 KiB a proof of possession is about. Default: 64
     proof_ranges: int = _setting(
-        "PROOF_RANGES", _integer(1, 1024), "64", "ranges of 4 KiB that a proof of possession is about"
+        "PROOF_RANGES", integer(1, 1024), "64", "ranges of 4 KiB that a proof of possession is about"
     )
     # Smallest content of others that a proof gives, in bytes. Default: 4KiB
     proof_min_size_bytes: int = _setting(
@@ -167,16 +144,16 @@ class Settings:
     )
     # How often a user may ask for content of others in an hour. Default: 1000
     proof_max_probes: int = _setting(
-        "PROOF_MAX_PROBES", _integer(0, 10**9), "1000", "openings of one user in an hour that may lead to a challenge"
+        "PROOF_MAX_PROBES", integer(0, 10**9), "1000", "openings of one user in an hour that may lead to a challenge"
     )
     # How many challenges a user may leave without a good answer in an hour. Default: 100
     proof_max_failures: int = _setting(
-        "PROOF_MAX_FAILURES", _integer(0, 10**9), "100", "challenges of one user in an hour without a good answer"
+        "PROOF_MAX_FAILURES", integer(0, 10**9), "100", "challenges of one user in an hour without a good answer"
     )
     # What an acknowledgement survives: a power cut, or the end of a process. Default: power
     durability: str = _setting(
         "DURABILITY",
-        _one_of("power", "process"),
+        one_of("power", "process"),
         "power",
         "what an acknowledged chunk survives: `power` cuts, or the end of a `process`",
     )
@@ -193,10 +170,10 @@ class Settings:
     # Largest chunk size, in bytes. Default: 64MiB
     max_chunk_size_bytes: int = _setting("MAX_CHUNK_SIZE", _size, "64MiB", "largest chunk size")
     # Open uploads of one user. Default: 100
-    max_open_uploads: int = _setting("MAX_OPEN_UPLOADS", _integer(1, 10**9), "100", "open uploads of one user")
+    max_open_uploads: int = _setting("MAX_OPEN_UPLOADS", integer(1, 10**9), "100", "open uploads of one user")
     # Chunk bodies of one user at once, in one process. Default: 16
     max_concurrent_chunks: int = _setting(
-        "MAX_CONCURRENT_CHUNKS", _integer(1, 10**6), "16", "chunk bodies of one user at once, per process"
+        "MAX_CONCURRENT_CHUNKS", integer(1, 10**6), "16", "chunk bodies of one user at once, per process"
     )
     # How long an upload is quiet before it is accounted, in seconds. Default: 5s
     quiet_interval_seconds: float = _setting(
@@ -213,7 +190,7 @@ class Settings:
         "CLAIM_LEASE", _duration, "30s", "how long a claimed task is its worker's alone"
     )
     # Number of shards of the Redis keys. Default: 1
-    shards: int = _setting("SHARDS", _integer(1, 100), "1", "shards of the Redis keys (more for Cluster)")
+    shards: int = _setting("SHARDS", integer(1, 100), "1", "shards of the Redis keys (more for Cluster)")
     # How long a request waits for its merge before it is answered 202, in seconds. Default: 10s
     merge_wait_seconds: float = _setting(
         "MERGE_WAIT", parse_duration, "10s", "how long a request waits for its merge before the answer is 202"
@@ -242,7 +219,7 @@ class Settings:
     )
     # Connections of one process. Default: 4096
     max_connections: int = _setting(
-        "MAX_CONNECTIONS", _integer(1, 10**6), "4096", "connections, per process; those beyond are answered 503"
+        "MAX_CONNECTIONS", integer(1, 10**6), "4096", "connections, per process; those beyond are answered 503"
     )
     # Memory for chunk bodies in one process, in bytes. Default: 512MiB
     body_budget_bytes: int = _setting(
@@ -253,13 +230,13 @@ class Settings:
         "SHUTDOWN_TIMEOUT", _duration, "30s", "how long requests in flight may take to end at a stop"
     )
     # Who may read /metrics: open or admin. Default: open
-    metrics: str = _setting("METRICS", _one_of("open", "admin"), "open", "who may read `/metrics`: `open` or `admin`")
+    metrics: str = _setting("METRICS", one_of("open", "admin"), "open", "who may read `/metrics`: `open` or `admin`")
     # Least severe level that is logged. Default: info
     log_level: str = _setting(
-        "LOG_LEVEL", _one_of("debug", "info", "warning", "error"), "info", "`debug`, `info`, `warning` or `error`"
+        "LOG_LEVEL", one_of("debug", "info", "warning", "error"), "info", "`debug`, `info`, `warning` or `error`"
     )
     # How log lines look: text or json. Default: text
-    log_format: str = _setting("LOG_FORMAT", _one_of("text", "json"), "text", "`text`, or `json` lines")
+    log_format: str = _setting("LOG_FORMAT", one_of("text", "json"), "text", "`text`, or `json` lines")
 
     def __post_init__(self) -> None:
         problems = []
@@ -275,8 +252,29 @@ class Settings:
             problems.append("UPLOADER_DATABASE_URL: does not start with mysql+asyncmy:// or sqlite+aiosqlite:")
         if self.redis_url is not None and not self.redis_url.startswith(_REDIS_SCHEMES):
             problems.append(f"UPLOADER_REDIS_URL: does not start with {', '.join(_REDIS_SCHEMES)}")
+        problems += self._problems_of_authentication()
         if problems:
             raise ConfigurationError("\n".join(problems))
+
+    def _problems_of_authentication(self) -> list[str]:
+        problems = []
+        for name, secret in (("JWT_SECRET", self.jwt_secret), ("LINK_SECRET", self.link_secret)):
+            if secret is not None and len(secret.encode()) < _MIN_SECRET_BYTES:
+                problems.append(f"UPLOADER_{name}: shorter than {_MIN_SECRET_BYTES} bytes")
+        keys = [self.jwt_secret, self.jwt_public_key, self.jwt_jwks]
+        if self.auth == "jwt" and keys.count(None) != len(keys) - 1:
+            problems.append(
+                "UPLOADER_AUTH: 'jwt' needs one of UPLOADER_JWT_SECRET, UPLOADER_JWT_PUBLIC_KEY and UPLOADER_JWT_JWKS"
+            )
+        if (self.trusted_header is None) != (self.trusted_proxies is None):
+            problems.append("UPLOADER_TRUSTED_HEADER: has to be set together with UPLOADER_TRUSTED_PROXIES")
+        if self.auth == "none" and self.trusted_header is not None:
+            problems.append(
+                "UPLOADER_TRUSTED_HEADER: whoever lacks it would be an administrator, by UPLOADER_AUTH=none"
+            )
+        if "*" in (self.cors_origins or ()) and (self.auth == "none" or self.trusted_header is not None):
+            problems.append("UPLOADER_CORS_ORIGINS: '*' would let any page act for a user who needs no token")
+        return problems
 
     @classmethod
     def load(cls, environment: Mapping[str, str] | None = None, **overrides: Any) -> "Settings":
@@ -317,6 +315,10 @@ def _file_variant_of(name: str, known: Mapping[str, Any]) -> str | None:
 def _spell(name: str, value: Any) -> str:
     if value is None:
         return "(unset)"
+    if name in ("jwt_secret", "jwt_public_key", "link_secret"):
+        return "***"
+    if isinstance(value, tuple):
+        return ",".join(value)
     if name in ("database_url", "redis_url"):
         # To the last `@`, because a password may hold one; what is masked beyond the password does no harm.
         masked = re.sub(r"(://[^:]*):.*@", r"\1:***@", value, flags=re.DOTALL)

@@ -62,6 +62,7 @@ async def test_a_second_token_keeps_the_quota(stack: Stack) -> None:
 async def test_without_authentication_everybody_is_the_local_administrator(make_stack: MakeStack) -> None:
     async with make_stack(auth="none", default_total_space_bytes=12345) as stack:
         anonymous = stack.anonymous()
+        anonymous.headers["Host"] = "localhost:8000"
         assert (await anonymous.get("/me/usage")).json()["total_space"] == 12345
         users = (await anonymous.get("/admin/usage", params={"q": "local"})).json()["users"]
         assert [user["user_id"] for user in users] == ["local"]

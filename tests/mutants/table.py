@@ -62,12 +62,14 @@ MUTANTS = (
         "classic pop-then-add flush",
         (
             _CLAIM,
-            "  claims[#claims + 1] = {id, tonumber(facts[1] or 0), tonumber(facts[2] or 0), facts[3] or '', now + lease}\n",
+            "  claims[#claims + 1] = {id, tonumber(facts[1] or 0), tonumber(facts[2] or 0), facts[3] or '', now + lease,"
+            " waited}\n",
             """  local flushed = tonumber(redis.call('HGET', up, 'flushed') or 0)
   delay_remove(KEYS[1], KEYS[2], up, id)
   redis.call('HSET', up, 'flushed', facts[2] or 0)
   redis.call('HDEL', up, 'lease_until')
-  claims[#claims + 1] = {id, tonumber(facts[1] or 0), tonumber(facts[2] or 0) - flushed, facts[3] or '', now + lease}
+  local received = tonumber(facts[2] or 0) - flushed
+  claims[#claims + 1] = {id, tonumber(facts[1] or 0), received, facts[3] or '', now + lease, waited}
 """,
         ),
         (

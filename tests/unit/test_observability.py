@@ -93,8 +93,8 @@ def test_an_exception_is_told_with_its_traceback() -> None:
         record.exc_info = sys.exc_info()
     assert json.loads(JsonFormatter().format(record))["exception"].endswith("ValueError: broken")
     text = TextFormatter().format(record)
-    assert text.startswith("00:00:00 warning request failed\nTraceback")
-    assert text.endswith("ValueError: broken")
+    assert text.startswith("00:00:00 warning request failed\n    Traceback")
+    assert text.endswith("    ValueError: broken")
 
 
 def test_logs_go_to_standard_error_in_the_format_and_from_the_level_that_are_set(

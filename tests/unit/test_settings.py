@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uploader.errors import ConfigurationError
-from uploader.settings import Settings, format_duration, format_size, parse_duration, parse_rate, parse_size
+from uploader.settings import Settings
+from uploader.spelling import format_duration, format_size, parse_duration, parse_rate, parse_size
 
 
 def problems_of(environment: dict[str, str], **overrides: Any) -> list[str]:
@@ -122,7 +123,7 @@ def test_a_variable_sets_its_field(name: str, text: str, field: str, value: obje
         ("SHARDS", "101"),
         ("JOBS", "yes"),
         ("JOBS", "True"),
-        ("AUTH", "jwt"),
+        ("AUTH", "jwks"),
         ("INSTANT", ""),
         ("HOST", ""),
         ("CHUNK_SIZE", "0"),
@@ -246,6 +247,15 @@ def test_an_unset_setting_is_shown_as_unset() -> None:
         "UPLOADER_DATABASE_URL",
         "UPLOADER_REDIS_URL",
         "UPLOADER_FREE_SPACE_FLOOR",
+        "UPLOADER_JWT_SECRET",
+        "UPLOADER_JWT_PUBLIC_KEY",
+        "UPLOADER_JWT_JWKS",
+        "UPLOADER_JWT_ISSUER",
+        "UPLOADER_JWT_AUDIENCE",
+        "UPLOADER_TRUSTED_HEADER",
+        "UPLOADER_TRUSTED_PROXIES",
+        "UPLOADER_CORS_ORIGINS",
+        "UPLOADER_LINK_SECRET",
     }
 
 

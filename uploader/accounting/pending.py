@@ -5,9 +5,11 @@ Every verb is one Lua script and one round trip. Time is Redis `TIME`; tests pas
 
 import secrets
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
+
+from redis.exceptions import ResponseError
 
 from uploader.accounting.connection import AWAY, Connection
 from uploader.accounting.delay import MAX_CLAIM, next_due
@@ -35,6 +37,7 @@ _FORGET = Script("forget")
 _LEASE_UPLOAD = Script("lease_upload")
 _READ_UPLOAD = Script("read_upload")
 _CLAIM_DUE = Script("claim_due")
+_MEASURE_QUEUE = Script("measure_queue")
 _CLAIM_SWEEP = Script("claim_sweep")
 _END_SWEEP = Script("end_sweep")
 
@@ -84,6 +87,18 @@ class Claim(NamedTuple):
     received: int
     state: str
     lease_until_ms: int
+    # How long its first pending byte had waited; 0 where that is not known.
+    waited_ms: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A queue of uploads as it stood a moment ago."""
+
+    tasks: int
+    pending_bytes: int
+    # By how much the earliest task is overdue.
+    lag_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +130,24 @@ class UploadQueue:
         arguments = [_time(now_ms), self._lease_ms, limit, self._keys.task_prefix]
         claims = await _CLAIM_DUE.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
         return [
-            Claim(upload_id.decode(), generation, received, state.decode(), lease_until_ms)
-            for upload_id, generation, received, state, lease_until_ms in claims
+            Claim(upload_id.decode(), generation, received, state.decode(), lease_until_ms, waited_ms)
+            for upload_id, generation, received, state, lease_until_ms, waited_ms in claims
         ]
 
     async def next_due(self, now_ms: int | None = None) -> float | None:
         """Seconds until the earliest task is due, or None if the queue is empty. Raises Unavailable."""
         return await next_due(self._redis, self._keys, now_ms)
+
+    async def measure(self, now_ms: int | None = None) -> Measured:
+        """How much waits, read in pages: what moves meanwhile may be missed or met twice. Raises Unavailable."""
+        tasks, pending, lag_ms, minute, position = 0, 0, 0, "", 0
+        while True:
+            arguments = [_time(now_ms), self._keys.task_prefix, minute, position, MAX_CLAIM]
+            page = await _MEASURE_QUEUE.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
+            tasks, pending, lag_ms = tasks + page[0], pending + page[1], max(lag_ms, page[2])
+            minute, position = page[3].decode(), page[4]
+            if not minute:
+                return Measured(tasks, pending, lag_ms / 1000)
 
 
 class Pending:
@@ -202,6 +228,17 @@ class Pending:
         except AWAY as error:
             raise Unavailable("The accounting store is away.") from error
 
+    async def configuration(self, *names: str) -> dict[str, str]:
+        """What these settings of the server are; without those that it does not tell. Raises Unavailable."""
+        try:
+            found = [await self._redis.config_get(name) for name in names]
+        except ResponseError:
+            return {}  # managed servers keep it to themselves
+        except AWAY as error:
+            raise Unavailable("The accounting store is away.") from error
+        pairs = [pair for settings in found for pair in settings.items()]
+        return {_text(name): _text(value) for name, value in pairs}
+
     async def claim_sweep(self, shard: int) -> str | None:
         """The era that this process is to sweep in a shard, or keeps sweeping; None if there is nothing to do.
 
@@ -252,6 +289,10 @@ def _era_token() -> str:
 
 def _time(now_ms: int | None) -> int | str:
     return "" if now_ms is None else now_ms
+
+
+def _text(reply: str | bytes | None) -> str:
+    return reply.decode() if isinstance(reply, bytes) else str(reply)
 
 
 def _ms(seconds: float) -> int:

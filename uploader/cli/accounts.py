@@ -7,7 +7,7 @@ import click
 
 from uploader.cli.options import SIZE
 from uploader.cli.running import EXIT_FAILED, fail, load_settings, with_services
-from uploader.settings import format_size
+from uploader.spelling import format_size
 
 if TYPE_CHECKING:
     from uploader.bootstrap import Services

@@ -17,7 +17,7 @@ from uploader.cli.running import (
     with_everything,
     with_services,
 )
-from uploader.settings import format_duration
+from uploader.spelling import format_duration
 
 if TYPE_CHECKING:
     from uploader.bootstrap import Services

@@ -41,7 +41,8 @@ def serve(host: str | None, port: int | None, workers: int | None, jobs: bool | 
     """
     settings = load_settings(host=host, port=port, workers=workers, jobs=jobs)
     # The server processes read their settings from the environment.
-    os.environ["UPLOADER_JOBS"] = str(settings.jobs).lower()
+    in_force = {"HOST": settings.host, "WORKERS": str(settings.workers), "JOBS": str(settings.jobs).lower()}
+    os.environ.update({f"UPLOADER_{name}": value for name, value in in_force.items()})
     with embedded_redis(settings) as wait_for_redis:
         _serve(settings, wait_for_redis)
 
@@ -130,6 +131,8 @@ def _announce(settings: Settings, address: Any, token: str | None) -> None:
     click.echo(f"  API documentation:  {url}/docs")
     if settings.auth == "none":
         click.echo(f"  Try:  curl {url}/me/usage")
+    elif settings.auth == "jwt":
+        click.echo("  Callers need a JWT, as the UPLOADER_JWT settings have it")
     elif token is not None:
         path = settings.data.absolute() / "owner.token"
         bearer = token if sys.stdout.isatty() else f"$(cat {path})"

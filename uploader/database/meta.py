@@ -1,9 +1,18 @@
-"""Facts about this installation that outlive its settings."""
+"""Facts about this installation that outlive its settings, and about the server that keeps them."""
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
+
+
+async def durability(connection: AsyncConnection) -> dict[str, str]:
+    """The settings of MySQL or MariaDB that decide what a commit survives. SQLite's are set by the engine."""
+    if connection.dialect.name == "sqlite":
+        return {}
+    names = ("innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin")
+    row = (await connection.execute(text(f"SELECT {', '.join(f'@@{name}' for name in names)}"))).one()
+    return {name: str(value) for name, value in zip(names, row, strict=True)}
 
 
 async def replace_fact(connection: AsyncConnection, name: str, value: str) -> None:

@@ -138,6 +138,11 @@ async def count_open_uploads(connection: AsyncConnection, user_id: str) -> int:
     return int((await connection.execute(query)).scalar_one())
 
 
+async def count_all_open_uploads(connection: AsyncConnection) -> int:
+    query = select(func.count()).select_from(models.upload).where(models.upload.c.open_flag == 1)
+    return int((await connection.execute(query)).scalar_one())
+
+
 async def open_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) -> dict[str, Upload]:
     """Those of `md5s` that the user has an open upload of."""
     table = models.upload.c

@@ -18,11 +18,12 @@ from uploader.http import wire
 from uploader.http.admin import AdminHandlers
 from uploader.http.auth import Authenticator
 from uploader.http.body import Intake
-from uploader.http.envelope import Envelope
+from uploader.http.envelope import Envelope, exchange_of
 from uploader.http.native import FileHandlers, UploadHandlers, answer
 from uploader.http.openapi import document
 from uploader.http.operation import Call, Operation, Parameter
 from uploader.http.operations import OperationsHandlers
+from uploader.http.origins import Cors, Origins
 from uploader.http.problem import problem_response
 from uploader.service.accounts import Identity
 from uploader.settings import Settings
@@ -48,6 +49,10 @@ _IDEMPOTENCY = Parameter(
 _CHUNK_HEADERS = (
     Parameter(name="Content-MD5", schema=_STRING, about="RFC 1864.", place="header"),
     Parameter(name="Content-Digest", schema=_STRING, about="RFC 9530, `md5` or `sha-256`.", place="header"),
+)
+_LINK_PARAMETERS = tuple(
+    Parameter(name=name, schema=_STRING, about="Of a signed link: see `POST /me/files/{id}/link`.")
+    for name in ("user", "expires")
 )
 _USAGE_PARAMETERS = (
     Parameter(name="sort", schema={"type": "string", "default": "use_space_finished"}, about="The column."),
@@ -260,8 +265,21 @@ def file_operations(handlers: FileHandlers) -> list[Operation]:
             handler=handlers.get_content,
             summary="Download a file, whole or in ranges",
             tag="files",
+            access="reader",
             responses={200: None, 206: None, 304: None},
             problems=("file-not-found", "range-not-satisfiable"),
+            parameters=_LINK_PARAMETERS,
+        ),
+        Operation(
+            method="POST",
+            path="/me/files/{id}/link",
+            handler=handlers.make_link,
+            summary="Make a link that downloads a file without a token, for a while",
+            tag="files",
+            takes=wire.MakeLink,
+            takes_optional=True,
+            responses={200: wire.Link},
+            problems=("file-not-found", "invalid-request"),
         ),
         Operation(
             method="GET",
@@ -328,6 +346,7 @@ def create_application(
     authenticator: Authenticator,
     lifespan: Callable[[Starlette], AbstractAsyncContextManager[Mapping[str, Any]]] | None = None,
     *,
+    origins: Origins,
     intake: Intake,
 ) -> Starlette:
     """The application that serves a route table."""
@@ -351,7 +370,7 @@ def create_application(
         by_path[operation.path].append(operation)
     application = Starlette(
         routes=[_route(path, at_path, authenticator, intake) for path, at_path in by_path.items()],
-        middleware=[Middleware(Envelope)],
+        middleware=[Middleware(Envelope), Middleware(Cors, origins)],
         exception_handlers={HTTPException: _routing_problem},
         lifespan=lifespan,
     )
@@ -367,7 +386,10 @@ def _route(path: str, operations: list[Operation], authenticator: Authenticator,
 
     async def endpoint(request: Request) -> Response:
         operation = by_method.get(request.method)
+        exchange = exchange_of(request)
+        exchange.route = path
         if operation is None:
+            exchange.outcome = MethodNotAllowed.code
             return problem_response(MethodNotAllowed(), allow)
         return await _run(operation, request, authenticator, intake)
 
@@ -379,27 +401,34 @@ def _route(path: str, operations: list[Operation], authenticator: Authenticator,
 async def _run(operation: Operation, request: Request, authenticator: Authenticator, intake: Intake) -> Response:
     """Authenticate, handle, and turn what is raised into a problem."""
     try:
-        if operation.access == "open":
-            identity = _NOBODY
-        elif operation.access == "user":
-            identity = await authenticator.user(request)
-        else:
-            identity = await authenticator.admin(request)
+        identity = await _identify(operation, request, authenticator)
         return await operation.handler(Call(request, identity, intake))
     except UploaderError as error:
+        exchange_of(request).outcome = error.code
         headers = {"Content-Range": f"bytes */{error.fields['size']}"} if error.code == "range-not-satisfiable" else {}
         return problem_response(error, headers)
     except ClientDisconnect:
+        exchange_of(request).outcome = "client-gone"
         return problem_response(BadRequest("The client went away."))
     except Exception:
+        exchange_of(request).outcome = UploaderError.code
         logger.exception("request failed", extra={"method": request.method, "route": operation.path})
         return problem_response(UploaderError("Something went wrong in the server; its log has the request id."))
 
 
-def _routing_problem(_request: Request, error: Exception) -> Response:
+async def _identify(operation: Operation, request: Request, authenticator: Authenticator) -> Identity:
+    """Who calls, as far as the operation asks. Raises Unauthenticated, Forbidden, Unavailable."""
+    if operation.access == "open":
+        return _NOBODY
+    if operation.access == "user":
+        return await authenticator.user(request)
+    if operation.access == "reader":
+        return await authenticator.reader(request)
+    return await authenticator.admin(request)
+
+
+def _routing_problem(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    if status == 404:
-        return problem_response(NotFound())
-    if status == 405:
-        return problem_response(MethodNotAllowed())
-    return problem_response(BadRequest())
+    problem = {404: NotFound, 405: MethodNotAllowed}.get(status, BadRequest)()
+    exchange_of(request).outcome = problem.code
+    return problem_response(problem)

@@ -1,28 +1,57 @@
-"""What is around every request and answer: the request id, security headers, and the rest of a body nobody read."""
+"""What is around every request and answer: the request id, security headers, the line in the log, and the rest of a body
+nobody read."""
 
 import asyncio
+import logging
 import re
 import secrets
+import time
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from uploader.errors import NotFound, UploaderError
 from uploader.http.problem import problem_response
-from uploader.observability import request_id
+from uploader.observability import REQUESTS, request_id, user_id
+
+logger = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _MAX_DRAINED_BYTES = 1 << 20
 _MAX_DRAIN_SECONDS = 2.0
 _BODY_TIMEOUT = 408
-_HEADERS = {
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+# What load balancers and Prometheus ask all day.
+_PROBES = frozenset({"/livez", "/readyz", "/metrics"})
+_SCOPE_KEY = "uploader.exchange"
+SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "X-Frame-Options": "DENY",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
 }
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What becomes known of a request and its answer on the way: for the log and the metrics."""
+
+    # The path as the route table has it: the path itself may hold what is nobody's business.
+    route: str = ""
+    status: int = 0
+    # `ok`, or the code of the error.
+    outcome: str = "ok"
+
+
+def exchange_of(request: Request) -> Exchange:
+    """Of a request that came through the envelope."""
+    exchange: Exchange = request.scope[_SCOPE_KEY]
+    return exchange
 
 
 def _new_request_id() -> str:
@@ -34,8 +63,9 @@ def refusal(error: UploaderError) -> bytes:
     identifier = _new_request_id()
     reset = request_id.set(identifier)
     try:
-        headers = {**_HEADERS, "X-Request-ID": identifier, "Connection": "close"}
+        headers = {**SECURITY_HEADERS, "X-Request-ID": identifier, "Connection": "close"}
         response = problem_response(error, headers)
+        _tell(Exchange(status=response.status_code, outcome=error.code), "other", "", 0.0)
     finally:
         request_id.reset(reset)
     lines = [f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()]
@@ -75,6 +105,7 @@ class _BodyWatch:
 
 
 async def _nothing_there(scope: Scope, receive: Receive, send: Send) -> None:
+    scope[_SCOPE_KEY].outcome = NotFound.code
     await problem_response(NotFound())(scope, receive, send)
 
 
@@ -90,14 +121,17 @@ class Envelope:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         identifier = given if _REQUEST_ID.fullmatch(given) else _new_request_id()
-        reset = request_id.set(identifier)
+        reset, reset_user = request_id.set(identifier), user_id.set("")
+        exchange, started = Exchange(), time.perf_counter()
+        scope[_SCOPE_KEY] = exchange
         body = _BodyWatch(scope, receive)
 
         async def send_wrapped(message: Message) -> None:
             if message["type"] == "http.response.start":
+                exchange.status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = identifier
-                for name, value in _HEADERS.items():
+                for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
                 if not body.ended and message["status"] != _BODY_TIMEOUT:  # which waited long enough
                     await body.drain()
@@ -109,5 +143,20 @@ class Envelope:
         app = _nothing_there if b"%2f" in scope.get("raw_path", b"").lower() else self._app
         try:
             await app(scope, body.receive, send_wrapped)
+        except BaseException:
+            exchange.outcome = "aborted"
+            raise
         finally:
+            _tell(exchange, scope["method"], (scope.get("client") or ("",))[0], time.perf_counter() - started)
+            user_id.reset(reset_user)
             request_id.reset(reset)
+
+
+def _tell(exchange: Exchange, method: str, peer: str, seconds: float) -> None:
+    """One line in the log, and one more request in the metrics."""
+    method = method if method in _METHODS else "other"
+    REQUESTS.labels(method, exchange.route or "other", exchange.status).inc()
+    facts = {"method": method, "route": exchange.route, "status": exchange.status, "outcome": exchange.outcome}
+    facts |= {"peer": peer, "duration_ms": round(seconds * 1000, 1)}
+    level = logging.DEBUG if exchange.route in _PROBES else logging.WARNING if exchange.status >= 500 else logging.INFO
+    logger.log(level, "request", extra=facts)

@@ -33,6 +33,7 @@ from uploader.service.chunks import Chunks
 from uploader.service.files import Files
 from uploader.service.ids import is_id
 from uploader.service.instant import Instant
+from uploader.service.links import Links
 from uploader.service.opening import Openings
 from uploader.service.uploads import Uploads
 from uploader.storage.base import Body
@@ -194,6 +195,7 @@ class FileHandlers:
     """`/me`."""
 
     files: Files
+    links: Links
 
     async def list_files(self, call: Call) -> Response:
         limit = call.query_int("limit", 100, 1, 1000)
@@ -217,6 +219,12 @@ class FileHandlers:
     async def get_content(self, call: Call) -> Response:
         file = await self.files.get(call.user_id, self._id(call))
         return await download(call.request, file, self.files.open)
+
+    async def make_link(self, call: Call) -> Response:
+        body = await call.json(wire.MakeLink, optional=True)
+        file = await self.files.get(call.user_id, self._id(call))
+        query, end = await self.links.make(call.user_id, file.id, _or_none(body.expires_in))
+        return answer(wire.Link(f"/me/files/{file.id}/content?{query}", end))
 
     async def get_usage(self, call: Call) -> Response:
         return answer(wire.usage_of(await self.files.usage(call.user_id)))

@@ -56,7 +56,10 @@ def document(operations: list[Operation]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "link": {"type": "apiKey", "in": "query", "name": "signature"},
+            },
         },
     }
 
@@ -84,7 +87,7 @@ def _operation(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
         "responses": _responses(operation, schema_of),
     }
     if operation.access != "open":
-        described["security"] = [{"bearer": []}]
+        described["security"] = [{"bearer": []}, *([{"link": []}] if operation.access == "reader" else [])]
     parameters = [
         {"name": name, "in": "path", "required": True, **_PATH_PARAMETERS.get(name, {"schema": {"type": "string"}})}
         for name in re.findall(r"\{(\w+)", operation.path)
@@ -97,7 +100,7 @@ def _operation(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
         described["parameters"] = parameters
     if operation.takes is not None:
         content = {"application/json": {"schema": schema_of[operation.takes]}}
-        described["requestBody"] = {"required": True, "content": content}
+        described["requestBody"] = {"required": not operation.takes_optional, "content": content}
     elif operation.takes_bytes:
         described["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}
     return described
@@ -138,7 +141,8 @@ def _responses(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
 
 
 def _problems(operation: Operation) -> list[str]:
-    common = {"open": (), "user": ("unauthenticated",), "admin": ("unauthenticated", "forbidden")}[operation.access]
+    common = [] if operation.access == "open" else ["unauthenticated"]
+    common += ["forbidden"] if operation.access == "admin" else []
     # What is refused before the application sees it, on every path; 429: too many JSON bodies of a user at once.
     body = ("body-timeout", "too-many-requests") if operation.takes is not None else ()
     return [

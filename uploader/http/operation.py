@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 _MAX_DIGITS = 18
 
-Access = Literal["open", "user", "admin"]
+# "reader": the user, or whoever has a signed link.
+Access = Literal["open", "user", "reader", "admin"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,7 @@ class Operation:
     tag: str
     access: Access = "user"
     takes: type | None = None
+    takes_optional: bool = False
     takes_bytes: bool = False
     responses: dict[int, Any] = field(default_factory=dict)
     # Media types that the body of a 200 may have beside JSON.
@@ -107,10 +109,13 @@ class Call:
             raise InvalidRequest.field(name, "is given more than once")
         return values[0] if values else None
 
-    async def json(self, kind: type[T]) -> T:
-        """The body, decoded strictly. Raises InvalidRequest, BodyTimeout, TooManyRequests."""
+    async def json(self, kind: type[T], *, optional: bool = False) -> T:
+        """The body, decoded strictly; with `optional`, an empty one stands for `{}`.
+
+        Raises InvalidRequest, BodyTimeout, TooManyRequests.
+        """
         content = await self.intake.receive_json(self.request.receive, self.user_id)
-        return decode_json(content, kind)
+        return decode_json(content or (b"{}" if optional else b""), kind)
 
 
 def decode_json(content: bytes, kind: type[T]) -> T:

@@ -3,15 +3,17 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
 from uploader.domain.chunks import MAX_CHUNK_COUNT
 from uploader.errors import NotFound
+from uploader.exposition import Exposition
 from uploader.http import wire
 from uploader.http.native import answer
 from uploader.http.operation import Call
 from uploader.http.problem import explain
+from uploader.service.gauges import Gauges
 from uploader.service.health import Health
 from uploader.service.opening import Openings
 from uploader.settings import Settings
@@ -40,17 +42,20 @@ class OperationsHandlers:
     settings: Settings
     openings: Openings
     health: Health
+    gauges: Gauges
+    exposition: Exposition
 
     async def live(self, _call: Call) -> Response:
         return answer(wire.Health({"process": wire.Check(True)}))
 
     async def ready(self, _call: Call) -> Response:
-        checks = {name: wire.Check(reason is None, reason) for name, reason in (await self.health.check()).items()}
+        checks = {name: wire.Check(found.ok, found.reason) for name, found in (await self.health.check()).items()}
         ok = all(check.ok for check in checks.values())
         return answer(wire.Health(checks), 200 if ok else 503, {} if ok else {"Retry-After": "2"})
 
     async def metrics(self, _call: Call) -> Response:
-        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+        await self.gauges.observe()
+        return Response(await self.exposition.render(), media_type=CONTENT_TYPE_LATEST)
 
     async def config(self, _call: Call) -> Response:
         sizes = self.openings.chunk_sizes

@@ -75,6 +75,14 @@ class Rename(Struct, forbid_unknown_fields=True):
     name: Name
 
 
+class MakeLink(Struct, forbid_unknown_fields=True):
+    """How long a link is to work."""
+
+    expires_in: Annotated[int, Meta(ge=1, le=86400, description="Seconds; the server may give less.")] | UnsetType = (
+        UNSET
+    )
+
+
 class AskStates(Struct, forbid_unknown_fields=True):
     """The MD5s of a whole folder."""
 
@@ -184,6 +192,13 @@ class FileList(Struct):
 
     files: list[File]
     next: str | None
+
+
+class Link(Struct):
+    """Where a file's content can be had without a token, and until when."""
+
+    url: str
+    expires_at: datetime
 
 
 class Usage(Struct):

@@ -10,7 +10,8 @@ from uploader.errors import Unavailable
 
 logger = logging.getLogger(__name__)
 
-_MAX_BACKOFF_SECONDS = 5.0
+# Short enough that accounts go on within 5 s of what they need being back.
+_MAX_BACKOFF_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)

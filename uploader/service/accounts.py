@@ -6,6 +6,7 @@ import secrets
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
@@ -16,10 +17,13 @@ from uploader.domain.names import check_user_id
 from uploader.domain.quota import Usage
 from uploader.errors import InvalidRequest, Unauthenticated
 
-# How long a token is believed without asking the database: a revocation takes effect within it.
-_TOKEN_CACHE_SECONDS = 15.0
-_TOKEN_CACHE_SIZE = 10_000
+# How long a token is believed, and a user known to be there, without asking the database: a revocation takes effect
+# within it.
+_BELIEVED_SECONDS = 15.0
+_MAX_BELIEVED = 10_000
 LOCAL_USER = "local"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,26 @@ class Identity:
     admin: bool
 
 
+class _Believed(Generic[T]):
+    """What is believed for a while, of a bounded number of keys."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[str, tuple[float, T]] = OrderedDict()
+
+    def get(self, key: str) -> T | None:
+        until, value = self._entries.get(key, (0.0, None))
+        return value if until > time.monotonic() else None
+
+    def put(self, key: str, value: T) -> None:
+        self._entries[key] = (time.monotonic() + _BELIEVED_SECONDS, value)
+        self._entries.move_to_end(key)
+        if len(self._entries) > _MAX_BELIEVED:
+            self._entries.popitem(last=False)
+
+    def drop(self, key: str) -> None:
+        self._entries.pop(key, None)
+
+
 class Accounts:
     """Users and tokens."""
 
@@ -37,7 +61,8 @@ class Accounts:
         self._database = database
         self._clock = clock
         self._default_total_space = default_total_space_bytes
-        self._believed: OrderedDict[str, tuple[float, Identity]] = OrderedDict()
+        self._believed: _Believed[Identity] = _Believed()
+        self._met: _Believed[bool] = _Believed()
 
     # Callers
 
@@ -45,19 +70,24 @@ class Accounts:
         """Whose token this is. Raises Unauthenticated, Unavailable."""
         token_sha256 = _hash(token)
         believed = self._believed.get(token_sha256)
-        if believed is not None and believed[0] > time.monotonic():
-            return believed[1]
+        if believed is not None:
+            return believed
         row = await self._database.read(lambda connection: queries.token_by_hash(connection, token_sha256))
         # The look-up is by hash; the comparison in constant time keeps an index from telling how near a guess was.
         if row is None or not hmac.compare_digest(row.token_sha256, token_sha256) or row.revoked_at is not None:
-            self._believed.pop(token_sha256, None)
+            self._believed.drop(token_sha256)
             raise Unauthenticated()
         await self.ensure_user(row.user_id)
         identity = Identity(row.user_id, row.admin)
-        self._believed[token_sha256] = (time.monotonic() + _TOKEN_CACHE_SECONDS, identity)
-        if len(self._believed) > _TOKEN_CACHE_SIZE:
-            self._believed.popitem(last=False)
+        self._believed.put(token_sha256, identity)
         return identity
+
+    async def admit(self, user_id: str, total_space: int | None = None) -> None:
+        """Make a user whom somebody else has authenticated, at first sight with this quota; one that is there keeps its
+        own. Raises Unavailable."""
+        if self._met.get(user_id) is None:
+            await self.ensure_user(user_id, total_space)
+            self._met.put(user_id, True)
 
     # Users
 

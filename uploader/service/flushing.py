@@ -1,6 +1,7 @@
 """Carries what is pending in Redis into the accounts of the database, in batches of absolute figures."""
 
 import logging
+import time
 
 from uploader.accounting.delay import MAX_CLAIM
 from uploader.accounting.pending import Claim, Pending, UploadQueue
@@ -10,7 +11,7 @@ from uploader.database import transactions
 from uploader.database.engine import Database
 from uploader.database.transactions import Received
 from uploader.errors import Unavailable
-from uploader.observability import FLUSHED_UPLOADS
+from uploader.observability import FLUSH_BATCH_UPLOADS, FLUSH_LAG_SECONDS, FLUSHED_UPLOADS
 from uploader.service.closers import Closers
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,12 @@ class Flushing:
         if not claims:
             return 0
         crash_point("flush.after_claim")
+        started = time.perf_counter()
         is_open = await self._write(claims)
+        FLUSH_BATCH_UPLOADS.observe(len(claims))
+        for claim in claims:
+            if is_open.get(claim.upload_id) and claim.waited_ms:
+                FLUSH_LAG_SECONDS.observe(claim.waited_ms / 1000 + time.perf_counter() - started)
         crash_point("flush.after_commit")
         await self._pending.ack_flush(queue.shard, [claim for claim in claims if is_open.get(claim.upload_id)])
         crash_point("flush.after_ack")

@@ -2,16 +2,29 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 from uploader.accounting.pending import Pending
 from uploader.database import migrate
 from uploader.database.engine import Database
-from uploader.errors import StorageFailed, UploaderError
+from uploader.database.meta import durability
+from uploader.errors import UploaderError
 from uploader.storage.base import Storage
 
+_PATIENCE_SECONDS = 5.0
+# How long what the servers say of their settings is believed: load balancers ask all day.
+_FRESH_SECONDS = 60.0
 # How old an answer of the disk may be.
 _STORAGE_CHECK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Whether a part works, and what is to be said of it: why it does not, or what could lose data though it does."""
+
+    ok: bool
+    reason: str | None = None
 
 
 class Health:
@@ -21,17 +34,38 @@ class Health:
         self._database = database
         self._storage = storage
         self._pending = pending
+        self._warnings: dict[str, tuple[float, str | None]] = {}
         self._storage_lock = asyncio.Lock()
-        self._storage_reason: str | None = None
-        self._storage_checked_at: float | None = None
+        self._storage_failure: UploaderError | None = None
+        self._storage_checked_at = float("-inf")
 
-    async def check(self) -> dict[str, str | None]:
-        """For each part, what is wrong with it, or None."""
-        return {
-            "database": await self._reason(self._check_database),
-            "redis": await self._reason(self._pending.ping),
-            "storage": await self._reason(self._check_storage),
-        }
+    async def check(self) -> dict[str, Finding]:
+        """For each part, how it is. A setting that is not as durable as it should be is a warning, and `ok`."""
+        database, redis, storage = await asyncio.gather(
+            self._find("database", self._check_database, self._database_warning),
+            self._find("redis", self._pending.ping, self._redis_warning),
+            self._find("storage", self._check_storage),
+        )
+        return {"database": database, "redis": redis, "storage": storage}
+
+    async def _find(
+        self, name: str, check: Callable[[], Awaitable[None]], warn: Callable[[], Awaitable[str | None]] | None = None
+    ) -> Finding:
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await check()
+                return Finding(True, await self._warning(name, warn) if warn else None)
+        except UploaderError as error:
+            return Finding(False, error.detail)
+        except TimeoutError:
+            return Finding(False, f"It did not answer within {_PATIENCE_SECONDS:.0f} s.")
+
+    async def _warning(self, name: str, warn: Callable[[], Awaitable[str | None]]) -> str | None:
+        asked_at, warning = self._warnings.get(name, (float("-inf"), None))
+        if time.monotonic() - asked_at >= _FRESH_SECONDS:
+            warning = await warn()
+            self._warnings[name] = (time.monotonic(), warning)
+        return warning
 
     async def _check_database(self) -> None:
         await migrate.check(self._database)
@@ -39,16 +73,33 @@ class Health:
     async def _check_storage(self) -> None:
         """However often it is asked, one check runs at a time, and none right after another: it is a write."""
         async with self._storage_lock:
-            checked_at = self._storage_checked_at
-            if checked_at is None or time.monotonic() > checked_at + _STORAGE_CHECK_SECONDS:
-                self._storage_reason = await self._reason(self._storage.check)
+            if time.monotonic() > self._storage_checked_at + _STORAGE_CHECK_SECONDS:
+                self._storage_failure = None
+                try:
+                    await self._storage.check()
+                except UploaderError as error:
+                    self._storage_failure = error
                 self._storage_checked_at = time.monotonic()
-        if self._storage_reason is not None:
-            raise StorageFailed(self._storage_reason)
+        if self._storage_failure is not None:
+            raise self._storage_failure
 
-    async def _reason(self, check: Callable[[], Awaitable[None]]) -> str | None:
-        try:
-            await check()
-        except UploaderError as error:
-            return error.detail
-        return None
+    async def _database_warning(self) -> str | None:
+        found = await self._database.read(durability)
+        wanted = {"innodb_flush_log_at_trx_commit": ("1",)}
+        if found.get("log_bin") == "1":
+            wanted["sync_binlog"] = ("1",)
+        return _warning_of(found, wanted)
+
+    async def _redis_warning(self) -> str | None:
+        wanted = {"appendonly": ("yes",), "appendfsync": ("everysec", "always"), "maxmemory-policy": ("noeviction",)}
+        return _warning_of(await self._pending.configuration(*wanted), wanted)
+
+
+def _warning_of(found: Mapping[str, str], wanted: Mapping[str, tuple[str, ...]]) -> str | None:
+    """What is set otherwise than it should be; what the server does not tell is not held against it."""
+    odd = [
+        f"{name} is {found[name]}, not {' or '.join(values)}"
+        for name, values in wanted.items()
+        if name in found and found[name] not in values
+    ]
+    return "; ".join(odd) or None

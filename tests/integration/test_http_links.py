@@ -1,0 +1,168 @@
+"""Signed links: one file, for a while, without a token."""
+
+import asyncio
+from datetime import datetime
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import pytest
+
+from tests.conftest import MakeStack
+from tests.support.clock import ManualClock
+from tests.support.content import KIB, Content
+from tests.support.problems import problem
+from tests.support.stack import Stack
+from uploader.settings import Settings
+
+CONTENT = Content(100 * KIB)
+
+
+async def a_file(stack: Stack, content: Content = CONTENT) -> dict[str, Any]:
+    file: dict[str, Any] = (await stack.upload(content)).json()["file"]
+    return file
+
+
+async def a_link(stack: Stack, file_id: str, **body: Any) -> str:
+    response = await stack.client.post(f"/me/files/{file_id}/link", json=body)
+    assert response.status_code == 200
+    url: str = response.json()["url"]
+    return url
+
+
+def altered(url: str, **values: str) -> str:
+    """The link with other values in its query."""
+    parts = urlsplit(url)
+    return f"{parts.path}?{urlencode(dict(parse_qsl(parts.query)) | values)}"
+
+
+async def test_a_link_downloads_without_a_token_whole_or_in_part(stack: Stack) -> None:
+    url = await a_link(stack, (await a_file(stack))["id"])
+    whole = await stack.anonymous().get(url)
+    assert (whole.status_code, whole.content) == (200, CONTENT.data)
+    assert whole.headers["content-disposition"].startswith("attachment;")
+    part = await stack.anonymous().get(url, headers={"Range": "bytes=10-19"})
+    assert (part.status_code, part.content) == (206, CONTENT.data[10:20])
+    assert (await stack.anonymous().head(url)).headers["content-length"] == str(CONTENT.size)
+    token = stack.client.headers["authorization"].split()[1]
+    assert token not in url
+
+
+async def test_an_empty_body_asks_for_the_longest_link_and_the_answer_says_until_when(
+    make_stack: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack(clock=clock, link_lifetime_seconds=100.0) as stack:
+        path = f"/me/files/{(await a_file(stack))['id']}/link"
+        for body, seconds in ((b"", 100), (b"{}", 100), (b'{"expires_in": 30}', 30), (b'{"expires_in": 86400}', 100)):
+            made = (await stack.client.post(path, content=body)).json()
+            left = datetime.fromisoformat(made["expires_at"]) - clock.now()
+            assert seconds - 1 <= left.total_seconds() <= seconds
+
+
+@pytest.mark.parametrize(
+    "body",
+    ['{"expires_in": 0}', '{"expires_in": -1}', '{"expires_in": 86401}', '{"expires_in": "60"}', '{"x": 1}', "["],
+)
+async def test_a_link_is_asked_for_strictly(stack: Stack, body: str) -> None:
+    path = f"/me/files/{(await a_file(stack))['id']}/link"
+    problem(await stack.client.post(path, content=body), 422, "invalid-request")
+
+
+async def test_a_link_ends_when_it_says(make_stack: MakeStack, clock: ManualClock) -> None:
+    async with make_stack(clock=clock) as stack:
+        url = await a_link(stack, (await a_file(stack))["id"], expires_in=60)
+        clock.advance(58)
+        assert (await stack.anonymous().get(url)).status_code == 200
+        clock.advance(2)
+        problem(await stack.anonymous().get(url), 401, "unauthenticated")
+        assert (await stack.client.get(urlsplit(url).path)).status_code == 200
+
+
+async def test_a_link_to_what_was_deleted_is_not_found(stack: Stack) -> None:
+    file = await a_file(stack)
+    url = await a_link(stack, file["id"])
+    assert (await stack.client.delete(f"/me/files/{file['id']}")).status_code == 204
+    problem(await stack.anonymous().get(url), 404, "file-not-found")
+
+
+async def test_nothing_of_a_link_can_be_changed(stack: Stack) -> None:
+    file, other = await a_file(stack), await a_file(stack, Content(70 * KIB, name="other"))
+    bob = await stack.client_of("bob")
+    url = await a_link(stack, file["id"], expires_in=60)
+    query = dict(parse_qsl(urlsplit(url).query))
+    later = str(int(query["expires"]) + 1)
+    signature = query["signature"]
+    tampered = [
+        url.replace(file["id"], other["id"]),
+        altered(url, user="bob"),
+        altered(url, user=""),
+        altered(url, user="alice\n"),
+        altered(url, user="ALICE"),
+        *(
+            altered(url, expires=expires)
+            for expires in (later, "", "x", f"0{query['expires']}", f" {query['expires']}")
+        ),
+        *(altered(url, expires=expires) for expires in (f"{query['expires']}\n", "٣", "1e12", "-1", "9" * 5000)),
+        *(altered(url, signature=forged) for forged in ("", "x", signature.upper(), signature[:-1], signature + "0")),
+        *(altered(url, signature=forged) for forged in ("é" * 64, "0" * 64, f"{signature}\n")),
+        f"{url}&user=alice",
+        f"{url}&signature={signature}",
+        f"{url}&expires={later}",
+        f"{urlsplit(url).path}?signature={signature}",
+        f"{urlsplit(url).path}?user=alice&signature={signature}",
+    ]
+    for forged in tampered:
+        problem(await stack.anonymous().get(forged), 401, "unauthenticated")
+        # A bad link is no better with a token.
+        problem(await bob.get(forged), 401, "unauthenticated")
+    assert (await stack.anonymous().get(url)).status_code == 200
+
+
+async def test_a_link_opens_nothing_but_its_content(stack: Stack) -> None:
+    file = await a_file(stack)
+    query = urlsplit(await a_link(stack, file["id"])).query
+    anonymous = stack.anonymous()
+    for method, path in (
+        ("GET", f"/me/files/{file['id']}"),
+        ("PATCH", f"/me/files/{file['id']}"),
+        ("DELETE", f"/me/files/{file['id']}"),
+        ("POST", f"/me/files/{file['id']}/link"),
+        ("GET", "/me/files"),
+        ("GET", "/me/usage"),
+        ("GET", "/uploads"),
+        ("GET", f"/files/{CONTENT.md5}"),
+        ("GET", "/admin/usage"),
+    ):
+        problem(await anonymous.request(method, f"{path}?{query}", json={}), 401, "unauthenticated")
+    problem(await anonymous.put(f"/me/files/{file['id']}/content?{query}"), 405, "method-not-allowed")
+
+
+async def test_only_the_user_of_a_file_gets_a_link_to_it(stack: Stack) -> None:
+    file = await a_file(stack)
+    for client in (await stack.client_of("bob"), await stack.client_of("root", admin=True)):
+        problem(await client.post(f"/me/files/{file['id']}/link"), 404, "file-not-found")
+    problem(await stack.anonymous().post(f"/me/files/{file['id']}/link"), 401, "unauthenticated")
+    problem(await stack.client.post("/me/files/nothing/link"), 404, "file-not-found")
+
+
+async def test_links_work_in_every_process_and_after_a_restart(make_stack_on: MakeStack) -> None:
+    async with make_stack_on() as stack:
+        file = await a_file(stack)
+        made = await asyncio.gather(*(a_link(stack, file["id"]) for _ in range(5)))
+        async with make_stack_on() as another:
+            for url in (*made, await a_link(stack, file["id"])):
+                assert (await another.anonymous().get(url)).status_code == 200
+
+
+async def test_another_secret_ends_all_links(make_stack: MakeStack) -> None:
+    async with make_stack(link_secret="a secret that is long enough, surely") as stack:
+        file = await a_file(stack)
+        url = await a_link(stack, file["id"])
+        assert (await stack.anonymous().get(url)).status_code == 200
+    for settings in ({}, {"link_secret": "another secret that is long enough"}):
+        async with make_stack(**settings) as stack:
+            problem(await stack.anonymous().get(url), 401, "unauthenticated")
+
+
+async def test_a_short_secret_stops_the_start() -> None:
+    with pytest.raises(Exception, match="UPLOADER_LINK_SECRET: shorter than 32 bytes"):
+        Settings(link_secret="x" * 31)

@@ -1,0 +1,83 @@
+"""JWTs as an identity provider makes them, and as nobody should: every part can be given as it is to be on the wire."""
+
+import base64
+import hmac
+import json
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from jwt.algorithms import get_default_algorithms
+
+SECRET = "a secret that is long enough for HS256"
+
+
+def b64(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
+
+
+def encoded(part: dict[str, Any] | bytes) -> str:
+    return b64(part if isinstance(part, bytes) else json.dumps(part).encode())
+
+
+@dataclass(frozen=True)
+class Signer:
+    """A private key, or a secret, and the algorithm it is for."""
+
+    algorithm: str
+    private: Any
+
+    def sign(self, message: bytes) -> bytes:
+        signature: bytes = get_default_algorithms()[self.algorithm].sign(message, self.private)
+        return signature
+
+    def token(self, claims: dict[str, Any] | bytes, header: dict[str, Any] | bytes | None = None, **more: Any) -> str:
+        """A signed token; `more` are members of the header."""
+        if not isinstance(header, bytes):
+            header = {"alg": self.algorithm, "typ": "JWT"} | (header or {}) | more
+        message = f"{encoded(header)}.{encoded(claims)}"
+        return f"{message}.{b64(self.sign(message.encode()))}"
+
+    @property
+    def public_pem(self) -> str:
+        return public_pem(self.private)
+
+    def jwk(self, kid: str | None = None, **more: Any) -> dict[str, Any]:
+        """The public half."""
+        key = self.private if isinstance(self.private, bytes) else self.private.public_key()
+        jwk: dict[str, Any] = get_default_algorithms()[self.algorithm].to_jwk(key, as_dict=True)
+        return jwk | ({} if kid is None else {"kid": kid}) | more
+
+
+def public_pem(private: Any) -> str:
+    return str(private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode())
+
+
+def hmac_sha256(secret: bytes, message: bytes) -> bytes:
+    return hmac.digest(secret, message, "sha256")
+
+
+def key_set(*jwks: dict[str, Any]) -> bytes:
+    return json.dumps({"keys": jwks}).encode()
+
+
+@cache
+def rsa_signer(name: str = "") -> Signer:
+    """One key for each name: making them takes a while."""
+    return Signer("RS256", rsa.generate_private_key(public_exponent=65537, key_size=2048))
+
+
+@cache
+def ec_signer(name: str = "") -> Signer:
+    return Signer("ES256", ec.generate_private_key(ec.SECP256R1()))
+
+
+@cache
+def ed_signer(name: str = "") -> Signer:
+    return Signer("EdDSA", ed25519.Ed25519PrivateKey.generate())
+
+
+def hmac_signer(secret: str = SECRET) -> Signer:
+    return Signer("HS256", secret.encode())

@@ -1,0 +1,77 @@
+"""Asks the stores for what the gauges show. They are the same whichever process is asked."""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+
+from prometheus_client import Gauge
+
+from uploader.accounting.pending import Measured, Pending, UploadQueue
+from uploader.database import queries
+from uploader.database.engine import Database
+from uploader.errors import UploaderError
+from uploader.observability import FREE_DISK_BYTES, OPEN_UPLOADS, PENDING_BYTES, QUEUE_LAG_SECONDS, QUEUE_TASKS
+from uploader.storage.base import Storage
+
+# Who asks more often gets the figures of a moment ago: asking is open to everybody.
+_FRESH_SECONDS = 1.0
+_PATIENCE_SECONDS = 3.0
+
+_QUEUE_GAUGES = tuple(gauge.labels(name) for gauge in (QUEUE_TASKS, QUEUE_LAG_SECONDS) for name in ("flush", "merge"))
+
+
+class Gauges:
+    """Sets the gauges that no process can know by itself."""
+
+    def __init__(self, database: Database, storage: Storage, pending: Pending) -> None:
+        self._database = database
+        self._storage = storage
+        self._pending = pending
+        self._asked_at = float("-inf")
+        self._asking = asyncio.Lock()
+
+    async def observe(self) -> None:
+        """Ask, unless that was done a moment ago. What can't be asked is shown as NaN."""
+        async with self._asking:
+            if time.monotonic() - self._asked_at < _FRESH_SECONDS:
+                return
+            await asyncio.gather(
+                _patiently(self._ask_database, (OPEN_UPLOADS,)),
+                _patiently(self._ask_disk, (FREE_DISK_BYTES,)),
+                _patiently(self._ask_redis, (PENDING_BYTES, *_QUEUE_GAUGES)),
+            )
+            self._asked_at = time.monotonic()
+
+    async def _ask_database(self) -> None:
+        OPEN_UPLOADS.set(await self._database.read(queries.count_all_open_uploads))
+
+    async def _ask_disk(self) -> None:
+        FREE_DISK_BYTES.set((await self._storage.space()).free)
+
+    async def _ask_redis(self) -> None:
+        queues = {"flush": self._pending.flush_queues, "merge": self._pending.merge_queues}
+        measured = {name: await _sum(of_shards) for name, of_shards in queues.items()}
+        for name, found in measured.items():
+            QUEUE_TASKS.labels(name).set(found.tasks)
+            QUEUE_LAG_SECONDS.labels(name).set(found.lag_seconds)
+        PENDING_BYTES.set(sum(found.pending_bytes for found in measured.values()))
+
+
+async def _patiently(ask: Callable[[], Awaitable[None]], gauges: tuple[Gauge, ...]) -> None:
+    try:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            await ask()
+    except (UploaderError, TimeoutError):
+        for gauge in gauges:
+            gauge.set(math.nan)
+
+
+async def _sum(queues: list[UploadQueue]) -> Measured:
+    """Of all shards."""
+    found = [await queue.measure() for queue in queues]
+    return Measured(
+        sum(each.tasks for each in found),
+        sum(each.pending_bytes for each in found),
+        max(each.lag_seconds for each in found),
+    )

@@ -1,0 +1,59 @@
+"""Links to a file's content that work for a while without a token: bound to the file, its user and their end.
+
+Nothing is kept of a link but the secret that signs all of them, made once for the installation or given by its settings.
+"""
+
+import hashlib
+import hmac
+import secrets
+from datetime import UTC, datetime, timedelta
+from urllib.parse import urlencode
+
+from uploader.clock import Clock
+from uploader.database import meta
+from uploader.database.engine import Database, Duplicate
+from uploader.errors import Unauthenticated
+
+_FACT = "link_secret"
+
+
+class Links:
+    """Makes links, and tells whether one is good."""
+
+    def __init__(self, database: Database, clock: Clock, secret: str | None, *, lifetime_seconds: float) -> None:
+        self._database = database
+        self._clock = clock
+        self._secret = secret
+        self._max_lifetime_seconds = lifetime_seconds
+
+    async def make(self, user_id: str, file_id: str, lifetime_seconds: int | None) -> tuple[str, datetime]:
+        """What is to be put behind the path of a file's content, and until when it works. Raises Unavailable."""
+        lifetime = self._max_lifetime_seconds
+        if lifetime_seconds is not None:
+            lifetime = min(lifetime, lifetime_seconds)
+        end = int((self._clock.now() + timedelta(seconds=lifetime)).timestamp())
+        signature = await self._sign(user_id, file_id, str(end))
+        query = urlencode({"user": user_id, "expires": end, "signature": signature})
+        return query, datetime.fromtimestamp(end, UTC)
+
+    async def check(self, user_id: str, file_id: str, expires: str, signature: str) -> None:
+        """Raises Unauthenticated for a link that was not made here, for something else, or that has expired."""
+        expected = await self._sign(user_id, file_id, expires)
+        if not hmac.compare_digest(expected.encode(), signature.encode()):
+            raise Unauthenticated("The link is not valid.")
+        if int(expires) <= self._clock.now().timestamp():
+            raise Unauthenticated("The link has expired.")
+
+    async def _sign(self, user_id: str, file_id: str, expires: str) -> str:
+        # No part can hold a line feed: user ids have no white space, and the rest is compared with what was made here.
+        message = f"uploader/link/1\n{user_id}\n{file_id}\n{expires}"
+        return hmac.new(await self._key(), message.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()
+
+    async def _key(self) -> bytes:
+        if self._secret is None:
+            made = secrets.token_hex(32)
+            try:
+                self._secret = await self._database.transact(lambda connection: meta.remember(connection, _FACT, made))
+            except Duplicate:  # another process made it at the same moment
+                self._secret = await self._database.transact(lambda connection: meta.remember(connection, _FACT, made))
+        return self._secret.encode()

@@ -1,0 +1,133 @@
+"""How values are spelt in settings and on the command line: each parser raises ValueError and says what it wants."""
+
+import ipaddress
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_DURATIONS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_MAX_SIZE_BYTES = 2**63 - 1
+_MAX_DURATION_SECONDS = 36500 * 86400.0
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `123`, `64MiB`, `10 GiB` or `1.5GB`. Raises ValueError."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
+    if not match or match[2].upper() not in _UNITS:
+        raise ValueError("not a size such as 1048576, 64MiB or 10GiB")
+    total = (int(match[1]) if "." not in match[1] else float(match[1])) * _UNITS[match[2].upper()]
+    if total > _MAX_SIZE_BYTES:
+        raise ValueError("larger than 2^63-1 bytes")
+    return int(total)
+
+
+def parse_rate(text: str) -> int:
+    """Bytes a second from a size with or without `/s`. Raises ValueError."""
+    return parse_size(text.strip().removesuffix("/s"))
+
+
+def format_size(size_bytes: int) -> str:
+    """The shortest exact spelling that `parse_size` takes back."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        factor = _UNITS[unit.upper()]
+        if size_bytes and size_bytes % factor == 0:
+            return f"{size_bytes // factor}{unit}"
+    return str(size_bytes)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from `5`, `5s`, `500ms`, `10m`, `12h` or `7d`. Raises ValueError."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d|)", text.strip())
+    if not match:
+        raise ValueError("not a duration such as 500ms, 5s, 10m, 12h or 7d")
+    seconds = float(match[1]) * _DURATIONS[match[2]]
+    if seconds > _MAX_DURATION_SECONDS:
+        raise ValueError("longer than 36500d")
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """A short exact spelling that `parse_duration` takes back."""
+    for unit in ("d", "h"):
+        if seconds and seconds % _DURATIONS[unit] == 0:
+            return f"{seconds / _DURATIONS[unit]:.0f}{unit}"
+    return f"{Decimal(str(seconds)):f}".removesuffix(".0") + "s"
+
+
+def positive(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    def parsed(text: str) -> Any:
+        value = parse(text)
+        if value <= 0:
+            raise ValueError("must be greater than 0")
+        return value
+
+    return parsed
+
+
+def integer(minimum: int, maximum: int) -> Callable[[str], int]:
+    def parsed(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,12}", text) or not minimum <= int(text) <= maximum:
+            raise ValueError(f"not a whole number from {minimum} to {maximum}")
+        return int(text)
+
+    return parsed
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    def parsed(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"not one of {', '.join(words)}")
+        return text
+
+    return parsed
+
+
+def boolean(text: str) -> bool:
+    return one_of("true", "false")(text) == "true"
+
+
+def text_of(text: str) -> str:
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
+def list_of(parse: Callable[[str], str]) -> Callable[[str], tuple[str, ...]]:
+    def parsed(text: str) -> tuple[str, ...]:
+        return tuple(parse(part.strip()) for part in text.split(","))
+
+    return parsed
+
+
+def network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as error:
+        raise ValueError("not an address or network such as 127.0.0.1 or 10.0.0.0/8") from error
+
+
+def origin(text: str) -> str:
+    if text != "*" and not re.fullmatch(
+        r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?", text
+    ):
+        raise ValueError("not an origin such as https://app.example.com, nor *")
+    return text
+
+
+def header_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", text) or text.lower() in ("authorization", "host"):
+        raise ValueError("not the name of a header such as X-Remote-User")
+    return text
+
+
+def duration_within(minimum_seconds: float, maximum_seconds: float) -> Callable[[str], float]:
+    def parsed(text: str) -> float:
+        seconds = parse_duration(text)
+        if not minimum_seconds <= seconds <= maximum_seconds:
+            raise ValueError(f"not from {format_duration(minimum_seconds)} to {format_duration(maximum_seconds)}")
+        return seconds
+
+    return parsed
