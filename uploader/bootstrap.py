@@ -26,13 +26,7 @@ from uploader.embedded import end_with_parent, socket_path
 from uploader.errors import ConfigurationError
 from uploader.exposition import Exposition
 from uploader.http.admin import AdminHandlers
-from uploader.http.app import (
-    admin_operations,
-    create_application,
-    file_operations,
-    open_operations,
-    upload_operations,
-)
+from uploader.http.app import create_application
 from uploader.http.auth import Authenticator
 from uploader.http.body import Intake
 from uploader.http.claims import Verifier
@@ -41,6 +35,7 @@ from uploader.http.limits import LIMITS_STATE, ConnectionLimits, connection_limi
 from uploader.http.native import FileHandlers, UploadHandlers
 from uploader.http.operations import OperationsHandlers
 from uploader.http.origins import Origins
+from uploader.http.routes import admin_operations, file_operations, open_operations, upload_operations
 from uploader.jobs.cleanup import Cleaner
 from uploader.jobs.collector import Collector
 from uploader.jobs.expirer import Expirer
@@ -309,6 +304,10 @@ def warn_of_settings(settings: Settings) -> None:
     """Say at the start what a setting gives away."""
     if settings.instant == "trust":
         logger.warning("UPLOADER_INSTANT=trust: whoever knows the MD5 and size of a file can get it")
+    if settings.auth == "jwt" and (settings.jwt_jwks or "").startswith("http://"):
+        logger.warning("UPLOADER_JWT_JWKS: over plain http whoever is on the way can put in keys of their own")
+    if settings.auth == "jwt" and settings.jwt_jwks is not None and settings.jwt_audience is None:
+        logger.warning("UPLOADER_JWT_AUDIENCE is not set: tokens that its issuer made for others are taken, too")
 
 
 async def prepare_database(settings: Settings) -> None:

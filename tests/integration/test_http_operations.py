@@ -2,15 +2,21 @@
 
 import errno
 import re
+import signal
 
 import pytest
+from prometheus_client.metrics import MetricWrapperBase
+from sqlalchemy import text
 
 from tests.conftest import MakeStack
+from tests.integration.test_outages import gauges
 from tests.support.content import KIB, Content
 from tests.support.faults import failing_call, recorded_calls
 from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
+from tests.support.waiting import eventually
+from uploader import observability
 from uploader.service import health
 
 
@@ -59,6 +65,104 @@ async def test_whoever_asks_often_does_not_make_the_disk_busy(stack: Stack, monk
         for _ in range(3):
             assert (await stack.anonymous().get("/readyz")).status_code == 200
     assert len(calls) == 1
+
+
+async def test_a_redis_that_hangs_is_named(
+    make_stack: MakeStack, own_redis: PrivateRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "_PATIENCE_SECONDS", 0.2)
+    async with make_stack(redis_url=own_redis.url) as stack:
+        own_redis.send_signal(signal.SIGSTOP)
+        try:
+            ready = await stack.anonymous().get("/readyz")
+        finally:
+            own_redis.send_signal(signal.SIGCONT)
+        assert ready.status_code == 503
+        checks = ready.json()["checks"]
+        assert {name for name, check in checks.items() if not check["ok"]} == {"redis"}
+        assert "did not answer" in checks["redis"]["reason"]
+
+
+async def warnings_of(stack: Stack) -> dict[str, str]:
+    ready = await stack.anonymous().get("/readyz")
+    assert ready.status_code == 200, "a warning is no failure"
+    checks = ready.json()["checks"]
+    assert all(check["ok"] for check in checks.values())
+    return {name: check["reason"] for name, check in checks.items() if check["reason"]}
+
+
+async def test_settings_of_redis_that_could_lose_data_are_named(make_stack: MakeStack, own_redis: PrivateRedis) -> None:
+    async with make_stack(redis_url=own_redis.url) as stack:
+        assert await warnings_of(stack) == {}
+    for name, value in (("appendonly", "no"), ("appendfsync", "no"), ("maxmemory-policy", "allkeys-lru")):
+        own_redis.command("CONFIG", "SET", name, value)
+    async with make_stack(redis_url=own_redis.url) as stack:
+        assert await warnings_of(stack) == {
+            "redis": "appendonly is no, not yes; appendfsync is no, not everysec or always; "
+            "maxmemory-policy is allkeys-lru, not noeviction"
+        }
+
+
+async def test_a_redis_that_does_not_tell_its_settings_is_not_blamed(
+    make_stack: MakeStack, own_redis: PrivateRedis
+) -> None:
+    own_redis.command("CONFIG", "SET", "appendonly", "no")
+    own_redis.command("ACL", "SETUSER", "default", "-config")
+    async with make_stack(redis_url=own_redis.url) as stack:
+        assert await warnings_of(stack) == {}
+
+
+async def test_settings_of_the_database_that_could_lose_data_are_named(make_stack: MakeStack, mariadb_url: str) -> None:
+    async with make_stack(database_url=mariadb_url) as stack:
+        engine = stack.services.database.engine
+        try:
+            async with engine.connect() as connection:
+                await connection.execute(text("SET GLOBAL innodb_flush_log_at_trx_commit = 2"))
+            reason = (await warnings_of(stack))["database"]
+        finally:
+            async with engine.connect() as connection:
+                await connection.execute(text("SET GLOBAL innodb_flush_log_at_trx_commit = 1"))
+        assert "innodb_flush_log_at_trx_commit is 2, not 1" in reason
+
+
+async def test_what_waits_can_be_seen_in_the_gauges(make_stack: MakeStack, redis_url: str) -> None:
+    content = Content(300 * KIB)
+    async with make_stack() as stack:
+        await stack.open(content)
+        for number in range(3):
+            await stack.put(content, number)
+        values = await gauges(stack.anonymous())
+        assert values["uploader_open_uploads"] == 1
+        assert values["uploader_pending_bytes"] == 3 * 64 * KIB
+        assert values['uploader_queue_tasks{queue="flush"}'] == 1
+        assert values['uploader_queue_tasks{queue="merge"}'] == 0
+        assert values['uploader_queue_lag_seconds{queue="flush"}'] == 0
+    async with make_stack(jobs=True, quiet_interval_seconds=0.05) as stack:
+        await stack.put(content, 3)
+
+        async def flushed() -> bool:
+            values = await gauges(stack.anonymous())
+            return values["uploader_pending_bytes"] == 0 and values["uploader_flush_lag_seconds_count"] >= 1
+
+        await eventually(flushed)
+        values = await gauges(stack.anonymous())
+        assert values["uploader_flush_batch_uploads_count"] >= 1
+        assert values["uploader_received_bytes_total"] == 4 * 64 * KIB, "counted on after the restart"
+
+
+async def test_every_documented_metric_is_exposed_and_none_names_a_user(stack: Stack) -> None:
+    await stack.upload(Content(100 * KIB))
+    exposed = (await stack.anonymous().get("/metrics")).text
+    for metric in vars(observability).values():
+        if isinstance(metric, MetricWrapperBase):
+            for family in metric.describe():
+                suffix = "_total" if family.type == "counter" else ""
+                assert f"# TYPE {family.name}{suffix} {family.type}\n" in exposed
+    assert "alice" not in exposed
+    labels = {label for line in exposed.splitlines() for label in re.findall(r'[{,](\w+)="', line)}
+    assert labels <= {"outcome", "le", "queue", "method", "route", "status", "implementation", "major", "minor"} | {
+        *("patchlevel", "version", "generation")
+    }
 
 
 async def test_metrics_are_in_the_format_of_prometheus(stack: Stack) -> None:
@@ -116,6 +220,7 @@ async def test_the_openapi_document_describes_every_path_of_the_contract(stack: 
         "PATCH /me/files/{id}",
         "DELETE /me/files/{id}",
         "GET /me/files/{id}/content",
+        "POST /me/files/{id}/link",
         "GET /me/usage",
         "GET /admin/usage",
         "PUT /admin/users/{user_id}",

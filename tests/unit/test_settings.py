@@ -105,6 +105,15 @@ def test_a_formatted_duration_is_parsed_back_exactly(seconds: float) -> None:
         ("MERGE_WAIT", "0", "merge_wait_seconds", 0.0),
         ("QUIET_INTERVAL", "250ms", "quiet_interval_seconds", 0.25),
         ("MIN_BODY_RATE", "4KiB/s", "min_body_rate_bytes", 4096),
+        ("JWT_ALGORITHMS", "ES256, EdDSA", "jwt_algorithms", ("ES256", "EdDSA")),
+        ("JWT_LEEWAY", "0", "jwt_leeway_seconds", 0.0),
+        (
+            "CORS_ORIGINS",
+            "https://a.example,http://[::1]:5173",
+            "cors_origins",
+            ("https://a.example", "http://[::1]:5173"),
+        ),
+        ("LINK_LIFETIME", "24h", "link_lifetime_seconds", 86400.0),
     ],
 )
 def test_a_variable_sets_its_field(name: str, text: str, field: str, value: object) -> None:
@@ -132,6 +141,21 @@ def test_a_variable_sets_its_field(name: str, text: str, field: str, value: obje
         ("MAX_FILE_SIZE", "9" * 400 + ".5"),
         ("METRICS", "closed"),
         ("LOG_LEVEL", "INFO"),
+        ("JWT_ALGORITHMS", "none"),
+        ("JWT_ALGORITHMS", "HS256,"),
+        ("JWT_ALGORITHMS", "hs256"),
+        ("JWT_LEEWAY", "31s"),
+        ("LINK_LIFETIME", "25h"),
+        ("LINK_LIFETIME", "0"),
+        ("TRUSTED_HEADER", "X Remote"),
+        ("TRUSTED_HEADER", "Authorization"),
+        ("TRUSTED_PROXIES", "10.0.0.1/8"),
+        ("TRUSTED_PROXIES", "proxy.example"),
+        ("TRUSTED_PROXIES", "10.0.0.1,"),
+        ("CORS_ORIGINS", "app.example"),
+        ("CORS_ORIGINS", "https://app.example/"),
+        ("CORS_ORIGINS", "https://*.example"),
+        ("CORS_ORIGINS", "null"),
         ("LOG_FORMAT", "xml"),
     ],
 )
@@ -217,6 +241,12 @@ def test_a_password_in_a_url_is_masked_and_the_rest_is_shown(url: str, shown: st
     assert Settings(redis_url=url).shown()["UPLOADER_REDIS_URL"] == shown
 
 
+@pytest.mark.parametrize("field", ["jwt_secret", "jwt_public_key", "link_secret"])
+def test_a_secret_that_is_no_url_is_masked_whole(field: str) -> None:
+    settings = Settings(**{field: "x" * 40})  # type: ignore[arg-type]
+    assert settings.shown()[f"UPLOADER_{field.upper()}"] == "***"
+
+
 def test_a_bad_secret_is_not_repeated_in_the_complaint() -> None:
     (line,) = problems_of({"UPLOADER_DATABASE_URL": "postgresql://user:hidden@host/name"})
     assert line.startswith("UPLOADER_DATABASE_URL: ")
@@ -268,6 +298,18 @@ def test_an_unset_setting_is_shown_as_unset() -> None:
         ({"max_chunk_size_bytes": (1 << 30) + 1}, ["UPLOADER_MAX_CHUNK_SIZE"]),
         ({"database_url": "mysql://host/name"}, ["UPLOADER_DATABASE_URL"]),
         ({"redis_url": "http://host"}, ["UPLOADER_REDIS_URL"]),
+        ({"auth": "jwt"}, ["UPLOADER_AUTH"]),
+        ({"auth": "jwt", "jwt_secret": "x" * 32, "jwt_jwks": "file"}, ["UPLOADER_AUTH"]),
+        ({"jwt_secret": "x" * 31}, ["UPLOADER_JWT_SECRET"]),
+        ({"link_secret": "x" * 31}, ["UPLOADER_LINK_SECRET"]),
+        ({"trusted_header": "X-User"}, ["UPLOADER_TRUSTED_HEADER"]),
+        ({"trusted_proxies": ("::1",)}, ["UPLOADER_TRUSTED_HEADER"]),
+        ({"trusted_header": "X-User", "trusted_proxies": ("::1",), "auth": "none"}, ["UPLOADER_TRUSTED_HEADER"]),
+        ({"auth": "none", "cors_origins": ("*",)}, ["UPLOADER_CORS_ORIGINS"]),
+        (
+            {"trusted_header": "X-User", "trusted_proxies": ("::1",), "cors_origins": ("*", "http://a")},
+            ["UPLOADER_CORS_ORIGINS"],
+        ),
         ({"redis_url": "cache", "quiet_interval_seconds": 61.0}, ["UPLOADER_QUIET_INTERVAL", "UPLOADER_REDIS_URL"]),
     ],
 )

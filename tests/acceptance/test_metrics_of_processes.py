@@ -1,0 +1,86 @@
+"""`/metrics` of several server processes and a worker: each answers for all, and no counter falls when one is killed."""
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.content import KIB, Content
+from tests.support.process import Process, Server, ended, processes_in, wait_for
+
+CONTENT = Content(20 * 64 * KIB)
+
+
+def metrics_of(url: str) -> dict[str, float]:
+    """Every sample, from a connection of its own: it is luck which process takes it."""
+    text = httpx2.get(f"{url}/metrics").text
+    families = text_string_to_metric_families(text)
+    return {f"{sample.name}{sample.labels or ''}": sample.value for family in families for sample in family.samples}
+
+
+def children_of(pid: int) -> list[int]:
+    """The server processes, without the Valkey that the parent runs as well."""
+    children = (Path("/proc") / str(pid) / "task" / str(pid) / "children").read_text().split()
+    return [int(child) for child in children if "spawn_main" in _command_line(child)]
+
+
+def _command_line(pid: str) -> str:
+    with contextlib.suppress(OSError):
+        return (Path("/proc") / pid / "cmdline").read_text()
+    return ""
+
+
+def test_whichever_process_is_asked_answers_for_all(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    settings = {"DATA": str(data), "QUIET_INTERVAL": "200ms"}
+    server = Server(tmp_path / "log", settings, "--workers", "2", "--no-jobs")
+    with ended(server):
+        worker = Process(tmp_path / "worker.log", settings, "work")
+        with ended(worker):
+            headers = {"Authorization": f"Bearer {(data / 'owner.token').read_text().strip()}"}
+            path = f"{server.url}/files/{CONTENT.md5}"
+            body = {"name": CONTENT.name, "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
+            assert httpx2.post(path, json=body, headers=headers).status_code == 201
+            for number in range(CONTENT.chunk_count - 1):
+                response = httpx2.put(f"{path}/chunks/{number}", content=CONTENT.chunk(number), headers=headers)
+                assert response.status_code == 200
+            sent = (CONTENT.chunk_count - 1) * CONTENT.chunk_size
+
+            def all_counted() -> bool:
+                metrics = metrics_of(server.url)
+                flushed = metrics.get("uploader_flushed_uploads_total", 0)
+                return metrics["uploader_received_bytes_total"] == sent and flushed >= 1
+
+            wait_for(all_counted)
+            before = first = metrics_of(server.url)
+            for _ in range(10):
+                metrics = metrics_of(server.url)
+                assert metrics["uploader_received_bytes_total"] == sent
+                assert metrics["uploader_chunks_total{'outcome': 'recorded'}"] == CONTENT.chunk_count - 1
+                assert metrics["uploader_chunk_duration_seconds_count"] == CONTENT.chunk_count - 1
+                assert metrics["uploader_open_uploads"] == 1
+                assert metrics["uploader_free_disk_bytes"] > 0
+                assert all(metrics[name] >= value for name, value in before.items() if name.endswith("_total"))
+                before = metrics
+            assert not any(name.startswith("process_") for name in first)
+            killed = children_of(server.process.pid)
+            assert len(killed) == 2
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: not set(killed) & set(children_of(server.process.pid)), seconds=20)
+            wait_for(lambda: _answers(server.url), seconds=20)
+            after = metrics_of(server.url)
+            fallen = {name for name, value in before.items() if name.endswith("_total") and after.get(name, 0) < value}
+            assert fallen == set()
+            assert worker.stop() == 0
+        assert server.stop() == 0
+    assert processes_in(data / "redis") == []
+
+
+def _answers(url: str) -> bool:
+    with contextlib.suppress(httpx2.HTTPError):
+        return httpx2.get(f"{url}/livez").status_code == 200
+    return False

@@ -1,0 +1,83 @@
+"""Secrets stay where they are: in no log line, no answer, no metric and no list of processes."""
+
+import json
+import time
+from pathlib import Path
+
+import httpx2
+
+from tests.support.content import KIB, Content
+from tests.support.jwts import Signer
+from tests.support.process import Server, ended, run_cli
+
+JWT_SECRET = "jwt-secret-of-the-installation-0123456789"
+LINK_SECRET = "link-secret-of-the-installation-012345678"
+DATABASE_PASSWORD = "password-of-the-database"
+CONTENT = Content(100 * KIB)
+
+
+def command_lines() -> str:
+    """What anybody on the machine sees of all processes."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            found.append((process / "cmdline").read_text(errors="replace"))
+        except OSError:
+            continue
+    return "\n".join(found)
+
+
+def test_no_secret_is_told_to_anybody(tmp_path: Path) -> None:
+    settings = {"DATA": str(tmp_path / "data"), "AUTH": "jwt", "JWT_SECRET": JWT_SECRET, "LINK_SECRET": LINK_SECRET}
+    signer = Signer("HS256", JWT_SECRET.encode())
+    good = signer.token({"sub": "alice", "exp": int(time.time()) + 600, "scope": "admin"})
+    expired = signer.token({"sub": "alice", "exp": 1})
+    forged = Signer("HS256", b"a secret that nobody knows of, and more").token({"sub": "alice", "exp": 1})
+    server = Server(tmp_path / "log", settings | {"LOG_LEVEL": "debug", "LOG_FORMAT": "json"})
+    with ended(server):
+        answers = []
+        with httpx2.Client(base_url=server.url, headers={"Authorization": f"Bearer {good}"}) as client:
+            path = f"/files/{CONTENT.md5}"
+            body = {"name": CONTENT.name, "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
+            answers.append(client.post(path, json=body))
+            for number in range(CONTENT.chunk_count):
+                answers.append(client.put(f"{path}/chunks/{number}", content=CONTENT.chunk(number)))
+            file_path = f"/me/files/{answers[-1].json()['file']['id']}"
+            link = client.post(f"{file_path}/link").json()["url"]
+            signature = link.rpartition("=")[2]
+            answers.append(client.get("/admin/usage"))
+        for token in (expired, forged, good[:-1], JWT_SECRET, LINK_SECRET):
+            answers.append(httpx2.get(f"{server.url}/me/usage", headers={"Authorization": f"Bearer {token}"}))
+            assert answers[-1].status_code == 401
+        answers += [httpx2.get(server.url + link), httpx2.get(f"{server.url}{link}0")]
+        assert [answer.status_code for answer in answers[-2:]] == [200, 401]
+        answers += [httpx2.get(server.url + open_to_all) for open_to_all in ("/metrics", "/config", "/readyz", "/docs")]
+        processes = command_lines()
+        assert "uploader" in processes
+        assert server.stop() == 0
+    told = "\n".join(answer.text + repr(answer.headers) for answer in answers)
+    log = server.output()
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    assert sum(line["event"] == "request" for line in lines) >= len(answers)
+    assert {line.get("user_id") for line in lines if line["event"] == "request"} == {None, "alice"}
+    for secret in (JWT_SECRET, LINK_SECRET, good, expired, forged, signature):
+        for name, place in (("log", log), ("answers", told), ("processes", processes)):
+            assert secret not in place, f"{secret} is in the {name}"
+    for place in (log, told):
+        assert good.split(".")[2] not in place
+
+
+def test_the_settings_are_shown_without_secrets(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(JWT_SECRET)
+    settings = {
+        "DATA": str(tmp_path / "data"),
+        "AUTH": "jwt",
+        "JWT_SECRET_FILE": str(tmp_path / "secret"),
+        "LINK_SECRET": LINK_SECRET,
+        "DATABASE_URL": f"mysql+asyncmy://uploader:{DATABASE_PASSWORD}@127.0.0.1:1/uploader",
+    }
+    shown, failed = run_cli(settings, "config"), run_cli(settings, "serve")
+    assert (shown.returncode, failed.returncode) == (0, 1), "there is no such database"
+    assert "UPLOADER_JWT_SECRET=***" in shown.stdout
+    for secret in (JWT_SECRET, LINK_SECRET, DATABASE_PASSWORD):
+        assert secret not in shown.stdout + shown.stderr + failed.stdout + failed.stderr
