@@ -82,17 +82,15 @@ async def test_a_user_is_made_at_first_sight_with_the_quota_that_is_claimed(
         assert spaces == [5000, 5000, 777]
 
 
-@pytest.mark.parametrize(
-    ("scope", "admin"),
-    [("admin", True), ("files admin x", True), ("administrator", False), ("Admin", False), ("", False), (None, False)],
-)
-async def test_the_scope_admin_makes_an_administrator(
-    make_stack: MakeStack, clock: ManualClock, scope: str | None, admin: bool
-) -> None:
+async def test_the_scope_admin_makes_an_administrator(make_stack: MakeStack, clock: ManualClock) -> None:
     signer = hmac_signer()
     async with make_stack(clock=clock, **settings_for(signer)) as stack:
-        response = await ask(stack, signer.token(claims_at(clock, scope=scope)), "/admin/usage")
-        assert response.status_code == (200 if admin else 403)
+        for scope in ("admin", "files admin x"):
+            response = await ask(stack, signer.token(claims_at(clock, scope=scope)), "/admin/usage")
+            assert response.status_code == 200, scope
+        for other in ("administrator", "Admin", "admin,files", "-admin", "", None):
+            token = signer.token(claims_at(clock, scope=other))
+            problem(await ask(stack, token, "/admin/usage"), 403, "forbidden")
 
 
 async def test_what_a_token_may_hold_besides_does_no_harm(make_stack: MakeStack, clock: ManualClock) -> None:

@@ -58,13 +58,12 @@ async def test_an_empty_body_asks_for_the_longest_link_and_the_answer_says_until
             assert seconds - 1 <= left.total_seconds() <= seconds
 
 
-@pytest.mark.parametrize(
-    "body",
-    ['{"expires_in": 0}', '{"expires_in": -1}', '{"expires_in": 86401}', '{"expires_in": "60"}', '{"x": 1}', "["],
-)
-async def test_a_link_is_asked_for_strictly(stack: Stack, body: str) -> None:
+async def test_a_link_is_asked_for_strictly(stack: Stack) -> None:
     path = f"/me/files/{(await a_file(stack))['id']}/link"
-    problem(await stack.client.post(path, content=body), 422, "invalid-request")
+    for body in ("0", "-1", "86401", '"60"', "1.5", "true", "null"):
+        problem(await stack.client.post(path, content=f'{{"expires_in": {body}}}'), 422, "invalid-request")
+    for body in ('{"x": 1}', '{"expires_in": 1, "expires_in": 1}', "["):
+        problem(await stack.client.post(path, content=body), 422, "invalid-request")
 
 
 async def test_a_link_ends_when_it_says(make_stack: MakeStack, clock: ManualClock) -> None:
