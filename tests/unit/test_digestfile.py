@@ -1,0 +1,54 @@
+"""The record of a digest file: read as it was written, or not at all."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uploader.storage.digestfile import RECORD_LENGTH, Finished, Frontier, Lost, Record, pack, parse
+from uploader.storage.hashes import STATE_BYTES
+
+LONGEST = Frontier(generation=2**31, boot_id="f" * 36, position=2**63 - 1, state=b"\xff" * STATE_BYTES)
+FINISHED = Finished(generation=1, md5="a" * 32, sha256="b" * 64)
+
+records = st.one_of(
+    st.builds(
+        Frontier,
+        generation=st.integers(0, 2**31),
+        boot_id=st.uuids().map(str),
+        position=st.integers(0, 2**63 - 1),
+        state=st.one_of(st.just(b""), st.binary(min_size=STATE_BYTES, max_size=STATE_BYTES)),
+    ),
+    st.just(FINISHED),
+    st.just(Lost()),
+)
+
+
+@given(records)
+def test_every_record_has_one_length_and_is_read_as_it_was_written(record: Record) -> None:
+    assert len(pack(record)) == RECORD_LENGTH
+    assert parse(pack(record)) == record
+
+
+@pytest.mark.parametrize("record", [LONGEST, FINISHED, Lost()])
+def test_any_flipped_bit_makes_it_none(record: Record) -> None:
+    packed = pack(record)
+    generator = random.Random(0)
+    for position in range(len(packed.rstrip())):
+        flipped = bytearray(packed)
+        flipped[position] ^= 1 << generator.randrange(8)
+        assert parse(bytes(flipped)) != record
+        assert parse(bytes(flipped)) is None
+
+
+@given(cut=st.integers(0, RECORD_LENGTH - 1))
+def test_a_record_that_was_overwritten_in_part_is_none(cut: int) -> None:
+    before, after = pack(LONGEST), pack(FINISHED)
+    assert parse(after[:cut] + before[cut:]) in (None, LONGEST, FINISHED)
+    assert parse(after[:cut]) in (None, FINISHED)
+
+
+@pytest.mark.parametrize("saved", [b"", b" ", b"\0" * RECORD_LENGTH, b"{}", b"00000000 ", b"lost"])
+def test_what_is_no_record_is_none(saved: bytes) -> None:
+    assert parse(saved) is None

@@ -1,0 +1,154 @@
+"""Both hashes of a growing prefix: equal to hashlib's for every way of cutting the content, and of carrying the state on."""
+
+import ctypes
+import hashlib
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uploader.storage import hashes
+from uploader.storage.base import Digests
+from uploader.storage.hashes import STATE_BYTES, PrefixHashes, states_are_portable
+
+CONTENT = random.Random(0).randbytes(3 << 20)
+
+
+def expected(content: bytes) -> Digests:
+    return Digests(hashlib.md5(content).hexdigest(), hashlib.sha256(content).hexdigest())
+
+
+@pytest.fixture
+def without_states(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Python that does not let one at OpenSSL's states."""
+    monkeypatch.setattr(hashes._hashlib, "__file__", "/nowhere/_hashlib.so", raising=False)
+    hashes._library.cache_clear()
+    yield
+    hashes._library.cache_clear()
+
+
+def carried_on(hashed: PrefixHashes) -> PrefixHashes:
+    restored = PrefixHashes.restore(hashed.position, hashed.state())
+    assert restored is not None
+    return restored
+
+
+def test_this_python_lets_one_at_the_states() -> None:
+    assert states_are_portable()
+    assert len(PrefixHashes().state()) == STATE_BYTES
+
+
+@given(cuts=st.lists(st.tuples(st.integers(0, 1000), st.booleans()), max_size=12), writable=st.booleans())
+def test_any_cuts_and_any_changes_of_hands_give_what_hashlib_gives(
+    cuts: list[tuple[int, bool]], writable: bool
+) -> None:
+    content = memoryview(bytearray(CONTENT[:6000]) if writable else CONTENT[:6000])
+    hashed, start = PrefixHashes(), 0
+    for length, changes_hands in cuts:
+        piece = content[start : start + length]
+        hashed.update(piece)
+        start += len(piece)
+        if changes_hands:
+            hashed = carried_on(hashed)
+        assert hashed.position == start
+        assert hashed.digests() == expected(CONTENT[:start]), "asking for the digests ends nothing"
+    hashed.update(content[start:])
+    assert hashed.digests() == expected(CONTENT[:6000])
+
+
+def test_more_than_a_piece_at_once_gives_what_hashlib_gives() -> None:
+    hashed = PrefixHashes()
+    hashed.update(memoryview(bytearray(CONTENT)))
+    hashed = carried_on(hashed)
+    hashed.update(memoryview(CONTENT))
+    assert hashed.digests() == expected(CONTENT + CONTENT)
+
+
+def test_a_state_goes_on_in_another_process() -> None:
+    hashed = PrefixHashes()
+    hashed.update(memoryview(CONTENT)[:1001])
+    program = (
+        "import sys; from uploader.storage.hashes import PrefixHashes;"
+        "hashed = PrefixHashes.restore(1001, bytes.fromhex(sys.argv[1]));"
+        "hashed.update(memoryview(b'the rest')); digests = hashed.digests(); print(digests.md5, digests.sha256)"
+    )
+    command = [sys.executable, "-c", program, hashed.state().hex()]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert Digests(*printed) == expected(CONTENT[:1001] + b"the rest")
+
+
+def test_two_that_go_on_from_one_state_do_not_touch_each_other() -> None:
+    hashed = PrefixHashes()
+    hashed.update(memoryview(CONTENT)[:100])
+    first, second = carried_on(hashed), carried_on(hashed)
+    first.update(memoryview(CONTENT)[100:200])
+    second.update(memoryview(b"else"))
+    assert first.digests() == expected(CONTENT[:200])
+    assert second.digests() == expected(CONTENT[:100] + b"else")
+    assert hashed.digests() == expected(CONTENT[:100])
+
+
+@pytest.mark.parametrize("state", [b"", b"short", bytes(STATE_BYTES + 1)])
+def test_what_is_no_state_is_not_gone_on_from(state: bytes) -> None:
+    assert PrefixHashes.restore(1, state) is None
+
+
+@pytest.mark.usefixtures("without_states")
+def test_without_the_states_hashlib_computes_and_nothing_is_carried_on() -> None:
+    assert not states_are_portable()
+    hashed = PrefixHashes()
+    hashed.update(memoryview(CONTENT))
+    assert hashed.digests() == expected(CONTENT)
+    assert hashed.state() == b""
+    assert PrefixHashes.restore(0, bytes(STATE_BYTES)) is None
+
+
+class Impostor:
+    """OpenSSL, but for the functions that are given."""
+
+    def __init__(self, **functions: object) -> None:
+        self._real = ctypes.CDLL(hashes._hashlib.__file__)
+        self._functions = functions
+
+    def __getattr__(self, name: str) -> object:
+        return self._functions.get(name) or getattr(self._real, name)
+
+    __getitem__ = __getattr__
+
+
+def _init_of_another_layout(context: ctypes.Array[ctypes.c_char]) -> int:
+    ctypes.CDLL(hashes._hashlib.__file__).SHA256_Init(context)
+    context[36:40] = b"\x08\0\0\0"
+    return 1
+
+
+@pytest.mark.parametrize(
+    "functions",
+    [
+        {"OpenSSL_version_num": lambda: 0x1_01_01_17_0},
+        {"MD5_Init": lambda *_: 0},
+        {"MD5_Update": lambda *_: 1},
+        {"SHA256_Final": lambda *_: 1},
+        {"SHA256_Init": _init_of_another_layout},
+    ],
+    ids=lambda functions: next(iter(functions)),
+)
+def test_a_library_that_does_something_else_is_not_believed(
+    functions: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impostor = Impostor(**functions)
+    monkeypatch.setattr(hashes, "ctypes", SimpleNamespace(**vars(ctypes) | {"CDLL": lambda _: impostor}))
+    hashes._library.cache_clear()
+    try:
+        assert not states_are_portable()
+        hashed = PrefixHashes()
+        hashed.update(memoryview(CONTENT))
+        assert hashed.digests() == expected(CONTENT)
+    finally:
+        monkeypatch.undo()
+        hashes._library.cache_clear()

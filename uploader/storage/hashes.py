@@ -1,0 +1,145 @@
+"""MD5 and SHA-256 of a prefix that grows, with a state that another process, or a later one, can go on from.
+
+hashlib keeps its state to itself. OpenSSL's low-level functions, in the very library that hashlib is linked to, keep it in
+a structure of the caller's, of a layout that has never changed; so they are called through ctypes, which lets go of the GIL
+(docs/decisions/0007). Where they are not there, or do not pass the test below, hashlib computes and nothing is carried on.
+"""
+
+import _hashlib
+import ctypes
+import hashlib
+import struct
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+from uploader.storage.base import Digests
+
+# Small enough that the second hash finds in the processor's cache what the first has read.
+_PIECE_BYTES = 256 << 10
+# Before it, some distributions end a process that calls these functions in FIPS mode.
+_OLDEST_OPENSSL = 0x3_00_00_00_0
+
+
+class _Hash(Protocol):
+    def update(self, piece: memoryview, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Algorithm:
+    """One hash of OpenSSL, with the facts of its context (md5.h, sha.h): two counters of bits, and how many bytes wait."""
+
+    name: str
+    context_bytes: int
+    digest_bytes: int
+    bits_offset: int
+    waiting_offset: int
+
+
+_MD5 = _Algorithm("MD5", context_bytes=92, digest_bytes=16, bits_offset=16, waiting_offset=88)
+_SHA256 = _Algorithm("SHA256", context_bytes=112, digest_bytes=32, bits_offset=32, waiting_offset=104)
+STATE_BYTES = _MD5.context_bytes + _SHA256.context_bytes
+
+
+class _OpenSslHash:
+    """A hash whose whole state is `context`."""
+
+    def __init__(self, library: ctypes.CDLL, algorithm: _Algorithm, state: bytes | None = None) -> None:
+        self._library = library
+        self._algorithm = algorithm
+        self.context = ctypes.create_string_buffer(algorithm.context_bytes)
+        if state is None:
+            self._call("Init", self.context)
+        else:
+            self.context.raw = state
+
+    def update(self, piece: memoryview) -> None:
+        # Memory that can't be written to can't be lent to ctypes.
+        lent = bytes(piece) if piece.readonly else ctypes.byref(ctypes.c_char.from_buffer(piece))
+        self._call("Update", self.context, lent, ctypes.c_size_t(len(piece)))
+
+    def hexdigest(self) -> str:
+        digest = ctypes.create_string_buffer(self._algorithm.digest_bytes)
+        context = ctypes.create_string_buffer(self.context.raw, self._algorithm.context_bytes)
+        self._call("Final", digest, context)
+        return digest.raw.hex()
+
+    def _call(self, verb: str, *arguments: object) -> None:
+        if not self._library[f"{self._algorithm.name}_{verb}"](*arguments):
+            raise RuntimeError(f"OpenSSL refused {self._algorithm.name}_{verb}")
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    """The OpenSSL that hashlib is linked to, if its states can be had and are what they are elsewhere."""
+    try:
+        library = ctypes.CDLL(getattr(_hashlib, "__file__", None))
+        version: int = library.OpenSSL_version_num()
+        if version >= _OLDEST_OPENSSL and all(_is_as_documented(library, each) for each in (_MD5, _SHA256)):
+            return library
+    except (OSError, AttributeError, RuntimeError):
+        pass
+    return None
+
+
+def _is_as_documented(library: ctypes.CDLL, algorithm: _Algorithm) -> bool:
+    """Hash something in two halves, the second from the state of the first."""
+    content, first_bytes, block_bytes = bytes(range(256)), 131, 64
+    first = _OpenSslHash(library, algorithm)
+    first.update(memoryview(content)[:first_bytes])
+    state = first.context.raw
+    bits, more_bits = struct.unpack_from("=II", state, algorithm.bits_offset)
+    (waiting,) = struct.unpack_from("=I", state, algorithm.waiting_offset)
+    second = _OpenSslHash(library, algorithm, state)
+    second.update(memoryview(content)[first_bytes:])
+    counted = (bits, more_bits, waiting) == (first_bytes * 8, 0, first_bytes % block_bytes)
+    known = hashlib.new(algorithm.name.lower(), content, usedforsecurity=False).hexdigest()
+    return counted and second.hexdigest() == known
+
+
+def states_are_portable() -> bool:
+    """Whether a state can be carried to another process."""
+    return _library() is not None
+
+
+class PrefixHashes:
+    """Both hashes of the first `position` bytes."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self._md5: _Hash
+        self._sha256: _Hash
+        library = _library()
+        if library is None:
+            self._md5, self._sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
+        else:
+            self._md5, self._sha256 = _OpenSslHash(library, _MD5), _OpenSslHash(library, _SHA256)
+
+    @classmethod
+    def restore(cls, position: int, state: bytes) -> "PrefixHashes | None":
+        """What was saved, or None where that can't be gone on from."""
+        library = _library()
+        if library is None or len(state) != STATE_BYTES:
+            return None
+        restored = cls()
+        restored.position = position
+        restored._md5 = _OpenSslHash(library, _MD5, state[: _MD5.context_bytes])
+        restored._sha256 = _OpenSslHash(library, _SHA256, state[_MD5.context_bytes :])
+        return restored
+
+    def state(self) -> bytes:
+        """For `restore`; empty where it can't be had."""
+        hashes = (self._md5, self._sha256)
+        return b"".join(each.context.raw for each in hashes if isinstance(each, _OpenSslHash))
+
+    def update(self, content: memoryview) -> None:
+        for start in range(0, len(content), _PIECE_BYTES):
+            piece = content[start : start + _PIECE_BYTES]
+            self._md5.update(piece)
+            self._sha256.update(piece)
+        self.position += len(content)
+
+    def digests(self) -> Digests:
+        """Of the prefix as it is; it may grow on."""
+        return Digests(md5=self._md5.hexdigest(), sha256=self._sha256.hexdigest())
