@@ -138,6 +138,7 @@ class Services:
 
     async def close(self) -> None:
         await self.merging.close()
+        await self.storage.drain()
         self.storage.close()
         await self.redis.aclose()
         await self.database.close()

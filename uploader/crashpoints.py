@@ -28,6 +28,7 @@ NAMES = (
     "chunk.after_map_record",
     "chunk.after_map_sync",
     "chunk.after_record",
+    "frontier.after_save",
     "flush.after_claim",
     "flush.after_commit",
     "flush.after_ack",

@@ -369,7 +369,7 @@ async def test_a_disk_that_is_full_in_a_write_is_told_and_nothing_counts(stack: 
     await stack.open(CONTENT)
     await stack.put(CONTENT, 0)
     for error_number in (errno.ENOSPC, errno.EDQUOT):
-        with failing_call("pwrite", error_number):
+        with failing_call("pwrite", error_number, only=lambda path: path.name == "data"):
             response = await stack.put(CONTENT, 1)
         assert problem(response, 507, "storage-full")["retryable"] is True
     assert (await stack.client.get(URL)).json()["upload"]["missing"] == [[1, 3]]
@@ -380,7 +380,7 @@ async def test_a_disk_that_is_full_at_the_merge_is_told_and_the_merge_can_be_rep
     await stack.open(CONTENT)
     for number in range(3):
         await stack.put(CONTENT, number)
-    with failing_call("pwrite", errno.ENOSPC, at=3) as fault:  # the data, the map, the digests
+    with failing_call("fsync", errno.ENOSPC, only=lambda path: path.name == "digest") as fault:
         response = await stack.put(CONTENT, 3)
     assert fault.hits == 1
     problem(response, 507, "storage-full")

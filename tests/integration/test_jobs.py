@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from sqlalchemy import text, update
 
 from tests.conftest import MakeStack
+from tests.support.bodies import InPieces
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.faults import failing_call
@@ -492,7 +493,7 @@ async def test_asking_after_a_loss_of_redis_brings_what_is_pending_back(make_sta
     async with make_stack(jobs=True, **QUICK) as stack:
         upload = await open_with_chunks(stack)
         await stack.services.redis.flushall()
-        held = await stack.services.storage.hold_chunk(upload, 0, _Whole(CONTENT.chunk(0)))
+        held = await stack.services.storage.hold_chunk(upload, 0, InPieces(CONTENT.chunk(0)))
         held.release()  # a chunk on disk that Redis was never told of
         assert (await stack.client.get(f"/files/{CONTENT.md5}")).json()["upload"]["received_bytes"] == CHUNK
 
@@ -500,17 +501,6 @@ async def test_asking_after_a_loss_of_redis_brings_what_is_pending_back(make_sta
             return await account_of(stack) == Account(unfinished=CHUNK, reserved=CONTENT.size)
 
         await eventually(accounted)
-
-
-class _Whole:
-    """A chunk as the storage takes it."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-        self.length = len(content)
-
-    def pieces(self) -> Iterator[memoryview]:
-        yield memoryview(self._content)
 
 
 async def test_the_database_is_killed_and_started_in_the_middle_of_an_upload(

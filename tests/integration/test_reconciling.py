@@ -14,6 +14,7 @@ from sqlalchemy import delete, text, update
 from sqlalchemy.sql.dml import UpdateBase
 
 from tests.conftest import MakeStack
+from tests.support.bodies import InPieces
 from tests.support.content import KIB, Content
 from tests.support.invariants import Account, Shape, check_pending, checked_accounts
 from tests.support.layout import blob_path
@@ -203,7 +204,7 @@ async def test_a_chunk_between_disk_and_redis_is_motion_and_no_drift(
 ) -> None:
     monkeypatch.setattr(reconciling, "_LOOKS", 1)  # the lock alone has to do
     services = scene.stack.services
-    held = await services.storage.hold_chunk(scene.open, 5, _Body(OPEN.chunk(5)))
+    held = await services.storage.hold_chunk(scene.open, 5, InPieces(OPEN.chunk(5)))
     looking = asyncio.create_task(scene.reconcile())
     await asyncio.sleep(0.1)
     assert not looking.done(), "it waits for the writer"
@@ -295,7 +296,7 @@ async def _bit_without_chunk(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
 
 async def _chunk_without_bit(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
     """A server that died between the map and Redis."""
-    held = await scene.stack.services.storage.hold_chunk(scene.open, 4, _Body(OPEN.chunk(4)))
+    held = await scene.stack.services.storage.hold_chunk(scene.open, 4, InPieces(OPEN.chunk(4)))
     held.release()
     return [(Kind.CHUNKS, scene.open.id, STORED + CHUNK, STORED)]
 
@@ -365,20 +366,6 @@ PLANTS: list[Plant] = [
     *(_bit_without_chunk, _chunk_without_bit, _redis_lost, _task_missing, _merge_task_missing),
     *(_bucket_not_indexed, _index_without_bucket, _stray, _task_of_closed),
 ]
-
-
-class _Body:
-    """A chunk for the storage alone."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    @property
-    def length(self) -> int:
-        return len(self._content)
-
-    def pieces(self) -> Any:
-        yield memoryview(self._content)
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__.strip("_"))

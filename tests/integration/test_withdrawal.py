@@ -1,4 +1,5 @@
-"""Stored chunks that went bad are withdrawn at the merge, missing again, and healed by sending them again."""
+"""Stored chunks that went bad before they were hashed are withdrawn at the merge, missing again, and healed by sending
+them again."""
 
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from uploader.database import queries, transactions
 from uploader.domain.upload import Upload
 
 CONTENT = Content(300 * KIB)
-LAST = CONTENT.chunk_count - 1
+# Sent last, so that nothing is hashed before: what comes in order is hashed from memory.
+LAST = 0
+SENT = range(1, CONTENT.chunk_count)
 
 
 async def _upload(stack: Stack) -> Upload:
@@ -25,7 +28,7 @@ async def _upload(stack: Stack) -> Upload:
 async def _sent_but_the_last(stack: Stack) -> Path:
     """All chunks but the last are acknowledged and accounted for; the file they lie in."""
     await stack.open(CONTENT)
-    for number in range(LAST):
+    for number in SENT:
         assert (await stack.put(CONTENT, number)).status_code == 200
     await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0])
     return stack.data / (await _upload(stack)).temp_path / "data"
@@ -43,23 +46,23 @@ def _rot(data: Path, *chunks: int) -> None:
 async def test_a_chunk_that_went_bad_is_missing_again_and_healed_by_sending_it(make_stack_on: MakeStack) -> None:
     async with make_stack_on(max_pending_bytes=1) as stack:
         data = await _sent_but_the_last(stack)
-        assert (await stack.usage("alice"))["unfinished"] == LAST * CONTENT.chunk_size
-        _rot(data, 0, 2, 3)
+        assert (await stack.usage("alice"))["unfinished"] == CONTENT.size - CONTENT.chunk_size
+        _rot(data, 1, 2, 4)
         response = await stack.put(CONTENT, LAST)
         assert (response.status_code, response.json()["code"]) == (409, "chunks-missing")
-        assert response.json()["missing"] == [[0, 0], [2, 3]]
+        assert response.json()["missing"] == [[1, 2], [4, 4]]
 
-        left = CONTENT.size - 3 * CONTENT.chunk_size
+        left = 2 * CONTENT.chunk_size
         status = (await stack.client.get(f"/files/{CONTENT.md5}")).json()
         assert status["state"] == "uploading"
-        assert (status["upload"]["missing"], status["upload"]["received_bytes"]) == ([[0, 0], [2, 3]], left)
+        assert (status["upload"]["missing"], status["upload"]["received_bytes"]) == ([[1, 2], [4, 4]], left)
         upload = await _upload(stack)
         assert (upload.generation, upload.flushed_generation) == (1, 1)
         assert (await stack.services.pending.read(upload.id)).received == left
         usage = await stack.usage("alice")
         assert usage == {"finished": 0, "unfinished": left, "reserved": CONTENT.size}
 
-        for number in (0, 2, 3):
+        for number in (1, 2, 4):
             response = await stack.put(CONTENT, number)
         assert response.status_code == 201
         assert await stack.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
@@ -70,7 +73,7 @@ async def test_a_chunk_that_went_bad_is_missing_again_and_healed_by_sending_it(m
 async def test_a_flush_of_the_old_generation_comes_too_late(stack: Stack) -> None:
     data = await _sent_but_the_last(stack)
     late = await stack.services.pending.flush_queues[0].claim(now_ms=2**42)
-    assert [claim.received for claim in late] == [LAST * CONTENT.chunk_size]
+    assert [claim.received for claim in late] == [CONTENT.size - CONTENT.chunk_size]
     _rot(data, 1)
     assert (await stack.put(CONTENT, LAST)).status_code == 409
     before = await stack.usage("alice")
@@ -108,6 +111,6 @@ async def test_a_withdrawal_that_was_interrupted_is_carried_out_by_the_next_merg
 
 
 async def _commit_withdrawal(stack: Stack, upload: Upload) -> None:
-    left = (LAST - 1) * CONTENT.chunk_size
+    left = CONTENT.size - 2 * CONTENT.chunk_size
     now = stack.services.clock.now()
     await stack.services.database.transact(lambda connection: transactions.withdraw(connection, upload.id, left, now))

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -32,6 +32,7 @@ from hypothesis.stateful import (
 from sqlalchemy import event, select
 
 from tests.support.at_rest import OnDisk, read_directory
+from tests.support.bodies import InPieces
 from tests.support.dying import Death, dying
 from tests.support.invariants import OPEN_STATES, Shape, check_pending, checked_accounts
 from tests.support.rows import Transactions, upload_row
@@ -101,20 +102,6 @@ class Transfer:
 
     def __str__(self) -> str:
         return self.upload.id[-4:]
-
-
-@dataclass(frozen=True)
-class Body:
-    """A chunk that was received whole."""
-
-    content: bytes
-
-    @property
-    def length(self) -> int:
-        return len(self.content)
-
-    def pieces(self) -> Iterator[memoryview]:
-        yield memoryview(self.content)
 
 
 class Meanwhile(Enum):
@@ -292,7 +279,7 @@ class AccountingMachine(RuleBasedStateMachine):
     async def _store(self, transfer: Transfer, number: int) -> Figures | None:
         """A chunk on its way; where the upload stands if it was acknowledged, None if the upload is closed."""
         upload = transfer.upload
-        body = Body(transfer.content[number * CHUNK : (number + 1) * CHUNK])
+        body = InPieces(transfer.content[number * CHUNK : (number + 1) * CHUNK])
         try:
             stored = await self.services.chunks.store(Target(upload.user_id, upload_id=upload.id), upload, number, body)
         except UploadGone:

@@ -1,5 +1,6 @@
 """Both hashes of a growing prefix: equal to hashlib's for every way of cutting the content, and of carrying the state on."""
 
+import _hashlib
 import ctypes
 import hashlib
 import random
@@ -26,7 +27,7 @@ def expected(content: bytes) -> Digests:
 @pytest.fixture
 def without_states(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A Python that does not let one at OpenSSL's states."""
-    monkeypatch.setattr(hashes._hashlib, "__file__", "/nowhere/_hashlib.so", raising=False)
+    monkeypatch.setattr(_hashlib, "__file__", "/nowhere/_hashlib.so", raising=False)
     hashes._library.cache_clear()
     yield
     hashes._library.cache_clear()
@@ -112,7 +113,7 @@ class Impostor:
     """OpenSSL, but for the functions that are given."""
 
     def __init__(self, **functions: object) -> None:
-        self._real = ctypes.CDLL(hashes._hashlib.__file__)
+        self._real = ctypes.CDLL(_hashlib.__file__)
         self._functions = functions
 
     def __getattr__(self, name: str) -> object:
@@ -122,8 +123,8 @@ class Impostor:
 
 
 def _init_of_another_layout(context: ctypes.Array[ctypes.c_char]) -> int:
-    ctypes.CDLL(hashes._hashlib.__file__).SHA256_Init(context)
-    context[36:40] = b"\x08\0\0\0"
+    ctypes.CDLL(_hashlib.__file__).SHA256_Init(context)
+    context[36] = b"\x08"
     return 1
 
 

@@ -57,7 +57,7 @@ class BodyBudget:
 
 
 class ReceivedBody:
-    """A body while it gathers and after: in memory, or in an unlinked file. Close it."""
+    """A body while it gathers and after: in memory, or in an unlinked file. Close it, once for each that keeps it."""
 
     def __init__(self, budget: BodyBudget, storage: Storage, user_id: str, capacity_bytes: int) -> None:
         self._budget = budget
@@ -68,6 +68,7 @@ class ReceivedBody:
         self._charged = 0
         self._spool: Spool | None = None
         self._batch = bytearray()
+        self._keepers = 1
         self.length = 0
 
     async def append(self, piece: bytes, *, slow: bool) -> None:
@@ -96,7 +97,13 @@ class ReceivedBody:
         for offset in range(0, self.length, _PIECE_BYTES):
             yield memoryview(self._spool.read(_PIECE_BYTES, offset))
 
+    def keep(self) -> None:
+        self._keepers += 1
+
     def close(self) -> None:
+        self._keepers -= 1
+        if self._keepers:
+            return
         self._memory = None  # unmapped with its last view
         self._batch = bytearray()
         self._budget.release(self._user_id, self._charged)

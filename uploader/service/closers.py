@@ -42,12 +42,20 @@ class Closers:
     async def _close(self, upload: Upload, reason: Reason) -> None:
         try:
             async with self._storage.closing(upload) as closer:
+                if STATE_OF_REASON[reason] is State.FAILED:
+                    await self._refuse_an_older_generation(upload)
                 await self._commit_close(upload, reason)
                 await self.clear(upload, STATE_OF_REASON[reason], closer)
         except Gone:
             # No bytes, no locks: somebody else closed it (NotOpen), or its directory was lost.
             await self._commit_close(upload, reason)
             await self.clear(upload, STATE_OF_REASON[reason], None)
+
+    async def _refuse_an_older_generation(self, upload: Upload) -> None:
+        """What was compared with the claims is not what is there now, if chunks were withdrawn since. Raises NotOpen."""
+        row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload.id))
+        if row is None or row.generation != upload.generation:
+            raise NotOpen(upload.id)
 
     async def _commit_close(self, upload: Upload, reason: Reason) -> None:
         await self.announce(upload)

@@ -7,7 +7,8 @@ hashing it twice. Its task in Redis is its lease: while the work goes on it is p
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from uploader.accounting.pending import Pending
 from uploader.clock import Clock
@@ -28,14 +29,9 @@ logger = logging.getLogger(__name__)
 
 # From this size on, hashing takes so long that the bytes are accounted before it.
 _LONG_MERGE_BYTES = 256 << 20
-_BUSY_POLL_SECONDS = 0.1
+_FIRST_PAUSE_SECONDS = 0.005
+_LONGEST_PAUSE_SECONDS = 0.1
 _LOST_ATTEMPTS = 20
-
-
-@dataclass
-class _Running:
-    task: "asyncio.Task[File]"
-    merged_bytes: int = 0
 
 
 class Merging:
@@ -59,17 +55,16 @@ class Merging:
         self._clock = clock
         self._wait_seconds = wait_seconds
         self._lease_seconds = lease_seconds
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, asyncio.Task[File]] = {}
         self._stopping = False
 
     def start(self, upload_id: str) -> "asyncio.Task[File]":
         """Begin the merge of an upload, or join the one that runs here."""
-        running = self._running.get(upload_id)
-        if running is None:
-            task = asyncio.create_task(self._merge(upload_id), name=f"merge {upload_id}")
-            running = self._running[upload_id] = _Running(task)
+        task = self._running.get(upload_id)
+        if task is None:
+            task = self._running[upload_id] = asyncio.create_task(self._merge(upload_id), name=f"merge {upload_id}")
             task.add_done_callback(lambda done: self._ended(upload_id, done))
-        return running.task
+        return task
 
     def _ended(self, upload_id: str, task: "asyncio.Task[File]") -> None:
         self._running.pop(upload_id, None)
@@ -93,21 +88,15 @@ class Merging:
         except Stopping as error:
             raise Unavailable("The server is stopping; the merge goes on after its start.") from error
 
-    def merged_bytes(self, upload_id: str) -> int:
-        """How far the merge that runs in this process has come."""
-        running = self._running.get(upload_id)
-        return 0 if running is None else running.merged_bytes
-
     async def close(self) -> None:
         """Wait for the merges of this process; long ones end with Stopping once the storage was told to stop."""
         self._stopping = True
-        tasks = {running.task for running in self._running.values()}
-        if tasks:
-            await asyncio.wait(tasks, timeout=10)
+        if self._running:
+            await asyncio.wait(self._running.values(), timeout=10)
 
     async def _merge(self, upload_id: str) -> File:
         started = time.perf_counter()
-        lost, accounted = 0, False
+        lost, accounted, pause = 0, False, _FIRST_PAUSE_SECONDS
         while True:
             upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
             if upload is None:
@@ -115,7 +104,7 @@ class Merging:
             if upload.state is not State.OPEN:
                 return await self._result_of(upload)
             try:
-                if not accounted and upload.size >= _LONG_MERGE_BYTES:
+                if not accounted and await self._takes_long(upload):
                     await self._account(upload)
                     accounted = True
                 file = await self._attempt(upload)
@@ -124,11 +113,12 @@ class Merging:
                 lost += 1
                 if lost == _LOST_ATTEMPTS:
                     raise Unavailable("The bytes of this upload can't be found.") from error
-                await asyncio.sleep(_BUSY_POLL_SECONDS)
+                await asyncio.sleep(_LONGEST_PAUSE_SECONDS)
             except Busy:
                 if self._stopping:
                     raise Stopping from None
-                await asyncio.sleep(_BUSY_POLL_SECONDS)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
             else:
                 MERGES.labels("complete").inc()
                 MERGE_SECONDS.observe(time.perf_counter() - started)
@@ -149,7 +139,8 @@ class Merging:
         if not chunk_map.complete:
             await self._closers.hydrate(upload)  # what armed this merge knows of chunks that were withdrawn
             raise ChunksMissing(missing=missing_ranges(chunk_map.present))
-        digests = await self._digests(upload)
+        async with self._leased(upload.id):
+            digests = await self._storage.digest(upload)
         await self._compare(upload, digests)
         return await uninterrupted(self._commit(upload, digests))
 
@@ -159,25 +150,26 @@ class Merging:
         await self._database.transact(lambda connection: transactions.flush(connection, [whole], self._clock.now()))
         crash_point("merge.after_account")
 
-    async def _digests(self, upload: Upload) -> Digests:
-        running = self._running.get(upload.id)
+    async def _takes_long(self, upload: Upload) -> bool:
+        """Whether so much is left to hash that others are told of the bytes first."""
+        if upload.size < _LONG_MERGE_BYTES:
+            return False
+        return upload.size - await self._storage.digested_bytes(upload) >= _LONG_MERGE_BYTES
 
-        def progress(done_bytes: int) -> None:
-            if running is not None:
-                running.merged_bytes = done_bytes
-
-        renewing = asyncio.create_task(self._renew(upload.id))
+    @asynccontextmanager
+    async def _leased(self, upload_id: str) -> AsyncIterator[None]:
+        """Long work, during which the lease is renewed."""
+        renewing = asyncio.create_task(self._renew(upload_id))
         try:
-            return await self._storage.digest(upload, progress)
+            yield
         finally:
             await ended(renewing)
 
     async def _renew(self, upload_id: str) -> None:
-        """Keep the lease, and tell other processes how far it is."""
         while True:
             await asyncio.sleep(min(1.0, self._lease_seconds / 3))
             try:
-                await self._pending.lease(upload_id, self.merged_bytes(upload_id))
+                await self._pending.lease(upload_id)
             except Unavailable:
                 logger.debug("lease of a merge not renewed", extra={"upload_id": upload_id})
 
@@ -188,7 +180,8 @@ class Merging:
         """
         if upload.md5 in (None, digests.md5) and upload.sha256 in (None, digests.sha256):
             return
-        bad = await self._storage.find_bad_chunks(upload)
+        async with self._leased(upload.id):
+            bad = await self._storage.find_bad_chunks(upload)
         if bad:
             await self._closers.withdraw(upload, bad)
             MERGES.labels("withdrawn").inc()

@@ -3,7 +3,7 @@
 import asyncio
 from datetime import UTC, datetime, timedelta
 
-from uploader.accounting.pending import Known, Pending
+from uploader.accounting.pending import Pending
 from uploader.clock import Clock
 from uploader.database import queries
 from uploader.database.engine import Connection, Database
@@ -116,26 +116,25 @@ class Uploads:
     async def standing(self, upload: Upload) -> Standing:
         chunk_map = await self._storage.read_map(upload)
         last_write = await self._storage.last_write(upload)
-        known = await self._compare_with_redis(upload, sum(chunk_map.present))
+        await self._compare_with_redis(upload, sum(chunk_map.present))
         expiry = timedelta(seconds=self._settings.upload_expiry_seconds)
         return Standing(
             upload=upload,
             merging=chunk_map.complete,
             received_bytes=received_bytes(chunk_map.present, upload.size, upload.chunk_size),
             missing=missing_ranges(chunk_map.present),
-            merged_bytes=max(self._merging.merged_bytes(upload.id), 0 if known is None else known.merged),
+            merged_bytes=await self._storage.digested_bytes(upload) if chunk_map.complete else 0,
             expires_at=datetime.fromtimestamp(last_write, UTC) + expiry,
         )
 
-    async def _compare_with_redis(self, upload: Upload, chunks_on_disk: int) -> Known | None:
+    async def _compare_with_redis(self, upload: Upload, chunks_on_disk: int) -> None:
         """Hydrate where Redis does not know, or knows something else than the disk. Without Redis the disk alone answers."""
         try:
             known = await self._pending.read(upload.id)
             if not known.state or (known.state in ("open", "merging") and known.chunks != chunks_on_disk):
                 await self._closers.hydrate(upload)
         except Unavailable:
-            return None
-        return known
+            return
 
     async def list_open(self, user_id: str) -> list[Standing]:
         """Where all open uploads of a user stand, newest first."""

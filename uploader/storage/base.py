@@ -66,6 +66,12 @@ class Body(Protocol):
     def pieces(self) -> Iterator[memoryview]:
         """Its bytes in order, from a thread; may be asked for again."""
 
+    def keep(self) -> None:
+        """Keep its bytes for one `close` more."""
+
+    def close(self) -> None:
+        """Give its bytes up."""
+
 
 class HeldChunk(Protocol):
     """A chunk that is on disk, its record locked until `release`."""
@@ -132,6 +138,7 @@ class Storage(Protocol):
     async def hold_chunk(self, upload: Upload, number: int, body: Body | None) -> HeldChunk:
         """Put a chunk on disk unless it is there, and keep its record locked; without a body it has to be there.
 
+        The digests follow, as far as there is no gap; a body may be kept until then.
         Raises Gone, StorageFull, Unavailable.
         """
 
@@ -144,8 +151,11 @@ class Storage(Protocol):
     async def last_write(self, upload: Upload) -> float:
         """When a chunk last arrived, in seconds since the epoch. Raises Gone."""
 
-    async def digest(self, upload: Upload, progress: Callable[[int], None]) -> Digests:
-        """Both digests of a complete upload; `progress` is told the bytes done. Raises Gone, Busy, Stopping."""
+    async def digest(self, upload: Upload) -> Digests:
+        """Both digests of a complete upload, durable like its bytes. Raises Gone, Busy, Stopping."""
+
+    async def digested_bytes(self, upload: Upload) -> int:
+        """How far its digests have come, whoever computes them. Raises Gone."""
 
     async def find_bad_chunks(self, upload: Upload) -> list[int]:
         """The chunks on the map whose bytes do not have the checksum they were stored with. Raises Gone, Stopping."""
@@ -192,6 +202,9 @@ class Storage(Protocol):
 
     def stop(self) -> None:
         """Let long work end with Stopping."""
+
+    async def drain(self) -> None:
+        """Wait until the digests have followed what was stored."""
 
     def close(self) -> None:
         """Give up the threads; nothing is stored after this."""

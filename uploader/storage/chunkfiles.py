@@ -4,7 +4,7 @@ Owns the order in which the effects of a chunk reach the disk, and the lock of i
 nobody: who does not get a lock is told so.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from zlib import crc32
 
 from uploader.crashpoints import crash_point
@@ -16,6 +16,7 @@ from uploader.storage.locks import is_locked, try_lock
 from uploader.storage.temp import new_upload_directory, upload_directory
 
 _READ_BYTES = 1 << 20
+_TURN_BYTES = 64 << 20
 
 
 class HeldRecord:
@@ -137,16 +138,22 @@ class ChunkFiles:
 
     # Chunks that went bad
 
-    def find_bad(self, upload: Upload) -> list[int]:
-        """The chunks on the map whose bytes do not have the checksum they were stored with. Raises Gone, Stopping."""
+    def turns(self, upload: Upload) -> Iterator[range]:
+        """All chunks, in portions that are read at one go, so that other uploads come in between."""
+        at_once = max(_TURN_BYTES // upload.chunk_size, 1)
+        count = chunk_count(upload.size, upload.chunk_size)
+        return (range(first, min(first + at_once, count)) for first in range(0, count, at_once))
+
+    def find_bad(self, upload: Upload, numbers: range) -> list[int]:
+        """Those on the map whose bytes do not have the checksum they were stored with. Raises Gone, Stopping."""
         checksums = self.read_map(upload).checksums
         with upload_directory(self._root, upload) as directory:
             data = directory.open_to_read("data")
         try:
             return [
                 number
-                for number, expected in enumerate(checksums)
-                if expected is not None and self._checksum(data, upload, number) != expected
+                for number in numbers
+                if (expected := checksums[number]) is not None and self._checksum(data, upload, number) != expected
             ]
         finally:
             disk.close(data)

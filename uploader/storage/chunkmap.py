@@ -65,3 +65,8 @@ def pack_record(checksum: int) -> bytes:
 
 def is_present(record: bytes) -> bool:
     return record[:1] == bytes([_PRESENT])
+
+
+def are_present(records: bytes, count: int) -> bool:
+    """Whether these are the records of `count` chunks that are all there."""
+    return records[::RECORD_LENGTH] == bytes([_PRESENT]) * count

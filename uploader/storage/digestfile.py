@@ -34,7 +34,7 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
 
 
 Record = Frontier | Finished | Lost
-_decoder = msgspec.json.Decoder(Record)
+_decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
 def pack(record: Record) -> bytes:

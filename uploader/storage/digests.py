@@ -1,108 +1,192 @@
-"""The `digest` file of an open upload: both digests of its content, computed once and saved.
+"""The `digest` file of an open upload: MD5 and SHA-256 of its contiguous prefix, advanced as chunks come, and saved.
 
-The lock on the file keeps two workers from computing them twice. Runs in threads.
+Whoever has the lock of the file advances them, over chunks that are on the map and nothing else. What was saved is gone on
+from only where it is certain that it is of these bytes; to start again at 0 is always right. Runs in threads.
 """
 
 import errno
-import hashlib
 from collections.abc import Callable
-from contextlib import suppress
-
-import msgspec
+from contextlib import ExitStack
 
 from uploader.crashpoints import crash_point
+from uploader.domain.chunks import chunk_count, chunk_length
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed
-from uploader.storage import disk
-from uploader.storage.base import Busy, Digests, Gone
+from uploader.storage import chunkmap, digestfile, disk
+from uploader.storage.base import Body, Digests, Gone
+from uploader.storage.hashes import PrefixHashes
 from uploader.storage.locks import try_lock
 from uploader.storage.temp import upload_directory
 
-_READ_BYTES = 1 << 20
-_MAX_SAVED_BYTES = 4096
-# In the place of the digests, where the data could not be made durable.
-_LOST = b"lost"
+_READ_BYTES = 256 << 10
+# What is hashed at one go. The uploads take turns, so that none waits for another one's hundred gigabytes.
+_TURN_BYTES = 32 << 20
+
+
+def forget(digest: int) -> None:
+    """Durably: chunks that were hashed are about to go. The caller holds the lock of the file."""
+    disk.write(digest, memoryview(bytes(digestfile.RECORD_LENGTH)), 0)
+    disk.sync(digest)
 
 
 class DigestFiles:
-    """Computes digests, saves and forgets them."""
+    """Opens digest files."""
 
-    def __init__(self, root: disk.Directory, *, durable: bool, check_stopping: Callable[[], None]) -> None:
+    def __init__(self, root: disk.Directory, *, durable: bool, boot_id: str) -> None:
         """`durable`: every chunk on the map was synced when it came."""
         self._root = root
         self._durable = durable
-        self._check_stopping = check_stopping
+        self._boot_id = boot_id
 
-    def digest(self, upload: Upload, progress: Callable[[int], None]) -> Digests:
-        """The digests as saved, or computed and saved. Raises Gone, Busy, Stopping."""
+    def try_lock(self, upload: Upload) -> "LockedDigests | None":
+        """The digests as they were saved; None if another worker has them. Raises Gone, and StorageFailed if the disk lost
+        bytes."""
+        with upload_directory(self._root, upload) as directory, ExitStack() as opened:
+
+            def kept(descriptor: int) -> int:
+                opened.callback(disk.close, descriptor)
+                return descriptor
+
+            digest = kept(directory.open_to_write("digest"))
+            if not try_lock(digest, 0, 0):
+                return None
+            chunk_map, data = kept(directory.open_to_read("map")), kept(directory.open_to_read("data"))
+            locked = LockedDigests(upload, digest, chunk_map, data, durable=self._durable, boot_id=self._boot_id)
+            locked.load()
+            locked.close = opened.pop_all().close
+        return locked
+
+    def open(self, upload: Upload) -> int:
+        """A descriptor to take the lock by. Raises Gone."""
         with upload_directory(self._root, upload) as directory:
-            descriptor = directory.open_to_write("digest")
-            try:
-                if not try_lock(descriptor, 0, 0):
-                    raise Busy(upload.id)
-                return self._saved(descriptor) or self._compute(directory, descriptor, upload, progress)
-            finally:
-                disk.close(descriptor)
+            return directory.open_to_write("digest")
 
-    def forget(self, upload: Upload) -> None:
-        """Durably: the bytes that the digests were of went bad. Raises Gone."""
+    def position(self, upload: Upload) -> int:
+        """How far the digests have come, in bytes, as saved. Raises Gone."""
         with upload_directory(self._root, upload) as directory:
-            descriptor = directory.open_to_write("digest", truncate=True)
-            try:
-                disk.sync(descriptor)
-            finally:
-                disk.close(descriptor)
-
-    def _saved(self, descriptor: int) -> Digests | None:
-        saved = disk.read(descriptor, _MAX_SAVED_BYTES, 0)
-        if saved == _LOST:
-            raise StorageFailed("The disk lost bytes of this upload: cancel it and send it again.")
-        with suppress(msgspec.DecodeError):
-            return msgspec.json.decode(saved, type=Digests)
-        return None
-
-    def _compute(
-        self, directory: disk.Directory, descriptor: int, upload: Upload, progress: Callable[[int], None]
-    ) -> Digests:
-        data = directory.open_to_read("data")
+            descriptor = directory.open_to_read("digest")
         try:
-            self._sync_before_hashing(data, descriptor)
-            crash_point("merge.after_data_sync")
-            digests = self._hash(data, upload, progress)
+            saved = digestfile.parse(disk.read(descriptor, digestfile.RECORD_LENGTH, 0))
         finally:
-            disk.close(data)
-        disk.write(descriptor, memoryview(msgspec.json.encode(digests)), 0)
-        crash_point("merge.after_digest_write")
-        disk.sync(descriptor)
-        crash_point("merge.after_digest_saved")
-        return digests
+            disk.close(descriptor)
+        if isinstance(saved, digestfile.Frontier):
+            return saved.position if (saved.generation, saved.boot_id) == (upload.generation, self._boot_id) else 0
+        return upload.size if isinstance(saved, digestfile.Finished) else 0
 
-    def _sync_before_hashing(self, data: int, digest_descriptor: int) -> None:
+
+class LockedDigests:
+    """The digests of one upload, the lock of their file held. Close it."""
+
+    def __init__(self, upload: Upload, digest: int, chunk_map: int, data: int, *, durable: bool, boot_id: str) -> None:
+        self._upload = upload
+        self._digest, self._map, self._data = digest, chunk_map, data
+        self._durable = durable
+        self._boot_id = boot_id
+        self._count = chunk_count(upload.size, upload.chunk_size)
+        self._finished: Digests | None = None
+        self._hashes = PrefixHashes()
+        self.close: Callable[[], None]
+
+    @property
+    def next_chunk(self) -> int | None:
+        """The chunk that the digests can be advanced over; None if there is none left."""
+        if self._finished is not None or self._hashes.position == self._upload.size:
+            return None
+        return self._hashes.position // self._upload.chunk_size
+
+    def load(self) -> None:
+        """Go on from what was saved, or start at 0. Raises StorageFailed if the disk lost bytes."""
+        saved = digestfile.parse(disk.read(self._digest, digestfile.RECORD_LENGTH, 0))
+        self._finished, self._hashes = None, PrefixHashes()
+        if isinstance(saved, digestfile.Lost):
+            raise StorageFailed("The disk lost bytes of this upload: cancel it and send it again.")
+        if saved is None or saved.generation != self._upload.generation:
+            return
+        if isinstance(saved, digestfile.Finished):
+            self._finished = Digests(md5=saved.md5, sha256=saved.sha256)
+        elif saved.boot_id == self._boot_id and self._are_recorded(saved.position):
+            self._hashes = PrefixHashes.restore(saved.position, saved.state) or self._hashes
+
+    def _are_recorded(self, position: int) -> bool:
+        """Whether a position is the end of a chunk, and all chunks before it are on the map."""
+        count, rest = divmod(position, self._upload.chunk_size)
+        if rest and position == self._upload.size:
+            count, rest = count + 1, 0
+        if rest or not 0 <= count <= self._count:
+            return False
+        records = disk.read(self._map, chunkmap.RECORD_LENGTH * count, chunkmap.RECORDS_OFFSET)
+        return chunkmap.are_present(records, count)
+
+    def hash_body(self, body: Body) -> None:
+        """Advance over the next chunk by what is being stored as it. To be saved once it is on the map."""
+        for piece in body.pieces():
+            self._hashes.update(piece)
+
+    def save(self) -> None:
+        """Needs no sync: after a power cut the digests start at 0, or at what was saved earlier, of chunks that are on
+        the disk."""
+        record = digestfile.Frontier(
+            self._upload.generation, self._boot_id, self._hashes.position, self._hashes.state()
+        )
+        disk.write(self._digest, memoryview(digestfile.pack(record)), 0)
+        crash_point("frontier.after_save")
+
+    def hash_recorded(self, leave: Callable[[int], bool]) -> bool:
+        """Advance over chunks that are on the map, for one turn, and save; whether there was one.
+
+        It stops before a chunk that `leave` says is hashed otherwise. Raises Gone.
+        """
+        if disk.is_unlinked(self._map):
+            raise Gone(self._upload.id)
+        start = self._hashes.position
+        while self._hashes.position - start < _TURN_BYTES:
+            number = self.next_chunk
+            # First the map, then who else takes care of it: what is on its way to the map is told to `leave` before.
+            if number is None or not self._is_recorded(number) or leave(number):
+                break
+            self._hash_chunk(chunk_length(number, self._upload.size, self._upload.chunk_size))
+        if self._hashes.position == start:
+            return False
+        self.save()
+        return True
+
+    def _is_recorded(self, number: int) -> bool:
+        record = disk.read(self._map, chunkmap.RECORD_LENGTH, chunkmap.record_offset(number))
+        return chunkmap.is_present(record)
+
+    def _hash_chunk(self, length: int) -> None:
+        buffer, end = memoryview(bytearray(_READ_BYTES)), self._hashes.position + length
+        while self._hashes.position < end:
+            piece = buffer[: end - self._hashes.position]
+            count = disk.read_into(self._data, piece, self._hashes.position)
+            if not count:
+                raise OSError(errno.EIO, "the data file does not have the size of its upload")
+            self._hashes.update(piece[:count])
+
+    def finish(self) -> Digests | None:
+        """The digests of the whole, durable like the data they are of; None if a chunk is missing."""
+        if self._finished is None and self._hashes.position == self._upload.size:
+            self._sync_data()
+            crash_point("merge.after_data_sync")
+            digests = self._hashes.digests()
+            record = digestfile.Finished(self._upload.generation, digests.md5, digests.sha256)
+            disk.write(self._digest, memoryview(digestfile.pack(record)), 0)
+            crash_point("merge.after_digest_write")
+            disk.sync(self._digest)
+            crash_point("merge.after_digest_saved")
+            self._finished = digests
+        return self._finished
+
+    def _sync_data(self) -> None:
         """Make the data durable before its digests are believed.
 
         Where this is the first sync, an error is remembered: a second one would succeed, with the bytes gone from memory
         and not on the disk (https://wiki.postgresql.org/wiki/Fsync_Errors).
         """
         try:
-            disk.sync(data)
+            disk.sync(self._data)
         except OSError:
             if not self._durable:
-                disk.write(digest_descriptor, memoryview(_LOST), 0)
-                disk.sync(digest_descriptor)
+                disk.write(self._digest, memoryview(digestfile.pack(digestfile.Lost())), 0)
+                disk.sync(self._digest)
             raise
-
-    def _hash(self, data: int, upload: Upload, progress: Callable[[int], None]) -> Digests:
-        md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
-        buffer = memoryview(bytearray(_READ_BYTES))
-        done = 0
-        while count := disk.read_into(data, buffer, done):
-            md5.update(buffer[:count])
-            sha256.update(buffer[:count])
-            done += count
-            progress(done)
-            self._check_stopping()
-            if disk.is_unlinked(data):
-                raise Gone(upload.id)
-        if done != upload.size:
-            raise OSError(errno.EIO, "the data file does not have the size of its upload")
-        return Digests(md5.hexdigest(), sha256.hexdigest())

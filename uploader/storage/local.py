@@ -25,11 +25,12 @@ from typing import TypeVar
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable
-from uploader.storage import chunkmap, disk, temp, walking
+from uploader.storage import chunkmap, digests, disk, temp, walking
 from uploader.storage.base import Body, Digests, Found, Gone, Space, Stopping
 from uploader.storage.blobs import Blobs
 from uploader.storage.chunkfiles import ChunkFiles, HeldRecord
 from uploader.storage.digests import DigestFiles
+from uploader.storage.frontier import Frontiers
 from uploader.storage.locks import try_lock
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class LocalCloser:
         await self._storage.in_thread(self._storage.blobs.place, self._upload, sha256, keep_existing)
 
     async def withdraw(self, numbers: list[int]) -> None:
-        await self._storage.in_thread(self._storage.withdraw, self._upload, numbers)
+        await self._storage.withdraw(self._upload, numbers)
 
     async def unlink(self) -> bool:
         return await self._storage.discard(self._upload)
@@ -101,8 +102,10 @@ class LocalStorage:
         self._path = root.absolute()
         self._root = disk.Root(self._path)
         self._stopping = threading.Event()
-        self._chunks = ChunkFiles(self._root, durable=durable, boot_id=_boot_id(), check_stopping=self._check_stopping)
-        self._digests = DigestFiles(self._root, durable=durable, check_stopping=self._check_stopping)
+        boot_id = _boot_id()
+        self._chunks = ChunkFiles(self._root, durable=durable, boot_id=boot_id, check_stopping=self._check_stopping)
+        self._digests = DigestFiles(self._root, durable=durable, boot_id=boot_id)
+        self._frontiers = Frontiers(self._digests, self.hashing, self._check_stopping)
         self.blobs = Blobs(self._root, check_stopping=self._check_stopping)
         self._disk = ThreadPoolExecutor(16, thread_name_prefix="disk")
         # Of their own, so that downloads do not wait for writes to be synced, nor either for long work.
@@ -127,6 +130,9 @@ class LocalStorage:
     def stop(self) -> None:
         self._stopping.set()
 
+    async def drain(self) -> None:
+        await self._frontiers.drain()
+
     def close(self) -> None:
         for pool in (self._disk, self._reading, self._hashing):
             pool.shutdown(wait=False)
@@ -143,6 +149,10 @@ class LocalStorage:
         """As `in_thread`, for downloads."""
         return await self._in_pool(self._reading, work, *arguments)
 
+    async def hashing(self, work: Callable[..., T], *arguments: object) -> T:
+        """As `in_thread`, for what takes the processor."""
+        return await self._in_pool(self._hashing, work, *arguments)
+
     async def _in_pool(self, pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: object) -> T:
         with _understood():
             return await asyncio.get_running_loop().run_in_executor(pool, partial(work, *arguments))
@@ -157,12 +167,26 @@ class LocalStorage:
 
     async def hold_chunk(self, upload: Upload, number: int, body: Body | None) -> HeldRecord:
         """One thread hop, and another one for each time the chunk is busy."""
+        held = await self._offer_and_hold(upload, number, body)
         deadline, pause = time.monotonic() + _LOCK_TIMEOUT_SECONDS, 0.001
-        while (held := await self.in_thread(self._chunks.try_hold, upload, number, body)) is None:
+        while held is None:
             if time.monotonic() > deadline:
                 raise Unavailable("This chunk is busy; try again.")
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.05)
+            held = await self.in_thread(self._chunks.try_hold, upload, number, body)
+            self._frontiers.follow(upload)
+        return held
+
+    async def _offer_and_hold(self, upload: Upload, number: int, body: Body | None) -> HeldRecord | None:
+        """The body is hashed while it is written, if it is next. That waits for the disk, but not for busy chunks."""
+        offer = None if body is None else self._frontiers.offer(upload, number, body)
+        held = None
+        try:
+            held = await self.in_thread(self._chunks.try_hold, upload, number, body)
+        finally:
+            if offer is not None:
+                offer.settle(written=held is not None and held.written)
         return held
 
     async def read_map(self, upload: Upload) -> chunkmap.ChunkMap:
@@ -172,10 +196,16 @@ class LocalStorage:
         return await self.in_thread(self._chunks.last_write, upload)
 
     async def find_bad_chunks(self, upload: Upload) -> list[int]:
-        return await self._in_pool(self._hashing, self._chunks.find_bad, upload)
+        bad: list[int] = []
+        for numbers in self._chunks.turns(upload):
+            bad += await self.hashing(self._chunks.find_bad, upload, numbers)
+        return bad
 
-    async def digest(self, upload: Upload, progress: Callable[[int], None]) -> Digests:
-        return await self._in_pool(self._hashing, self._digests.digest, upload, progress)
+    async def digest(self, upload: Upload) -> Digests:
+        return await self._frontiers.digest(upload)
+
+    async def digested_bytes(self, upload: Upload) -> int:
+        return await self.in_thread(self._digests.position, upload)
 
     @asynccontextmanager
     async def closing(self, upload: Upload) -> AsyncIterator[LocalCloser]:
@@ -191,9 +221,19 @@ class LocalStorage:
         finally:
             disk.close(descriptor)
 
-    def withdraw(self, upload: Upload, numbers: list[int]) -> None:
-        """In a thread; the caller holds all locks. The digests go first: they were of these chunks, too."""
-        self._digests.forget(upload)
+    async def withdraw(self, upload: Upload, numbers: list[int]) -> None:
+        """The caller holds all locks of the map."""
+        descriptor = await self.in_thread(self._digests.open, upload)
+        try:
+            # Whoever is hashing these chunks now would save it after this.
+            await _wait_for_lock(descriptor, 0, 0)
+            await self.in_thread(self._withdraw, upload, numbers, descriptor)
+        finally:
+            disk.close(descriptor)
+
+    def _withdraw(self, upload: Upload, numbers: list[int], digest: int) -> None:
+        """The digests go first: they were of these chunks, too."""
+        digests.forget(digest)
         crash_point("withdraw.after_digest")
         self._chunks.withdraw(upload, numbers)
 

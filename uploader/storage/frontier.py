@@ -1,0 +1,171 @@
+"""Digests that keep up with the chunks: what comes in order is hashed from memory while it is written, the rest is caught up
+from the page cache.
+
+Nobody waits for this but the merge. In a process at most one task follows an upload; between processes the lock of the
+digest file decides, and nobody waits for that either: who has it advances over what the others have recorded.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Protocol, TypeVar
+
+from uploader.domain.upload import Upload
+from uploader.errors import UploaderError
+from uploader.storage.base import Body, Busy, Digests, Gone, Stopping
+from uploader.storage.digests import DigestFiles, LockedDigests
+from uploader.storage.hashes import states_are_portable
+from uploader.tasks import uninterrupted
+
+T = TypeVar("T")
+
+# Bodies that outlive their requests in a process; what comes while there are so many is caught up from the page cache.
+_MAX_KEPT_BYTES = 64 << 20
+
+
+class InThread(Protocol):
+    """Runs work in a thread of the pool for hashing."""
+
+    async def __call__(self, work: Callable[..., T], *arguments: object) -> T: ...
+
+
+class Offer:
+    """A chunk on its way to the disk. While `body` is kept, it may be hashed from there."""
+
+    def __init__(self, body: Body | None, settled: Callable[["Offer"], None]) -> None:
+        self.body = body
+        self.written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._settled = settled
+
+    def settle(self, *, written: bool) -> None:
+        """Say whether the chunk is now on the map, with these bytes. The first word stands."""
+        if not self.written.done():
+            self.written.set_result(written)
+            self._settled(self)
+
+
+class _Following:
+    """An upload that a task is looking after, and the offers that it may take."""
+
+    def __init__(self, upload: Upload) -> None:
+        self.upload = upload
+        self.offers: dict[int | None, Offer] = {}
+        self.again = False
+        self.task: asyncio.Task[None]
+
+
+class Frontiers:
+    """Follows the open uploads of this process."""
+
+    def __init__(self, files: DigestFiles, in_thread: InThread, check_stopping: Callable[[], None]) -> None:
+        self._files = files
+        self._in_thread = in_thread
+        self._check_stopping = check_stopping
+        self._following: dict[str, _Following] = {}
+        self._kept_bytes = 0
+
+    # Advancing
+
+    def offer(self, upload: Upload, number: int, body: Body) -> Offer:
+        """Say that a chunk is about to be stored, before it is. Settle it afterwards, in any case."""
+
+        def settled(offer: Offer) -> None:
+            if offer.body is None:
+                self.follow(upload)
+
+        following = self.follow(upload)
+        if following is None or number in following.offers or self._kept_bytes + body.length > _MAX_KEPT_BYTES:
+            return Offer(None, settled)
+        body.keep()
+        self._kept_bytes += body.length
+        offer = following.offers[number] = Offer(body, settled)
+        return offer
+
+    def follow(self, upload: Upload) -> _Following | None:
+        """Look after an upload: its map has grown, or is about to."""
+        if not states_are_portable():
+            return None  # all is hashed by the merge, at one go
+        following = self._following.get(upload.id)
+        if following is None:
+            following = self._following[upload.id] = _Following(upload)
+            following.task = asyncio.create_task(self._run(following), name=f"frontier {upload.id}")
+        following.again = True
+        return following
+
+    async def _run(self, following: _Following) -> None:
+        """What goes wrong here is logged where it happens, and met again by the merge."""
+        try:
+            with suppress(Gone, Stopping, UploaderError):
+                while following.again:
+                    following.again = False
+                    await self._advance(following)
+        finally:
+            self._let_go(following, *following.offers)
+            del self._following[following.upload.id]
+
+    async def _advance(self, following: _Following) -> None:
+        async with self._locked(following.upload) as digests:
+            while digests is not None and await self._advance_once(following, digests):
+                self._check_stopping()
+            # None of these is next, and nobody waits for a chunk that may never come.
+            self._let_go(following, *following.offers)
+
+    async def _advance_once(self, following: _Following, digests: LockedDigests) -> bool:
+        """Whether it came any further, or may."""
+        number = digests.next_chunk
+        offer = following.offers.get(number)
+        if offer is None:
+            advanced = await self._in_thread(digests.hash_recorded, following.offers.__contains__)
+            return advanced or digests.next_chunk in following.offers
+        await self._in_thread(digests.hash_body, offer.body)
+        # Its writer has the lock of its record, and waits for nothing but the disk.
+        written = await offer.written
+        await self._in_thread(digests.save if written else digests.load)
+        self._let_go(following, number)
+        return True
+
+    def _let_go(self, following: _Following, *numbers: int | None) -> None:
+        for number in numbers:
+            offer = following.offers.pop(number)
+            assert offer.body is not None
+            self._kept_bytes -= offer.body.length
+            offer.body.close()
+            offer.body = None
+
+    @asynccontextmanager
+    async def _locked(self, upload: Upload) -> AsyncIterator[LockedDigests | None]:
+        """The digests as they were saved; None if another worker has them."""
+        digests = await self._in_thread(self._files.try_lock, upload)
+        try:
+            yield digests
+        finally:
+            if digests is not None:
+                # In a thread: the last to close a large file that was unlinked waits until its blocks are free.
+                await uninterrupted(self._in_thread(digests.close))
+
+    # Finishing
+
+    async def digest(self, upload: Upload) -> Digests:
+        """Raises Gone, Busy, Stopping."""
+        following = self._following.get(upload.id)
+        if following is not None:
+            await asyncio.wait({following.task})
+        self._check_stopping()
+        async with self._locked(upload) as digests:
+            if digests is None:
+                raise Busy(upload.id)
+            while await self._in_thread(digests.hash_recorded, _nobody_takes):
+                self._check_stopping()
+            finished = await self._in_thread(digests.finish)
+        if finished is None:
+            raise Busy(upload.id)  # a chunk is being withdrawn
+        return finished
+
+    async def drain(self) -> None:
+        """Wait until nothing is left to do for now."""
+        while self._following:
+            await asyncio.wait({following.task for following in self._following.values()})
+
+
+def _nobody_takes(_number: int) -> bool:
+    return False
