@@ -42,7 +42,9 @@ LEFT_OPEN = Content(100 * KIB, seed=2, name="open.bin")
 CANCELLED = Content(100 * KIB, seed=3, name="cancelled.bin")
 DELETED = Content(70 * KIB, seed=4, name="deleted.bin")
 ROTTEN = Content(180 * KIB, seed=5, name="rotten.bin")
-LARGE = Zeros(256 * MIB, chunk_size=64 * MIB, name="large.bin")  # so large that it is accounted for before its hashing
+LARGE = Zeros(
+    256 * MIB, chunk_size=64 * MIB, name="large.bin"
+)  # so much to hash at the end that it is accounted for before
 EXPECTED = Account(finished=2 * KEPT.size + ROTTEN.size, unfinished=64 * KIB, reserved=LEFT_OPEN.size)
 
 # Servers that die one after the other, each at the given passing of a point, the first by default. What one leaves, the
@@ -121,7 +123,7 @@ class Client:
             await self._put(CANCELLED, 0)
             await eventually(self._is_flushed)  # while nothing else is under way
             if self.large:
-                await self._upload(LARGE, [0, 1, 2, 3])
+                await self._upload(LARGE, [1, 2, 3, 0])
             await self._upload_what_rots()
             await self._upload(KEPT, [2, 0, 1])
             file = await self._upload(DELETED, [1, 0])

@@ -27,8 +27,8 @@ from uploader.tasks import ended, uninterrupted
 
 logger = logging.getLogger(__name__)
 
-# From this size on, hashing takes so long that the bytes are accounted before it.
-_LONG_MERGE_BYTES = 256 << 20
+# If so much is left to hash, it takes so long that the bytes are accounted before it.
+_LONG_MERGE_BYTES = 64 << 20
 _FIRST_PAUSE_SECONDS = 0.005
 _LONGEST_PAUSE_SECONDS = 0.1
 _LOST_ATTEMPTS = 20

@@ -1,0 +1,63 @@
+"""How much is measured: everything, a little of it, or so little that it says nothing but that it runs."""
+
+from dataclasses import dataclass
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Sizes in bytes, each with how often it is uploaded."""
+
+    chunk_size: int
+    in_order: tuple[tuple[int, int], ...]
+    out_of_order: tuple[tuple[int, int], ...]
+    first_chunk_last: tuple[int, int]
+    # Of servers that concatenate.
+    concatenated: tuple[tuple[int, int], ...]
+    written: tuple[int, int]
+    # So that the flush is counted, too.
+    settling_seconds: float
+    # Of each durability, in turn.
+    throughput: tuple[int, int]
+    hashed: tuple[int, int]
+
+
+FULL = Scale(
+    chunk_size=8 * MIB,
+    in_order=((64 * MIB, 150), (GIB, 20), (10 * GIB, 3)),
+    out_of_order=((GIB, 10), (10 * GIB, 2)),
+    first_chunk_last=(GIB, 3),
+    concatenated=((GIB, 3), (10 * GIB, 1)),
+    written=(GIB, 3),
+    settling_seconds=6.0,
+    throughput=(GIB, 5),
+    hashed=(GIB, 5),
+)
+QUICK = Scale(
+    chunk_size=8 * MIB,
+    in_order=((64 * MIB, 20), (GIB, 2)),
+    out_of_order=((GIB, 2),),
+    first_chunk_last=(GIB, 1),
+    concatenated=((GIB, 1),),
+    written=(GIB // 4, 1),
+    settling_seconds=6.0,
+    throughput=(GIB // 4, 2),
+    hashed=(GIB // 4, 3),
+)
+TINY = Scale(
+    chunk_size=64 << 10,
+    in_order=((MIB, 2),),
+    out_of_order=((MIB, 1),),
+    first_chunk_last=(MIB, 1),
+    concatenated=((MIB, 1),),
+    written=(MIB, 1),
+    settling_seconds=0.0,
+    throughput=(MIB, 1),
+    hashed=(MIB, 1),
+)
+
+
+def spelled(size: int) -> str:
+    """`10 GiB`, `64 MiB`."""
+    return f"{size // GIB} GiB" if size % GIB == 0 else f"{size // MIB} MiB"
