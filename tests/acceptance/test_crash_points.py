@@ -72,6 +72,7 @@ SERVERS = {
         "chunk.after_record",
     ),
     "last chunk": ("chunk.after_record:6",),  # of a file: it settles
+    "frontier": ("frontier.after_save", "frontier.after_save:3"),
     "flush": ("flush.after_claim", "flush.after_commit"),
     "ack": ("flush.after_ack",),
     "large": ("merge.after_account",),
@@ -179,15 +180,16 @@ class Client:
         return answer["file"]
 
     async def _upload_what_rots(self) -> None:
-        """Two chunks go bad on the disk, are missing again when the last one is there, and are sent again."""
+        """Two chunks go bad on the disk before they are hashed, for want of the first; are missing again when that is there,
+        and are sent again."""
         answer = await self._open(ROTTEN)
         if answer["state"] == "uploading" and not self.rotten:
-            for number in (0, 1):
+            for number in (1, 2):
                 await self._put(ROTTEN, number)
             self._rot(answer["upload"]["id"])
         either = frozenset({200, 201, 409})
         while answer.get("state") != "complete":
-            await self._put(ROTTEN, 2, either)
+            await self._put(ROTTEN, 0, either)
             answer = await self._expect("POST", f"/files/{ROTTEN.md5}/merge", set(either))
             for number in (n for first, last in answer.get("missing", []) for n in range(first, last + 1)):
                 await self._put(ROTTEN, number, either)
@@ -195,11 +197,11 @@ class Client:
     def _rot(self, upload_id: str) -> None:
         (path,) = self.data.glob(f"temp/*/*/{upload_id}/data")
         with path.open("r+b") as data:
-            for number in (0, 1):
+            for number in (1, 2):
                 data.seek(number * ROTTEN.chunk_size + 17)
                 data.write(bytes([ROTTEN.chunk(number)[17] ^ 1]))
         self.rotten = True
-        self.acknowledged[ROTTEN.md5] -= {0, 1}
+        self.acknowledged[ROTTEN.md5] -= {1, 2}
 
     async def _finish_instantly(self) -> None:
         """An upload that is opened by id, and turns out to be content that is there already."""
