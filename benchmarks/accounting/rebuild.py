@@ -2,13 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.accounting.scale import Scale
 from benchmarks.accounting.stores import mariadb, valkey
 from benchmarks.report import Row, amount, at_most
+from tests.support.bodies import InPieces
 from tests.support.rows import Transactions, upload_row
 from uploader.bootstrap import Services, create_services, running
 from uploader.domain.upload import Upload
@@ -17,20 +16,6 @@ from uploader.settings import Settings
 
 _CHUNK_BYTES = 1024
 _AT_ONCE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Body:
-    """A chunk that was received."""
-
-    data: bytes
-
-    @property
-    def length(self) -> int:
-        return len(self.data)
-
-    def pieces(self) -> Iterator[memoryview]:
-        yield memoryview(self.data)
 
 
 async def rebuild(directory: Path, scale: Scale) -> list[Row]:
@@ -76,7 +61,7 @@ async def _send(services: Services, scale: Scale) -> list[Upload]:
             await rows.open(upload, scale.rebuilt)
             target = Target(upload.user_id, upload_id=upload.id)
             for chunk in range(scale.rebuilt_chunks - 1):
-                stored = await services.chunks.store(target, upload, chunk, _Body(bytes(_CHUNK_BYTES)))
+                stored = await services.chunks.store(target, upload, chunk, InPieces(bytes(_CHUNK_BYTES)))
                 assert isinstance(stored, Stored)
 
     await asyncio.gather(*(send() for _ in range(_AT_ONCE)))

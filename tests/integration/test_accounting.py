@@ -82,9 +82,10 @@ class Ledger:
         return await self.record(LAST, now)
 
     async def claim(self, queue: UploadQueue, now: float, limit: int = 300) -> list[Claim]:
+        """How long each had waited is left out."""
         claims = await queue.claim(limit, at(now))
         await self.check()
-        return claims
+        return [claim._replace(waited_ms=0) for claim in claims]
 
     async def claimed(self, queue: UploadQueue, now: float) -> list[str]:
         return [claim.upload_id for claim in await self.claim(queue, now)]

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.support.bodies import InPieces
 from tests.support.content import KIB
 from tests.support.rows import upload_row
 from tests.support.waiting import eventually
@@ -18,15 +19,6 @@ from uploader.storage.locks import try_lock
 
 CHUNK_BYTES = 64 * KIB
 CLOSINGS = 10
-
-
-class Zeros:
-    """A chunk."""
-
-    length = CHUNK_BYTES
-
-    def pieces(self) -> Iterator[memoryview]:
-        yield memoryview(bytes(CHUNK_BYTES))
 
 
 class Writers:
@@ -40,7 +32,7 @@ class Writers:
 
     async def _write(self, number: int) -> None:
         while not self._stopping:
-            held = await self._storage.hold_chunk(self._upload, number, Zeros())
+            held = await self._storage.hold_chunk(self._upload, number, InPieces(bytes(CHUNK_BYTES)))
             self.turns += 1
             held.release()
 

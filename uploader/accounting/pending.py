@@ -5,7 +5,7 @@ Every verb is one Lua script and one round trip. Time is Redis `TIME`; tests pas
 
 import secrets
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -87,7 +87,7 @@ class Claim(NamedTuple):
     state: str
     lease_until_ms: int
     # How long its first pending byte had waited; 0 where that is not known.
-    waited_ms: int = field(default=0, compare=False)
+    waited_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Pending:
         removed = 0
         for first in range(0, len(flushed), MAX_CLAIM):
             arguments: list[Any] = [keys.task_prefix]
-            for upload_id, generation, received, _, lease_until_ms in flushed[first : first + MAX_CLAIM]:
+            for upload_id, generation, received, _, lease_until_ms, _ in flushed[first : first + MAX_CLAIM]:
                 arguments += (upload_id, generation, received, lease_until_ms)
             removed += await _ACK_FLUSH.run(self._redis, [keys.due, keys.minutes], arguments)
         return removed
