@@ -115,7 +115,7 @@ async def _check(stack: Stack, acknowledged: list[Chunk]) -> None:
     for upload in rows:
         numbers = {chunk.number for chunk in acknowledged if chunk.upload_id == upload.id}
         assert numbers <= read_directory(stack.data / upload.temp_path).sound, "invariant 6"
-    assert open_files_under(stack.data) == []
+    assert open_files_under(stack.data / "temp") == []
 
 
 async def _flush_and_check(stack: Stack) -> None:
@@ -129,5 +129,5 @@ async def _check_memory_for_bodies(stack: Stack, journey: Journey) -> None:
     """What a user may have in memory is all there: a chunk that fills it is not spooled."""
     with recorded_calls("pwrite") as calls:
         await journey.begin_what_is_cancelled()
-    assert {name for _, name in calls} == {"map", "data"}
+    assert {name for _, name in calls} == {"map", "data", "digest"}
     await journey.end()

@@ -736,7 +736,7 @@ async def test_a_cancelled_put_leaves_no_lock_and_no_descriptor(make_stack: Make
             pause.go_on.set()
             with pytest.raises(asyncio.CancelledError):
                 await task
-        assert open_files_under(stack.data) == []
+        assert open_files_under(stack.data / "temp") == []
         again = (await stack.put(CONTENT, 0)).json()
         assert (again["duplicate"], again["received_bytes"]) == (True, CONTENT.chunk_size)
 
@@ -753,6 +753,6 @@ async def test_a_put_that_is_cancelled_while_it_waits_for_its_chunk_leaves_nothi
         held.release()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert open_files_under(stack.data) == []
+        assert open_files_under(stack.data / "temp") == []
         async with stack.services.storage.closing(upload) as closer:
             assert sum((await closer.read_map()).present) == 1
