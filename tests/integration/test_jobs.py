@@ -599,7 +599,7 @@ async def test_a_job_that_fails_backs_off_says_so_once_and_recovers(caplog: pyte
         await finished(runner)
     backing_off = runner.delays[:12]
     assert 0 < backing_off[0] <= 0.2
-    assert all(2.5 <= delay <= 5.0 for delay in backing_off[6:])
+    assert all(1.5 <= delay <= 3.0 for delay in backing_off[6:])
     assert 0 < runner.delays[13] <= 0.2, "after a success it begins anew"
     assert [(record.levelname, record.message) for record in caplog.records] == [
         ("WARNING", "job waits for what it needs"),
