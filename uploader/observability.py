@@ -31,12 +31,12 @@ REBUILDS = Counter("uploader_hydrations", "Uploads rebuilt in Redis from the dis
 REQUESTS = Counter("uploader_http_requests", "Requests by method, route and status.", ["method", "route", "status"])
 QUOTA_REFUSALS = Counter("uploader_quota_refusals", "Openings refused for lack of quota.")
 FLUSH_BATCH_UPLOADS = Histogram(
-    "uploader_flush_batch_uploads", "Uploads claimed by one flush.", buckets=(1, 3, 10, 30, 100, 300)
+    "uploader_flush_batch_uploads", "Uploads claimed by one flush.", buckets=(1, 3, 10, 30, 100, 300, 1000, 1500)
 )
 FLUSH_LAG_SECONDS = Histogram(
     "uploader_flush_lag_seconds",
-    "From an upload's first pending byte to its commit in the database.",
-    buckets=(1, 2.5, 5, 7.5, 10, 20, 40, 60, 90, 120, 300),
+    "From when the earliest upload of a flush was due to their commit in the database.",
+    buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
 )
 # Asked of the stores when somebody looks; every process says the same.
 OPEN_UPLOADS = Gauge("uploader_open_uploads", "Open uploads.")

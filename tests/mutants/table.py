@@ -63,13 +63,14 @@ MUTANTS = (
         (
             _CLAIM,
             "  claims[#claims + 1] = {id, tonumber(facts[1] or 0), tonumber(facts[2] or 0), facts[3] or '', now + lease,"
-            " waited}\n",
-            """  local flushed = tonumber(redis.call('HGET', up, 'flushed') or 0)
+            " late}\n",
+            """  local up = prefix .. id
+  local flushed = tonumber(redis.call('HGET', up, 'flushed') or 0)
   delay_remove(KEYS[1], KEYS[2], up, id)
   redis.call('HSET', up, 'flushed', facts[2] or 0)
   redis.call('HDEL', up, 'lease_until')
   local received = tonumber(facts[2] or 0) - flushed
-  claims[#claims + 1] = {id, tonumber(facts[1] or 0), received, facts[3] or '', now + lease, waited}
+  claims[#claims + 1] = {id, tonumber(facts[1] or 0), received, facts[3] or '', now + lease, late}
 """,
         ),
         (

@@ -76,6 +76,7 @@ class Known:
     state: str
     received: int
     chunks: int
+    merged: int
 
 
 class Claim(NamedTuple):
@@ -86,8 +87,8 @@ class Claim(NamedTuple):
     received: int
     state: str
     lease_until_ms: int
-    # How long its first pending byte had waited; 0 where that is not known.
-    waited_ms: int = 0
+    # By how much the earliest task that was claimed with it was overdue.
+    late_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,8 @@ class UploadQueue:
         arguments = [_time(now_ms), self._lease_ms, limit, self._keys.task_prefix]
         claims = await _CLAIM_DUE.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
         return [
-            Claim(upload_id.decode(), generation, received, state.decode(), lease_until_ms, waited_ms)
-            for upload_id, generation, received, state, lease_until_ms, waited_ms in claims
+            Claim(upload_id.decode(), generation, received, state.decode(), lease_until_ms, late_ms)
+            for upload_id, generation, received, state, lease_until_ms, late_ms in claims
         ]
 
     async def next_due(self, now_ms: int | None = None) -> float | None:
@@ -196,8 +197,8 @@ class Pending:
     async def read(self, upload_id: str) -> Known:
         """What is known of an upload, and the present era. Raises Unavailable."""
         keys = upload_keys(self.shard_of(upload_id), upload_id)
-        era, state, received, chunks = await _READ_UPLOAD.run(self._redis, [keys.up, keys.era], [_era_token()])
-        return Known(era.decode(), state.decode(), received, chunks)
+        era, state, received, chunks, merged = await _READ_UPLOAD.run(self._redis, [keys.up, keys.era], [_era_token()])
+        return Known(era.decode(), state.decode(), received, chunks, merged)
 
     async def ack_flush(self, shard: int, flushed: list[Claim]) -> int:
         """Say that the figures of these claims are in the database; returns how many tasks are done. Raises Unavailable."""
@@ -214,9 +215,10 @@ class Pending:
         """Drop a closed upload, leaving a tombstone that says `word`. Raises Unavailable."""
         await _FORGET.run(self._redis, self._keys(upload_id), [upload_id, word, TOMBSTONE_SECONDS])
 
-    async def lease(self, upload_id: str, now_ms: int | None = None) -> None:
+    async def lease(self, upload_id: str, merged_bytes: int | None = None, now_ms: int | None = None) -> None:
         """Keep the task of an upload this worker's for another lease. Raises Unavailable."""
-        arguments = [_time(now_ms), upload_id, _ms(self._delays.lease_seconds)]
+        merged = "" if merged_bytes is None else merged_bytes
+        arguments = [_time(now_ms), upload_id, _ms(self._delays.lease_seconds), merged]
         await _LEASE_UPLOAD.run(self._redis, self._keys(upload_id), arguments)
 
     async def ping(self) -> None:

@@ -44,9 +44,7 @@ class Flushing:
         started = time.perf_counter()
         is_open = await self._write(claims)
         FLUSH_BATCH_UPLOADS.observe(len(claims))
-        for claim in claims:
-            if is_open.get(claim.upload_id) and claim.waited_ms:
-                FLUSH_LAG_SECONDS.observe(claim.waited_ms / 1000 + time.perf_counter() - started)
+        FLUSH_LAG_SECONDS.observe(claims[0].late_ms / 1000 + time.perf_counter() - started)
         crash_point("flush.after_commit")
         await self._pending.ack_flush(queue.shard, [claim for claim in claims if is_open.get(claim.upload_id)])
         crash_point("flush.after_ack")

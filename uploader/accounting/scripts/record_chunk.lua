@@ -43,7 +43,7 @@ if chunk_total == chunk_count then
   return {'recorded', received, chunk_total, chunk_count, 'merging'}
 end
 
-if not pending_since then
+if not pending_since or pending_since == '' then
   pending_since = now
   redis.call('HSET', up, 'pending_since', string.format('%d', now))
 end
