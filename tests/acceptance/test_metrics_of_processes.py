@@ -54,7 +54,7 @@ def test_whichever_process_is_asked_answers_for_all(tmp_path: Path) -> None:
                 flushed = metrics.get("uploader_flushed_uploads_total", 0)
                 return metrics["uploader_received_bytes_total"] == sent and flushed >= 1
 
-            wait_for(all_counted)
+            wait_for(all_counted, seconds=60)
             before = first = metrics_of(server.url)
             for _ in range(10):
                 metrics = metrics_of(server.url)
@@ -70,8 +70,8 @@ def test_whichever_process_is_asked_answers_for_all(tmp_path: Path) -> None:
             assert len(killed) == 2
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
-            wait_for(lambda: not set(killed) & set(children_of(server.process.pid)), seconds=20)
-            wait_for(lambda: _answers(server.url), seconds=20)
+            wait_for(lambda: not set(killed) & set(children_of(server.process.pid)), seconds=60)
+            wait_for(lambda: _answers(server.url), seconds=60)
             after = metrics_of(server.url)
             fallen = {name for name, value in before.items() if name.endswith("_total") and after.get(name, 0) < value}
             assert fallen == set()
