@@ -98,8 +98,8 @@ class Ledger:
         await self.check()
         return removed
 
-    async def lease(self, now: float = 0, upload_id: str = "u", merged_bytes: int | None = None) -> None:
-        await self.pending.lease(upload_id, merged_bytes, at(now))
+    async def lease(self, now: float = 0, upload_id: str = "u") -> None:
+        await self.pending.lease(upload_id, at(now))
         await self.check()
 
     async def forget(self, word: str = "cancelled", upload_id: str = "u") -> None:
@@ -567,14 +567,11 @@ async def test_forgetting_one_upload_leaves_others_due(opened: Ledger) -> None:
 # lease, next_due, read
 
 
-async def test_leasing_pushes_a_merge_back_and_tells_how_far_it_is(opened: Ledger) -> None:
+async def test_leasing_pushes_a_merge_back(opened: Ledger) -> None:
     await opened.settle()
-    await opened.lease(now=45, merged_bytes=4711)
+    await opened.lease(now=45)
     assert await opened.due(opened.merge) == 45 + LEASE
     assert await opened.buckets("merge") == [1]
-    assert (await opened.pending.read("u")).merged == 4711
-    await opened.lease(now=46)
-    assert (await opened.pending.read("u")).merged == 4711
 
 
 async def test_leasing_an_open_upload_has_a_worker_look_at_it_when_the_lease_ends(opened: Ledger) -> None:
@@ -607,7 +604,7 @@ async def test_next_due_is_the_earliest_of_all_buckets(ledger: Ledger) -> None:
 async def test_reading_tells_what_is_known(opened: Ledger) -> None:
     await opened.record(0)
     known = await opened.pending.read("u")
-    assert (known.state, known.received, known.chunks, known.merged) == ("open", CHUNK, 1, 0)
+    assert (known.state, known.received, known.chunks) == ("open", CHUNK, 1)
     unknown = await opened.pending.read("nobody")
     assert (unknown.state, unknown.received, unknown.chunks) == ("", 0, 0)
     assert unknown.era == known.era

@@ -76,7 +76,6 @@ class Known:
     state: str
     received: int
     chunks: int
-    merged: int
 
 
 class Claim(NamedTuple):
@@ -197,8 +196,8 @@ class Pending:
     async def read(self, upload_id: str) -> Known:
         """What is known of an upload, and the present era. Raises Unavailable."""
         keys = upload_keys(self.shard_of(upload_id), upload_id)
-        era, state, received, chunks, merged = await _READ_UPLOAD.run(self._redis, [keys.up, keys.era], [_era_token()])
-        return Known(era.decode(), state.decode(), received, chunks, merged)
+        era, state, received, chunks = await _READ_UPLOAD.run(self._redis, [keys.up, keys.era], [_era_token()])
+        return Known(era.decode(), state.decode(), received, chunks)
 
     async def ack_flush(self, shard: int, flushed: list[Claim]) -> int:
         """Say that the figures of these claims are in the database; returns how many tasks are done. Raises Unavailable."""
@@ -215,10 +214,9 @@ class Pending:
         """Drop a closed upload, leaving a tombstone that says `word`. Raises Unavailable."""
         await _FORGET.run(self._redis, self._keys(upload_id), [upload_id, word, TOMBSTONE_SECONDS])
 
-    async def lease(self, upload_id: str, merged_bytes: int | None = None, now_ms: int | None = None) -> None:
+    async def lease(self, upload_id: str, now_ms: int | None = None) -> None:
         """Keep the task of an upload this worker's for another lease. Raises Unavailable."""
-        merged = "" if merged_bytes is None else merged_bytes
-        arguments = [_time(now_ms), upload_id, _ms(self._delays.lease_seconds), merged]
+        arguments = [_time(now_ms), upload_id, _ms(self._delays.lease_seconds)]
         await _LEASE_UPLOAD.run(self._redis, self._keys(upload_id), arguments)
 
     async def ping(self) -> None:

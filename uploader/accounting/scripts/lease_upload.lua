@@ -3,7 +3,7 @@
 -- after it is found by the next worker.
 --
 -- KEYS  1 up  2 chunks  3 era  4 due:flush  5 minutes:flush  6 due:merge  7 minutes:merge
--- ARGV  1 now_ms ('' for TIME)  2 upload id  3 lease_ms  4 merged bytes ('' if nothing is merged)
+-- ARGV  1 now_ms ('' for TIME)  2 upload id  3 lease_ms
 -- Returns 1, or 0 if the upload is not open here (any more).
 --
 -- One script so that an upload that was closed meanwhile is not put back into a queue.
@@ -12,7 +12,6 @@ local up = KEYS[1]
 local state = redis.call('HGET', up, 'state')
 local now = clock_ms(ARGV[1])
 local due = now + tonumber(ARGV[3])
-if ARGV[4] ~= '' and state == 'merging' then redis.call('HSET', up, 'merged', ARGV[4]) end
 if state == 'merging' then
   delay_schedule(KEYS[6], KEYS[7], up, ARGV[2], due, now)
 elseif state == 'open' then

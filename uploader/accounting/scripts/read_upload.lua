@@ -2,11 +2,11 @@
 --
 -- KEYS  1 up  2 era
 -- ARGV  1 era token
--- Returns {era, state, received, chunks, merged}; state is '' if the upload is not known in this era.
+-- Returns {era, state, received, chunks}; state is '' if the upload is not known in this era.
 --
 -- One script so that the era and the facts belong together.
 
 local era = current_era(KEYS[2], ARGV[1])
-local facts = redis.call('HMGET', KEYS[1], 'era', 'state', 'received', 'chunks', 'merged')
-if facts[1] ~= era then return {era, '', 0, 0, 0} end
-return {era, facts[2], tonumber(facts[3]), tonumber(facts[4]), tonumber(facts[5] or 0)}
+local facts = redis.call('HMGET', KEYS[1], 'era', 'state', 'received', 'chunks')
+if facts[1] ~= era then return {era, '', 0, 0} end
+return {era, facts[2], tonumber(facts[3]), tonumber(facts[4])}
