@@ -270,8 +270,9 @@ MUTANTS = (
         ),
         (
             _CLOSERS,
-            '            await closer.withdraw(numbers)\n            crash_point("withdraw.after_map")\n',
-            "",
+            '            await closer.withdraw(numbers)\n            crash_point("withdraw.after_map")\n'
+            "            await self._hydrate_held(upload, closer)\n",
+            "            await self._hydrate_held(upload, closer)\n",
         ),
     ),
     _mutant(

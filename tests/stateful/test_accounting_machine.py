@@ -111,9 +111,13 @@ class Meanwhile(Enum):
     HYDRATE = "hydrate"
     RECORD = "record"
     WITHDRAW = "withdraw"
+    HEAL = "withdraw, and send again"
     CANCEL = "cancel"
     LOSE = "lose"
     ROLL_BACK = "roll back"
+
+
+WITHDRAWALS = (Meanwhile.WITHDRAW, Meanwhile.HEAL)
 
 
 class AccountingMachine(RuleBasedStateMachine):
@@ -342,7 +346,7 @@ class AccountingMachine(RuleBasedStateMachine):
     @rule(
         transfer=transfers,
         number=CHUNKS,
-        meanwhile=st.sampled_from([*Meanwhile, Meanwhile.RECORD, Meanwhile.WITHDRAW]),
+        meanwhile=st.sampled_from([*Meanwhile, Meanwhile.RECORD, *WITHDRAWALS]),
         other=CHUNKS,
         committed=st.booleans(),
     )
@@ -354,12 +358,17 @@ class AccountingMachine(RuleBasedStateMachine):
         self.now_ms += QUIET * 1000
         claims = self._claim(300)
         transfer.leased_at_ms = self.now_ms
-        deed = self._do(meanwhile, transfer, number if meanwhile is Meanwhile.WITHDRAW else other)
+        deed = self._do(meanwhile, transfer, number if meanwhile in WITHDRAWALS else other)
         if committed:
             self.runner.run(self._beside("ack_flush", self.services.flushing.flush_due(_held(claims)), deed))
         else:
             self.runner.run(deed)
             self._go_on(claims, None)
+
+    @rule(transfer=transfers, number=CHUNKS)
+    def acknowledge_what_was_healed(self, transfer: Transfer, number: int) -> None:
+        """The ack of a chunk comes when it was withdrawn and sent again: as many bytes, of another generation."""
+        self.flush_while(transfer, number, Meanwhile.HEAL, number, True)
 
     @rule(transfer=transfers, number=CHUNKS, dies_at=st.integers(1, 3))
     def die_flushing(self, transfer: Transfer, number: int, dies_at: int) -> None:
@@ -447,7 +456,7 @@ class AccountingMachine(RuleBasedStateMachine):
         """A worker stands still after a chunk is on disk, and records it late."""
         transfer = self._unfinished(transfer)
         number, other = self._missing(transfer, number)[0], self._missing(transfer, other)[-1]
-        if meanwhile is Meanwhile.WITHDRAW:
+        if meanwhile in WITHDRAWALS:
             other = (number + 1) % CHUNK_COUNT  # of the same one, who was first would decide what was promised
         transfer.leased_at_ms = self.now_ms
         deed = self._do(meanwhile, transfer, other)
@@ -459,11 +468,16 @@ class AccountingMachine(RuleBasedStateMachine):
             Meanwhile.HYDRATE: lambda: self._hydrate(transfer),
             Meanwhile.RECORD: lambda: self._store(transfer, number),
             Meanwhile.WITHDRAW: lambda: self._withdraw(transfer, [number]),
+            Meanwhile.HEAL: lambda: self._heal(transfer, number),
             Meanwhile.CANCEL: lambda: self._close(transfer),
             Meanwhile.LOSE: self._flush_redis,
             Meanwhile.ROLL_BACK: self._restore,
         }
         await deeds[meanwhile]()
+
+    async def _heal(self, transfer: Transfer, number: int) -> None:
+        await self._withdraw(transfer, [number])
+        await self._store(transfer, number)
 
     async def _flush_after_the_lease(self, transfer: Transfer, number: int) -> None:
         """Another worker takes over what one had claimed that stood still, with a chunk more."""
