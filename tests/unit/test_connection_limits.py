@@ -1,0 +1,41 @@
+"""How many connections a process takes: what is set, within what it may open."""
+
+import logging
+import resource
+
+import pytest
+
+from uploader.http.limits import connection_limits
+from uploader.settings import Settings
+
+INFINITE = resource.RLIM_INFINITY
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised_to", "connections"),
+    [
+        (1024, 1024, None, 256),
+        (1024, 4096, 4096, 1792),
+        (1024, 524_288, 65_536, 4096),
+        (1024, INFINITE, 65_536, 4096),
+        (100_000, 524_288, None, 4096),
+        (INFINITE, INFINITE, None, 4096),
+        (100, 100, None, 1),
+    ],
+)
+def test_the_limit_on_open_files_is_raised_and_kept(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    soft: int,
+    hard: int,
+    raised_to: int | None,
+    connections: int,
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _what, limits: asked.append(limits))
+    limits = connection_limits(Settings(max_connections=4096))
+    assert asked == ([] if raised_to is None else [(raised_to, hard)])
+    assert limits.max_connections == connections
+    warned = any(record.levelno == logging.WARNING for record in caplog.records)
+    assert warned == (connections < 4096)
