@@ -1,7 +1,8 @@
 """Slow clients, in a process of their own: `python -m benchmarks.slow_clients.slow`, told on standard input what to do.
 
 A quarter each sends headers, sends a chunk's body, says nothing, or takes an answer; a byte a second, and again from the
-start as often as the server ends it. Ends with its standard input.
+start as often as the server ends it. They come one after the other, so that they are not ended all at once, either.
+Ends with its standard input.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from contextlib import suppress
 # The upload that each of their users has open.
 SLOW_MD5, SLOW_BYTES = "0" * 32, 65536
 _SECONDS_A_BYTE = 1.0
-_CONNECTS_AT_ONCE = 100
+_ARRIVAL_SECONDS = 10.0
 
 
 class Crowd:
@@ -24,14 +25,14 @@ class Crowd:
         self._address = ("127.0.0.1", port)
         self._tokens = tokens
         self._file_id = file_id
-        self._gate = asyncio.Semaphore(_CONNECTS_AT_ONCE)
-        self._enough = count * 0.95
+        self._count = count
         self.complete = asyncio.Event()
         self.connected = 0
         self.refused = 0
 
     async def run(self, number: int) -> None:
         """One client, for ever."""
+        await asyncio.sleep(_ARRIVAL_SECONDS * number / self._count)
         token = self._tokens[number // 4 % len(self._tokens)]
         head = f"Host: a\r\nAuthorization: Bearer {token}\r\n"
         what = (
@@ -50,10 +51,9 @@ class Crowd:
         with socket.socket() as connection:
             connection.setblocking(False)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            async with self._gate:
-                await loop.sock_connect(connection, self._address)
+            await loop.sock_connect(connection, self._address)
             self.connected += 1
-            if self.connected >= self._enough:
+            if self.connected >= 0.95 * self._count:
                 self.complete.set()
             try:
                 await loop.sock_sendall(connection, start.encode())

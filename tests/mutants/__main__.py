@@ -17,7 +17,7 @@ from tests.mutants.table import MACHINE, MUTANTS, PACKAGE, Mutant, apply
 _ROOT = PACKAGE.parent
 _NEEDED = ("tests", "migrations", "alembic.ini", "pyproject.toml", "README.md")
 _AT_ONCE = 2
-_TIMEOUT_SECONDS = 240.0
+_TIMEOUT_SECONDS = 480.0
 # Of the state machine: more than in the suite, so that what it sees does not hang on few choices.
 _EXAMPLES = "80"
 # What pytest exits with (https://docs.pytest.org/en/stable/reference/exit-codes.html).

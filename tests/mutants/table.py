@@ -18,6 +18,11 @@ _CLOSERS = "service/closers.py"
 _CHUNKS = "service/chunks.py"
 _FLUSHING = "service/flushing.py"
 _CHUNK_FILES = "storage/chunkfiles.py"
+_INSTANT = "service/instant.py"
+_CHALLENGES = "accounting/challenges.py"
+_PROOFS = "tests/integration/test_proof_of_possession.py"
+_PROTOCOL = "http/protocol.py"
+_LIMITS = "tests/integration/test_limits.py"
 
 
 @dataclass(frozen=True)
@@ -278,6 +283,58 @@ MUTANTS = (
     _mutant(
         "an interrupted withdrawal that nobody ends",
         (_TRANSACTIONS, "        if item.generation >= flushed_generation:\n", "        if True:\n"),
+    ),
+    # Proof of possession and limits
+    _mutant("a challenge that serves twice", (_CHALLENGES, ".getdel(", ".get("), tests=_PROOFS),
+    _mutant(
+        "a challenge that serves everybody",
+        ("accounting/keys.py", "{user_id}/{challenge_id}", "{challenge_id}"),
+        tests=_PROOFS,
+    ),
+    _mutant(
+        "a challenge that serves for ever",
+        (_INSTANT, "if challenge.expires_at <= self._clock.now():", "if challenge.size < 0:"),
+        tests=_PROOFS,
+    ),
+    _mutant("a challenge that serves for any MD5", (_INSTANT, "challenge.md5 != md5 or ", ""), tests=_PROOFS),
+    _mutant(
+        "a proof that closes the upload of a twin",
+        (_INSTANT, "replaced is not None and not _is_of(replaced, challenge)", "False"),
+        tests=_PROOFS,
+    ),
+    _mutant(
+        "failures that cost nothing",
+        ("accounting/scripts/issue_challenge.lua", " or unproven >= tonumber(ARGV[8])", ""),
+        tests=_PROOFS,
+    ),
+    _mutant(
+        "good proofs that cost as much as failures",
+        (_INSTANT, "        await self._challenges.count_as_proven(challenge)\n", ""),
+        tests=_PROOFS,
+    ),
+    _mutant(
+        "probes that cost nothing",
+        ("accounting/scripts/issue_challenge.lua", " or probes > tonumber(ARGV[7])", ""),
+        tests=_PROOFS,
+    ),
+    _mutant(
+        "headers that are counted only when they are whole",
+        (_PROTOCOL, "if self._unparsed_bytes > MAX_HEAD_BYTES:", "if self._unparsed_bytes < 0:"),
+        tests=_LIMITS,
+    ),
+    _mutant(
+        "blank lines that keep a connection open",
+        (
+            _PROTOCOL,
+            "        if self._in_head:\n            self._start_head_timer()\n        self._unset",
+            "        self._unset",
+        ),
+        tests=_LIMITS,
+    ),
+    _mutant(
+        "answers that may stand still",
+        (_PROTOCOL, "            self.transport.abort()\n\n    # Refusing", "            return\n\n    # Refusing"),
+        tests=_LIMITS,
     ),
 )
 
