@@ -1,0 +1,24 @@
+"""Every race of the table, between two worker processes on one installation, again and again."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.races.course import course
+from tests.races.table import RACES, Race
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("race", "database_url"),
+    [pytest.param(race, race.database, id=f"{race.name}, {race.database}") for race in RACES],
+    indirect=["database_url"],
+)
+async def test_whoever_comes_first(race: Race, tmp_path: Path, database_url: str, redis_url: str) -> None:
+    async with course(tmp_path, database_url, redis_url) as made:
+        record = await made.run(race, race.rounds)
+    print(record.seen)
+    assert not record.wrong, record.wrong[:20]
+    assert record.seen.total() == race.rounds
+    # Where several endings are allowed it was no race if only one of them was seen.
+    assert len(record.seen) > 1 or len(race.allowed) == 1, record.seen

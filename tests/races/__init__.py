@@ -1,0 +1,1 @@
+"""Races: two worker processes meet in one upload, file or content, a thousand times, each time a little differently."""

@@ -1,0 +1,169 @@
+"""What is there when rounds begin: made for a whole batch at once, by one process that takes no side."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Table, insert, update
+
+from tests.races.rounds import AGE_SECONDS, ALICE, BOB, Body, Round
+from tests.support.layout import blob_path
+from tests.support.rows import upload_row
+from uploader.bootstrap import Services
+from uploader.database import models, transactions
+from uploader.database.engine import Connection
+from uploader.domain.chunks import to_bitmap
+from uploader.domain.months import month_path
+from uploader.domain.upload import Upload
+from uploader.service.ids import new_id
+
+Before = Callable[[Services, Sequence[Round]], Awaitable[list[Round]]]
+
+
+async def _open(
+    services: Services,
+    rounds: Sequence[Round],
+    user_id: str,
+    *,
+    told: bool = True,
+    age_seconds: float = 0.0,
+    chunks: Sequence[int] = (),
+    in_redis: bool = True,
+) -> list[str]:
+    """Open an upload for each round: on disk, in the database, in Redis; their ids. `told`: the MD5."""
+    opened_at = services.clock.now() - timedelta(seconds=age_seconds)
+    uploads = [_row_of(round_, user_id, opened_at, told) for round_ in rounds]
+    await asyncio.gather(*map(services.storage.create, uploads))
+
+    rows = [{name: getattr(one, name) for name in Upload.__dataclass_fields__} | {"open_flag": 1} for one in uploads]
+    await _insert(services, user_id, {models.upload: rows}, reserved=sum(one.size for one in uploads))
+    for upload, round_ in zip(uploads, rounds, strict=True):
+        for number in chunks:
+            (await services.storage.hold_chunk(upload, number, Body(round_.content.chunk(number)))).release()
+        map_path = services.settings.data / upload.temp_path / "map"
+        os.utime(map_path, (opened_at.timestamp(), opened_at.timestamp()))
+    if in_redis:
+        await asyncio.gather(*(_tell_redis(services, upload, chunks) for upload in uploads))
+    return [upload.id for upload in uploads]
+
+
+def _row_of(round_: Round, user_id: str, opened_at: datetime, told: bool) -> Upload:
+    content = round_.content
+    upload = upload_row(
+        user_id,
+        content.size,
+        md5=content.md5 if told else None,
+        name=content.name,
+        chunk_size=content.chunk_size,
+        created_at=opened_at,
+        updated_at=opened_at,
+    )
+    return replace(upload, temp_path=f"temp/{month_path(opened_at)}/{upload.id}")
+
+
+async def _tell_redis(services: Services, upload: Upload, chunks: Sequence[int]) -> None:
+    count = -(-upload.size // upload.chunk_size)
+    await services.pending.hydrate(
+        upload.id,
+        era=(await services.pending.read(upload.id)).era,
+        generation=0,
+        bitmap=to_bitmap([number in chunks for number in range(count)]),
+        size=upload.size,
+        chunk_size=upload.chunk_size,
+        chunk_count=count,
+        flushed_bytes=0,
+    )
+
+
+def _named(rounds: Sequence[Round], name: str, ids: Sequence[str]) -> list[Round]:
+    return [round_.having(**{name: id_}) for round_, id_ in zip(rounds, ids, strict=True)]
+
+
+async def nothing(_services: Services, rounds: Sequence[Round]) -> list[Round]:
+    return list(rounds)
+
+
+async def opened(services: Services, rounds: Sequence[Round]) -> list[Round]:
+    """By Alice, as whatever follows."""
+    return _named(rounds, "upload", await _open(services, rounds, ALICE))
+
+
+async def opened_by_id(services: Services, rounds: Sequence[Round]) -> list[Round]:
+    """The MD5 is not told."""
+    return _named(rounds, "upload", await _open(services, rounds, ALICE, told=False))
+
+
+async def opened_long_ago(services: Services, rounds: Sequence[Round]) -> list[Round]:
+    return _named(rounds, "upload", await _open(services, rounds, ALICE, age_seconds=AGE_SECONDS))
+
+
+async def opened_twice(services: Services, rounds: Sequence[Round]) -> list[Round]:
+    """Under one name; the first one by id."""
+    rounds = _named(rounds, "first", await _open(services, rounds, ALICE, told=False))
+    return await opened(services, rounds)
+
+
+async def opened_by_both(services: Services, rounds: Sequence[Round]) -> list[Round]:
+    await _open(services, rounds, BOB)
+    return await opened(services, rounds)
+
+
+async def all_but_the_first_chunk(services: Services, rounds: Sequence[Round]) -> list[Round]:
+    """Two chunks; and Redis has forgotten them."""
+    return _named(rounds, "upload", await _open(services, rounds, ALICE, chunks=[1], in_redis=False))
+
+
+async def all_chunks(services: Services, rounds: Sequence[Round]) -> list[Round]:
+    """One chunk; nobody has merged it, and Redis has forgotten it."""
+    return _named(rounds, "upload", await _open(services, rounds, ALICE, chunks=[0], in_redis=False))
+
+
+async def finished(services: Services, rounds: Sequence[Round]) -> list[Round]:
+    """Alice has the file, and nobody else."""
+    now, files, blobs = services.clock.now(), [], []
+    for content in (round_.content for round_ in rounds):
+        path = blob_path(services.settings.data, content.sha256)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.data)
+        row = {"sha256": content.sha256, "md5": content.md5, "size": content.size, "created_at": now}
+        blobs.append(row | {"refs": 1})
+        files.append(row | {"id": new_id(), "user_id": ALICE, "name": content.name, "instant": False})
+    size = sum(round_.content.size for round_ in rounds)
+    await _insert(services, ALICE, {models.blob: blobs, models.file: files}, use_space_finished=size)
+    return _named(rounds, "file", [str(file["id"]) for file in files])
+
+
+async def _insert(
+    services: Services, user_id: str, rows: Mapping[Table, Sequence[Mapping[str, Any]]], **more: int
+) -> None:
+    """Rows of a user's, all at once, and what they add to the account."""
+
+    async def insert_all(connection: Connection) -> None:
+        for table, values in rows.items():
+            await connection.execute(insert(table), values)
+        users = models.user_info.c
+        added = {name: users[name] + number for name, number in more.items()}
+        await connection.execute(update(models.user_info).where(users.user_id == user_id).values(**added))
+
+    await services.database.transact(insert_all)
+
+
+async def finished_and_opened_by_bob(services: Services, rounds: Sequence[Round]) -> list[Round]:
+    await _open(services, rounds, BOB)
+    return await finished(services, rounds)
+
+
+async def deleted_and_opened_by_bob(services: Services, rounds: Sequence[Round]) -> list[Round]:
+    """Alice's file is deleted, its content not collected yet: who deleted it died at this moment."""
+    rounds = await finished_and_opened_by_bob(services, rounds)
+    files = [await services.files.get(ALICE, round_.ids["file"]) for round_ in rounds]
+
+    async def delete_all(connection: Connection) -> None:
+        for file in files:
+            assert await transactions.delete_file(connection, file)
+
+    await services.database.transact(delete_all)
+    return rounds
