@@ -11,13 +11,13 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
 from benchmarks import report
 from benchmarks.report import Row
+from tests.support.bodies import InPieces
 from uploader.domain.upload import State, Upload
 from uploader.storage.local import LocalStorage
 
@@ -32,15 +32,6 @@ _TARGET_MS = 100
 _CLOSINGS = 50
 _FIRST_TURNS_SECONDS = 0.3
 _SPAWN = multiprocessing.get_context("spawn")
-
-
-class _Zeros:
-    """A chunk of the smallest size: the shorter a turn, the more of them."""
-
-    length = _CHUNK_BYTES
-
-    def pieces(self) -> Iterator[memoryview]:
-        yield memoryview(bytes(_CHUNK_BYTES))
 
 
 def main() -> None:
@@ -121,7 +112,7 @@ async def _write_without_a_pause(
 
     async def write(number: int) -> None:
         while not stop.is_set():
-            (await storage.hold_chunk(upload, number % _CHUNK_COUNT, _Zeros())).release()
+            (await storage.hold_chunk(upload, number % _CHUNK_COUNT, InPieces(bytes(_CHUNK_BYTES)))).release()
             begun.set()
             number += 0 if again else writers
 

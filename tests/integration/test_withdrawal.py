@@ -1,20 +1,26 @@
-"""Stored chunks that went bad before they were hashed are withdrawn at the merge, missing again, and healed by sending
-them again."""
+"""Stored chunks that went bad are withdrawn at the merge, missing again, and healed by sending them again."""
 
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from tests.conftest import MakeStack
+from tests.races.rounds import Worker, keep
 from tests.support.content import KIB, Content
+from tests.support.invariants import checked_accounts
+from tests.support.process import Process, ended
 from tests.support.stack import Stack
+from tests.support.waiting import eventually
 from uploader.database import queries, transactions
 from uploader.domain.upload import Upload
+from uploader.service.answers import Stored, Target
 
 CONTENT = Content(300 * KIB)
+OTHER = Content(CONTENT.size, seed=1)
 # Sent last, so that nothing is hashed before: what comes in order is hashed from memory.
-LAST = 0
-SENT = range(1, CONTENT.chunk_count)
+FINAL = 0
+LAST = CONTENT.chunk_count - 1
 
 
 async def _upload(stack: Stack) -> Upload:
@@ -25,11 +31,13 @@ async def _upload(stack: Stack) -> Upload:
     return found
 
 
-async def _sent_but_the_last(stack: Stack) -> Path:
-    """All chunks but the last are acknowledged and accounted for; the file they lie in."""
+async def _sent_but(stack: Stack, number: int, content: Content = CONTENT) -> Path:
+    """All chunks but one are acknowledged and accounted for; the file they lie in."""
     await stack.open(CONTENT)
-    for number in SENT:
-        assert (await stack.put(CONTENT, number)).status_code == 200
+    for other in range(CONTENT.chunk_count):
+        if other != number:
+            url = f"/files/{CONTENT.md5}/chunks/{other}"
+            assert (await stack.client.put(url, content=content.chunk(other))).status_code == 200
     await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0])
     return stack.data / (await _upload(stack)).temp_path / "data"
 
@@ -43,66 +51,131 @@ def _rot(data: Path, *chunks: int) -> None:
             file.write(bytes([byte ^ 1]))
 
 
-async def test_a_chunk_that_went_bad_is_missing_again_and_healed_by_sending_it(make_stack_on: MakeStack) -> None:
+@pytest.mark.parametrize(
+    ("rotten", "ranges"),
+    [([1], [[1, 1]]), ([LAST], [[LAST, LAST]]), ([1, 3], [[1, 1], [3, 3]]), ([1, 3, LAST], [[1, 1], [3, LAST]])],
+)
+async def test_chunks_that_went_bad_are_missing_again_and_healed_by_sending_them(
+    make_stack_on: MakeStack, rotten: list[int], ranges: list[list[int]]
+) -> None:
     async with make_stack_on(max_pending_bytes=1) as stack:
-        data = await _sent_but_the_last(stack)
-        assert (await stack.usage("alice"))["unfinished"] == CONTENT.size - CONTENT.chunk_size
-        _rot(data, 1, 2, 4)
-        response = await stack.put(CONTENT, LAST)
+        data = await _sent_but(stack, FINAL)
+        flushed = CONTENT.size - len(CONTENT.chunk(FINAL))
+        assert (await stack.usage("alice"))["unfinished"] == flushed
+        _rot(data, *rotten)
+        response = await stack.put(CONTENT, FINAL)
         assert (response.status_code, response.json()["code"]) == (409, "chunks-missing")
-        assert response.json()["missing"] == [[1, 2], [4, 4]]
+        assert response.json()["missing"] == ranges
 
-        left = 2 * CONTENT.chunk_size
+        left = CONTENT.size - sum(len(CONTENT.chunk(number)) for number in rotten)
         status = (await stack.client.get(f"/files/{CONTENT.md5}")).json()
         assert status["state"] == "uploading"
-        assert (status["upload"]["missing"], status["upload"]["received_bytes"]) == ([[1, 2], [4, 4]], left)
+        assert (status["upload"]["missing"], status["upload"]["received_bytes"]) == (ranges, left)
         upload = await _upload(stack)
         assert (upload.generation, upload.flushed_generation) == (1, 1)
         assert (await stack.services.pending.read(upload.id)).received == left
         usage = await stack.usage("alice")
-        assert usage == {"finished": 0, "unfinished": left, "reserved": CONTENT.size}
+        assert usage == {"finished": 0, "unfinished": min(flushed, left), "reserved": CONTENT.size}
+        await checked_accounts(stack.services.database)
 
-        for number in (1, 2, 4):
+        for number in rotten:
             response = await stack.put(CONTENT, number)
-        assert response.status_code == 201
-        assert await stack.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
-        content = await stack.client.get(f"/me/files/{response.json()['file']['id']}/content")
-        assert content.content == CONTENT.data
+        await _finished(stack, response)
+
+
+async def _finished(stack: Stack, response: httpx2.Response) -> None:
+    """The file has the bytes that were sent, and the accounts have nothing else."""
+    assert response.status_code == 201
+    assert await stack.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
+    content = await stack.client.get(f"/me/files/{response.json()['file']['id']}/content")
+    assert content.content == CONTENT.data
+    (blob,) = stack.bytes_on_disk()
+    assert blob.name == CONTENT.sha256
+
+
+async def test_what_goes_bad_while_another_chunk_is_healed_is_withdrawn_as_well(stack: Stack) -> None:
+    data = await _sent_but(stack, FINAL)
+    _rot(data, 1)
+    assert (await stack.put(CONTENT, FINAL)).status_code == 409
+    _rot(data, 2)
+    response = await stack.put(CONTENT, 1)
+    assert (response.status_code, response.json()["missing"]) == (409, [[2, 2]])
+    assert (await _upload(stack)).generation == 2
+    await _finished(stack, await stack.put(CONTENT, 2))
+
+
+async def test_another_process_finds_what_went_bad_after_the_one_that_took_the_last_chunk_died(
+    make_stack_on: MakeStack, database_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    async with make_stack_on(claim_lease_seconds=1.0) as stack:
+        data = await _sent_but(stack, FINAL)
+        kept = await keep(Worker(stack.services, {}), Target("alice", CONTENT.md5), CONTENT, FINAL)
+        assert isinstance(kept, Stored)
+        assert kept.figures.settled
+        _rot(data, 1, LAST)
+        stores = {"DATA": str(stack.data), "DATABASE_URL": database_url, "REDIS_URL": redis_url}
+        worker = Process(tmp_path / "log", stores | {"CLAIM_LEASE": "1s", "FREE_SPACE_FLOOR": "0"}, "work")
+
+        async def missing_again() -> bool:
+            status = (await stack.client.get(f"/files/{CONTENT.md5}")).json()
+            return bool(status["state"] == "uploading" and status["upload"]["missing"] == [[1, 1], [LAST, LAST]])
+
+        with ended(worker):
+            await eventually(missing_again, seconds=30)
+            await checked_accounts(stack.services.database)
+            assert (await stack.put(CONTENT, 1)).status_code == 200
+            await _finished(stack, await stack.put(CONTENT, LAST))
 
 
 async def test_a_flush_of_the_old_generation_comes_too_late(stack: Stack) -> None:
-    data = await _sent_but_the_last(stack)
+    data = await _sent_but(stack, FINAL)
     late = await stack.services.pending.flush_queues[0].claim(now_ms=2**42)
     assert [claim.received for claim in late] == [CONTENT.size - CONTENT.chunk_size]
     _rot(data, 1)
-    assert (await stack.put(CONTENT, LAST)).status_code == 409
+    assert (await stack.put(CONTENT, FINAL)).status_code == 409
     before = await stack.usage("alice")
     await stack.services.flushing._write(late)
     await stack.services.pending.ack_flush(0, late)
     assert await stack.usage("alice") == before
 
 
-async def test_a_client_that_lied_is_refused_though_its_bytes_are_well_stored(stack: Stack) -> None:
-    other = Content(CONTENT.size, seed=1)
-    await stack.open(CONTENT)
-    for number in range(CONTENT.chunk_count):
-        response = await stack.client.put(f"/files/{CONTENT.md5}/chunks/{number}", content=other.chunk(number))
+async def test_a_client_that_lied_is_refused_though_its_bytes_are_well_stored(make_stack_on: MakeStack) -> None:
+    async with make_stack_on(max_pending_bytes=1) as stack:
+        await _sent_but(stack, LAST, OTHER)
+        response = await stack.client.put(f"/files/{CONTENT.md5}/chunks/{LAST}", content=OTHER.chunk(LAST))
+        await _refused(stack, response)
+
+
+async def test_a_client_that_lied_is_refused_after_what_went_bad_was_healed(stack: Stack) -> None:
+    data = await _sent_but(stack, FINAL, OTHER)
+    _rot(data, 1)
+    url = f"/files/{CONTENT.md5}/chunks"
+    assert (await stack.client.put(f"{url}/{FINAL}", content=OTHER.chunk(FINAL))).status_code == 409
+    await _refused(stack, await stack.client.put(f"{url}/1", content=OTHER.chunk(1)))
+
+
+async def _refused(stack: Stack, response: httpx2.Response) -> None:
+    """Nothing is left of it, and its MD5 is free again."""
     assert (response.status_code, response.json()["code"]) == (422, "md5-mismatch")
+    assert (response.json()["expected"], response.json()["actual"]) == (CONTENT.md5, OTHER.md5)
     assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
+    assert stack.bytes_on_disk() == []
+    assert (await stack.client.get(f"/files/{CONTENT.md5}")).json()["reason"] == "md5-mismatch"
+    await _finished(stack, await stack.upload(CONTENT))
 
 
 @pytest.mark.parametrize("done_before_the_crash", ["database", "database and map"])
 async def test_a_withdrawal_that_was_interrupted_is_carried_out_by_the_next_merge(
     stack: Stack, done_before_the_crash: str
 ) -> None:
-    data = await _sent_but_the_last(stack)
+    data = await _sent_but(stack, FINAL)
     _rot(data, 1)
     upload = await _upload(stack)
     await _commit_withdrawal(stack, upload)
     if done_before_the_crash == "database and map":
         async with stack.services.storage.closing(upload) as closer:
             await closer.withdraw([1])
-    response = await stack.put(CONTENT, LAST)
+    response = await stack.put(CONTENT, FINAL)
     assert response.status_code in (200, 409)
     status = (await stack.client.get(f"/files/{CONTENT.md5}")).json()
     assert status["upload"]["missing"] == [[1, 1]]

@@ -9,7 +9,8 @@ from typing import Any
 
 from sqlalchemy import Table, insert, update
 
-from tests.races.rounds import AGE_SECONDS, ALICE, BOB, Body, Round
+from tests.races.rounds import AGE_SECONDS, ALICE, BOB, Round
+from tests.support.bodies import InPieces
 from tests.support.layout import blob_path
 from tests.support.rows import upload_row
 from uploader.bootstrap import Services
@@ -42,7 +43,7 @@ async def _open(
     await _insert(services, user_id, {models.upload: rows}, reserved=sum(one.size for one in uploads))
     for upload, round_ in zip(uploads, rounds, strict=True):
         for number in chunks:
-            (await services.storage.hold_chunk(upload, number, Body(round_.content.chunk(number)))).release()
+            (await services.storage.hold_chunk(upload, number, InPieces(round_.content.chunk(number)))).release()
         map_path = services.settings.data / upload.temp_path / "map"
         os.utime(map_path, (opened_at.timestamp(), opened_at.timestamp()))
     if in_redis:

@@ -1,10 +1,11 @@
 """A round of a race, and the acts of its sides: use cases of the server as its edge calls them, each ending in one word."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import httpx2
 
+from tests.support.bodies import InPieces
 from tests.support.content import KIB, Content
 from tests.support.layout import blob_path
 from uploader.bootstrap import Services
@@ -64,17 +65,6 @@ class Worker:
     clients: dict[str, httpx2.AsyncClient]
 
 
-class Body:
-    """A chunk that was received whole."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-        self.length = len(content)
-
-    def pieces(self) -> Iterator[memoryview]:
-        yield memoryview(self._content)
-
-
 Act = Callable[[Worker, Round], Awaitable[str]]
 
 
@@ -104,7 +94,7 @@ def opening_of(content: Content, user_id: str, *, instant: bool = False) -> Open
 
 async def keep(worker: Worker, target: Target, content: Content, number: int) -> Stored | Answer:
     """What the edge does with a chunk, until it is kept."""
-    chunks, body = worker.services.chunks, Body(content.chunk(number))
+    chunks, body = worker.services.chunks, InPieces(content.chunk(number))
     upload = await chunks.admit(target, number, body.length)
     return await chunks.store(target, upload, number, body) if isinstance(upload, Upload) else upload
 
