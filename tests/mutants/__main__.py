@@ -23,7 +23,9 @@ _EXAMPLES = "80"
 # What pytest exits with (https://docs.pytest.org/en/stable/reference/exit-codes.html).
 _PASSED, _FAILED = 0, 1
 # A mutant that fails so is no mutant: it has a mistake of its own.
-_BROKEN = re.compile(r"\b(NameError|ImportError|ModuleNotFoundError|SyntaxError|IndentationError|UnboundLocalError)\b")
+_BROKEN = re.compile(
+    r"\b(NameError|ImportError|ModuleNotFoundError|SyntaxError|IndentationError|UnboundLocalError|ResponseError)\b"
+)
 _NONE = Mutant("none", (), " ".join({mutant.tests: None for mutant in MUTANTS}))
 
 

@@ -45,7 +45,6 @@ class Flushing:
         is_open = await self._write(claims)
         FLUSH_BATCH_UPLOADS.observe(len(claims))
         FLUSH_LAG_SECONDS.observe(claims[0].late_ms / 1000 + time.perf_counter() - started)
-        crash_point("flush.after_commit")
         await self._pending.ack_flush(queue.shard, [claim for claim in claims if is_open.get(claim.upload_id)])
         crash_point("flush.after_ack")
         for claim in claims:
@@ -69,5 +68,6 @@ class Flushing:
                 return {}
             middle = len(claims) // 2
             return await self._write(claims[:middle]) | await self._write(claims[middle:])
+        crash_point("flush.after_commit")
         FLUSHED_UPLOADS.inc(flushed.changed)
         return {claim.upload_id: claim.upload_id in flushed.open_ids for claim in claims}
