@@ -100,8 +100,12 @@ SERVERS = {
 }
 CLEANUPS = ("tidy.after_forget", "remove.after_unlink", "month.after_rmdir", "stray.after_unlink")
 REPAIR, RESETS = "repair.after_commit", ("reset.after_key", "reset.after_keys")
-# After these there is a directory in temp that nobody asks for any more: it goes when it is an hour old.
-ORPHANED = ("open.after_", "clear.after_forget", "discard.after_unlink")
+# After these there may be a directory in temp that nobody asks for any more: it goes when it is an hour old. Jobs die
+# whatever the client is doing at that moment, so also while it opens an upload.
+ORPHANED = ("open.after_", "clear.after_forget", "discard.after_unlink", "flush.", "sweep.")
+
+# Of who waits for what is to happen, on a machine that is slow.
+_PATIENCE_SECONDS = 30
 
 SETTINGS = {"QUIET_INTERVAL": "100ms", "CLAIM_LEASE": "1s", "FREE_SPACE_FLOOR": "0"}
 
@@ -122,7 +126,7 @@ class Client:
             await self._leave_open()
             await self._open(CANCELLED)
             await self._put(CANCELLED, 0)
-            await eventually(self._is_flushed)  # while nothing else is under way
+            await eventually(self._is_flushed, _PATIENCE_SECONDS)  # while nothing else is under way
             if self.large:
                 await self._upload(LARGE, [1, 2, 3, 0])
             await self._upload_what_rots()
@@ -251,11 +255,11 @@ class Installation:
         port = free_port()
         doomed = Process(self.log, self.settings | {"TEST_CRASH_AT": armed}, "serve", "--port", str(port))
         with ended(doomed):
-            await eventually(lambda: _is_dead_or_ready(doomed, port))
+            await eventually(lambda: _is_dead_or_ready(doomed, port), _PATIENCE_SECONDS)
             with contextlib.suppress(httpx2.TransportError):
                 await client.run(f"http://127.0.0.1:{port}", self.token())
             with contextlib.suppress(subprocess.TimeoutExpired):
-                doomed.process.wait(timeout=10)
+                doomed.process.wait(timeout=_PATIENCE_SECONDS)
             assert doomed.process.returncode == -signal.SIGKILL, f"{armed} was not passed"
         await checked_accounts(self.database)
 
@@ -265,7 +269,9 @@ class Installation:
         with ended(server):
             await client.run(server.url, self.token())
             async with Redis(unix_socket_path=socket_path(self.data / "redis")) as redis:
-                return await rests_within(5, lambda: check_at_rest(self.database, redis, self.data, orphans=orphans))
+                return await rests_within(
+                    _PATIENCE_SECONDS, lambda: check_at_rest(self.database, redis, self.data, orphans=orphans)
+                )
 
     async def die_running(self, armed: str, *command: str) -> None:
         """A command that dies at a point."""
