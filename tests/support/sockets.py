@@ -2,12 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from tests.conftest import MakeStack
 from tests.support.stack import Stack
@@ -100,8 +101,10 @@ class Server:
 
 
 @asynccontextmanager
-async def serving_stack(make_stack: MakeStack, **settings: Any) -> AsyncIterator[Server]:
-    """A stack behind uvicorn on a free port."""
+async def serving_stack(
+    make_stack: MakeStack, *, around: Callable[[ASGIApp], ASGIApp] | None = None, **settings: Any
+) -> AsyncIterator[Server]:
+    """A stack behind uvicorn on a free port, its application inside `around`."""
     async with make_stack(**settings) as stack:
 
         @asynccontextmanager
@@ -110,7 +113,7 @@ async def serving_stack(make_stack: MakeStack, **settings: Any) -> AsyncIterator
 
         application = build_application(stack.services, lifespan)
         config = uvicorn.Config(
-            application,
+            application if around is None else around(application),
             port=0,
             http=LimitedProtocol,
             ws="none",

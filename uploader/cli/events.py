@@ -1,10 +1,12 @@
 """What happens in a client command, as events: the one stream that `--json` prints and that people see in other words.
 
-Their JSON Schema is `docs/events.schema.json`; a test compares it with these types.
+Their JSON Schema is `docs/events.schema.json`, as `python -m uploader.cli.events` prints it.
 """
 
+import json
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
 from uploader.client import File, Upload, Usage
@@ -159,3 +161,13 @@ AnyEvent = (
     | CancelledUpload
     | LoggedIn
 )
+
+
+def schema() -> str:
+    """The JSON Schema of one event, for a file."""
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "An event of a client command"}
+    return json.dumps(head | msgspec.json.schema(AnyEvent), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    print(schema(), end="")

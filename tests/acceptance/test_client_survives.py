@@ -1,0 +1,152 @@
+"""The client commands under the hardest hand: killed at random moments, a server that restarts, thousands of files."""
+
+import asyncio
+import random
+import re
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tests.conftest import MakeStack
+from tests.support.commands import Commands, checked_events, outcome
+from tests.support.content import KIB, Content
+from tests.support.process import Server, ended, run_cli
+from tests.support.sockets import serving_stack
+from tests.support.waiting import eventually
+from uploader.database import queries
+from uploader.database.engine import Database
+
+CONNECTIONS = 4
+KILLS = 20
+FILES = 2000
+_CHUNK = re.compile(r"/uploads/\w+/chunks/(\d+)")
+
+
+class CountingChunks:
+    """Stands before the application: counts how often each chunk was begun, and is slow enough to be killed at."""
+
+    def __init__(self, app: ASGIApp, pause_seconds: float) -> None:
+        self._app = app
+        self._pause_seconds = pause_seconds
+        self.begun: Counter[int] = Counter()
+        self.one_more = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match = _CHUNK.fullmatch(scope.get("path", ""))
+        if match is not None and scope["method"] == "PUT":
+            self.begun[int(match[1])] += 1
+            self.one_more.set()
+            await asyncio.sleep(self._pause_seconds)
+        await self._app(scope, receive, send)
+
+    async def wait_for(self, count: int) -> None:
+        while self.begun.total() < count:
+            self.one_more.clear()
+            await self.one_more.wait()
+
+
+async def test_killed_at_twenty_random_moments_it_sends_at_most_one_chunk_per_connection_again(
+    make_stack: MakeStack, tmp_path: Path
+) -> None:
+    """Each of the files is put by a command that is killed, then by the same command to its end. Half are opened by
+    their digests, half before their digests are known."""
+    counting: list[CountingChunks] = []
+
+    def around(app: ASGIApp) -> ASGIApp:
+        counting.append(CountingChunks(app, pause_seconds=0.01))
+        return counting[0]
+
+    moments = random.Random(6)
+    async with serving_stack(make_stack, around=around, jobs=True, durability="process") as server:
+        token = await server.stack.services.accounts.create_token("alice", admin=False, total_space=None)
+        commands = Commands(tmp_path, server.url, token)
+        for number in range(KILLS):
+            content = Content(32 * 64 * KIB - number, seed=900 + number)
+            (tmp_path / f"file {number}").write_bytes(content.data)
+            hash_first = "64MiB" if number % 2 else "64KiB"
+            arguments = ["put", f"file {number}", "--chunk-size", "64KiB", "--hash-first", hash_first, "--json"]
+            counting[0].begun.clear()
+            killed = await commands.start(*arguments)
+            await counting[0].wait_for(moments.randint(1, content.chunk_count - 1))
+            await asyncio.sleep(moments.uniform(0, 0.02))
+            killed.kill()
+            await killed.wait()
+            code, output = await outcome(await commands.start(*arguments))
+            assert code == 0, output
+            [complete] = [event for event in checked_events(output) if event["event"] == "complete"]
+            assert complete["file"]["sha256"] == content.sha256
+            assert len(counting[0].begun) == content.chunk_count
+            assert counting[0].begun.total() - content.chunk_count <= CONNECTIONS
+            assert max(counting[0].begun.values()) <= 2
+        usage = await server.stack.usage("alice")
+    assert usage == {"finished": sum(32 * 64 * KIB - number for number in range(KILLS)), "unfinished": 0, "reserved": 0}
+
+
+async def test_a_server_that_restarts_meanwhile_only_costs_time(tmp_path: Path) -> None:
+    settings = {"DATA": str(tmp_path / "data"), "FREE_SPACE_FLOOR": "0", "DURABILITY": "process"}
+    server = Server(tmp_path / "log", settings)
+    token = (tmp_path / "data" / "owner.token").read_text().strip()
+    commands = Commands(tmp_path, server.url, token)
+    content = Content(1024 * 64 * KIB, seed=990)
+    (tmp_path / "film").write_bytes(content.data)
+    with ended(server):
+        running = await commands.start("put", "film", "--chunk-size", "64KiB", "--hash-first", "64KiB", "--json")
+        await eventually(_some_arrived(commands), 60)
+        server.kill()
+    again = Server(tmp_path / "log", settings, port=server.port)
+    with ended(again):
+        code, output = await outcome(running)
+        assert code == 0, output
+        events = checked_events(output)
+    assert "retry" in {event["event"] for event in events}
+    [complete] = [event for event in events if event["event"] == "complete"]
+    assert complete["file"]["sha256"] == content.sha256
+
+
+def _some_arrived(commands: Commands) -> Any:
+    async def arrived() -> bool:
+        code, output = await outcome(await commands.start("uploads", "--json"))
+        uploads = [event["upload"] for event in checked_events(output)]
+        return code == 0 and any(upload["received_bytes"] for upload in uploads)
+
+    return arrived
+
+
+@pytest.mark.timeout(400)
+async def test_a_directory_of_two_thousand_small_files_arrives_whole(tmp_path: Path) -> None:
+    """Interrupted in the middle, and run again: nothing is lost, nothing is there twice. A quarter are one of a kind."""
+    settings = {"DATA": str(tmp_path / "data"), "FREE_SPACE_FLOOR": "0", "DURABILITY": "process"}
+    for number in range(FILES):
+        path = tmp_path / "files" / f"{number // 100:02}" / f"{number}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"file {number % (FILES // 4)}")
+    server = Server(tmp_path / "log", settings)
+    token = (tmp_path / "data" / "owner.token").read_text().strip()
+    commands = Commands(tmp_path, server.url, token)
+    with ended(server):
+        running = await commands.start("put", "files", "--connections", "8", "--json")
+        assert running.stdout is not None
+        completed = 0
+        while completed < FILES // 4:
+            completed += b'"event":"complete"' in await running.stdout.readline()
+        running.send_signal(signal.SIGINT)
+        assert (await outcome(running))[0] == 130
+        code, output = await outcome(await commands.start("put", "files", "--connections", "8", "--json"))
+        assert code == 0, output[-2000:]
+        summary = checked_events(output)[-1]
+        assert (summary["event"], summary["files"], summary["complete"]) == ("summary", FILES, FILES)
+        listed = checked_events(commands.run("ls", "--json").stdout)
+        assert run_cli(settings, "reconcile").returncode == 0
+        names = sorted(event["file"]["name"] for event in listed)
+    expected = sorted(f"files/{number // 100:02}/{number}.txt" for number in range(FILES))
+    assert names == expected
+    database = Database(f"sqlite+aiosqlite:///{tmp_path / 'data' / 'uploader.db'}")
+    usage = await database.read(lambda connection: queries.usage(connection, "owner"))
+    await database.close()
+    assert usage is not None
+    assert (usage.reserved, usage.use_space_unfinished) == (0, 0)
+    assert usage.use_space_finished == sum(event["file"]["size"] for event in listed)

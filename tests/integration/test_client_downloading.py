@@ -1,0 +1,194 @@
+"""Downloads of the Python client: they go on where they stopped, and nothing appears that is not whole and right."""
+
+import asyncio
+import fcntl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.conftest import MakeStack
+from tests.support.content import KIB, Content
+from tests.support.stack import Stack
+from tests.support.uploading import Wire, client_on
+from uploader.client import AsyncClient, ContentDiffers, File, NotFound, Stopped, TargetBusy, TargetExists
+
+CONTENT = Content(1500 * KIB + 3, seed=71, name="folder/film.bin")
+
+
+class BreakingWire(Wire):
+    """Breaks answers off after `after_bytes` of a body, `times` times; remembers the ranges that were asked for."""
+
+    after_bytes = 0
+    times = 0
+
+    def __init__(self, stack: Stack) -> None:
+        super().__init__(stack)
+        self.ranges: list[str | None] = []
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await super().handle_async_request(request)
+        if request.url.path.endswith("/content"):
+            self.ranges.append(request.headers.get("range"))
+            if self.times:
+                self.times -= 1
+                whole = await response.aread()
+                return httpx2.Response(
+                    response.status_code, headers=response.headers, stream=_Broken(whole[: self.after_bytes], request)
+                )
+        return response
+
+
+class _Broken(httpx2.AsyncByteStream):
+    def __init__(self, content: bytes, request: httpx2.Request) -> None:
+        self._content = content
+        self._request = request
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._content
+        raise httpx2.ReadError("the connection broke", request=self._request)
+
+
+@pytest.fixture
+async def stack(make_stack: MakeStack) -> AsyncIterator[Stack]:
+    async with make_stack(durability="process") as made:
+        yield made
+
+
+@pytest.fixture
+def wire(stack: Stack) -> BreakingWire:
+    return BreakingWire(stack)
+
+
+@pytest.fixture
+async def client(stack: Stack, wire: BreakingWire) -> AsyncIterator[AsyncClient]:
+    async with await client_on(stack, wire) as made:
+        yield made
+
+
+@pytest.fixture
+async def file(client: AsyncClient) -> File:
+    return await client.upload(CONTENT.data, CONTENT.name)
+
+
+def partial_of(directory: Path) -> Path:
+    return directory / f".uploader-{CONTENT.sha256[:32]}.part"
+
+
+async def test_a_broken_download_goes_on_where_it_broke(
+    client: AsyncClient, wire: BreakingWire, file: File, tmp_path: Path
+) -> None:
+    wire.after_bytes, wire.times = 512 * KIB, 2
+    path = await client.download(file, tmp_path)
+    assert path == tmp_path / "film.bin"
+    assert path.read_bytes() == CONTENT.data
+    assert wire.ranges == [None, f"bytes={512 * KIB}-", f"bytes={1024 * KIB}-"]
+    assert [each.name for each in tmp_path.iterdir() if each.is_file() and each.suffix == ".part"] == []
+
+
+async def test_another_run_goes_on_with_what_a_killed_one_left(
+    client: AsyncClient, wire: BreakingWire, file: File, tmp_path: Path
+) -> None:
+    partial_of(tmp_path).write_bytes(CONTENT.data[:1000])
+    assert (await client.download(file, tmp_path)).read_bytes() == CONTENT.data
+    assert wire.ranges == ["bytes=1000-"]
+
+
+@pytest.mark.parametrize(
+    "left", [b"other bytes", CONTENT.data + b"more", bytes(CONTENT.size)], ids=["other", "longer", "zeros"]
+)
+async def test_a_partial_file_that_is_no_beginning_is_replaced(
+    client: AsyncClient, file: File, tmp_path: Path, left: bytes
+) -> None:
+    partial_of(tmp_path).write_bytes(left)
+    assert (await client.download(file, tmp_path)).read_bytes() == CONTENT.data
+
+
+async def test_a_whole_partial_file_needs_no_byte_more(
+    client: AsyncClient, wire: BreakingWire, file: File, tmp_path: Path
+) -> None:
+    partial_of(tmp_path).write_bytes(CONTENT.data)
+    assert (await client.download(file, tmp_path)).read_bytes() == CONTENT.data
+    assert wire.ranges == []
+
+
+async def test_bytes_that_are_wrong_never_appear(client: AsyncClient, stack: Stack, file: File, tmp_path: Path) -> None:
+    blob = stack.data / "blobs" / file.sha256[:2] / file.sha256[2:4] / file.sha256
+    blob.chmod(0o600)
+    rotten = bytearray(CONTENT.data)
+    rotten[-1] ^= 1
+    blob.write_bytes(rotten)
+    with pytest.raises(ContentDiffers):
+        await client.download(file, tmp_path)
+    assert not (tmp_path / "film.bin").exists()
+
+
+async def test_what_is_there_already_is_left_alone(
+    client: AsyncClient, wire: BreakingWire, file: File, tmp_path: Path
+) -> None:
+    target = tmp_path / "mine"
+    target.write_bytes(CONTENT.data)
+    assert await client.download(file, target) == target
+    assert wire.ranges == []
+    target.write_bytes(bytes(CONTENT.size))
+    with pytest.raises(TargetExists):
+        await client.download(file, target)
+    assert target.read_bytes() == bytes(CONTENT.size)
+    await client.download(file, target, overwrite=True)
+    assert target.read_bytes() == CONTENT.data
+
+
+async def test_two_downloads_of_the_same_content_do_not_mix(client: AsyncClient, file: File, tmp_path: Path) -> None:
+    with partial_of(tmp_path).open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(TargetBusy):
+            await client.download(file, tmp_path)
+    assert (await client.download(file, tmp_path)).read_bytes() == CONTENT.data
+
+
+async def test_a_stopped_download_leaves_what_arrived(
+    client: AsyncClient, wire: BreakingWire, file: File, tmp_path: Path
+) -> None:
+    transfer = client.start_download(file, tmp_path)
+    broken = asyncio.Event()
+
+    async def before(request: httpx2.Request) -> None:
+        if "range" in request.headers:
+            broken.set()
+            await asyncio.Event().wait()
+
+    wire.before, wire.after_bytes, wire.times = before, 768 * KIB, 1
+    await broken.wait()
+    await transfer.stop()
+    with pytest.raises(Stopped):
+        await transfer
+    assert partial_of(tmp_path).read_bytes() == CONTENT.data[: 768 * KIB]
+    assert not (tmp_path / "film.bin").exists()
+
+
+async def test_a_file_that_was_deleted_is_a_clear_error(client: AsyncClient, file: File, tmp_path: Path) -> None:
+    await client.delete(file.id)
+    with pytest.raises(NotFound):
+        await client.download(file, tmp_path)
+
+
+async def test_an_empty_file_is_downloaded_too(client: AsyncClient, tmp_path: Path) -> None:
+    file = await client.upload(b"", "nothing")
+    assert (await client.download(file, tmp_path)).read_bytes() == b""
+
+
+async def test_an_answer_that_ignores_the_range_begins_anew(
+    client: AsyncClient, wire: BreakingWire, file: File, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As some proxies do."""
+    partial_of(tmp_path).write_bytes(CONTENT.data[:1000])
+    real = wire.handle_async_request
+
+    async def without_range(request: httpx2.Request) -> Any:
+        request.headers.pop("range", None)
+        return await real(request)
+
+    monkeypatch.setattr(wire, "handle_async_request", without_range)
+    assert (await client.download(file, tmp_path)).read_bytes() == CONTENT.data

@@ -1,0 +1,76 @@
+"""The client commands as their users run them: processes of the console script, with a server and a token by environment."""
+
+import asyncio
+import json
+import subprocess
+from asyncio.subprocess import Process
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from tests.support.process import UPLOADER, environment
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "events.schema.json"
+_TIMEOUT_SECONDS = 300
+
+
+class Commands:
+    """What one user runs on one machine; its settings lie in `home`."""
+
+    def __init__(self, home: Path, url: str | None = None, token: str | None = None) -> None:
+        self.home = home
+        named = {"URL": url, "TOKEN": token}
+        self.environment = environment({name: value for name, value in named.items() if value is not None})
+        self.environment |= {"HOME": str(home), "XDG_CONFIG_HOME": "", "NO_PROXY": "127.0.0.1"}
+
+    def run(
+        self, *arguments: str | Path, stdin: str = "", cwd: Path | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run a command to its end."""
+        return subprocess.run(
+            [UPLOADER, *arguments],
+            env=self.environment,
+            cwd=cwd or self.home,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
+        )
+
+    def events(self, *arguments: str | Path, code: int = 0) -> list[dict[str, Any]]:
+        """Run a command with `--json`; its events, each checked against the schema."""
+        ended = self.run(*arguments, "--json")
+        assert ended.returncode == code, ended.stdout + ended.stderr
+        assert ended.stderr == ""
+        return checked_events(ended.stdout)
+
+    async def start(self, *arguments: str | Path) -> Process:
+        """Begin a command in the event loop of the test, which may serve it."""
+        return await asyncio.create_subprocess_exec(
+            UPLOADER,
+            *arguments,
+            env=self.environment,
+            cwd=self.home,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+
+def checked_events(output: str) -> list[dict[str, Any]]:
+    """The events of `--json`, each checked against the schema."""
+    validator = Draft202012Validator(json.loads(SCHEMA.read_text()))
+    events = [json.loads(line) for line in output.splitlines()]
+    for event in events:
+        validator.validate(event)
+    return events
+
+
+async def outcome(process: Process) -> tuple[int, str]:
+    """The exit code of a command that was started, and all it printed."""
+    async with asyncio.timeout(_TIMEOUT_SECONDS):
+        stdout, stderr = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, stdout.decode() + stderr.decode()
