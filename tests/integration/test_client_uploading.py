@@ -345,17 +345,19 @@ async def test_of_two_uploads_of_the_same_content_the_fuller_one_goes_on(
     elsewhere = (await stack.open(LARGE, name="elsewhere")).json()["upload"]["id"]
     for number in range(sent_elsewhere):
         await stack.put(LARGE, number)
-    six_arrived, told = asyncio.Event(), asyncio.Event()
+    six_arrived, met = asyncio.Event(), asyncio.Event()
     await hashing_waits_for(monkeypatch, six_arrived)
 
     async def before(request: httpx2.Request) -> None:
-        if request.method == "PATCH":
-            told.set()
-        elif is_chunk(request) and len(wire.chunks_sent()) > 6:
+        if is_chunk(request) and elsewhere not in request.url.path and len(wire.chunks_sent()) > 6:
             six_arrived.set()
-            await told.wait()
+            await met.wait()
 
-    wire.before = before
+    async def after(request: httpx2.Request) -> None:
+        if sent_elsewhere < 6 and request.url.path == f"/uploads/{elsewhere}":
+            met.set()
+
+    wire.before, wire.after = before, after
     file = await client.upload(LARGE.data, "here")
     assert (file.name, file.sha256) == ("here", LARGE.sha256)
     left = [upload.name for upload in await client.uploads()]

@@ -1,5 +1,6 @@
 """Clients of a stack in this process, and the wire between them, which tests watch and break."""
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -28,6 +29,7 @@ class Wire(httpx2.AsyncBaseTransport):
     def __init__(self, stack: Stack) -> None:
         self._inner = httpx2.ASGITransport(app=stack.app)
         self.requests: list[str] = []
+        self._handled: set[asyncio.Task[httpx2.Response]] = set()
         self.before: Hook = _nothing
         self.after: Hook = _nothing
 
@@ -36,9 +38,15 @@ class Wire(httpx2.AsyncBaseTransport):
         await self.before(request)
         # Here, so that what reading the source raises is the client's, as on a real connection, and not the server's.
         await request.aread()
-        response = await self._inner.handle_async_request(request)
+        # A server goes on with a request whose client went away.
+        handling = asyncio.create_task(self._inner.handle_async_request(request))
+        self._handled.add(handling)
+        response = await asyncio.shield(handling)
         await self.after(request)
         return response
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*self._handled, return_exceptions=True)
 
     def chunks_sent(self) -> Counter[tuple[str, int]]:
         """How often each chunk of each upload was sent."""
