@@ -41,12 +41,14 @@ def main() -> None:
 def measure(scale: Scale, names: list[str], directory: Path | None) -> str:
     """The section of the page: the machine, and a table of all figures."""
     versions = [f"{name} {version(name)}" for name in ("uvicorn", "starlette")]
-    machine, rows = report.machine(versions), []
+    machine = report.machine(versions)
+    rows: list[Row] = []
     for name in names:
         begin = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="benchmark-", dir=directory) as own:
-            rows += BENCHMARKS[name](Path(own) / name, scale)
-        print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
+            measured = BENCHMARKS[name](Path(own) / name, scale)
+        rows += measured
+        print(f"{name}: {time.monotonic() - begin:.0f} s", *measured, sep="\n  ", flush=True)
     return f"{machine}.\n\n{report.table(rows)}"
 
 
