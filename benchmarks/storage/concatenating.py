@@ -83,6 +83,7 @@ def _finish_tus(port: int, chunk_size: int, size: int) -> float:
             _create_tus(connection, {"Upload-Length": str(part), "Upload-Concat": "partial"}) for _ in range(_PARTS)
         ]
         in_parallel([lambda place=place: _fill_tus(port, place, chunk_size, part) for place in places])  # type: ignore[misc]
+    with Connection(port) as connection:  # the other was left alone for too long
         begin = time.perf_counter()
         whole = _create_tus(connection, {"Upload-Concat": f"final;{' '.join(places)}"})
         seconds = time.perf_counter() - begin

@@ -51,7 +51,7 @@ def upload(port: int, content: Bytes, size: int) -> Uploaded:
         for number in range(count):
             replies.append(_put(connection, upload_id, number, content, size, last=number == count - 1))
         sent = time.perf_counter() - begin - replies[-1].seconds
-        return _finished(connection, upload_id, replies, sent)
+        return _finished(port, upload_id, replies, sent)
 
 
 def upload_with_first_chunk_last(port: int, content: Bytes, size: int) -> Uploaded:
@@ -62,7 +62,7 @@ def upload_with_first_chunk_last(port: int, content: Bytes, size: int) -> Upload
         replies = [
             _put(connection, upload_id, number, content, size, last=number == 0) for number in [*range(1, count), 0]
         ]
-        return _finished(connection, upload_id, replies, time.perf_counter() - begin)
+        return _finished(port, upload_id, replies, time.perf_counter() - begin)
 
 
 def upload_over(connections: int, port: int, chunk_size: int, size: int) -> Uploaded:
@@ -87,7 +87,7 @@ def upload_over(connections: int, port: int, chunk_size: int, size: int) -> Uplo
         in_parallel([send] * connections)
         # The one that settled the upload was not answered 200.
         replies.sort(key=lambda reply: reply.status)
-        return _finished(connection, upload_id, replies, time.perf_counter() - begin)
+        return _finished(port, upload_id, replies, time.perf_counter() - begin)
 
 
 def delete(port: int, file_id: str) -> None:
@@ -107,11 +107,12 @@ def _put(connection: Connection, upload_id: str, number: int, content: Bytes, si
     return connection.expect({200, 201, 202}, "PUT", f"/uploads/{upload_id}/chunks/{number}", chunk, exact=last)
 
 
-def _finished(connection: Connection, upload_id: str, replies: list[Reply], sent_seconds: float) -> Uploaded:
+def _finished(port: int, upload_id: str, replies: list[Reply], sent_seconds: float) -> Uploaded:
     last, seconds = replies[-1], replies[-1].seconds
     begin, answer = time.perf_counter(), last.json()
     while answer["state"] == "merging":
         time.sleep(0.05)
-        answer = connection.expect({200}, "GET", f"/uploads/{upload_id}").json()
+        with Connection(port) as connection:
+            answer = connection.expect({200}, "GET", f"/uploads/{upload_id}").json()
         seconds = last.seconds + time.perf_counter() - begin
     return Uploaded(answer["file"]["id"], seconds, sent_seconds, [reply.seconds for reply in replies[:-1]])
