@@ -62,7 +62,7 @@ def test_any_cuts_and_any_changes_of_hands_give_what_hashlib_gives(
     assert hashed.digests() == expected(CONTENT[:6000])
 
 
-def test_more_than_a_piece_at_once_gives_what_hashlib_gives() -> None:
+def test_megabytes_at_once_give_what_hashlib_gives() -> None:
     hashed = PrefixHashes()
     hashed.update(memoryview(bytearray(CONTENT)))
     hashed = carried_on(hashed)

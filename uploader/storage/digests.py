@@ -18,7 +18,7 @@ from uploader.storage.hashes import PrefixHashes
 from uploader.storage.locks import try_lock
 from uploader.storage.temp import upload_directory
 
-_READ_BYTES = 256 << 10
+_READ_BYTES = 2 << 20
 # What is hashed at one go. The uploads take turns, so that none waits for another one's hundred gigabytes.
 _TURN_BYTES = 32 << 20
 
@@ -155,7 +155,7 @@ class LockedDigests:
         return chunkmap.is_present(record)
 
     def _hash_chunk(self, length: int) -> None:
-        buffer, end = memoryview(bytearray(_READ_BYTES)), self._hashes.position + length
+        buffer, end = memoryview(bytearray(min(_READ_BYTES, length))), self._hashes.position + length
         while self._hashes.position < end:
             piece = buffer[: end - self._hashes.position]
             count = disk.read_into(self._data, piece, self._hashes.position)

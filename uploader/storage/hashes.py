@@ -15,8 +15,6 @@ from typing import Protocol
 
 from uploader.storage.base import Digests
 
-# Small enough that the second hash finds in the processor's cache what the first has read.
-_PIECE_BYTES = 256 << 10
 # Before it, some distributions end a process that calls these functions in FIPS mode.
 _OLDEST_OPENSSL = 0x3_00_00_00_0
 
@@ -134,11 +132,11 @@ class PrefixHashes:
         return b"".join(each.context.raw for each in hashes if isinstance(each, _OpenSslHash))
 
     def update(self, content: memoryview) -> None:
-        for start in range(0, len(content), _PIECE_BYTES):
-            piece = content[start : start + _PIECE_BYTES]
-            self._md5.update(piece)
-            self._sha256.update(piece)
-        self.position += len(content)
+        """At one go: each call lets go of the GIL, and has to wait for it in the end."""
+        if content:
+            self._md5.update(content)
+            self._sha256.update(content)
+            self.position += len(content)
 
     def digests(self) -> Digests:
         """Of the prefix as it is; it may grow on."""
