@@ -41,6 +41,7 @@ def serving(directory: Path, durability: str = "power") -> Iterator[Server]:
     server = Server(directory / "log", settings)
     with ended(server):
         yield server
+        server.stop()  # with its Valkey, so that the directory can go
 
 
 def upload(port: int, content: Bytes, size: int) -> Uploaded:
