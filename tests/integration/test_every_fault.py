@@ -95,6 +95,7 @@ async def test_whatever_call_fails_nothing_is_lost_and_all_is_done_in_the_end(
         each.arm()
         with fault_at(each) as injected:
             await rest(journey)
+            await stack.services.storage.drain()
         hits = injected.hits
         assert set(journey.refusals) <= {status}
         await _check(stack, journey.acknowledged)
@@ -108,6 +109,7 @@ async def test_whatever_call_fails_nothing_is_lost_and_all_is_done_in_the_end(
 
 
 async def _check(stack: Stack, acknowledged: list[Chunk]) -> None:
+    await stack.services.storage.drain()
     await rests_within(10, lambda: _flush_and_check(stack))
     rows = await stack.services.database.read(
         lambda connection: queries.all_open_uploads(connection, after="", limit=9)
@@ -129,5 +131,6 @@ async def _check_memory_for_bodies(stack: Stack, journey: Journey) -> None:
     """What a user may have in memory is all there: a chunk that fills it is not spooled."""
     with recorded_calls("pwrite") as calls:
         await journey.begin_what_is_cancelled()
+        await stack.services.storage.drain()
     assert {name for _, name in calls} == {"map", "data", "digest"}
     await journey.end()
