@@ -38,6 +38,7 @@ async def _sent_but(stack: Stack, number: int, content: Content = CONTENT) -> Pa
         if other != number:
             url = f"/files/{CONTENT.md5}/chunks/{other}"
             assert (await stack.client.put(url, content=content.chunk(other))).status_code == 200
+    await stack.services.storage.drain()
     await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0])
     return stack.data / (await _upload(stack)).temp_path / "data"
 
@@ -109,10 +110,10 @@ async def test_another_process_finds_what_went_bad_after_the_one_that_took_the_l
 ) -> None:
     async with make_stack_on(claim_lease_seconds=1.0) as stack:
         data = await _sent_but(stack, FINAL)
+        _rot(data, 1, LAST)
         kept = await keep(Worker(stack.services, {}), Target("alice", CONTENT.md5), CONTENT, FINAL)
         assert isinstance(kept, Stored)
         assert kept.figures.settled
-        _rot(data, 1, LAST)
         stores = {"DATA": str(stack.data), "DATABASE_URL": database_url, "REDIS_URL": redis_url}
         worker = Process(tmp_path / "log", stores | {"CLAIM_LEASE": "1s", "FREE_SPACE_FLOOR": "0"}, "work")
 

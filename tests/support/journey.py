@@ -96,16 +96,19 @@ class Journey:
         await self.begin(self.bob, SHARED, [2, 0])
 
     async def let_a_chunk_rot(self) -> Path:
-        upload_id = await self.begin(self.alice, ROTTING, [0, 1])
+        """Before it is hashed: the first chunk is still missing."""
+        upload_id = await self.begin(self.alice, ROTTING, [2, 1])
+        await self.stack.services.storage.drain()
         (path,) = (self.stack.data / "temp").glob(f"*/*/{upload_id}/data")
         with path.open("r+b") as data:
+            data.seek(ROTTING.chunk_size)
             data.write(b"rotten")
         return path
 
     async def heal(self) -> None:
-        refused = await self.put(self.alice, ROTTING, 2, {409})
-        assert refused["missing"] == [[0, 0]]
-        self.finished(self.alice, await self.put(self.alice, ROTTING, 0))
+        refused = await self.put(self.alice, ROTTING, 0, {409})
+        assert refused["missing"] == [[1, 1]]
+        self.finished(self.alice, await self.put(self.alice, ROTTING, 1))
 
     async def begin_what_is_cancelled(self) -> None:
         await self.begin(self.alice, CANCELLED, [0])
