@@ -35,7 +35,6 @@ NAMES = (
     "merge.after_account",
     "merge.after_data_sync",
     "merge.after_digest_write",
-    "merge.after_digest_saved",
     "blob.after_link",
     "blob.after_own_link",
     "blob.after_rename",

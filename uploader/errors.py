@@ -40,7 +40,8 @@ UploaderError
 │   └── HeadersTooLarge
 ├── MethodNotAllowed
 └── Unavailable
-    └── StorageFailed
+    ├── StorageFailed
+    └── Unverified
 """
 
 from typing import Any, ClassVar
@@ -261,6 +262,10 @@ class Unavailable(UploaderError):
 
 class StorageFailed(Unavailable):
     """The disk reports an error; nothing was acknowledged. Try again later."""
+
+
+class Unverified(Unavailable):
+    """The machine was restarted; what this upload had stored without a sync is checked first. Try again soon."""
 
 
 class BadRequest(UploaderError):

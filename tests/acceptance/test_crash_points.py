@@ -76,7 +76,7 @@ SERVERS = {
     "flush": ("flush.after_claim", "flush.after_commit"),
     "ack": ("flush.after_ack",),
     "large": ("merge.after_account",),
-    "digest": ("merge.after_data_sync", "merge.after_digest_write", "merge.after_digest_saved"),
+    "digest": ("merge.after_data_sync", "merge.after_digest_write"),
     # The announcement of the withdrawal, of a merge, of an instant upload, of a cancellation.
     "announce": tuple(f"close.after_announce:{nth}" for nth in (1, 2, 4, 3)),
     "withdraw": ("withdraw.after_commit", "withdraw.after_digest", "withdraw.after_map_record", "withdraw.after_map"),

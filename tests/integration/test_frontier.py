@@ -415,7 +415,7 @@ async def test_how_far_a_merge_is_shows_in_every_worker(make_stack: MakeStack, m
         with paused_call("preadv") as pause:
             assert await asyncio.to_thread(pause.reached.wait, 10)
             seen.add(await _merged_bytes(other))
-        with failing_call("fsync", times=None, only=lambda path: path.name == "digest") as fault:
+        with failing_call("link", times=None) as fault:
             async with asyncio.timeout(10):
                 while not fault.hits:
                     await asyncio.sleep(0.01)

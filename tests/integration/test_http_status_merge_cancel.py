@@ -106,7 +106,7 @@ async def test_a_merge_before_the_last_chunk_says_what_is_missing(stack: Stack) 
 
 async def test_a_merge_that_failed_on_the_way_is_carried_out_when_asked_again(stack: Stack) -> None:
     await stack.open(CONTENT)
-    with failing_call("fsync", errno.EIO) as fault:  # when the digests are saved
+    with failing_call("link", errno.EIO) as fault:  # when the blob is placed
         assert await _send_all(stack) == 503
     assert fault.hits == 1
     assert (await stack.client.get(URL)).json()["state"] == "merging"
@@ -142,7 +142,8 @@ async def test_a_merge_that_takes_longer_is_answered_with_come_back(make_stack: 
 async def test_a_merge_of_wrong_bytes_is_refused_once_and_then_gone(stack: Stack) -> None:
     url, body = f"/files/{'0' * 32}", {"name": "a", "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
     await stack.client.post(url, json=body)
-    with failing_call("fsync", errno.EIO):  # so the last chunk does not get as far as comparing
+    # So the last chunk does not get as far as comparing.
+    with failing_call("pwrite", errno.EIO, times=None, only=lambda path: path.name == "digest"):
         for number in range(4):
             await stack.client.put(f"{url}/chunks/{number}", content=CONTENT.chunk(number))
     refused = problem(await stack.client.post(f"{url}/merge"), 422, "md5-mismatch")

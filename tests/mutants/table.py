@@ -269,15 +269,15 @@ MUTANTS = (
         "a withdrawal that takes from the map first",
         (
             _CLOSERS,
-            "            # The generation first:",
-            "            await closer.withdraw(numbers)\n"
-            '            crash_point("withdraw.after_map")\n            # The generation first:',
+            "        # The generation first:",
+            "        await closer.withdraw(numbers, verified=verified)\n"
+            '        crash_point("withdraw.after_map")\n        # The generation first:',
         ),
         (
             _CLOSERS,
-            '            await closer.withdraw(numbers)\n            crash_point("withdraw.after_map")\n'
-            "            await self._hydrate_held(upload, closer)\n",
-            "            await self._hydrate_held(upload, closer)\n",
+            "        await closer.withdraw(numbers, verified=verified)\n"
+            '        crash_point("withdraw.after_map")\n        if',
+            "        if",
         ),
     ),
     _mutant(

@@ -14,6 +14,7 @@ from uploader.errors import (
     ChunkNumberOutOfRange,
     InvalidRequest,
     Unavailable,
+    Unverified,
     UploaderError,
 )
 from uploader.observability import BYTES_RECEIVED, CHUNK_SECONDS, CHUNKS
@@ -95,7 +96,11 @@ class Chunks:
         length = chunk_length(number, upload.size, upload.chunk_size)
         written = False
         for _ in range(ATTEMPTS):
-            held = await self._storage.hold_chunk(upload, number, body)
+            try:
+                held = await self._storage.hold_chunk(upload, number, body)
+            except Unverified:
+                await self._closers.hydrate(upload)
+                continue
             written = written or held.written
             try:
                 figures = await self._pending.record_chunk(upload.id, number, length)
@@ -134,7 +139,7 @@ class Chunks:
             raise Unavailable("The upload was opened anew meanwhile; send the chunk again.")
         if number < chunk_count(found.size, found.chunk_size):
             try:
-                if (await self._storage.read_map(found)).present[number]:
+                if (await self._closers.read_map(found)).present[number]:
                     stored = await uninterrupted(self._hold_and_record(found, number, None))
                     if stored.figures.word in _COUNTED:
                         return await self.answer(stored)

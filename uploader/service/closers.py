@@ -15,9 +15,10 @@ from uploader.database.engine import Database
 from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import chunk_count, received_bytes, to_bitmap
 from uploader.domain.upload import REDIS_WORDS, STATE_OF_REASON, Reason, State, Upload
-from uploader.errors import Unavailable, UploaderError
+from uploader.errors import Unavailable, Unverified, UploaderError
 from uploader.observability import REBUILDS
 from uploader.storage.base import Closer, Gone, Storage
+from uploader.storage.chunkmap import ChunkMap
 from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Closers:
         oldest = self._clock.now() - timedelta(seconds=idle_seconds)
         try:
             async with self._storage.closing(upload) as closer:
-                complete = (await closer.read_map()).complete
+                complete = (await self._read_held(upload, closer)).complete
                 if not complete:
                     if await self._storage.last_write(upload) > oldest.timestamp():
                         return False
@@ -157,12 +158,12 @@ class Closers:
             return await self._hydrate_held(upload, closer)
 
     async def _hydrate_held(self, upload: Upload, closer: Closer) -> Figures:
+        chunk_map = await self._read_held(upload, closer)  # which may renew the generation
         for _ in range(_HYDRATE_ATTEMPTS):
             era = (await self._pending.read(upload.id)).era
             row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload.id))
             if row is None or row.state is not State.OPEN:
                 raise NotOpen(upload.id)
-            chunk_map = await closer.read_map()
             figures = await self._pending.hydrate(
                 upload.id,
                 era=era,
@@ -181,23 +182,45 @@ class Closers:
                 raise NotOpen(upload.id)
         raise Unavailable("The accounting store keeps restarting; try again.")
 
+    async def read_map(self, upload: Upload) -> ChunkMap:
+        """Which chunks are on disk, and whole: checked first, if the machine was restarted since they came without a sync.
+
+        Raises Gone, NotOpen, Unavailable.
+        """
+        try:
+            return await self._storage.read_map(upload)
+        except Unverified:
+            await self.hydrate(upload)
+            return await self._storage.read_map(upload)
+
+    async def _read_held(self, upload: Upload, closer: Closer) -> ChunkMap:
+        try:
+            return await closer.read_map()
+        except Unverified:
+            await self._withdraw_held(upload, closer, await closer.find_bad_chunks(), verified=True)
+            return await closer.read_map()
+
     async def withdraw(self, upload: Upload, numbers: list[int]) -> None:
         """Take back stored chunks whose bytes went bad: they are missing again. Raises Gone, NotOpen, Unavailable."""
         await uninterrupted(self._withdraw(upload, numbers))
 
     async def _withdraw(self, upload: Upload, numbers: list[int]) -> None:
         async with self._storage.closing(upload) as closer:
-            present = (await closer.read_map()).present
-            for number in numbers:
-                present[number] = False
-            left = received_bytes(present, upload.size, upload.chunk_size)
-            await self.announce(upload)
-            # The generation first: the figures of the old one must count for nothing before a smaller one exists.
-            await self._database.transact(
-                lambda connection: transactions.withdraw(connection, upload.id, left, self._clock.now())
-            )
-            crash_point("withdraw.after_commit")
-            await closer.withdraw(numbers)
-            crash_point("withdraw.after_map")
+            await self._withdraw_held(upload, closer, numbers, verified=False)
             await self._hydrate_held(upload, closer)
-        logger.error("stored chunks went bad and are withdrawn", extra={"upload_id": upload.id, "chunks": numbers})
+
+    async def _withdraw_held(self, upload: Upload, closer: Closer, numbers: list[int], *, verified: bool) -> None:
+        present = (await closer.read_map(verified=False)).present
+        for number in numbers:
+            present[number] = False
+        left = received_bytes(present, upload.size, upload.chunk_size)
+        await self.announce(upload)
+        # The generation first: the figures of the old one must count for nothing before a smaller one exists.
+        await self._database.transact(
+            lambda connection: transactions.withdraw(connection, upload.id, left, self._clock.now())
+        )
+        crash_point("withdraw.after_commit")
+        await closer.withdraw(numbers, verified=verified)
+        crash_point("withdraw.after_map")
+        if numbers:
+            logger.error("stored chunks went bad and are withdrawn", extra={"upload_id": upload.id, "chunks": numbers})

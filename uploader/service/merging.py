@@ -96,7 +96,7 @@ class Merging:
 
     async def _merge(self, upload_id: str) -> File:
         started = time.perf_counter()
-        lost, accounted, pause = 0, False, _FIRST_PAUSE_SECONDS
+        lost, pause = 0, _FIRST_PAUSE_SECONDS
         while True:
             upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
             if upload is None:
@@ -104,9 +104,6 @@ class Merging:
             if upload.state is not State.OPEN:
                 return await self._result_of(upload)
             try:
-                if not accounted and await self._takes_long(upload):
-                    await self._account(upload)
-                    accounted = True
                 file = await self._attempt(upload)
             except (NotOpen, Gone, ClaimsChanged, Duplicate) as error:
                 # Somebody else was faster: with this upload, or with the name it was to have.
@@ -135,10 +132,12 @@ class Merging:
         raise UploadGone(reason=upload.close_reason or Reason.CANCELLED.value)
 
     async def _attempt(self, upload: Upload) -> File:
-        chunk_map = await self._storage.read_map(upload)
+        chunk_map = await self._closers.read_map(upload)
         if not chunk_map.complete:
             await self._closers.hydrate(upload)  # what armed this merge knows of chunks that were withdrawn
             raise ChunksMissing(missing=missing_ranges(chunk_map.present))
+        if upload.flushed_bytes < upload.size and await self._takes_long(upload):
+            await self._account(upload)
         async with self._leased(upload.id):
             digests = await self._storage.digest(upload)
         await self._compare(upload, digests)

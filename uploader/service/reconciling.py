@@ -22,7 +22,7 @@ from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import from_bitmap, received_bytes, to_bitmap
 from uploader.domain.quota import Usage
 from uploader.domain.upload import State, Upload
-from uploader.errors import Unavailable
+from uploader.errors import Unavailable, Unverified
 from uploader.service.closers import Closers
 from uploader.storage.base import Gone, Storage
 from uploader.tasks import uninterrupted
@@ -185,7 +185,7 @@ class Reconciling:
         """A look without locks: most uploads need no other."""
         try:
             chunk_map = await self._storage.read_map(upload)
-        except Gone:
+        except (Gone, Unverified):
             return False
         return not drifts_of_upload(upload, chunk_map.present, await self._audit.upload(upload.id))
 

@@ -114,7 +114,7 @@ class Uploads:
         raise Unavailable("The bytes of this upload can't be found.")
 
     async def standing(self, upload: Upload) -> Standing:
-        chunk_map = await self._storage.read_map(upload)
+        chunk_map = await self._closers.read_map(upload)
         last_write = await self._storage.last_write(upload)
         await self._compare_with_redis(upload, sum(chunk_map.present))
         expiry = timedelta(seconds=self._settings.upload_expiry_seconds)
@@ -165,8 +165,8 @@ class Uploads:
 
     async def _state_of(self, upload: Upload, finished: bool) -> str:
         try:
-            return "merging" if (await self._storage.read_map(upload)).complete else "uploading"
-        except Gone:
+            return "merging" if (await self._closers.read_map(upload)).complete else "uploading"
+        except (Gone, NotOpen):
             return "complete" if finished else "absent"
 
     # Merging

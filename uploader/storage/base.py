@@ -86,14 +86,18 @@ class HeldChunk(Protocol):
 class Closer(Protocol):
     """An upload whose every chunk is locked: nothing is written or recorded while this is held."""
 
-    async def read_map(self) -> ChunkMap: ...
+    async def read_map(self, *, verified: bool = True) -> ChunkMap:
+        """Raises Unverified, unless it may be one that is not `verified`."""
+
+    async def find_bad_chunks(self) -> list[int]:
+        """As `Storage.find_bad_chunks`."""
 
     async def place_blob(self, sha256: str, *, keep_existing: bool) -> None:
         """Make the upload's bytes the blob `sha256`, durably. Repeatable. `keep_existing`: the blob has a row with refs,
         so bytes that are there already are the blob's."""
 
-    async def withdraw(self, numbers: list[int]) -> None:
-        """Take chunks off the map, durably, and forget the digests. Repeatable."""
+    async def withdraw(self, numbers: list[int], *, verified: bool = False) -> None:
+        """Take chunks off the map, durably, and forget the digests. `verified`: all others are whole. Repeatable."""
 
     async def unlink(self) -> bool:
         """Remove the upload's bytes; whether this call did it. Repeatable."""
@@ -139,14 +143,14 @@ class Storage(Protocol):
         """Put a chunk on disk unless it is there, and keep its record locked; without a body it has to be there.
 
         The digests follow, as far as there is no gap; a body may be kept until then.
-        Raises Gone, StorageFull, Unavailable.
+        Raises Gone, StorageFull, Unverified, Unavailable.
         """
 
     def closing(self, upload: Upload) -> AbstractAsyncContextManager[Closer]:
         """Lock all chunks of an upload. Raises Gone, Unavailable."""
 
     async def read_map(self, upload: Upload) -> ChunkMap:
-        """Which chunks are on disk. Raises Gone."""
+        """Which chunks are on disk. Raises Gone, Unverified."""
 
     async def last_write(self, upload: Upload) -> float:
         """When a chunk last arrived, in seconds since the epoch. Raises Gone."""

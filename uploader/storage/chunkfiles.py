@@ -10,6 +10,7 @@ from zlib import crc32
 from uploader.crashpoints import crash_point
 from uploader.domain.chunks import chunk_count, chunk_length
 from uploader.domain.upload import Upload
+from uploader.errors import Unverified
 from uploader.storage import chunkmap, disk
 from uploader.storage.base import Body, Gone
 from uploader.storage.locks import is_locked, try_lock
@@ -46,11 +47,13 @@ class ChunkFiles:
         """The files of an upload without chunks, durably."""
         count = chunk_count(upload.size, upload.chunk_size)
         with new_upload_directory(self._root, upload) as directory:
-            directory.create("data", b"", upload.size)
+            # The size of the data is durable with the first chunk, and until then it says nothing.
+            directory.create_empty("data", upload.size)
             crash_point("open.after_data_file")
-            directory.create("digest", b"")
+            directory.create_empty("digest")
             crash_point("open.after_digest_file")
-            directory.create("map", chunkmap.new_map(self._boot_id, upload.size, upload.chunk_size, count))
+            boot_id = "" if self._durable else self._boot_id
+            directory.create("map", chunkmap.new_map(boot_id, upload.size, upload.chunk_size, count))
             crash_point("open.after_map_file")
 
     # Chunks
@@ -75,14 +78,27 @@ class ChunkFiles:
         self, directory: disk.Directory, map_descriptor: int, upload: Upload, number: int, body: Body | None
     ) -> bool:
         """Whether the chunk had to be written."""
+        boot_id = chunkmap.parse_boot_id(disk.read(map_descriptor, chunkmap.BOOT_ID_LENGTH, chunkmap.BOOT_ID_OFFSET))
+        self._refuse_unverified(boot_id)
         record = chunkmap.record_offset(number)
         if chunkmap.is_present(disk.read(map_descriptor, chunkmap.RECORD_LENGTH, record)):
             return False
         if body is None:
             raise Gone(upload.id)
+        if not (self._durable or boot_id):
+            self._write_boot_id(map_descriptor, self._boot_id)
         checksum = self._write_data(directory, number * upload.chunk_size, body)
         self._write_record(map_descriptor, chunkmap.pack_record(checksum), record)
         return True
+
+    def _refuse_unverified(self, boot_id: str) -> None:
+        if boot_id not in ("", self._boot_id):
+            raise Unverified()
+
+    def _write_boot_id(self, map_descriptor: int, boot_id: str) -> None:
+        """Durably: from here on chunks of this upload are stored without a sync, or no more."""
+        disk.write(map_descriptor, memoryview(chunkmap.pack_boot_id(boot_id)), chunkmap.BOOT_ID_OFFSET)
+        disk.sync_data(map_descriptor)
 
     def _write_data(self, directory: disk.Directory, offset: int, body: Body) -> int:
         checksum = 0
@@ -123,13 +139,16 @@ class ChunkFiles:
         with upload_directory(self._root, upload) as directory:
             return directory.open_to_write("map")
 
-    def read_map(self, upload: Upload) -> chunkmap.ChunkMap:
-        """Raises Gone."""
+    def read_map(self, upload: Upload, verified: bool = True) -> chunkmap.ChunkMap:
+        """Raises Gone; and Unverified, unless it may be one that is not `verified`."""
         descriptor = self.open_map(upload)
         try:
-            return chunkmap.parse_map(disk.read(descriptor, disk.status(descriptor).st_size, 0))
+            chunk_map = chunkmap.parse_map(disk.read(descriptor, disk.status(descriptor).st_size, 0))
         finally:
             disk.close(descriptor)
+        if verified:
+            self._refuse_unverified(chunk_map.boot_id)
+        return chunk_map
 
     def last_write(self, upload: Upload) -> float:
         """Raises Gone."""
@@ -146,7 +165,7 @@ class ChunkFiles:
 
     def find_bad(self, upload: Upload, numbers: range) -> list[int]:
         """Those on the map whose bytes do not have the checksum they were stored with. Raises Gone, Stopping."""
-        checksums = self.read_map(upload).checksums
+        checksums = self.read_map(upload, verified=False).checksums
         with upload_directory(self._root, upload) as directory:
             data = directory.open_to_read("data")
         try:
@@ -170,14 +189,16 @@ class ChunkFiles:
             offset += len(piece)
         return checksum
 
-    def withdraw(self, upload: Upload, numbers: list[int]) -> None:
-        """Take chunks off the map, durably; the caller holds all locks. Raises Gone."""
+    def withdraw(self, upload: Upload, numbers: list[int], *, verified: bool) -> None:
+        """Take chunks off the map, durably; the caller holds all locks. `verified`: all others are whole. Raises Gone."""
         descriptor = self.open_map(upload)
         try:
             for number in numbers:
                 disk.write(descriptor, memoryview(bytes(chunkmap.RECORD_LENGTH)), chunkmap.record_offset(number))
                 crash_point("withdraw.after_map_record")
-            disk.sync(descriptor)
+            disk.sync_data(descriptor)
+            if verified:
+                self._write_boot_id(descriptor, "")
         finally:
             disk.close(descriptor)
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 MAGIC = b"UPMAP\x00\x00\x01"
 _HEADER = struct.Struct("<8s36s4xQQQ")
+BOOT_ID_OFFSET = 8
+BOOT_ID_LENGTH = 36
 GATE_OFFSET = 120
 GATE_LENGTH = 1
 RECORDS_OFFSET = 128
@@ -21,6 +23,7 @@ _PRESENT = 0xC1
 class ChunkMap:
     """A map as it was read: its facts, for each chunk 1 or 0, and the checksum (CRC-32) of each that is there."""
 
+    # Of the machine when chunks were stored without a sync, so that they may not have outlived it. Empty: there are none.
     boot_id: str
     size: int
     chunk_size: int
@@ -38,7 +41,7 @@ class ChunkMap:
 
 def new_map(boot_id: str, size: int, chunk_size: int, chunk_count: int) -> bytes:
     """The bytes of a map without chunks."""
-    header = _HEADER.pack(MAGIC, boot_id.encode(), size, chunk_size, chunk_count)
+    header = _HEADER.pack(MAGIC, pack_boot_id(boot_id), size, chunk_size, chunk_count)
     return header.ljust(RECORDS_OFFSET, b"\0") + bytes(RECORD_LENGTH * chunk_count)
 
 
@@ -51,7 +54,15 @@ def parse_map(content: bytes) -> ChunkMap:
         raise ValueError("not a chunk map")
     records = content[RECORDS_OFFSET:]
     present = bytearray(flag == _PRESENT for flag in records[::RECORD_LENGTH])
-    return ChunkMap(boot_id.rstrip(b"\0").decode(), size, chunk_size, present, records)
+    return ChunkMap(parse_boot_id(boot_id), size, chunk_size, present, records)
+
+
+def pack_boot_id(boot_id: str) -> bytes:
+    return boot_id.encode().ljust(BOOT_ID_LENGTH, b"\0")
+
+
+def parse_boot_id(content: bytes) -> str:
+    return content.rstrip(b"\0").decode(errors="replace")
 
 
 def record_offset(chunk_number: int) -> int:

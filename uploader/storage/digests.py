@@ -24,18 +24,18 @@ _TURN_BYTES = 32 << 20
 
 
 def forget(digest: int) -> None:
-    """Durably: chunks that were hashed are about to go. The caller holds the lock of the file."""
+    """Chunks that were hashed are about to go. The caller holds the lock of the file.
+
+    Needs no sync: what a power cut brings back is of an older generation.
+    """
     disk.write(digest, memoryview(bytes(digestfile.RECORD_LENGTH)), 0)
-    disk.sync(digest)
 
 
 class DigestFiles:
     """Opens digest files."""
 
-    def __init__(self, root: disk.Directory, *, durable: bool, boot_id: str) -> None:
-        """`durable`: every chunk on the map was synced when it came."""
+    def __init__(self, root: disk.Directory, *, boot_id: str) -> None:
         self._root = root
-        self._durable = durable
         self._boot_id = boot_id
 
     def try_lock(self, upload: Upload) -> "LockedDigests | None":
@@ -51,7 +51,7 @@ class DigestFiles:
             if not try_lock(digest, 0, 0):
                 return None
             chunk_map, data = kept(directory.open_to_read("map")), kept(directory.open_to_read("data"))
-            locked = LockedDigests(upload, digest, chunk_map, data, durable=self._durable, boot_id=self._boot_id)
+            locked = LockedDigests(upload, digest, chunk_map, data, boot_id=self._boot_id)
             locked.load()
             locked.close = opened.pop_all().close
         return locked
@@ -77,10 +77,9 @@ class DigestFiles:
 class LockedDigests:
     """The digests of one upload, the lock of their file held. Close it."""
 
-    def __init__(self, upload: Upload, digest: int, chunk_map: int, data: int, *, durable: bool, boot_id: str) -> None:
+    def __init__(self, upload: Upload, digest: int, chunk_map: int, data: int, *, boot_id: str) -> None:
         self._upload = upload
         self._digest, self._map, self._data = digest, chunk_map, data
-        self._durable = durable
         self._boot_id = boot_id
         self._count = chunk_count(upload.size, upload.chunk_size)
         self._finished: Digests | None = None
@@ -164,7 +163,10 @@ class LockedDigests:
             self._hashes.update(piece[:count])
 
     def finish(self) -> Digests | None:
-        """The digests of the whole, durable like the data they are of; None if a chunk is missing."""
+        """The digests of the whole, the data of which is durable; None if a chunk is missing.
+
+        They need no sync: it would only spare hashing again.
+        """
         if self._finished is None and self._hashes.position == self._upload.size:
             self._sync_data()
             crash_point("merge.after_data_sync")
@@ -172,21 +174,19 @@ class LockedDigests:
             record = digestfile.Finished(self._upload.generation, digests.md5, digests.sha256)
             disk.write(self._digest, memoryview(digestfile.pack(record)), 0)
             crash_point("merge.after_digest_write")
-            disk.sync(self._digest)
-            crash_point("merge.after_digest_saved")
             self._finished = digests
         return self._finished
 
     def _sync_data(self) -> None:
-        """Make the data durable before its digests are believed.
+        """Make the data durable before its digests are believed, unless each of its chunks is.
 
-        Where this is the first sync, an error is remembered: a second one would succeed, with the bytes gone from memory
-        and not on the disk (https://wiki.postgresql.org/wiki/Fsync_Errors).
+        An error is remembered, for as long as this machine runs: a second sync would succeed, with the bytes gone from
+        memory and not on the disk (https://wiki.postgresql.org/wiki/Fsync_Errors).
         """
+        if not chunkmap.parse_boot_id(disk.read(self._map, chunkmap.BOOT_ID_LENGTH, chunkmap.BOOT_ID_OFFSET)):
+            return
         try:
-            disk.sync(self._data)
+            disk.sync_data(self._data)
         except OSError:
-            if not self._durable:
-                disk.write(self._digest, memoryview(digestfile.pack(digestfile.Lost())), 0)
-                disk.sync(self._digest)
+            disk.write(self._digest, memoryview(digestfile.pack(digestfile.Lost())), 0)
             raise

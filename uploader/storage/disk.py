@@ -106,14 +106,21 @@ class Directory:
         """A new file that has no name and goes with its descriptor."""
         return os.open(".", os.O_TMPFILE | os.O_RDWR | _SAFE, _FILE_MODE, dir_fd=self._descriptor)
 
-    def create(self, name: str, content: bytes, size_bytes: int | None = None) -> None:
+    def create(self, name: str, content: bytes) -> None:
         """A new file whose bytes are durable before this returns; its name is with the next `sync`."""
-        descriptor = self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        descriptor = self._create(name)
         try:
             write(descriptor, memoryview(content), 0)
-            if size_bytes is not None:
+            sync_data(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def create_empty(self, name: str, size_bytes: int = 0) -> None:
+        """A new file of nothing but a hole; it is there with the next `sync`, and has its size when bytes are synced."""
+        descriptor = self._create(name)
+        try:
+            if size_bytes:
                 os.ftruncate(descriptor, size_bytes)
-            sync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -142,6 +149,9 @@ class Directory:
     def status(self, name: str) -> os.stat_result:
         """What a name stands for, be it a symlink."""
         return os.stat(_checked(name), dir_fd=self._descriptor, follow_symlinks=False)
+
+    def _create(self, name: str) -> int:
+        return self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     def _open(self, name: str, flags: int) -> int:
         return os.open(_checked(name), flags | _SAFE, _FILE_MODE, dir_fd=self._descriptor)

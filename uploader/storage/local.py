@@ -49,14 +49,17 @@ class LocalCloser:
         self._storage = storage
         self._upload = upload
 
-    async def read_map(self) -> chunkmap.ChunkMap:
-        return await self._storage.read_map(self._upload)
+    async def read_map(self, *, verified: bool = True) -> chunkmap.ChunkMap:
+        return await self._storage.read_map(self._upload, verified=verified)
 
     async def place_blob(self, sha256: str, *, keep_existing: bool) -> None:
         await self._storage.in_thread(self._storage.blobs.place, self._upload, sha256, keep_existing)
 
-    async def withdraw(self, numbers: list[int]) -> None:
-        await self._storage.withdraw(self._upload, numbers)
+    async def find_bad_chunks(self) -> list[int]:
+        return await self._storage.find_bad_chunks(self._upload)
+
+    async def withdraw(self, numbers: list[int], *, verified: bool = False) -> None:
+        await self._storage.withdraw(self._upload, numbers, verified=verified)
 
     async def unlink(self) -> bool:
         return await self._storage.discard(self._upload)
@@ -104,7 +107,7 @@ class LocalStorage:
         self._stopping = threading.Event()
         boot_id = _boot_id()
         self._chunks = ChunkFiles(self._root, durable=durable, boot_id=boot_id, check_stopping=self._check_stopping)
-        self._digests = DigestFiles(self._root, durable=durable, boot_id=boot_id)
+        self._digests = DigestFiles(self._root, boot_id=boot_id)
         self._frontiers = Frontiers(self._digests, self.hashing, self._check_stopping)
         self.blobs = Blobs(self._root, check_stopping=self._check_stopping)
         self._disk = ThreadPoolExecutor(16, thread_name_prefix="disk")
@@ -189,8 +192,8 @@ class LocalStorage:
                 offer.settle(written=held is not None and held.written)
         return held
 
-    async def read_map(self, upload: Upload) -> chunkmap.ChunkMap:
-        return await self.in_thread(self._chunks.read_map, upload)
+    async def read_map(self, upload: Upload, *, verified: bool = True) -> chunkmap.ChunkMap:
+        return await self.in_thread(self._chunks.read_map, upload, verified)
 
     async def last_write(self, upload: Upload) -> float:
         return await self.in_thread(self._chunks.last_write, upload)
@@ -221,21 +224,21 @@ class LocalStorage:
         finally:
             disk.close(descriptor)
 
-    async def withdraw(self, upload: Upload, numbers: list[int]) -> None:
+    async def withdraw(self, upload: Upload, numbers: list[int], *, verified: bool) -> None:
         """The caller holds all locks of the map."""
         descriptor = await self.in_thread(self._digests.open, upload)
         try:
             # Whoever is hashing these chunks now would save it after this.
             await _wait_for_lock(descriptor, 0, 0)
-            await self.in_thread(self._withdraw, upload, numbers, descriptor)
+            await self.in_thread(self._withdraw, upload, numbers, descriptor, verified)
         finally:
             disk.close(descriptor)
 
-    def _withdraw(self, upload: Upload, numbers: list[int], digest: int) -> None:
+    def _withdraw(self, upload: Upload, numbers: list[int], digest: int, verified: bool) -> None:
         """The digests go first: they were of these chunks, too."""
         digests.forget(digest)
         crash_point("withdraw.after_digest")
-        self._chunks.withdraw(upload, numbers)
+        self._chunks.withdraw(upload, numbers, verified=verified)
 
     # Blobs
 

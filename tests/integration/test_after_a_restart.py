@@ -1,0 +1,149 @@
+"""After a restart of the machine: chunks that were stored without a sync count only if their bytes are whole."""
+
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from tests.conftest import MakeStack
+from tests.support.at_rest import check_at_rest, rests_within
+from tests.support.content import KIB, Content
+from tests.support.faults import recorded_calls
+from tests.support.stack import Stack
+from uploader.database import queries
+from uploader.domain.upload import Upload
+from uploader.storage import chunkmap, local
+
+CONTENT = Content(5 * 64 * KIB - 100)
+LAST = CONTENT.chunk_count - 1
+PROCESS = {"durability": "process", "max_pending_bytes": 1}
+
+
+async def _upload(stack: Stack) -> Upload:
+    found = await stack.services.database.read(
+        lambda connection: queries.open_upload_by_md5(connection, "alice", CONTENT.md5)
+    )
+    assert found is not None
+    return found
+
+
+async def _send(stack: Stack, *numbers: int) -> Path:
+    """Send chunks and account for them; the directory of the upload."""
+    await stack.open(CONTENT)
+    for number in numbers:
+        assert (await stack.put(CONTENT, number)).status_code == 200
+    await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0])
+    return stack.data / (await _upload(stack)).temp_path
+
+
+def _restart_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_boot_id", lambda: "00000000-0000-0000-0000-000000000001")
+
+
+def _lose_bytes(directory: Path, number: int) -> None:
+    with (directory / "data").open("r+b") as data:
+        data.seek(number * CONTENT.chunk_size + 4096)
+        data.write(bytes(4096))
+
+
+def _lose_record(directory: Path, number: int) -> None:
+    with (directory / "map").open("r+b") as file:
+        file.seek(chunkmap.record_offset(number))
+        file.write(bytes(chunkmap.RECORD_LENGTH))
+
+
+async def _rests(stack: Stack) -> None:
+    async def check() -> None:
+        await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0])
+        assert isinstance(stack.services.redis, Redis)
+        await check_at_rest(stack.services.database, stack.services.redis, stack.data)
+
+    await rests_within(10, check)
+
+
+@pytest.mark.parametrize("first", ["get", "open", "put", "hydrate", "merge"])
+async def test_lost_bytes_and_lost_records_are_missing_again_whatever_is_asked_first(
+    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    async with make_stack(**PROCESS) as stack:
+        directory = await _send(stack, 0, 1, 2, 3)
+    _lose_bytes(directory, 1)
+    _lose_record(directory, 3)
+    _restart_machine(monkeypatch)
+    async with make_stack(**PROCESS) as stack:  # with a Redis that was not restarted, and knows of all
+        if first == "get":
+            assert (await stack.client.get(f"/files/{CONTENT.md5}")).json()["upload"]["missing"] == [[1, 1], [3, 4]]
+        elif first == "open":
+            assert (await stack.open(CONTENT)).json()["upload"]["missing"] == [[1, 1], [3, 4]]
+        elif first == "put":
+            assert (await stack.put(CONTENT, LAST)).json()["received_chunks"] == 3
+        elif first == "merge":
+            assert (await stack.client.post(f"/files/{CONTENT.md5}/merge")).json()["missing"] == [[1, 1], [3, 4]]
+        else:
+            assert (await stack.services.closers.hydrate(await _upload(stack))).chunks == 2
+        assert (await _upload(stack)).generation == 1
+        await _rests(stack)
+        for number in (1, 3, LAST):
+            answer = (await stack.put(CONTENT, number)).json()
+        assert answer["file"]["sha256"] == CONTENT.sha256
+        await _rests(stack)
+
+
+async def test_chunks_that_are_whole_are_checked_once_and_count(
+    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with make_stack(**PROCESS) as stack:
+        directory = await _send(stack, 0, 2)
+    _restart_machine(monkeypatch)
+    async with make_stack(**PROCESS) as stack:
+        assert (await stack.open(CONTENT)).json()["upload"]["missing"] == [[1, 1], [3, 4]]
+        with recorded_calls("pread") as calls:
+            assert (await stack.open(CONTENT)).json()["upload"]["missing"] == [[1, 1], [3, 4]]
+        assert "data" not in {name for _, name in calls}
+        await _rests(stack)
+        assert chunkmap.parse_map((directory / "map").read_bytes()).boot_id == ""
+        await stack.put(CONTENT, 1)
+        assert chunkmap.parse_map((directory / "map").read_bytes()).boot_id == local._boot_id()
+
+
+async def test_a_check_that_ended_in_the_middle_is_made_again(
+    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with make_stack(**PROCESS) as stack:
+        directory = await _send(stack, 0, 1)
+        before = (directory / "map").read_bytes()
+    _restart_machine(monkeypatch)
+    async with make_stack(**PROCESS) as stack:
+        _lose_bytes(directory, 0)
+        await stack.open(CONTENT)
+        (directory / "map").write_bytes(before)  # as if the power had been cut after the commit
+        await stack.open(CONTENT)
+        assert (await _upload(stack)).generation == 2
+        await _rests(stack)
+        assert (await stack.client.get(f"/files/{CONTENT.md5}")).json()["upload"]["missing"] == [[0, 0], [2, 4]]
+
+
+async def test_chunks_that_were_synced_are_not_checked(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with make_stack(max_pending_bytes=1) as stack:
+        await _send(stack, 0, 1)
+    _restart_machine(monkeypatch)
+    async with make_stack(max_pending_bytes=1) as stack:
+        with recorded_calls("pread", "preadv") as calls:
+            assert (await stack.open(CONTENT)).json()["upload"]["missing"] == [[2, 4]]
+        assert "data" not in {name for _, name in calls}
+        assert (await _upload(stack)).generation == 0
+
+
+async def test_the_first_chunk_without_a_sync_marks_the_map_durably_before_it_is_stored(make_stack: MakeStack) -> None:
+    async with make_stack(max_pending_bytes=1) as stack:
+        directory = await _send(stack, 0)
+    async with make_stack(**PROCESS) as stack:
+        with recorded_calls("pwrite", "fdatasync") as calls:
+            await stack.put(CONTENT, 1)
+            await stack.put(CONTENT, 2)
+        kept = [call for call in calls if call[1] != "digest"]
+        assert kept == [
+            *(("pwrite", "map"), ("fdatasync", "map"), ("pwrite", "data"), ("pwrite", "map")),
+            *(("pwrite", "data"), ("pwrite", "map")),
+        ]
+    assert chunkmap.parse_map((directory / "map").read_bytes()).boot_id == local._boot_id()
