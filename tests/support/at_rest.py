@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 from zlib import crc32
 
 from redis.asyncio import Redis
@@ -37,18 +37,22 @@ class OnDisk:
 
 def read_directory(directory: Path) -> OnDisk:
     """The chunks of an upload as its map and its data say."""
-    content = (directory / "map").read_bytes()
+    with (directory / "data").open("rb") as data:
+        return read_files((directory / "map").read_bytes(), data)
+
+
+def read_files(content: bytes, data: BinaryIO) -> OnDisk:
+    """`content`: the map, whole."""
     chunk_map = chunkmap.parse_map(content)
     shape = Shape(chunk_map.size, chunk_map.chunk_size)
     present = frozenset(number for number, there in enumerate(chunk_map.present) if there)
     sound = set()
-    with (directory / "data").open("rb") as data:
-        for number in present:
-            data.seek(number * shape.chunk_size)
-            checksum = crc32(data.read(chunk_length(number, shape.size, shape.chunk_size)))
-            offset = chunkmap.record_offset(number)
-            if content[offset : offset + chunkmap.RECORD_LENGTH] == chunkmap.pack_record(checksum):
-                sound.add(number)
+    for number in present:
+        data.seek(number * shape.chunk_size)
+        checksum = crc32(data.read(chunk_length(number, shape.size, shape.chunk_size)))
+        offset = chunkmap.record_offset(number)
+        if content[offset : offset + chunkmap.RECORD_LENGTH] == chunkmap.pack_record(checksum):
+            sound.add(number)
     return OnDisk(shape, present, frozenset(sound))
 
 

@@ -1,5 +1,6 @@
 """The ways through everything that the storage does, taken by clients that send again what was refused."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,6 @@ STEP_BYTES = 1536
 SETTINGS: dict[str, Any] = {
     # A user's share of the memory for bodies holds one small chunk; a larger one is spooled.
     "body_budget_bytes": 4 * STEP_BYTES,
-    "max_concurrent_chunks": 1,
     "min_chunk_size_bytes": 1,
     "max_pending_bytes": 1,
     "quiet_interval_seconds": 0.001,
@@ -39,6 +39,11 @@ SHARED = _content("shared.bin", 1)
 ROTTING = _content("rotting.bin", 2)
 CANCELLED = _content("cancelled.bin", 3)
 STANDING = _content("standing.bin", 4, 2 * STEP_BYTES)
+LARGE = Content(5 * STEP_BYTES - 1, 5, STEP_BYTES, "large.bin")
+LARGER = Content(5 * STEP_BYTES, 6, STEP_BYTES, "larger.bin")
+CONTENTS = (SHARED, ROTTING, CANCELLED, STANDING, LARGE, LARGER)
+# What a rotten chunk begins with.
+ROT = b"rotten"
 
 
 @dataclass(frozen=True)
@@ -54,15 +59,45 @@ class Chunk:
         return self.content.chunk(self.number)
 
 
+@dataclass(frozen=True)
+class Rotten:
+    """Bytes of a chunk that the disk changed by itself."""
+
+    upload_id: str
+    number: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    """A chunk that the client was told to send again."""
+
+    upload_id: str
+    number: int
+
+
+def ignore(_what: object) -> None:
+    pass
+
+
 class Journey:
     """Each way has a beginning, in which nothing fails, and a rest."""
 
-    def __init__(self, stack: Stack, bob: httpx2.AsyncClient, each: EachInTurn, attempts: int = 1) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        bob: httpx2.AsyncClient,
+        each: EachInTurn,
+        attempts: int = 1,
+        mark: Callable[[object], None] = ignore,
+    ) -> None:
         self.stack = stack
         self.alice = stack.client
         self.bob = bob
         self.each = each
         self.attempts = attempts
+        # Told of each chunk that is acknowledged, rots, or is missing again.
+        self.mark = mark
         self.acknowledged: list[Chunk] = []
         # The status codes of what was refused because the disk failed.
         self.refusals: list[int] = []
@@ -95,18 +130,20 @@ class Journey:
             await self.delete(self.alice, file_id)
         await self.begin(self.bob, SHARED, [2, 0])
 
-    async def let_a_chunk_rot(self) -> Path:
-        """Before it is hashed: the first chunk is still missing."""
-        upload_id = await self.begin(self.alice, ROTTING, [2, 1])
+    async def let_a_chunk_rot(self) -> None:
+        """One that came out of order, so that it is still to be hashed."""
+        upload_id = await self.begin(self.alice, ROTTING, [1, 2])
         await self.stack.services.storage.drain()
         (path,) = (self.stack.data / "temp").glob(f"*/*/{upload_id}/data")
         with path.open("r+b") as data:
             data.seek(ROTTING.chunk_size)
-            data.write(b"rotten")
-        return path
+            data.write(ROT)
+        self.mark(Rotten(upload_id, 1, path))
 
     async def heal(self) -> None:
+        upload_id = self.acknowledged[-1].upload_id
         refused = await self.put(self.alice, ROTTING, 0, {409})
+        self.mark(Withdrawn(upload_id, 1))
         assert refused["missing"] == [[1, 1]]
         self.finished(self.alice, await self.put(self.alice, ROTTING, 1))
 
@@ -119,6 +156,18 @@ class Journey:
     async def stand(self) -> None:
         """An upload stays open, with a chunk that was spooled."""
         await self.begin(self.alice, STANDING, [0])
+
+    async def send_all_at_once(self) -> None:
+        """Two users, each with several chunks under way."""
+        senders = [(self.alice, LARGE), (self.bob, LARGER)]
+        uploads = [(client, content, await self.open(client, content)) for client, content in senders]
+        await asyncio.gather(*(self.send(*upload, number) for upload in uploads for number in range(4)))
+        await asyncio.gather(*(self.put(client, content, 4) for client, content, _ in uploads))
+
+    async def send(self, client: httpx2.AsyncClient, content: Content, upload_id: str, number: int) -> None:
+        await self.put(client, content, number)
+        self.acknowledged.append(Chunk(upload_id, content, number))
+        self.mark(self.acknowledged[-1])
 
     async def leave_orphans(self) -> None:
         """Bytes in temp and in blobs that have no row."""
@@ -185,8 +234,7 @@ class Journey:
         """The id of the upload."""
         upload_id = await self.open(client, content)
         for number in numbers:
-            await self.put(client, content, number)
-            self.acknowledged.append(Chunk(upload_id, content, number))
+            await self.send(client, content, upload_id, number)
         return upload_id
 
     def finished(self, client: httpx2.AsyncClient, answer: dict[str, Any]) -> str:
@@ -217,5 +265,6 @@ WAYS = {
     "withdrawal": (Journey.let_a_chunk_rot, Journey.heal),
     "cancel": (Journey.begin_what_is_cancelled, Journey.cancel),
     "spool": (Journey.nothing, Journey.stand),
+    "at once": (Journey.nothing, Journey.send_all_at_once),
     "cleanup": (Journey.leave_orphans, Journey.clean),
 }

@@ -1,0 +1,382 @@
+"""The power is cut at any moment: every acknowledged chunk and every finished file is whole, and every upload goes on."""
+
+import hashlib
+import io
+import random
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+from sqlalchemy import event
+
+from tests.support.at_rest import read_files
+from tests.support.bodies import InPieces
+from tests.support.clock import ManualClock
+from tests.support.content import Content
+from tests.support.faults import EachInTurn, without_syncs
+from tests.support.invariants import checked_accounts
+from tests.support.journey import (
+    ALL,
+    CONTENTS,
+    ROT,
+    ROTTING,
+    SETTINGS,
+    STEP_BYTES,
+    WAYS,
+    Chunk,
+    Journey,
+    Rotten,
+    Withdrawn,
+)
+from tests.support.layout import blob_path
+from tests.support.powercut import (
+    THE_DISK,
+    Choice,
+    Mark,
+    Recording,
+    States,
+    Sync,
+    Tree,
+    by_chance,
+    bytes_only,
+    everything,
+    lay_out,
+    names_only,
+    nothing,
+)
+from tests.support.stack import Stack, running_stack
+from uploader import bootstrap
+from uploader.bootstrap import Services, create_services
+from uploader.database.engine import Database
+from uploader.domain import chunks
+from uploader.errors import ChunksMissing
+from uploader.service.answers import Complete, Opening, Standing, Stored, Target
+from uploader.settings import Settings
+from uploader.storage import local
+
+# In how many states, all different, the server is started: together more than a thousand.
+STATES = {
+    ("power", "upload"): 50,
+    ("power", "twin"): 80,
+    ("power", "leftovers"): 90,
+    ("power", "withdrawal"): 60,
+    ("power", "cancel"): 20,
+    ("power", "at once"): 200,
+    ("process", "upload"): 100,
+    ("process", "leftovers"): 100,
+    ("process", "withdrawal"): 100,
+    ("process", "at once"): 210,
+}
+# In each so many of them the accounts are looked at, too, and whether all that belongs to nobody is swept.
+_TIDY_EACH = 4
+CHOICES = (nothing, everything, names_only, bytes_only)
+
+
+class Violation(AssertionError):
+    """What was promised is not there after the cut."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    id: str
+    user_id: str
+    md5: str
+    path: str
+    size: int
+    chunk_size: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The database, which makes its commits durable by itself: whole, and what is open or has a file in it."""
+
+    content: bytes
+    uploads: list[Upload]
+    sha256s: list[str]
+
+    @classmethod
+    def of(cls, path: Path) -> "Snapshot":
+        connection = sqlite3.connect(path)
+        # Text is stored as bytes, which compare with bytes alone.
+        uploads = connection.execute(
+            "SELECT id, user_id, md5, temp_path, size, chunk_size FROM upload WHERE CAST(state AS TEXT) = 'OPEN'"
+        )
+        files = connection.execute("SELECT DISTINCT sha256 FROM file")
+        snapshot = cls(
+            connection.serialize(), [Upload(*map(_text, row)) for row in uploads], [_text(row[0]) for row in files]
+        )
+        connection.close()
+        return snapshot
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a test may record: an empty directory, a database to copy, and a Redis."""
+
+    directory: Path
+    database: Path
+    redis_url: str
+
+
+@pytest.fixture
+def place(tmp_path: Path, sqlite_template: Path, redis_url: str) -> Place:
+    return Place(tmp_path, sqlite_template, redis_url)
+
+
+# What has happened
+
+
+@dataclass(frozen=True)
+class Promises:
+    """What must be there if the power is cut at some moment."""
+
+    snapshot: Snapshot
+    acknowledged: frozenset[tuple[str, int]]
+    rotten: frozenset[tuple[str, int]]
+
+    def check(self, tree: Tree, *, durable: bool = True) -> None:
+        """`durable`: what is acknowledged survives. Raises Violation."""
+        for upload in self.snapshot.uploads:
+            self._check_upload(upload, tree, durable)
+        for sha256 in self.snapshot.sha256s:
+            content = tree.get(f"blobs/{sha256[:2]}/{sha256[2:4]}/{sha256}")
+            if content is None or hashlib.sha256(content).hexdigest() != sha256:
+                raise Violation(f"the file {sha256} is not whole")
+
+    def _check_upload(self, upload: Upload, tree: Tree, durable: bool) -> None:
+        data, chunk_map = tree.get(f"{upload.path}/data"), tree.get(f"{upload.path}/map")
+        if data is None or chunk_map is None or f"{upload.path}/digest" not in tree:
+            raise Violation(f"the open upload {upload.id} has lost its files")
+        try:
+            disk = read_files(chunk_map, io.BytesIO(data))
+        except ValueError as error:
+            raise Violation(f"the map of {upload.id} is none") from error
+        if not durable:
+            return
+        rotten = {number for upload_id, number in self.rotten if upload_id == upload.id}
+        if not disk.present - rotten <= disk.sound:
+            raise Violation(f"the map of {upload.id} claims chunks that are not whole")
+        acknowledged = {number for upload_id, number in self.acknowledged if upload_id == upload.id}
+        if not acknowledged - rotten <= disk.present:
+            raise Violation(f"{upload.id} lost chunks that were acknowledged")
+
+
+def promises(states: States) -> Iterator[tuple[int, Promises]]:
+    """What is promised after each number of events."""
+    snapshot: Snapshot | None = None
+    acknowledged: set[tuple[str, int]] = set()
+    rotten: set[tuple[str, int]] = set()
+    for count, happened in enumerate(states.events, 1):
+        match happened:
+            case Mark(Snapshot() as newest):
+                snapshot = newest
+            case Mark(Chunk(upload_id, _, number)):
+                acknowledged.add((upload_id, number))
+            case Mark(Rotten(upload_id, number)):
+                rotten.add((upload_id, number))
+            case Mark(Withdrawn(upload_id, number)):
+                acknowledged.remove((upload_id, number))
+                rotten.remove((upload_id, number))
+        if snapshot is not None:
+            yield count, Promises(snapshot, frozenset(acknowledged), frozenset(rotten))
+
+
+def cuts(states: States, seed: str, by_chance_each: int) -> Iterator[tuple[Tree, Promises]]:
+    """Different states, the systematic extremes first."""
+    chance = random.Random(seed)
+    seen = set()
+    moments = list(promises(states))
+    choices: list[Choice] = [*CHOICES, *(by_chance(chance) for _ in range(by_chance_each))]
+    for choice in choices:
+        for count, promised in moments:
+            tree = states.after(count, choice)
+            key = (id(promised.snapshot), promised.acknowledged, promised.rotten, tuple(tree.items()))
+            if key not in seen:
+                seen.add(key)
+                yield tree, promised
+
+
+async def _record(place: Place, way: str, **settings: Any) -> Recording:
+    """A way gone once, from the start of the server."""
+    directory = Path(tempfile.mkdtemp(dir=place.directory))
+    data, database = directory / "data", directory / "uploader.db"
+    shutil.copy(place.database, database)
+    with Redis.from_url(place.redis_url) as redis:
+        redis.flushdb()
+    recording = Recording(data)
+    with recording.running():
+        database_url = f"sqlite+aiosqlite:///{database}"
+        async with running_stack(data, database_url, place.redis_url, **SETTINGS, **settings) as stack:
+            _mark_commits(stack, recording)
+            bob = await stack.client_of("bob", total_space=1 << 30)
+
+            def mark(what: object) -> None:
+                recording.mark(what)
+                if isinstance(what, Rotten):
+                    recording.rot(str(what.path.relative_to(stack.data)), ROTTING.chunk_size, ROT)
+
+            journey = Journey(stack, bob, EachInTurn(lambda _: False), mark=mark)
+            for part in WAYS[way]:
+                await part(journey)
+            await bob.aclose()
+    return recording
+
+
+def _mark_commits(stack: Stack, recording: Recording) -> None:
+    database = stack.services.database
+    path = Path(str(database.engine.url.database))
+    transact = database.transact
+
+    async def marked(work: Any) -> Any:
+        try:
+            return await transact(work)
+        finally:
+            recording.mark(Snapshot.of(path))
+
+    database.transact = marked  # type: ignore[method-assign]
+
+
+# What is found after it
+
+
+class Restarter:
+    """Starts the server on what a cut left, and lets its clients go on."""
+
+    def __init__(self, directory: Path, redis_url: str, clock: ManualClock, durability: str) -> None:
+        self._root = directory / "cut"
+        self._database_path = directory / "cut.db"
+        self._redis_url = redis_url
+        self._clock = clock
+        self._durability = durability
+        self._restarts = 0
+        # One for all: its statements are compiled once.
+        self.database = Database(f"sqlite+aiosqlite:///{self._database_path}")
+        event.listen(self.database.engine.sync_engine, "connect", _sync_nothing)
+
+    async def check(self, tree: Tree, promised: Promises) -> None:
+        """Raises Violation, or what the server raises."""
+        self._restarts += 1
+        shutil.rmtree(self._root, ignore_errors=True)
+        self._root.mkdir()
+        lay_out(tree, self._root)
+        for name in ("cut.db-wal", "cut.db-shm"):
+            self._database_path.with_name(name).unlink(missing_ok=True)
+        self._database_path.write_bytes(promised.snapshot.content)
+        services = self._services()
+        try:
+            await services.redis.flushdb()
+            await services.storage.prepare()
+            await self._go_on(services, promised.snapshot.uploads)
+        finally:
+            await services.close()
+
+    def _services(self) -> Services:
+        settings = Settings(
+            data=self._root,
+            redis_url=self._redis_url,
+            durability=self._durability,
+            free_space_floor_bytes=0,
+            **SETTINGS,
+        )
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(bootstrap, "Database", lambda _url: self.database)
+            return create_services(settings, self._clock)
+
+    async def _go_on(self, services: Services, uploads: list[Upload]) -> None:
+        for upload in uploads:
+            await _finish(services, upload)
+        if self._restarts % _TIDY_EACH:
+            return
+        await checked_accounts(services.database)
+        await services.cleanup.clean(before=ALL)
+        left = [path for path in (self._root / "temp").rglob("*") if path.is_file()]
+        assert not left, "all that belongs to nobody is swept"
+
+
+async def _finish(services: Services, upload: Upload) -> None:
+    """An open upload is opened again, and what is missing is sent."""
+    (content,) = (each for each in CONTENTS if each.md5 == upload.md5)
+    opening = Opening(
+        user_id=upload.user_id,
+        md5=content.md5,
+        sha256=None,
+        name=content.name,
+        size=content.size,
+        chunk_size=content.chunk_size,
+        instant=False,
+    )
+    answer: Any = await services.openings.open(opening)
+    try:
+        answer = await _send_missing(services, Target(upload.user_id, content.md5), content, answer)
+    except ChunksMissing:  # what is rotten is found at the merge
+        answer = await services.openings.open(opening)
+        answer = await _send_missing(services, Target(upload.user_id, content.md5), content, answer)
+    assert isinstance(answer, Complete)
+    assert blob_path(services.settings.data, content.sha256).read_bytes() == content.data
+
+
+async def _send_missing(services: Services, target: Target, content: Content, answer: Any) -> Any:
+    if not isinstance(answer, Standing):
+        return answer
+    if not answer.missing:
+        return await services.uploads.merge_now(answer.upload)
+    for first, last in answer.missing:
+        for number in range(first, last + 1):
+            stored = await services.chunks.store(target, answer.upload, number, InPieces(content.chunk(number)))
+            assert isinstance(stored, Stored)
+            told = await services.chunks.answer(stored)
+    return told
+
+
+def _sync_nothing(connection: Any, _record: object) -> None:
+    connection.execute("PRAGMA synchronous=OFF")
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_SIZE_STEP_BYTES", STEP_BYTES)
+    clock.advance(2 * 3600)  # what is made now is old enough for the cleanup
+
+
+# Tests
+
+
+@pytest.mark.parametrize(("durability", "way"), STATES)
+async def test_after_a_power_cut_all_that_was_promised_is_there_and_every_upload_goes_on(
+    place: Place, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, durability: str, way: str
+) -> None:
+    recording = await _record(place, way, durability=durability)
+    states = list(cuts(States(recording), way, by_chance_each=20))
+    for tree, promised in states:
+        promised.check(tree, durable=durability == "power")
+    monkeypatch.setattr(local, "_boot_id", lambda: "the next boot")
+    restarter = Restarter(place.directory, place.redis_url, clock, durability)
+    with without_syncs():
+        for tree, promised in random.Random(way).sample(states, STATES[durability, way]):
+            await restarter.check(tree, promised)
+    await restarter.database.close()
+
+
+async def test_a_server_that_leaves_out_any_one_sync_is_found_out(place: Place) -> None:
+    places: set[str] = set()
+    caught: set[str] = set()
+    for durability, way in STATES:
+        recording = await _record(place, way, durability=durability)
+        places |= {happened.place for happened in recording.events if isinstance(happened, Sync)} - {THE_DISK}
+        for left_out in places - caught:
+            try:
+                for tree, promised in cuts(States(recording, without=left_out), way, by_chance_each=2):
+                    promised.check(tree, durable=durability == "power")
+            except Violation:
+                caught.add(left_out)
+    assert places - caught == set()
