@@ -62,16 +62,16 @@ from uploader.storage import local
 
 # In how many states, all different, the server is started: together more than a thousand.
 STATES = {
-    ("power", "upload"): 50,
-    ("power", "twin"): 80,
-    ("power", "leftovers"): 90,
-    ("power", "withdrawal"): 60,
-    ("power", "cancel"): 20,
-    ("power", "at once"): 200,
-    ("process", "upload"): 100,
-    ("process", "leftovers"): 100,
+    ("power", "upload"): 80,
+    ("power", "twin"): 150,
+    ("power", "leftovers"): 140,
+    ("power", "withdrawal"): 90,
+    ("power", "cancel"): 30,
+    ("power", "at once"): 60,
+    ("process", "upload"): 160,
+    ("process", "leftovers"): 160,
     ("process", "withdrawal"): 100,
-    ("process", "at once"): 210,
+    ("process", "at once"): 60,
 }
 # In each so many of them the accounts are looked at, too, and whether all that belongs to nobody is swept.
 _TIDY_EACH = 4
