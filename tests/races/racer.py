@@ -9,7 +9,7 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
@@ -45,6 +45,7 @@ class Racer:
         self._side = side
         self._worker = worker
         self._steady: asyncio.Task[None] | None = None
+        self._enough = asyncio.Event()
 
     async def do(self, order: dict[str, Any]) -> Any:
         """Carry out one line."""
@@ -56,9 +57,10 @@ class Racer:
                 assert race.steady is not None
                 self._steady = asyncio.create_task(self._go_on(race.steady))
             case "end":
-                return await self._end()
+                await self._end()
             case "rest":
-                return open_files_under(self._worker.services.settings.data)
+                data = self._worker.services.settings.data
+                return [path for name in ("temp", "blobs", "spool") for path in open_files_under(data / name)]
         return None
 
     async def _race(self, race: Race, rounds: list[dict[str, Any]], start: float) -> list[str]:
@@ -77,18 +79,16 @@ class Racer:
         return await word_of(act, self._worker, round_)
 
     async def _go_on(self, steady: Steady) -> None:
-        while True:
+        while not self._enough.is_set():
             await steady(self._worker)
             await asyncio.sleep(0)
 
     async def _end(self) -> None:
+        """After the turn that is under way."""
         assert self._steady is not None
-        if self._steady.done():
-            return self._steady.result()
-        self._steady.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._steady
-        return None
+        self._enough.set()
+        await self._steady
+        self._enough.clear()
 
 
 async def _lines() -> AsyncIterator[dict[str, Any]]:
