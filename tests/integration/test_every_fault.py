@@ -132,7 +132,7 @@ async def _flush_and_check(stack: Stack) -> None:
     await services.flushing.flush_due(services.pending.flush_queues[0])
     assert isinstance(services.redis, Redis)
     await check_at_rest(services.database, services.redis, stack.data, orphans=True)
-    assert open_files_under(stack.data / "temp") == [], "nor does who follows the digests"
+    assert open_files_under(stack.data / "temp") == []
 
 
 async def _check_memory_for_bodies(stack: Stack, journey: Journey) -> None:

@@ -178,6 +178,7 @@ async def test_bytes_lost_on_disk_make_chunks_missing_again(stack: Stack) -> Non
     upload = (await stack.open(CONTENT)).json()["upload"]
     for number in range(3):
         await stack.put(CONTENT, number)
+    await stack.services.storage.drain()
     with merge_held_up(stack, upload["id"]):
         last = asyncio.create_task(stack.put(CONTENT, 3))
         async with asyncio.timeout(10):
@@ -380,7 +381,7 @@ async def test_a_disk_that_is_full_at_the_merge_is_told_and_the_merge_can_be_rep
     await stack.open(CONTENT)
     for number in range(3):
         await stack.put(CONTENT, number)
-    with failing_call("fsync", errno.ENOSPC, only=lambda path: path.name == "digest") as fault:
+    with failing_call("link", errno.ENOSPC) as fault:
         response = await stack.put(CONTENT, 3)
     assert fault.hits == 1
     problem(response, 507, "storage-full")
