@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiofiles
 from starlette.applications import Starlette
 
 from uploader.accounting.audit import Audit
@@ -341,14 +342,19 @@ async def _owner_token(settings: Settings, accounts: Accounts) -> str | None:
     """The file comes first: a crash before the row leaves a token that the next start puts into force."""
     path = settings.data / OWNER_TOKEN_FILE
     if await accounts.tokens():
-        return path.read_text().strip() if path.exists() else None
+        return await _read_secret(path) if path.exists() else None
     if not path.exists():
         _write_secret(path, f"{new_token()}\n")
     crash_point("owner.after_token_file")
-    token = path.read_text().strip()
+    token = await _read_secret(path)
     with suppress(Duplicate):  # another process starts at the same moment
         await accounts.add_token(token, OWNER, admin=True)
     return token
+
+
+async def _read_secret(path: Path) -> str:
+    async with aiofiles.open(path) as file:
+        return (await file.read()).strip()
 
 
 def _write_secret(path: Path, content: str) -> None:
