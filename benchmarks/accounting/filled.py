@@ -150,7 +150,9 @@ class Filled:
         claims: Any = self.client.evalsha(self._claim_sha, 2, *names, *arguments)
         claim_us = self._script_us()
         assert len(claims) == limit
-        acks = [word for id_, generation, received, _, lease, *_ in claims for word in (id_, generation, received, lease)]
+        acks = [
+            word for id_, generation, received, _, lease, *_ in claims for word in (id_, generation, received, lease)
+        ]
         self.client.config_resetstat()
         assert self.client.evalsha(self._ack_sha, 2, *names, queue.task_prefix, *acks) == limit
         return claim_us / limit, self._script_us() / limit
