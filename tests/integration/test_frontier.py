@@ -407,7 +407,7 @@ async def test_how_far_a_merge_is_shows_in_every_worker(make_stack: MakeStack, m
     monkeypatch.setattr(digests, "_TURN_BYTES", 2 * CHUNK)
     async with make_stack(merge_wait_seconds=0, jobs=True) as stack, make_stack() as other:
         upload = await _opened(stack)
-        with merge_held_up(stack, upload.id):
+        async with merge_held_up(stack, upload.id):
             for number in range(LAST + 1):
                 response = await stack.put(CONTENT, number)
             assert (response.status_code, response.json()["upload"]["merged_bytes"]) == (202, 0)

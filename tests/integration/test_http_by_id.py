@@ -229,7 +229,7 @@ async def test_a_wrong_digest_told_in_time_is_refused_at_the_merge(stack: Stack,
 async def test_a_wrong_md5_told_while_merging_is_still_refused(make_stack: MakeStack) -> None:
     async with make_stack(merge_wait_seconds=0) as stack:
         url = await _open(stack)
-        with merge_held_up(stack, url.rsplit("/", 1)[1]):
+        async with merge_held_up(stack, url.rsplit("/", 1)[1]):
             assert await _send(stack, url) == 202
             assert (await stack.client.patch(url, json={"md5": "0" * 32})).json()["state"] == "merging"
         await stack.services.merging.close()  # waits for the merge

@@ -129,7 +129,7 @@ async def test_while_the_merge_takes_longer_the_answer_is_to_come_back(make_stac
         upload = (await stack.open(CONTENT)).json()["upload"]
         for number in range(3):
             await stack.put(CONTENT, number)
-        with merge_held_up(stack, upload["id"]):
+        async with merge_held_up(stack, upload["id"]):
             response = await stack.put(CONTENT, 3)
             assert response.status_code == 202
             assert response.headers["location"] == URL
@@ -179,7 +179,7 @@ async def test_bytes_lost_on_disk_make_chunks_missing_again(stack: Stack) -> Non
     for number in range(3):
         await stack.put(CONTENT, number)
     await stack.services.storage.drain()
-    with merge_held_up(stack, upload["id"]):
+    async with merge_held_up(stack, upload["id"]):
         last = asyncio.create_task(stack.put(CONTENT, 3))
         async with asyncio.timeout(10):
             while (await stack.client.get(URL)).json()["state"] != "merging":

@@ -126,7 +126,7 @@ async def test_a_merge_of_what_is_complete_gives_the_file_again(stack: Stack) ->
 async def test_a_merge_that_takes_longer_is_answered_with_come_back(make_stack: MakeStack) -> None:
     async with make_stack(merge_wait_seconds=0) as stack:
         upload = (await stack.open(CONTENT)).json()["upload"]
-        with merge_held_up(stack, upload["id"]):
+        async with merge_held_up(stack, upload["id"]):
             assert await _send_all(stack) == 202
             response = await stack.client.post(f"{URL}/merge")
             assert response.status_code == 202
@@ -181,7 +181,7 @@ async def test_cancelling_never_touches_a_finished_file(stack: Stack) -> None:
 
 async def test_cancelling_while_merging_wins(stack: Stack) -> None:
     upload = (await stack.open(CONTENT)).json()["upload"]
-    with merge_held_up(stack, upload["id"]):
+    async with merge_held_up(stack, upload["id"]):
         sending = asyncio.create_task(_send_all(stack))
         async with asyncio.timeout(10):
             while (await stack.client.get(URL)).json()["state"] != "merging":
