@@ -117,6 +117,7 @@ async def _write_without_a_pause(
             number += 0 if again else writers
 
     await asyncio.gather(*map(write, numbers))
+    await storage.drain()
     storage.close()
 
 

@@ -87,4 +87,5 @@ async def test_writers_that_never_pause_do_not_keep_a_closer_out(
                 assert writers.turns == got_at
             assert got_at - asked_at[0] <= count
         await writers.get_through(count)
+    await storage.drain()
     storage.close()
