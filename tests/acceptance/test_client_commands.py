@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.commands import SCHEMA, Commands
 from tests.support.content import MIB, Content
-from tests.support.process import UPLOADER, Server, ended, run_cli, wait_for
+from tests.support.process import UPLOADER, Server, ended, run_cli
 from tests.support.servers import free_port
 from uploader.cli.events import AnyEvent
 
@@ -239,7 +239,9 @@ def test_ctrl_c_is_130_and_the_same_command_goes_on(commands: Commands, tmp_path
     running = subprocess.Popen(
         [UPLOADER, *arguments], env=commands.environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
-    wait_for(lambda: "film" in commands.run("uploads").stdout)
+    assert running.stdout is not None
+    while json.loads(running.stdout.readline()).get("received_bytes", 0) == 0:
+        pass
     running.send_signal(signal.SIGINT)
     output = running.communicate(timeout=60)[0]
     assert running.returncode == 130

@@ -131,7 +131,7 @@ async def test_a_directory_of_small_files_arrives_whole(tmp_path: Path) -> None:
         running = await commands.start("put", "files", "--connections", "8", "--json")
         assert running.stdout is not None
         completed = 0
-        while completed < FILES // 4:
+        while completed < FILES // 40:  # early, because the client does not wait for who reads this
             completed += b'"event":"complete"' in await running.stdout.readline()
         running.send_signal(signal.SIGINT)
         assert (await outcome(running))[0] == 130
