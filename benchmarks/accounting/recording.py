@@ -4,13 +4,13 @@ import asyncio
 import json
 import statistics
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
 from benchmarks.accounting.filled import Cost, Filled, filled
 from benchmarks.accounting.scale import Scale
-from benchmarks.accounting.stores import valkey
+from benchmarks.accounting.stores import first_on_a_core, valkey
 from benchmarks.report import Row, amount, at_least, at_most, compared
 
 _QUEUES = {None: "minute buckets", "single_zset": "a single ZSet", "hashed_zsets": "16 ZSets by hash"}
@@ -94,15 +94,19 @@ async def closed_loop(directory: Path, scale: Scale) -> list[Row]:
     ]
 
 
-async def start_load(port: int, seconds: float, pace: int = 0) -> Any:
-    """Start a load in a process of its own; returns a function that waits for its end and tells what came of it."""
+async def start_load(port: int, seconds: float, pace: int = 0, *, first: bool = False) -> Any:
+    """Start a load in a process of its own; returns a function that waits for its end and tells what came of it.
+
+    One that is `first` never waits for a core, so that it tells what the server takes and not what it waits for itself.
+    """
     arguments = [str(port), str(seconds), str(pace)]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.accounting.load", *arguments, stdout=asyncio.subprocess.PIPE
     )
 
     async def result() -> dict[str, float]:
-        said, _ = await process.communicate()
+        with first_on_a_core(process.pid) if first else nullcontext():
+            said, _ = await process.communicate()
         assert process.returncode == 0, "the load generator failed"
         return json.loads(said)  # type: ignore[no-any-return]
 

@@ -14,8 +14,8 @@ from uploader.accounting.keys import QueueKeys, queue_keys
 from uploader.accounting.scripts import Script
 from uploader.accounting.waking import Waker
 
-# Claims of this many tasks keep the script short enough not to be felt by others: 2 to 3 ms.
-MAX_CLAIM = 200
+# Claims of this many tasks keep the script short enough not to be felt by others: 1 to 2 ms.
+MAX_CLAIM = 100
 # The longest that a worker sleeps without looking; `_delay.lua` announces what is due sooner.
 POLL_SECONDS = 1.0
 

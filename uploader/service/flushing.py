@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 # So many claims are written in one transaction: a commit costs as much as several hundred rows. More would hold rows
 # locked, and the event loop busy, for longer than others should feel.
-_CLAIMS_A_TRANSACTION = 5
+_CLAIMS_A_TRANSACTION = 10
 
 
 class Flushing:
