@@ -8,7 +8,9 @@ a structure of the caller's, of a layout that has never changed; so they are cal
 import _hashlib
 import ctypes
 import hashlib
+import os
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -17,6 +19,8 @@ from uploader.storage.base import Digests
 
 # Before it, some distributions end a process that calls these functions in FIPS mode.
 _OLDEST_OPENSSL = 0x3_00_00_00_0
+# From here on two threads are done sooner than one. It matters for the last chunk, whose sender waits for its digests.
+_SIDE_BY_SIDE_BYTES = 256 << 10
 
 
 class _Hash(Protocol):
@@ -101,6 +105,12 @@ def states_are_portable() -> bool:
     return _library() is not None
 
 
+@cache
+def _beside() -> ThreadPoolExecutor:
+    """Threads that hash the second digest: not those that ask for it, or they would wait for each other."""
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sha256")
+
+
 class PrefixHashes:
     """Both hashes of the first `position` bytes."""
 
@@ -133,10 +143,18 @@ class PrefixHashes:
 
     def update(self, content: memoryview) -> None:
         """At one go: each call lets go of the GIL, and has to wait for it in the end."""
-        if content:
+        if not content:
+            return
+        if len(content) < _SIDE_BY_SIDE_BYTES:
             self._md5.update(content)
             self._sha256.update(content)
-            self.position += len(content)
+        else:
+            sha256 = _beside().submit(self._sha256.update, content)
+            try:
+                self._md5.update(content)
+            finally:
+                sha256.result()  # in any case, because the bytes are lent to it
+        self.position += len(content)
 
     def digests(self) -> Digests:
         """Of the prefix as it is; it may grow on."""
