@@ -206,3 +206,17 @@ class Uploads:
             if target.upload_id is not None:
                 await self.find(target)  # says why it is gone
             raise UploadNotFound() from error
+
+    async def expire(self, upload_id: str) -> None:
+        """Expire anybody's open upload now, however idle it is. Raises UploadNotFound, UploadGone."""
+        upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
+        if upload is None:
+            raise UploadNotFound()
+        target = Target(upload.user_id, upload_id=upload_id)
+        if isinstance(await self.find(target), Complete):
+            raise UploadNotFound()
+        try:
+            await self._closers.close(upload, Reason.EXPIRED)
+        except NotOpen as error:
+            await self.find(target)  # says why it is gone
+            raise UploadNotFound() from error
