@@ -159,6 +159,15 @@ class Summary(Totals, kw_only=True):
     as_of: datetime
 
 
+class Report(Struct):
+    """What `uploader report --json` prints: the summary, the largest users, and the uploads idle for so long."""
+
+    summary: Summary
+    users: list[UserUsage]
+    idle_seconds: float
+    idle: OpenUploadList
+
+
 class HistoryDay(Totals, kw_only=True):
     """The totals at the first look on a UTC day."""
 
