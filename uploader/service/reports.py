@@ -15,7 +15,7 @@ from uploader.service.cursors import Kind, cursor, parse_cursor
 from uploader.service.files import Files
 
 # Large enough that an order by counts, which are counted anew for each, does not take a stream long.
-_BATCH = 2000
+_BATCH = 1000
 _KINDS: dict[str, Kind] = {"user_id": "text", "updated_at": "moment"}
 
 
