@@ -14,7 +14,6 @@ from uploader.http import admin_wire as wire
 from uploader.http.native import answer
 from uploader.http.operation import Call
 from uploader.http.spreadsheets import csv_stream
-from uploader.http.wire import file_of
 from uploader.service.accounts import Accounts
 from uploader.service.overview import Overview
 from uploader.service.recounting import Recounting
@@ -80,7 +79,7 @@ class AdminHandlers:
         files, cursor = await self.reports.files_of(
             user_id, limit=limit, after=call.query("after"), prefix=call.query("prefix")
         )
-        return answer(wire.UserFiles([file_of(file) for file in files], cursor, as_of))
+        return answer(wire.UserFiles([wire.file_of(file) for file in files], cursor, as_of))
 
     async def set_total_space(self, call: Call) -> Response:
         user_id = _user_of(call)

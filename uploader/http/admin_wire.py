@@ -9,8 +9,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from uploader.database.reporting import Day, OpenSums, UserReport
 from uploader.domain import growth as domain
 from uploader.domain.quota import Usage
-from uploader.domain.upload import Upload
-from uploader.http.wire import File, Size
+from uploader.domain.upload import File, Upload
+from uploader.http.wire import Size
 from uploader.service import findings
 from uploader.service.overview import Summary as DomainSummary
 
@@ -59,10 +59,20 @@ class UserDetail(UserUsage, kw_only=True):
     as_of: datetime
 
 
+class UserFile(Struct):
+    """Somebody's file. Without its digests: with them an administrator could ask for the content by instant upload."""
+
+    id: str
+    name: str
+    size: int
+    created_at: datetime
+    instant: bool
+
+
 class UserFiles(Struct):
     """A page of a user's files; `next` is the cursor of the following one."""
 
-    files: list[File]
+    files: list[UserFile]
     next: str | None
     as_of: datetime
 
@@ -218,6 +228,10 @@ def account_of(usage: Usage) -> UserAccount:
 
 def _accounts(usage: Usage) -> dict[str, Any]:
     return {name: getattr(usage, name) for name in UserAccount.__struct_fields__}
+
+
+def file_of(file: File) -> UserFile:
+    return UserFile(file.id, file.name, file.size, file.created_at, file.instant)
 
 
 def upload_of(upload: Upload) -> OpenUpload:
