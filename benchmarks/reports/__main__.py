@@ -15,6 +15,7 @@ from benchmarks import report
 from benchmarks.accounting.stores import mariadb, versions
 from benchmarks.report import Row
 from benchmarks.reports.rows import FULL, QUICK, Scale, fill
+from tests.support.process import run_cli
 from uploader.bootstrap import build_application, create_services, running
 from uploader.database.engine import Database
 from uploader.database.reporting import UPLOAD_SORTS, USER_SORTS
@@ -72,6 +73,7 @@ async def measure_on(database: Database, data: Path, scale: Scale) -> list[Row]:
         async with httpx2.AsyncClient(transport=transport, base_url="http://benchmark", headers=headers) as client:
             rows = [await _timed(what, client, path, scale.rounds) for what, path in _pages(scale)]
             rows.append(await _timed("all users as CSV", client, "/admin/usage?format=csv", 1, None))
+            rows.append(await _commanded(data, url))
             rows.append(await _recounted(client))
             rows.append(await _exact(client, database))
     return rows
@@ -109,6 +111,14 @@ async def _row(what: str, ask: Callable[[], Awaitable[None]], rounds: int, targe
     row = report.compared(what, taken_ms, "ms") if target is None else report.at_most(what, target, taken_ms, "ms")
     print(f"  {row}", flush=True)
     return row
+
+
+async def _commanded(data: Path, url: str) -> Row:
+    async def run() -> None:
+        ended = await asyncio.to_thread(run_cli, {"DATA": str(data), "DATABASE_URL": url}, "report")
+        assert ended.returncode == 0, ended.stderr
+
+    return await _row("`uploader report`, a process from its start to its end", run, 1, None)
 
 
 async def _recounted(client: httpx2.AsyncClient) -> Row:
