@@ -272,19 +272,27 @@ async def test_a_spreadsheet_runs_nothing_that_a_user_has_written(office: Office
 # Expiring
 
 
-async def test_what_is_expired_gives_back_all_it_held_and_only_what_is_open_is_expired(office: Office) -> None:
+async def test_what_is_expired_gives_back_all_it_held_and_only_what_is_open_is_expired(
+    office: Office, clock: ManualClock
+) -> None:
     before = await checked_accounts(office.stack.services.database)
     assert before["alice"].unfinished == 64 * KIB
     (upload,) = (await office.get("/admin/uploads", user_id="alice"))["uploads"]
     path = f"/admin/uploads/{upload['upload_id']}"
-    assert (await office.root.delete(path)).status_code == 204
+    problem(await office.root.delete(path, params={"idle_for": 3600}), 409, "upload-active")
+    assert await checked_accounts(office.stack.services.database) == before
+    clock.advance(7200)
+    assert (await office.root.delete(path, params={"idle_for": 3600})).status_code == 204
     after = await checked_accounts(office.stack.services.database)
     assert after == before | {"alice": Account(before["alice"].finished, 0, 0)}
     assert [found for found in office.stack.bytes_on_disk() if upload["upload_id"] in str(found)] == []
     assert problem(await office.stack.put(OPEN, 1), 410, "upload-gone")["reason"] == "expired"
     assert problem(await office.root.delete(path), 410, "upload-gone")["reason"] == "expired"
     assert await checked_accounts(office.stack.services.database) == after
-    assert (await office.stack.open(OPEN)).status_code == 201
+    again = (await office.stack.open(OPEN)).json()["upload"]["id"]
+    await office.stack.put(OPEN, 0)
+    assert (await office.root.delete(f"/admin/uploads/{again}")).status_code == 204
+    assert (await checked_accounts(office.stack.services.database)) == after
     (done,) = [row for row in await office.rows(models.upload) if row["state"] == "DONE" and row["size"] == HERS.size]
     for upload_id in (NOWHERE, done["id"], "x"):
         problem(await office.root.delete(f"/admin/uploads/{upload_id}"), 404, "upload-not-found")
@@ -376,6 +384,8 @@ async def test_a_malformed_question_is_refused(stack: Stack) -> None:
         assert [error["field"] for error in body["errors"]] == [name], (path, value)
     for content in ('{"user_id": 1}', '{"user_id": ""}', '{"user_id": "a b"}', '{"who": "a"}', "[]", "x"):
         problem(await root.post("/admin/usage/recount", content=content), 422, "invalid-request")
+    body = problem(await root.delete(f"/admin/uploads/{NOWHERE}?idle_for=x"), 422, "invalid-request")
+    assert [error["field"] for error in body["errors"]] == ["idle_for"]
     for path in ("/admin/users/a%20b", "/admin/users/a%20b/files"):
         problem(await root.get(path), 422, "invalid-request")
 

@@ -91,7 +91,7 @@ class AdminHandlers:
     async def open_uploads(self, call: Call) -> Response:
         order = _order(call, UPLOAD_SORTS, "updated_at", ascending="updated_at")
         user_id, limit = call.query("user_id"), _limit(call)
-        idle = Idle(seconds=call.query_int("idle_for", 0, 0, MAX_IDLE_SECONDS), user_id=user_id and _user_id(user_id))
+        idle = Idle(seconds=_idle_for(call), user_id=user_id and _user_id(user_id))
         if _wants_csv(call):
             return csv_stream("uploads", wire.OpenUpload.__struct_fields__, self._all_uploads(order, idle))
         as_of = self.clock.now()
@@ -104,7 +104,7 @@ class AdminHandlers:
             yield [wire.upload_of(upload) for upload in page]
 
     async def expire_upload(self, call: Call) -> Response:
-        await self.uploads.expire(call.request.path_params["upload_id"])
+        await self.uploads.expire(call.request.path_params["upload_id"], _idle_for(call))
         return Response(status_code=204)
 
 
@@ -113,6 +113,10 @@ def _order(call: Call, sorts: tuple[str, ...], default: str, *, ascending: str) 
     sort = call.query_word("sort", default, sorts)
     default_order = "asc" if sort == ascending else "desc"
     return Order(sort=sort, descending=call.query_word("order", default_order, ("asc", "desc")) == "desc")
+
+
+def _idle_for(call: Call) -> int:
+    return call.query_int("idle_for", 0, 0, MAX_IDLE_SECONDS)
 
 
 def _limit(call: Call) -> int:

@@ -90,7 +90,8 @@ def admin_operations(handlers: AdminHandlers) -> list[Operation]:
             handler=handlers.expire_upload,
             summary="Expire an open upload of anybody",
             responses={204: None},
-            problems=("upload-not-found", "upload-gone"),
+            problems=("upload-not-found", "upload-gone", "upload-active", "invalid-request"),
+            parameters=(_whole("idle_for", 0, MAX_IDLE_SECONDS, 0, "Only if nothing arrived for so many seconds."),),
         ),
         admin(
             "GET",
