@@ -152,6 +152,7 @@ token = Table(
     mysql_engine="InnoDB",
 )
 
+# Totals only: with 100,000 users, a row for each of them would make 36 million a year.
 usage_daily = Table(
     "usage_daily",
     metadata,
