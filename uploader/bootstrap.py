@@ -6,12 +6,11 @@ import multiprocessing
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiofiles
 from starlette.applications import Starlette
 
 from uploader.accounting.audit import Audit
@@ -22,11 +21,12 @@ from uploader.accounting.waking import Waker
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import meta, migrate
-from uploader.database.engine import Database, Duplicate
+from uploader.database.engine import Database
 from uploader.embedded import end_with_parent, socket_path
 from uploader.errors import ConfigurationError
 from uploader.exposition import Exposition
 from uploader.http.admin import AdminHandlers
+from uploader.http.admin_routes import admin_operations
 from uploader.http.app import create_application
 from uploader.http.auth import Authenticator
 from uploader.http.body import Intake
@@ -36,7 +36,7 @@ from uploader.http.limits import LIMITS_STATE, ConnectionLimits, connection_limi
 from uploader.http.native import FileHandlers, UploadHandlers
 from uploader.http.operations import OperationsHandlers
 from uploader.http.origins import Origins
-from uploader.http.routes import admin_operations, file_operations, open_operations, upload_operations
+from uploader.http.routes import file_operations, open_operations, upload_operations
 from uploader.jobs.cleanup import Cleaner
 from uploader.jobs.collector import Collector
 from uploader.jobs.expirer import Expirer
@@ -44,9 +44,10 @@ from uploader.jobs.flusher import Flusher
 from uploader.jobs.merger import Merger
 from uploader.jobs.reconciler import Reconciler
 from uploader.jobs.runner import Runner
+from uploader.jobs.snapshot import Snapshot
 from uploader.jobs.sweeper import Sweeper
 from uploader.observability import configure_logging
-from uploader.service.accounts import Accounts, new_token
+from uploader.service.accounts import Accounts
 from uploader.service.chunks import Chunks
 from uploader.service.cleanup import Cleanup
 from uploader.service.closers import Closers
@@ -58,7 +59,10 @@ from uploader.service.instant import BUDGET_WINDOW_SECONDS, Instant
 from uploader.service.links import Links
 from uploader.service.merging import Merging
 from uploader.service.opening import Openings
+from uploader.service.overview import Overview
+from uploader.service.owner import owner_token
 from uploader.service.reconciling import Reconciling
+from uploader.service.recounting import Recounting
 from uploader.service.reports import Reports
 from uploader.service.scrubbing import Scrubbing
 from uploader.service.sweeping import Sweeping
@@ -67,9 +71,6 @@ from uploader.settings import Settings
 from uploader.storage.local import LocalStorage
 
 logger = logging.getLogger(__name__)
-
-OWNER = "owner"
-OWNER_TOKEN_FILE = "owner.token"  # noqa: S105 (a file name)
 
 
 def database_url(settings: Settings) -> str:
@@ -108,12 +109,14 @@ class Services:
     chunks: Chunks
     files: Files
     reports: Reports
+    overview: Overview
     links: Links
     health: Health
     gauges: Gauges
     exposition: Exposition
     sweeping: Sweeping
     cleanup: Cleanup
+    recounting: Recounting
     reconciling: Reconciling
     scrubbing: Scrubbing
 
@@ -134,7 +137,8 @@ class Services:
         expirer = Expirer(self.database, self.closers, self.clock, expiry_seconds=settings.upload_expiry_seconds)
         cleaner = Cleaner(self.cleanup, self.clock)
         reconciler = Reconciler(self.reconciling)
-        jobs += [collector.as_job(), expirer.as_job(), cleaner.as_job(), reconciler.as_job()]
+        snapshot = Snapshot(self.overview, self.clock)
+        jobs += [collector.as_job(), expirer.as_job(), cleaner.as_job(), reconciler.as_job(), snapshot.as_job()]
         return Runner(jobs, waker.events)
 
     async def close(self) -> None:
@@ -179,6 +183,8 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         ),
     )
     instant = Instant(settings, database, storage, closers, uploads, challenges, clock)
+    files = Files(database, storage)
+    recounting = Recounting(database)
     return Services(
         settings=settings,
         clock=clock,
@@ -194,15 +200,17 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         openings=Openings(settings, database, storage, instant, uploads, clock),
         instant=instant,
         chunks=Chunks(storage, pending, closers, uploads),
-        files=Files(database, storage),
-        reports=Reports(database),
+        files=files,
+        reports=Reports(database, files, clock),
+        overview=Overview(settings, database, storage, clock),
         links=Links(database, clock, settings.link_secret, lifetime_seconds=settings.link_lifetime_seconds),
         gauges=Gauges(database, storage, pending),
         exposition=Exposition(settings.data.absolute() / "metrics", alone=settings.workers == 1),
         health=Health(database, storage, pending),
         sweeping=Sweeping(database, pending, closers),
         cleanup=Cleanup(database, storage, closers, clock),
-        reconciling=Reconciling(database, storage, Audit(redis, shards=settings.shards), closers, clock),
+        recounting=recounting,
+        reconciling=Reconciling(database, storage, Audit(redis, shards=settings.shards), closers, recounting, clock),
         scrubbing=Scrubbing(database, storage, clock),
     )
 
@@ -276,7 +284,16 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> S
     operations = [
         *upload_operations(uploads),
         *file_operations(FileHandlers(services.files, services.links)),
-        *admin_operations(AdminHandlers(services.reports, services.accounts, services.clock)),
+        *admin_operations(
+            AdminHandlers(
+                services.reports,
+                services.overview,
+                services.recounting,
+                services.accounts,
+                services.uploads,
+                services.clock,
+            )
+        ),
         *open_operations(
             OperationsHandlers(settings, services.openings, services.health, services.gauges, services.exposition),
             settings,
@@ -333,41 +350,9 @@ async def prepare_installation(settings: Settings) -> str | None:
     database = Database(database_url(settings))
     try:
         accounts = Accounts(database, Clock(), default_total_space_bytes=settings.default_total_space_bytes)
-        return await _owner_token(settings, accounts)
+        return await owner_token(settings.data, accounts)
     finally:
         await database.close()
-
-
-async def _owner_token(settings: Settings, accounts: Accounts) -> str | None:
-    """The file comes first: a crash before the row leaves a token that the next start puts into force."""
-    path = settings.data / OWNER_TOKEN_FILE
-    if await accounts.tokens():
-        return await _read_secret(path) if path.exists() else None
-    if not path.exists():
-        _write_secret(path, f"{new_token()}\n")
-    crash_point("owner.after_token_file")
-    token = await _read_secret(path)
-    with suppress(Duplicate):  # another process starts at the same moment
-        await accounts.add_token(token, OWNER, admin=True)
-    return token
-
-
-async def _read_secret(path: Path) -> str:
-    async with aiofiles.open(path) as file:
-        return (await file.read()).strip()
-
-
-def _write_secret(path: Path, content: str) -> None:
-    """Whole or not at all, for the owner's eyes only. Of two that write at once, the first one's stands."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(descriptor)
-    with suppress(FileExistsError):
-        path.hardlink_to(draft)
-    draft.unlink()
 
 
 def _follow_parent() -> None:

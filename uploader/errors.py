@@ -22,6 +22,7 @@ UploaderError
 │   ├── Sha256Conflict
 │   ├── Md5Conflict
 │   ├── UploadExists
+│   ├── UploadActive
 │   ├── NameTaken
 │   └── ChunksMissing
 ├── Md5Mismatch
@@ -171,6 +172,12 @@ class UploadExists(Conflict):
     """You have another open upload of this MD5; `id` names it."""
 
     code = "upload-exists"
+
+
+class UploadActive(Conflict):
+    """The upload is not idle for so long, or it is complete: it is not expired."""
+
+    code = "upload-active"
 
 
 class NameTaken(Conflict):

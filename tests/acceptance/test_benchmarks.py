@@ -7,6 +7,9 @@ import pytest
 from benchmarks import report
 from benchmarks.accounting.__main__ import BENCHMARKS, PAGE, SECTION
 from benchmarks.accounting.scale import TINY
+from benchmarks.reports import __main__ as reports
+from benchmarks.reports.rows import TINY as TINY_REPORTS
+from uploader.database.engine import Database
 
 
 @pytest.mark.parametrize("database", ["mariadb"])  # a private one
@@ -17,6 +20,14 @@ async def test_a_benchmark_runs_and_its_figures_make_a_table(name: str, database
     lines = report.table(rows).splitlines()
     assert len(lines) == 2 + len(rows) > 2
     assert {line.count("|") for line in lines} == {5}
+
+
+async def test_the_benchmark_of_the_reports_runs(mariadb_url: str, tmp_path: Path) -> None:
+    database = Database(mariadb_url)
+    rows = await reports.measure_on(database, tmp_path, TINY_REPORTS)
+    await database.close()
+    assert rows[-1].met  # the totals are those of a recount
+    assert {line.count("|") for line in report.table(rows).splitlines()} == {5}
 
 
 async def test_a_section_of_the_page_is_replaced_and_the_rest_stays(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tests.integration.bad_inputs_wire import bad_inputs
 from tests.support.content import KIB, Content
 from tests.support.sockets import Answer, Server, serving_stack
 from tests.support.stack import Stack
+from uploader.service.reports import Order
 
 INPUTS = bad_inputs()
 UPLOAD = Content(100 * KIB, name="open.bin")
@@ -62,7 +63,7 @@ async def _state(stack: Stack) -> dict[str, Any]:
     files = (await stack.client.get("/me/files")).json()["files"]
     users = [
         user
-        async for page in stack.services.reports.all_usage(sort="user_id", descending=False, containing=None)
+        async for page in stack.services.reports.all_usage(Order(sort="user_id", descending=False), containing=None)
         for user in page
         if user.usage.user_id != "root"
     ]

@@ -12,6 +12,7 @@ from tests.integration.test_cost_of_a_chunk import statements
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.stack import Stack
+from uploader.service.reports import Order
 
 PROXY = {"trusted_header": "X-Remote-User", "trusted_proxies": ("10.1.2.0/24", "::1")}
 FOREIGN = ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"})
@@ -36,7 +37,7 @@ async def connecting_from(stack: Stack, peer: str, **headers: str) -> AsyncItera
 async def openers(stack: Stack) -> list[str]:
     """Who has open uploads."""
     found, _ = await stack.services.reports.usage(
-        sort="user_id", descending=False, limit=10, after=None, containing=None
+        Order(sort="user_id", descending=False), limit=10, after=None, containing=None
     )
     return [report.usage.user_id for report in found if report.open_uploads]
 

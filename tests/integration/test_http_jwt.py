@@ -29,6 +29,7 @@ from tests.support.jwts import (
 )
 from tests.support.problems import problem
 from tests.support.stack import Stack
+from uploader.service.reports import Order
 
 ISSUER, AUDIENCE = "https://login.example.com", "uploader"
 SIGNERS: dict[str, Callable[[], Signer]] = {
@@ -436,7 +437,7 @@ async def assert_refused(stack: Stack, token: str) -> None:
 
 async def _users(stack: Stack) -> list[Any]:
     reports = stack.services.reports
-    users, _ = await reports.usage(sort="user_id", descending=False, limit=1000, after=None, containing=None)
+    users, _ = await reports.usage(Order(sort="user_id", descending=False), limit=1000, after=None, containing=None)
     return [user.usage for user in users]
 
 

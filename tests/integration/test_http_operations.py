@@ -223,6 +223,14 @@ async def test_the_openapi_document_describes_every_path_of_the_contract(stack: 
         "POST /me/files/{id}/link",
         "GET /me/usage",
         "GET /admin/usage",
+        *(
+            f"{name} /admin/usage/{what}"
+            for name, what in (("GET", "summary"), ("GET", "history"), ("POST", "recount"))
+        ),
+        "GET /admin/uploads",
+        "DELETE /admin/uploads/{upload_id}",
+        "GET /admin/users/{user_id}",
+        "GET /admin/users/{user_id}/files",
         "PUT /admin/users/{user_id}",
         *(f"GET {path}" for path in ("/livez", "/readyz", "/metrics", "/openapi.json", "/docs", "/config")),
     }

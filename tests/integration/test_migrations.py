@@ -98,9 +98,9 @@ async def test_the_unique_keys_and_indexes_are_there(empty: Database) -> None:
             assert (key.name, *(column.name for column in key.columns)) in found[table.name]
 
 
-def test_every_figure_of_bytes_is_checked_by_the_models() -> None:
+def test_every_figure_is_checked_by_the_models() -> None:
     assert ("user_info", "reserved") in BYTE_COLUMNS
-    assert len(BYTE_COLUMNS) == 15
+    assert len(BYTE_COLUMNS) == 21
 
 
 @pytest.mark.parametrize(("table", "column"), BYTE_COLUMNS)
@@ -110,7 +110,7 @@ async def test_no_figure_becomes_negative(database: Database, table: str, column
         "upload": {"id": "i", "user_id": "u", "name": "n", "state": "OPEN", "temp_path": "t"},
         "blob": {"created_at": NOW, **digests("")},
         "file": {"id": "i", "user_id": "u", "name": "n", "instant": False, "created_at": NOW, **digests("")},
-        "usage_daily": {"day": NOW.date(), "user_id": "u"},
+        "usage_daily": {"day": NOW.date(), "taken_at": NOW},
     }
     values = rows[table] | ({"created_at": NOW, "updated_at": NOW} if table == "upload" else {})
     with pytest.raises(DBAPIError, match=r"(?i)check|constraint"):

@@ -30,7 +30,8 @@ from uploader.domain.upload import Upload
 from uploader.jobs.reconciler import Reconciler
 from uploader.observability import DRIFTS
 from uploader.service import reconciling
-from uploader.service.reconciling import Drift, Findings, Kind, drifts_of_upload
+from uploader.service.findings import Drift, Findings, Kind
+from uploader.service.reconciling import drifts_of_upload
 
 CHUNK = 64 * KIB
 # Finished, so that there are a file and a blob.
@@ -410,13 +411,13 @@ async def test_a_figure_that_went_down_stays_down_when_a_late_flush_comes(scene:
 
 
 async def test_a_recount_waits_for_a_change_that_is_not_committed(scene: Scene) -> None:
-    reconciler = scene.stack.services.reconciling
+    recounting = scene.stack.services.recounting
     copy = file_row(size=DONE.size, md5=DONE.md5, sha256=DONE.sha256, name="copy.bin")
     await _refs(scene)
     await _finished(scene)
     async with scene.stack.services.database.engine.begin() as connection:
         await transactions.add_instant_file(connection, copy, replaced_upload_id=None)
-        mending = asyncio.gather(reconciler._mend_refs(DONE.sha256), reconciler._mend_user("alice"))
+        mending = asyncio.gather(recounting._mend_refs(DONE.sha256), recounting._mend_user("alice"))
         await asyncio.sleep(0.2)
         assert not mending.done()
     assert list(await mending) == [True, True]

@@ -3,7 +3,7 @@
 import click
 
 from uploader import __version__
-from uploader.cli import accounts, filing, login, maintenance, scrubbing, serving, transferring, unfinished
+from uploader.cli import accounts, filing, login, maintenance, reporting, scrubbing, serving, transferring, unfinished
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -31,6 +31,7 @@ for command in (
     maintenance.cleanup,
     maintenance.reset_unfinished,
     maintenance.reconcile,
+    reporting.report,
     scrubbing.scrub,
     accounts.token,
     accounts.user,

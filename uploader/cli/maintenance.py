@@ -22,7 +22,7 @@ from uploader.spelling import format_duration
 if TYPE_CHECKING:
     from uploader.bootstrap import Services
     from uploader.service.cleanup import Cleaned, Reset
-    from uploader.service.reconciling import Findings
+    from uploader.service.findings import Findings
 
 
 @click.command()

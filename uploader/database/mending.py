@@ -5,7 +5,7 @@ from datetime import datetime
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from uploader.database import models, queries
+from uploader.database import models, queries, recounts
 from uploader.database.transactions import lock_open
 
 
@@ -19,7 +19,7 @@ async def recount_user(connection: AsyncConnection, user_id: str) -> bool:
     lock = select(users.user_id).where(users.user_id == user_id).with_for_update()
     if (await connection.execute(lock)).first() is None:
         return False
-    sums = await queries.sums_of(connection, user_id)
+    sums = await recounts.sums_of(connection, user_id)
     await connection.execute(
         update(models.user_info)
         .where(users.user_id == user_id)
@@ -36,7 +36,7 @@ async def recount_refs(connection: AsyncConnection, sha256: str) -> bool:
     """Set the refs of a blob to the number of its files, which only change under the lock of its row; False without one."""
     if await queries.blob_by_sha256(connection, sha256, lock=True) is None:
         return False
-    refs = await queries.count_files_of(connection, sha256)
+    refs = await recounts.count_files_of(connection, sha256)
     await connection.execute(update(models.blob).where(models.blob.c.sha256 == sha256).values(refs=refs))
     return True
 

@@ -62,7 +62,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return None if value is None else value.replace(tzinfo=UTC)
 
 
-def _bytes_column(name: str) -> Column[int]:
+def _figure(name: str) -> Column[int]:
     return Column(name, BigInteger, CheckConstraint(f"{name} >= 0"), nullable=False, server_default=text("0"))
 
 
@@ -72,10 +72,10 @@ user_info = Table(
     "user_info",
     metadata,
     Column("user_id", Bytewise(255), primary_key=True),
-    _bytes_column("total_space"),
-    _bytes_column("use_space_finished"),
-    _bytes_column("use_space_unfinished"),
-    _bytes_column("reserved"),
+    _figure("total_space"),
+    _figure("use_space_finished"),
+    _figure("use_space_unfinished"),
+    _figure("reserved"),
     mysql_engine="InnoDB",
 )
 
@@ -87,9 +87,9 @@ upload = Table(
     Column("md5", Bytewise(32)),
     Column("sha256", Bytewise(64)),
     Column("name", Bytewise(1024), nullable=False),
-    _bytes_column("size"),
-    _bytes_column("chunk_size"),
-    _bytes_column("flushed_bytes"),
+    _figure("size"),
+    _figure("chunk_size"),
+    _figure("flushed_bytes"),
     Column("flushed_generation", BigInteger, nullable=False, server_default=text("0")),
     Column("generation", BigInteger, nullable=False, server_default=text("0")),
     Column("state", Bytewise(16), nullable=False),
@@ -115,8 +115,8 @@ blob = Table(
     metadata,
     Column("sha256", Bytewise(64), primary_key=True),
     Column("md5", Bytewise(32), nullable=False),
-    _bytes_column("size"),
-    _bytes_column("refs"),
+    _figure("size"),
+    _figure("refs"),
     Column("created_at", UtcDateTime, nullable=False),
     Index("ix_blob_md5", "md5"),
     Index("ix_blob_refs", "refs"),
@@ -131,7 +131,7 @@ file = Table(
     Column("md5", Bytewise(32), nullable=False),
     Column("sha256", Bytewise(64), nullable=False),
     Column("name", Bytewise(1024), nullable=False),
-    _bytes_column("size"),
+    _figure("size"),
     Column("instant", Boolean, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     UniqueConstraint("user_id", "sha256", "name", name="uq_file_content_name"),
@@ -152,16 +152,28 @@ token = Table(
     mysql_engine="InnoDB",
 )
 
+# Totals only: with 100,000 users, a row for each of them would make 36 million a year.
 usage_daily = Table(
     "usage_daily",
     metadata,
     Column("day", Date, primary_key=True),
-    Column("user_id", Bytewise(255), primary_key=True),
-    _bytes_column("total_space"),
-    _bytes_column("use_space_finished"),
-    _bytes_column("use_space_unfinished"),
-    _bytes_column("reserved"),
-    _bytes_column("files"),
+    Column("taken_at", UtcDateTime, nullable=False),
+    *(
+        _figure(name)
+        for name in (
+            "users",
+            "files",
+            "blobs",
+            "open_uploads",
+            "total_space",
+            "use_space_finished",
+            "use_space_unfinished",
+            "reserved",
+            "logical_bytes",
+            "physical_bytes",
+            "free_disk_bytes",
+        )
+    ),
     mysql_engine="InnoDB",
 )
 

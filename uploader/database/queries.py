@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, Select, Subquery, and_, func, or_, select, union
+from sqlalchemy import ColumnElement, RowMapping, Select, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
@@ -28,15 +28,6 @@ class Token:
         return self.token_sha256[:16]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserReport:
-    """The accounts of a user, with how much there is of what."""
-
-    usage: Usage
-    files: int
-    open_uploads: int
-
-
 @dataclass(frozen=True, slots=True)
 class Blob:
     """One row of `blob`."""
@@ -47,30 +38,11 @@ class Blob:
     refs: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """The figures of a user as their definitions make them."""
-
-    use_space_finished: int
-    use_space_unfinished: int
-    reserved: int
-
-
 _UPLOAD_COLUMNS = [models.upload.c[field.name] for field in fields(Upload)]
 _FILE_COLUMNS = [models.file.c[field.name] for field in fields(File)]
 _BLOB_COLUMNS = [models.blob.c[field.name] for field in fields(Blob)]
 _USAGE_COLUMNS = [models.user_info.c[field.name] for field in fields(Usage)]
 _TOKEN_COLUMNS = [models.token.c[field.name] for field in fields(Token)]
-
-REPORT_SORTS = (
-    "user_id",
-    "total_space",
-    "use_space_finished",
-    "use_space_unfinished",
-    "reserved",
-    "files",
-    "open_uploads",
-)
 
 
 def _upload_of(row: RowMapping) -> Upload:
@@ -281,85 +253,7 @@ async def tokens(connection: AsyncConnection, user_id: str | None) -> list[Token
     return [Token(**row) for row in (await connection.execute(query)).mappings()]
 
 
-# Recounts
-
-
-async def recounted_users(connection: AsyncConnection) -> list[tuple[str, Usage | None, Sums]]:
-    """Users whose stored figures are not what their definitions make them, or break a bound; without a row: None."""
-    users, uploads, files_ = models.user_info.c, _open_sums(), _file_sums()
-    ids = union(select(users.user_id), select(uploads.c.user_id), select(files_.c.user_id)).subquery()
-    finished = func.coalesce(files_.c.size, 0)
-    unfinished, reserved = func.coalesce(uploads.c.flushed_bytes, 0), func.coalesce(uploads.c.size, 0)
-    query = (
-        select(ids.c.user_id, users.user_id.is_not(None), *_USAGE_COLUMNS[1:], finished, unfinished, reserved)
-        .select_from(ids)
-        .outerjoin(models.user_info, users.user_id == ids.c.user_id)
-        .outerjoin(uploads, uploads.c.user_id == ids.c.user_id)
-        .outerjoin(files_, files_.c.user_id == ids.c.user_id)
-        .where(
-            or_(
-                users.user_id.is_(None),
-                users.use_space_finished != finished,
-                users.use_space_unfinished != unfinished,
-                users.reserved != reserved,
-                users.use_space_unfinished > users.reserved,
-                users.use_space_finished + users.reserved > users.total_space,
-            )
-        )
-        .order_by(ids.c.user_id)
-    )
-    found = []
-    for user_id, has_row, *figures in await connection.execute(query):
-        names = [field.name for field in fields(Usage)]
-        stored = Usage(**dict(zip(names, [user_id, *figures[:4]], strict=True))) if has_row else None
-        found.append((user_id, stored, Sums(*map(int, figures[4:]))))
-    return found
-
-
-async def sums_of(connection: AsyncConnection, user_id: str) -> Sums:
-    """The figures of one user, recounted."""
-    uploads, files_ = _open_sums(), _file_sums()
-    open_sums = (await connection.execute(select(uploads).where(uploads.c.user_id == user_id))).first()
-    file_sums = (await connection.execute(select(files_).where(files_.c.user_id == user_id))).first()
-    unfinished, reserved = (0, 0) if open_sums is None else open_sums[1:]
-    return Sums(0 if file_sums is None else int(file_sums[1]), int(unfinished), int(reserved))
-
-
-def _open_sums() -> Subquery:
-    table = models.upload.c
-    sums = func.sum(table.flushed_bytes).label("flushed_bytes"), func.sum(table.size).label("size")
-    return select(table.user_id, *sums).where(table.state == State.OPEN.value).group_by(table.user_id).subquery()
-
-
-def _file_sums() -> Subquery:
-    table = models.file.c
-    return select(table.user_id, func.sum(table.size).label("size")).group_by(table.user_id).subquery()
-
-
-async def recounted_refs(connection: AsyncConnection) -> list[tuple[str, int | None, int]]:
-    """Contents whose stored refs are not the number of their files: both figures; without a row of the blob: None."""
-    blobs, files_ = models.blob.c, models.file.c
-    counts = select(files_.sha256, func.count().label("refs")).group_by(files_.sha256).subquery()
-    ids = union(select(blobs.sha256), select(counts.c.sha256)).subquery()
-    counted = func.coalesce(counts.c.refs, 0)
-    query = (
-        select(ids.c.sha256, blobs.refs, counted)
-        .select_from(ids)
-        .outerjoin(models.blob, blobs.sha256 == ids.c.sha256)
-        .outerjoin(counts, counts.c.sha256 == ids.c.sha256)
-        .where(or_(blobs.refs.is_(None), blobs.refs != counted))
-        .order_by(ids.c.sha256)
-    )
-    return [(sha256, stored, int(count)) for sha256, stored, count in await connection.execute(query)]
-
-
-async def count_files_of(connection: AsyncConnection, sha256: str) -> int:
-    query = select(func.count()).select_from(models.file).where(models.file.c.sha256 == sha256)
-    return int((await connection.execute(query)).scalar_one())
-
-
-async def count_users(connection: AsyncConnection) -> int:
-    return int((await connection.execute(select(func.count()).select_from(models.user_info))).scalar_one())
+# Blobs by SHA-256
 
 
 async def count_blobs(connection: AsyncConnection) -> int:
@@ -378,40 +272,3 @@ async def blob_by_sha256(connection: AsyncConnection, sha256: str, *, lock: bool
     query = select(*_BLOB_COLUMNS).where(models.blob.c.sha256 == sha256)
     row = await _first(connection, query.with_for_update() if lock else query)
     return None if row is None else Blob(**row)
-
-
-# Reports
-
-
-async def user_reports(
-    connection: AsyncConnection,
-    *,
-    sort: str,
-    descending: bool,
-    limit: int,
-    after: tuple[Any, str] | None,
-    containing: str | None,
-) -> list[UserReport]:
-    """Users in the order of the column `sort`, then of their ids, after the pair (value, user id) `after`."""
-    users, uploads, files_ = models.user_info.c, models.upload.c, models.file.c
-    count_files = select(func.count()).where(files_.user_id == users.user_id).scalar_subquery()
-    count_uploads = (
-        select(func.count()).where(uploads.user_id == users.user_id, uploads.open_flag == 1).scalar_subquery()
-    )
-    rows = select(*_USAGE_COLUMNS, count_files.label("files"), count_uploads.label("open_uploads"))
-    if containing:
-        rows = rows.where(func.instr(users.user_id, containing.encode()) > 0)
-    table = rows.subquery().c
-    key = table[sort]
-    query = select(*table)
-    if after is not None:
-        value, user_id = after
-        beyond = key < value if descending else key > value
-        query = query.where(or_(beyond, and_(key == value, table.user_id > user_id)))
-    query = query.order_by(key.desc() if descending else key.asc(), table.user_id.asc()).limit(limit)
-    reports = []
-    for row in (await connection.execute(query)).mappings():
-        facts = dict(row)
-        counts = {"files": facts.pop("files"), "open_uploads": facts.pop("open_uploads")}
-        reports.append(UserReport(usage=Usage(**facts), **counts))
-    return reports

@@ -1,87 +1,140 @@
 """The handlers of `/admin`, for administrators."""
 
-import csv
-import io
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from starlette.responses import Response, StreamingResponse
+from msgspec import UNSET
+from starlette.responses import Response
 
 from uploader.clock import Clock
-from uploader.database.queries import REPORT_SORTS, UserReport
+from uploader.database.reporting import UPLOAD_SORTS, USER_SORTS
 from uploader.domain.names import check_user_id
-from uploader.errors import InvalidRequest
-from uploader.http import wire
+from uploader.errors import InvalidRequest, NotFound
+from uploader.http import admin_wire as wire
 from uploader.http.native import answer
 from uploader.http.operation import Call
+from uploader.http.spreadsheets import csv_stream
 from uploader.service.accounts import Accounts
-from uploader.service.reports import Reports
+from uploader.service.overview import Overview
+from uploader.service.recounting import Recounting
+from uploader.service.reports import Idle, Order, Reports
+from uploader.service.uploads import Uploads
+
+MAX_IDLE_SECONDS = 100 * 365 * 86400
+MAX_HISTORY_DAYS = 3660
 
 
 @dataclass(frozen=True, slots=True)
 class AdminHandlers:
-    """Reports and quotas."""
+    """Reports, quotas and the uploads of everybody."""
 
     reports: Reports
+    overview: Overview
+    recounting: Recounting
     accounts: Accounts
+    uploads: Uploads
     clock: Clock
 
-    async def usage(self, call: Call) -> Response:
-        sort = call.query_word("sort", "use_space_finished", REPORT_SORTS)
-        default_order = "asc" if sort == "user_id" else "desc"
-        descending = call.query_word("order", default_order, ("asc", "desc")) == "desc"
-        containing = call.query("q")
-        form = call.query_word("format", "", ("csv", "json"))
-        limit = call.query_int("limit", 100, 1, 1000)
-        if form == "csv" or (not form and "text/csv" in call.request.headers.get("accept", "")):
-            rows = self._csv(sort, descending, containing)
-            headers = {"Content-Disposition": 'attachment; filename="usage.csv"'}
-            return StreamingResponse(rows, 200, headers, "text/csv")
-        as_of = self.clock.now()
-        users, cursor = await self.reports.usage(
-            sort=sort, descending=descending, limit=limit, after=call.query("after"), containing=containing
-        )
-        return answer(wire.UserUsageList([_row(user) for user in users], cursor, as_of))
+    # Reports
 
-    async def _csv(self, sort: str, descending: bool, containing: str | None) -> AsyncIterator[str]:
-        names = wire.UserUsage.__struct_fields__
-        yield _csv_lines([names])
-        async for page in self.reports.all_usage(sort=sort, descending=descending, containing=containing):
-            rows = [_row(user) for user in page]
-            yield _csv_lines([tuple(getattr(row, name) for name in names) for row in rows])
+    async def usage(self, call: Call) -> Response:
+        order = _order(call, USER_SORTS, "use_space_finished", ascending="user_id")
+        containing, limit = call.query("q"), _limit(call)
+        if _wants_csv(call):
+            return csv_stream("usage", wire.UserUsage.__struct_fields__, self._all_users(order, containing))
+        as_of = self.clock.now()
+        users, cursor = await self.reports.usage(order, limit=limit, after=call.query("after"), containing=containing)
+        return answer(wire.UserUsageList([wire.user_of(user) for user in users], cursor, as_of))
+
+    async def _all_users(self, order: Order, containing: str | None) -> AsyncIterator[list[wire.UserUsage]]:
+        async for page in self.reports.all_usage(order, containing=containing):
+            yield [wire.user_of(user) for user in page]
+
+    async def summary(self, _call: Call) -> Response:
+        return answer(wire.summary_of(await self.overview.summary()))
+
+    async def history(self, call: Call) -> Response:
+        days = call.query_int("days", 30, 1, MAX_HISTORY_DAYS)
+        as_of = self.clock.now()
+        return answer(wire.History([wire.day_of(day) for day in await self.overview.history(days)], as_of))
+
+    async def recount(self, call: Call) -> Response:
+        body = await call.json(wire.Recount, optional=True)
+        user_id = None if body.user_id is UNSET else _user_id(body.user_id)
+        as_of = self.clock.now()
+        found = await self.recounting.recount(user_id)
+        if user_id is not None and not found.checked["users"] and not found.drifts:
+            raise NotFound("There is no such user.")
+        return answer(wire.recounted_of(found, as_of))
+
+    # Users
+
+    async def user(self, call: Call) -> Response:
+        as_of = self.clock.now()
+        return answer(wire.detail_of(await self.reports.user(_user_of(call)), as_of))
+
+    async def user_files(self, call: Call) -> Response:
+        user_id, limit = _user_of(call), _limit(call)
+        as_of = self.clock.now()
+        files, cursor = await self.reports.files_of(
+            user_id, limit=limit, after=call.query("after"), prefix=call.query("prefix")
+        )
+        return answer(wire.UserFiles([wire.file_of(file) for file in files], cursor, as_of))
 
     async def set_total_space(self, call: Call) -> Response:
-        try:
-            user_id = check_user_id(call.request.path_params["user_id"])
-        except ValueError as error:
-            raise InvalidRequest.field("user_id", str(error)) from error
+        user_id = _user_of(call)
         body = await call.json(wire.SetTotalSpace)
-        usage = await self.accounts.set_total_space(user_id, body.total_space)
-        return answer(
-            wire.UserAccount(
-                usage.user_id,
-                usage.total_space,
-                usage.use_space_finished,
-                usage.use_space_unfinished,
-                usage.reserved,
-            )
-        )
+        return answer(wire.account_of(await self.accounts.set_total_space(user_id, body.total_space)))
+
+    # Open uploads
+
+    async def open_uploads(self, call: Call) -> Response:
+        order = _order(call, UPLOAD_SORTS, "updated_at", ascending="updated_at")
+        user_id, limit = call.query("user_id"), _limit(call)
+        idle = Idle(seconds=_idle_for(call), user_id=user_id and _user_id(user_id))
+        if _wants_csv(call):
+            return csv_stream("uploads", wire.OpenUpload.__struct_fields__, self._all_uploads(order, idle))
+        as_of = self.clock.now()
+        uploads, cursor, sums = await self.reports.uploads(order, idle, limit=limit, after=call.query("after"))
+        rows = [wire.upload_of(upload) for upload in uploads]
+        return answer(wire.OpenUploadList(rows, cursor, wire.total_of(sums), as_of))
+
+    async def _all_uploads(self, order: Order, idle: Idle) -> AsyncIterator[list[wire.OpenUpload]]:
+        async for page in self.reports.all_uploads(order, idle):
+            yield [wire.upload_of(upload) for upload in page]
+
+    async def expire_upload(self, call: Call) -> Response:
+        await self.uploads.expire(call.request.path_params["upload_id"], _idle_for(call))
+        return Response(status_code=204)
 
 
-def _row(report: UserReport) -> wire.UserUsage:
-    usage = report.usage
-    return wire.UserUsage(
-        usage.user_id,
-        usage.total_space,
-        usage.use_space_finished,
-        usage.use_space_unfinished,
-        usage.reserved,
-        report.files,
-        report.open_uploads,
-    )
+def _order(call: Call, sorts: tuple[str, ...], default: str, *, ascending: str) -> Order:
+    """The order asked for; the largest first, but for the sort `ascending`. Raises InvalidRequest."""
+    sort = call.query_word("sort", default, sorts)
+    default_order = "asc" if sort == ascending else "desc"
+    return Order(sort=sort, descending=call.query_word("order", default_order, ("asc", "desc")) == "desc")
 
 
-def _csv_lines(rows: "list[tuple[object, ...]]") -> str:
-    text = io.StringIO()
-    csv.writer(text).writerows(rows)
-    return text.getvalue()
+def _idle_for(call: Call) -> int:
+    return call.query_int("idle_for", 0, 0, MAX_IDLE_SECONDS)
+
+
+def _limit(call: Call) -> int:
+    return call.query_int("limit", 100, 1, 1000)
+
+
+def _wants_csv(call: Call) -> bool:
+    form = call.query_word("format", "", ("csv", "json"))
+    return form == "csv" or (not form and "text/csv" in call.request.headers.get("accept", ""))
+
+
+def _user_of(call: Call) -> str:
+    return _user_id(call.request.path_params["user_id"])
+
+
+def _user_id(text: str) -> str:
+    """Raises InvalidRequest."""
+    try:
+        return check_user_id(text)
+    except ValueError as error:
+        raise InvalidRequest.field("user_id", str(error)) from error

@@ -16,6 +16,7 @@ _PATH_PARAMETERS: dict[str, dict[str, Any]] = {
     "n": {"schema": {"type": "integer", "minimum": 0}, "description": "Chunk number, from 0."},
     "id": {"schema": {"type": "string"}, "description": "The id."},
     "user_id": {"schema": {"type": "string"}, "description": "A user."},
+    "upload_id": {"schema": {"type": "string"}, "description": "An upload."},
     "code": {"schema": {"type": "string", "enum": sorted(STATUS)}, "description": "The code of an error."},
 }
 # What an answer leads to (OpenAPI's links): its operation and status, then those it opens, with where their parameters are.

@@ -37,6 +37,16 @@ class Parameter:
     place: Literal["query", "header"] = "query"
 
 
+# Of lists.
+LIMIT = Parameter(
+    name="limit",
+    schema={"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
+    about="How many at the most.",
+)
+AFTER = Parameter(name="after", schema={"type": "string"}, about="The cursor: `next` of the page before.")
+PREFIX = Parameter(name="prefix", schema={"type": "string"}, about="Only names that start with this.")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """A method of a path. `responses` maps a status to the type of its body, to several, or to None: no JSON."""

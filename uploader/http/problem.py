@@ -25,6 +25,7 @@ STATUS: dict[str, int] = {
     "sha256-conflict": 409,
     "md5-conflict": 409,
     "upload-exists": 409,
+    "upload-active": 409,
     "name-taken": 409,
     "chunks-missing": 409,
     "upload-gone": 410,

@@ -5,21 +5,13 @@ from collections.abc import Awaitable, Callable
 from starlette.responses import Response
 
 from uploader.http import wire
-from uploader.http.admin import AdminHandlers
 from uploader.http.native import FileHandlers, UploadHandlers
-from uploader.http.operation import Call, Operation, Parameter
+from uploader.http.operation import AFTER, LIMIT, PREFIX, Call, Operation, Parameter
 from uploader.http.operations import OperationsHandlers
 from uploader.settings import Settings
 
 _STRING = {"type": "string"}
 _ID_OF_UPLOAD = Parameter(name="id", schema=_STRING, about="The id of the upload that is meant.")
-_LIMIT = Parameter(
-    name="limit",
-    schema={"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
-    about="How many at the most.",
-)
-_AFTER = Parameter(name="after", schema=_STRING, about="The cursor: `next` of the page before.")
-_PREFIX = Parameter(name="prefix", schema=_STRING, about="Only names that start with this.")
 _IDEMPOTENCY = Parameter(
     name="Idempotency-Key",
     schema={"type": "string", "pattern": "^[!-~]{1,128}$"},
@@ -33,14 +25,6 @@ _CHUNK_HEADERS = (
 _LINK_PARAMETERS = tuple(
     Parameter(name=name, schema=_STRING, about="Of a signed link: see `POST /me/files/{id}/link`.")
     for name in ("user", "expires")
-)
-_USAGE_PARAMETERS = (
-    Parameter(name="sort", schema={"type": "string", "default": "use_space_finished"}, about="The column."),
-    Parameter(name="order", schema={"type": "string", "enum": ["asc", "desc"]}, about="Ascending or descending."),
-    Parameter(name="q", schema=_STRING, about="Only users whose id contains this."),
-    Parameter(name="format", schema={"type": "string", "enum": ["json", "csv"]}, about="`csv` streams all of them."),
-    _LIMIT,
-    _AFTER,
 )
 
 _PUT_CHUNK = {200: (wire.ChunkState, wire.FileState), 201: wire.FileState, 202: wire.UploadState}
@@ -209,7 +193,7 @@ def file_operations(handlers: FileHandlers) -> list[Operation]:
             tag="files",
             responses={200: wire.FileList},
             problems=("invalid-request",),
-            parameters=(_LIMIT, _AFTER, _PREFIX),
+            parameters=(LIMIT, AFTER, PREFIX),
         ),
         Operation(
             method="GET",
@@ -268,35 +252,6 @@ def file_operations(handlers: FileHandlers) -> list[Operation]:
             summary="Your accounts",
             tag="files",
             responses={200: wire.Usage},
-        ),
-    ]
-
-
-def admin_operations(handlers: AdminHandlers) -> list[Operation]:
-    """For administrators."""
-    return [
-        Operation(
-            method="GET",
-            path="/admin/usage",
-            handler=handlers.usage,
-            summary="Who uses how much",
-            tag="administration",
-            access="admin",
-            responses={200: wire.UserUsageList},
-            media_types=("text/csv",),
-            problems=("invalid-request",),
-            parameters=_USAGE_PARAMETERS,
-        ),
-        Operation(
-            method="PUT",
-            path="/admin/users/{user_id}",
-            handler=handlers.set_total_space,
-            summary="Set a user's quota, making the user if need be",
-            tag="administration",
-            access="admin",
-            takes=wire.SetTotalSpace,
-            responses={200: wire.UserAccount},
-            problems=("invalid-request",),
         ),
     ]
 

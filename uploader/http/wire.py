@@ -89,12 +89,6 @@ class AskStates(Struct, forbid_unknown_fields=True):
     md5s: Annotated[list[Md5], Meta(max_length=1000)]
 
 
-class SetTotalSpace(Struct, forbid_unknown_fields=True):
-    """A user's quota."""
-
-    total_space: Size
-
-
 # Answers
 
 
@@ -209,36 +203,6 @@ class Usage(Struct):
     use_space_unfinished: int
     reserved: int
     available: int
-
-
-class UserUsage(Struct):
-    """A user's accounts, in bytes, and how much there is of what."""
-
-    user_id: str
-    total_space: int
-    use_space_finished: int
-    use_space_unfinished: int
-    reserved: int
-    files: int
-    open_uploads: int
-
-
-class UserUsageList(Struct):
-    """A page of users; `next` is the cursor of the following one."""
-
-    users: list[UserUsage]
-    next: str | None
-    as_of: datetime
-
-
-class UserAccount(Struct):
-    """A user's accounts after a change, in bytes."""
-
-    user_id: str
-    total_space: int
-    use_space_finished: int
-    use_space_unfinished: int
-    reserved: int
 
 
 class ChunkSizeBounds(Struct):

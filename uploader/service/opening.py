@@ -16,6 +16,7 @@ from uploader.domain.digest import EMPTY_MD5, EMPTY_SHA256
 from uploader.domain.months import month_path
 from uploader.domain.proof import Challenge
 from uploader.domain.quota import Usage
+from uploader.domain.room import Room, floor_of
 from uploader.domain.upload import State, Upload
 from uploader.errors import (
     FileTooLarge,
@@ -40,8 +41,6 @@ from uploader.settings import Settings
 from uploader.storage.base import Gone, Storage
 from uploader.tasks import uninterrupted
 
-_DEFAULT_FLOOR_BYTES = 1 << 30
-_DEFAULT_FLOOR_SHARE = 20
 _TOO_FAST = "This upload is changing too fast, or its bytes can't be found; try again."
 
 
@@ -193,10 +192,13 @@ class Openings:
         if count >= self._settings.max_open_uploads:
             raise TooManyUploads(limit=self._settings.max_open_uploads)
         space = await self._storage.space()
-        floor_bytes = self._settings.free_space_floor_bytes
-        if floor_bytes is None:
-            floor_bytes = max(space.total // _DEFAULT_FLOOR_SHARE, _DEFAULT_FLOOR_BYTES)
-        if space.free - promised_bytes - opening.size < floor_bytes:
+        room = Room(
+            total_bytes=space.total,
+            free_bytes=space.free,
+            floor_bytes=floor_of(space.total, self._settings.free_space_floor_bytes),
+            promised_bytes=promised_bytes,
+        )
+        if not room.fits(opening.size):
             raise StorageFull("The disk has no room for a file of this size; try again later.")
 
     # Telling the digests

@@ -1,17 +1,13 @@
 """Recounts every figure from its definition, reports each difference as a Drift, and mends those that can be mended.
 
-It works while the server runs: the accounts are read in one snapshot, and what is said of an upload is looked at again
+It works while the server runs: each account is read in one snapshot, and what is said of an upload is looked at again
 under the upload's locks, so that mere motion is never reported. Refuses to guess: lost bytes stay reported.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import partial
 from itertools import zip_longest
-from typing import Any
 
 from uploader.accounting.audit import Audit, Bucket, Snapshot
 from uploader.clock import Clock
@@ -20,10 +16,11 @@ from uploader.database import mending, queries
 from uploader.database.engine import Connection, Database
 from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import from_bitmap, received_bytes, to_bitmap
-from uploader.domain.quota import Usage
 from uploader.domain.upload import State, Upload
 from uploader.errors import Unavailable, Unverified
 from uploader.service.closers import Closers
+from uploader.service.findings import Drift, Findings, Kind
+from uploader.service.recounting import Recounting
 from uploader.storage.base import Gone, Storage
 from uploader.tasks import uninterrupted
 
@@ -36,69 +33,20 @@ _LOOKS = 10
 _PAUSE_SECONDS = 0.5
 
 
-class Kind(StrEnum):
-    """What can drift, and what it is compared with."""
-
-    # In the database, of a user: the sums over uploads and files; what they must stay below.
-    USE_SPACE_FINISHED = "use_space_finished"
-    USE_SPACE_UNFINISHED = "use_space_unfinished"
-    RESERVED = "reserved"
-    OVER_RESERVED = "over-reserved"
-    OVER_TOTAL_SPACE = "over-total-space"
-    # Of a blob: the number of its files; its size.
-    REFS = "refs"
-    BLOB_BYTES = "blob-bytes"
-    # Of an upload: its directory; the bytes on disk, twice; the bytes on disk and the bits in Redis.
-    TEMP = "temp"
-    FLUSHED_BYTES = "flushed_bytes"
-    FLUSHED = "flushed"
-    CHUNKS = "chunks"
-    RECEIVED = "received"
-    STATE = "state"
-    TASK = "task"
-    # Of a minute bucket: the hash of the upload that waits there; whether it exists.
-    STRAY_TASK = "stray-task"
-    INDEX = "index"
-
-
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """A figure that is not what its definition makes it; None where there is nothing."""
-
-    kind: Kind
-    subject: str
-    expected: int | str | None
-    actual: int | str | None
-
-    def __str__(self) -> str:
-        expected, actual = ("nothing" if value is None else value for value in (self.expected, self.actual))
-        return f"{self.kind} of {self.subject}: expected {expected}, actual {actual}"
-
-
-Mend = Callable[[], Coroutine[Any, Any, bool]]
-
-
-@dataclass(slots=True)
-class Findings:
-    """What one look found. `notes` are no drifts: users that hold more than an administrator has left them."""
-
-    drifts: list[Drift] = field(default_factory=list)
-    notes: list[Drift] = field(default_factory=list)
-    checked: dict[str, int] = field(default_factory=dict)
-    repaired: int = 0
-    mends: list[Mend] = field(default_factory=list)
-
-    def add(self, drifts: Iterable[Drift], mend: Mend) -> None:
-        for drift in drifts:
-            self.drifts.append(drift)
-            self.mends.append(mend)
-
-
 class Reconciling:
     """Several at once are safe: looking changes nothing, and every mend recomputes under its locks."""
 
-    def __init__(self, database: Database, storage: Storage, audit: Audit, closers: Closers, clock: Clock) -> None:
+    def __init__(
+        self,
+        database: Database,
+        storage: Storage,
+        audit: Audit,
+        closers: Closers,
+        recounting: Recounting,
+        clock: Clock,
+    ) -> None:
         self._database = database
+        self._recounting = recounting
         self._storage = storage
         self._audit = audit
         self._closers = closers
@@ -110,35 +58,12 @@ class Reconciling:
         # The order of mending, too: the figures of a user are sums over the uploads.
         await self._check_uploads(found)
         await self._check_queues(found)
-        await self._check_figures(found)
+        await self._recounting.check(found)
         await self._check_blobs(found)
         if repair:
             for mend in found.mends:
                 found.repaired += await uninterrupted(mend())
         return found
-
-    # The figures of the database, against each other
-
-    async def _check_figures(self, found: Findings) -> None:
-        async def look(
-            connection: Connection,
-        ) -> tuple[list[tuple[str, Usage | None, queries.Sums]], list[tuple[str, int | None, int]]]:
-            found.checked["users"] = await queries.count_users(connection)
-            found.checked["blobs"] = await queries.count_blobs(connection)
-            return await queries.recounted_users(connection), await queries.recounted_refs(connection)
-
-        users, blobs = await self._database.read(look, snapshot=True)
-        for user_id, stored, counted in users:
-            found.add(_drifts_of_user(user_id, stored, counted), partial(self._mend_user, user_id))
-            found.notes += _notes_of_user(stored)
-        for sha256, refs, files in blobs:
-            found.add([Drift(Kind.REFS, sha256, files, refs)], partial(self._mend_refs, sha256))
-
-    async def _mend_user(self, user_id: str) -> bool:
-        return await self._database.transact(lambda connection: mending.recount_user(connection, user_id))
-
-    async def _mend_refs(self, sha256: str) -> bool:
-        return await self._database.transact(lambda connection: mending.recount_refs(connection, sha256))
 
     # Blobs, against the disk
 
@@ -307,27 +232,6 @@ class Reconciling:
 
 async def _cannot_be_mended() -> bool:
     return False
-
-
-def _drifts_of_user(user_id: str, stored: Usage | None, counted: queries.Sums) -> list[Drift]:
-    drifts = []
-    for kind in (Kind.USE_SPACE_FINISHED, Kind.USE_SPACE_UNFINISHED, Kind.RESERVED):
-        expected = getattr(counted, kind.value)
-        actual = None if stored is None else getattr(stored, kind.value)
-        if actual != expected and (expected or stored is not None):
-            drifts.append(Drift(kind, user_id, expected, actual))
-    # Where the figures themselves are wrong, that is all there is to say.
-    if stored is not None and not drifts and stored.use_space_unfinished > stored.reserved:
-        drifts.append(Drift(Kind.OVER_RESERVED, user_id, stored.reserved, stored.use_space_unfinished))
-    return drifts
-
-
-def _notes_of_user(stored: Usage | None) -> list[Drift]:
-    """A user may hold more than the total space, where an administrator lowered it."""
-    if stored is None or stored.use_space_finished + stored.reserved <= stored.total_space:
-        return []
-    held = stored.use_space_finished + stored.reserved
-    return [Drift(Kind.OVER_TOTAL_SPACE, stored.user_id, stored.total_space, held)]
 
 
 def drifts_of_upload(upload: Upload, present: bytearray, snapshot: Snapshot) -> list[Drift]:

@@ -10,7 +10,7 @@ from uploader.database.engine import Connection, Database
 from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import missing_ranges, received_bytes
 from uploader.domain.upload import Reason, State, Upload
-from uploader.errors import Unavailable, UploadGone, UploadNotFound
+from uploader.errors import Unavailable, UploadActive, UploadGone, UploadNotFound
 from uploader.service.answers import Complete, Standing, Target
 from uploader.service.closers import Closers
 from uploader.service.merging import Merging
@@ -206,3 +206,28 @@ class Uploads:
             if target.upload_id is not None:
                 await self.find(target)  # says why it is gone
             raise UploadNotFound() from error
+
+    async def expire(self, upload_id: str, idle_seconds: float) -> None:
+        """Expire anybody's open upload now; with `idle_seconds`, unless something arrived since, looked at under its locks.
+
+        Raises UploadNotFound, UploadGone, UploadActive, Unavailable.
+        """
+        upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
+        if upload is None:
+            raise UploadNotFound()
+        if await self._expire(upload, idle_seconds):
+            return
+        if isinstance(await self.find(Target(upload.user_id, upload_id=upload_id)), Complete):
+            raise UploadNotFound()
+        raise UploadActive()
+
+    async def _expire(self, upload: Upload, idle_seconds: float) -> bool:
+        if upload.state is not State.OPEN:
+            return False
+        if idle_seconds:
+            return await self._closers.expire(upload, idle_seconds)
+        try:
+            await self._closers.close(upload, Reason.EXPIRED)
+        except NotOpen:
+            return False
+        return True

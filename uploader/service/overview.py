@@ -1,0 +1,90 @@
+"""What everything adds up to: now, on each day since there are snapshots, and how fast it grows.
+
+All figures are of the database, but for the room on the disk; no directory is walked.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+
+from uploader.clock import Clock
+from uploader.database import queries, reporting
+from uploader.database.engine import Connection, Database, Duplicate
+from uploader.database.reporting import Day, OpenSums, Totals
+from uploader.domain.growth import SPANS_DAYS, Growth, Moment, growth
+from uploader.domain.room import Room, floor_of
+from uploader.settings import Settings
+from uploader.storage.base import Storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The whole installation at one moment."""
+
+    as_of: datetime
+    totals: Totals
+    months: list[OpenSums]
+    room: Room
+    growths: list[Growth]
+
+
+class Overview:
+    """The summary, and the snapshots of days."""
+
+    def __init__(self, settings: Settings, database: Database, storage: Storage, clock: Clock) -> None:
+        self._settings = settings
+        self._database = database
+        self._storage = storage
+        self._clock = clock
+
+    async def summary(self) -> Summary:
+        """How things stand. Raises Unavailable."""
+        as_of = self._clock.now()
+        today = as_of.date()
+
+        async def look(connection: Connection) -> tuple[Totals, list[OpenSums], int, list[Day | None]]:
+            return (
+                await reporting.totals(connection),
+                await reporting.open_sums_by_month(connection),
+                await queries.promised_bytes(connection),
+                [await reporting.newest_day_until(connection, today - timedelta(days=span)) for span in SPANS_DAYS],
+            )
+
+        totals, months, promised_bytes, days = await self._database.read(look, snapshot=True)
+        room = await self._room(promised_bytes)
+        present = _moment(as_of, totals)
+        growths = [
+            growth(span, present, None if day is None else _moment(day.taken_at, day.totals), room.available_bytes)
+            for span, day in zip(SPANS_DAYS, days, strict=True)
+        ]
+        return Summary(as_of=as_of, totals=totals, months=months, room=room, growths=growths)
+
+    async def _room(self, promised_bytes: int) -> Room:
+        space = await self._storage.space()
+        return Room(
+            total_bytes=space.total,
+            free_bytes=space.free,
+            floor_bytes=floor_of(space.total, self._settings.free_space_floor_bytes),
+            promised_bytes=promised_bytes,
+        )
+
+    async def history(self, days: int) -> list[Day]:
+        """The last `days` days, today included, in order; those on which nobody looked are left out."""
+        first = self._clock.now().date() - timedelta(days=days - 1)
+        return await self._database.read(lambda connection: reporting.days_since(connection, first))
+
+    async def take_day(self) -> date:
+        """Take today's snapshot, unless it is there; returns the day. Raises Unavailable."""
+        now = self._clock.now()
+        today = now.date()
+        if await self._database.read(lambda connection: reporting.has_day(connection, today)):
+            return today
+        totals = await self._database.read(reporting.totals, snapshot=True)
+        day = Day(day=today, taken_at=now, totals=totals, free_disk_bytes=(await self._storage.space()).free)
+        with suppress(Duplicate):  # another worker was faster
+            await self._database.transact(lambda connection: reporting.add_day(connection, day))
+        return today
+
+
+def _moment(taken_at: datetime, totals: Totals) -> Moment:
+    return Moment(taken_at=taken_at, use_space_finished=totals.use_space_finished, physical_bytes=totals.physical_bytes)
