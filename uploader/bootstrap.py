@@ -36,7 +36,14 @@ from uploader.http.limits import LIMITS_STATE, ConnectionLimits, connection_limi
 from uploader.http.native import FileHandlers, UploadHandlers
 from uploader.http.operations import OperationsHandlers
 from uploader.http.origins import Origins
-from uploader.http.routes import admin_operations, file_operations, open_operations, upload_operations
+from uploader.http.pages import PageHandlers
+from uploader.http.routes import (
+    admin_operations,
+    file_operations,
+    open_operations,
+    page_operations,
+    upload_operations,
+)
 from uploader.jobs.cleanup import Cleaner
 from uploader.jobs.collector import Collector
 from uploader.jobs.expirer import Expirer
@@ -281,6 +288,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> S
             OperationsHandlers(settings, services.openings, services.health, services.gauges, services.exposition),
             settings,
         ),
+        *page_operations(PageHandlers(settings)),
     ]
     return create_application(operations, authenticator, lifespan, origins=origins, intake=intake)
 
