@@ -26,6 +26,7 @@ from uploader.database.engine import Database, Duplicate
 from uploader.embedded import end_with_parent, socket_path
 from uploader.errors import ConfigurationError
 from uploader.exposition import Exposition
+from uploader.http import routes
 from uploader.http.admin import AdminHandlers
 from uploader.http.app import create_application
 from uploader.http.auth import Authenticator
@@ -37,13 +38,6 @@ from uploader.http.native import FileHandlers, UploadHandlers
 from uploader.http.operations import OperationsHandlers
 from uploader.http.origins import Origins
 from uploader.http.pages import PageHandlers
-from uploader.http.routes import (
-    admin_operations,
-    file_operations,
-    open_operations,
-    page_operations,
-    upload_operations,
-)
 from uploader.jobs.cleanup import Cleaner
 from uploader.jobs.collector import Collector
 from uploader.jobs.expirer import Expirer
@@ -281,14 +275,14 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> S
     intake = Intake(settings, services.storage)
     uploads = UploadHandlers(services.openings, services.instant, services.uploads, services.chunks, intake)
     operations = [
-        *upload_operations(uploads),
-        *file_operations(FileHandlers(services.files, services.links)),
-        *admin_operations(AdminHandlers(services.reports, services.accounts, services.clock)),
-        *open_operations(
+        *routes.upload_operations(uploads),
+        *routes.file_operations(FileHandlers(services.files, services.links)),
+        *routes.admin_operations(AdminHandlers(services.reports, services.accounts, services.clock)),
+        *routes.open_operations(
             OperationsHandlers(settings, services.openings, services.health, services.gauges, services.exposition),
             settings,
         ),
-        *page_operations(PageHandlers(settings)),
+        *routes.page_operations(PageHandlers(settings)),
     ]
     return create_application(operations, authenticator, lifespan, origins=origins, intake=intake)
 
