@@ -149,10 +149,12 @@ function put(path, blob, headers, signal, onProgress) {
     let silence;
     const heard = () => {
       clearTimeout(silence);
-      silence = setTimeout(() => ended(reject, unreachable()), SILENCE_SECONDS * 1000);
+      silence = setTimeout(lost, SILENCE_SECONDS * 1000);
     };
+    const lost = () => ended(reject, unreachable());
     const ended = (settle, value) => {
       clearTimeout(silence);
+      removeEventListener("offline", lost);
       signal?.removeEventListener("abort", aborted);
       request.abort();
       settle(value);
@@ -162,7 +164,8 @@ function put(path, blob, headers, signal, onProgress) {
       heard();
       onProgress?.(event.loaded);
     };
-    request.onerror = () => ended(reject, unreachable());
+    request.onerror = lost;
+    addEventListener("offline", lost); // what is on its way then stays so
     request.onload = () => {
       const { status, responseText } = request;
       const [type, after] = [request.getResponseHeader("content-type"), request.getResponseHeader("retry-after")];
