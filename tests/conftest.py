@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.async_api import Browser
 from redis import Redis
 from sqlalchemy import text
 
+from tests.support.browser import chromium_path, running_chromium
 from tests.support.clock import ManualClock
 from tests.support.servers import PrivateMariaDB, PrivateRedis, mariadb_is_here
 from tests.support.stack import Stack, running_stack
@@ -20,28 +22,43 @@ from uploader.database.engine import Database
 
 MakeStack = Callable[..., AbstractAsyncContextManager[Stack]]
 
-_LOUD = "MariaDB IS NOT HERE: its tests are left out (see tests/run)"
+_LOUD = "{} IS NOT HERE: its tests are left out (see tests/run)"
+
+
+def _missing() -> dict[str, Callable[[pytest.Item], bool]]:
+    """What is not installed here, and which tests need it."""
+    missing: dict[str, Callable[[pytest.Item], bool]] = {}
+    if not mariadb_is_here():
+        missing["MariaDB"] = _needs_mariadb
+    if chromium_path() is None:
+        missing["Chromium"] = _needs_chromium
+    return missing
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without MariaDB its tests are left out, loudly; in CI they stay and fail."""
-    if mariadb_is_here() or os.environ.get("CI") == "true":
+    """Without MariaDB or Chromium their tests are left out, loudly; in CI they stay and fail."""
+    if os.environ.get("CI") == "true":
         return
-    left_out = [item for item in items if _needs_mariadb(item)]
+    needs = _missing().values()
+    left_out = [item for item in items if any(needed(item) for needed in needs)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if not mariadb_is_here():
-        terminalreporter.write_line(_LOUD, red=True, bold=True)
+    for name in _missing():
+        terminalreporter.write_line(_LOUD.format(name), red=True, bold=True)
 
 
 def _needs_mariadb(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     parametrized = callspec is not None and any("mariadb" in str(value) for value in callspec.params.values())
     return parametrized or any("mariadb" in name for name in getattr(item, "fixturenames", ()))
+
+
+def _needs_chromium(item: pytest.Item) -> bool:
+    return "browser" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture(scope="session")
@@ -203,3 +220,13 @@ async def stack(make_stack: MakeStack) -> AsyncIterator[Stack]:
 @pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
+
+
+# A browser
+
+
+@pytest.fixture(scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    """A Chromium of this worker's own; each test has a profile of its own in it (`visiting`)."""
+    async with running_chromium() as chromium:
+        yield chromium

@@ -25,6 +25,7 @@ from uploader.database.engine import Database
 from uploader.embedded import end_with_parent, socket_path
 from uploader.errors import ConfigurationError
 from uploader.exposition import Exposition
+from uploader.http import routes
 from uploader.http.admin import AdminHandlers
 from uploader.http.admin_routes import admin_operations
 from uploader.http.app import create_application
@@ -36,7 +37,7 @@ from uploader.http.limits import LIMITS_STATE, ConnectionLimits, connection_limi
 from uploader.http.native import FileHandlers, UploadHandlers
 from uploader.http.operations import OperationsHandlers
 from uploader.http.origins import Origins
-from uploader.http.routes import file_operations, open_operations, upload_operations
+from uploader.http.pages import PageHandlers
 from uploader.jobs.cleanup import Cleaner
 from uploader.jobs.collector import Collector
 from uploader.jobs.expirer import Expirer
@@ -282,8 +283,8 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> S
     intake = Intake(settings, services.storage)
     uploads = UploadHandlers(services.openings, services.instant, services.uploads, services.chunks, intake)
     operations = [
-        *upload_operations(uploads),
-        *file_operations(FileHandlers(services.files, services.links)),
+        *routes.upload_operations(uploads),
+        *routes.file_operations(FileHandlers(services.files, services.links)),
         *admin_operations(
             AdminHandlers(
                 services.reports,
@@ -294,10 +295,11 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> S
                 services.clock,
             )
         ),
-        *open_operations(
+        *routes.open_operations(
             OperationsHandlers(settings, services.openings, services.health, services.gauges, services.exposition),
             settings,
         ),
+        *routes.page_operations(PageHandlers(settings)),
     ]
     return create_application(operations, authenticator, lifespan, origins=origins, intake=intake)
 

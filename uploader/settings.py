@@ -231,6 +231,8 @@ class Settings:
     )
     # Who may read /metrics: open or admin. Default: open
     metrics: str = _setting("METRICS", one_of("open", "admin"), "open", "who may read `/metrics`: `open` or `admin`")
+    # Whether the web pages at / and /admin/ are served. Default: true
+    web_pages: bool = _setting("WEB_PAGES", boolean, "true", "whether the web pages at `/` and `/admin/` are served")
     # Least severe level that is logged. Default: info
     log_level: str = _setting(
         "LOG_LEVEL", one_of("debug", "info", "warning", "error"), "info", "`debug`, `info`, `warning` or `error`"

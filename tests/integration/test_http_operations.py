@@ -259,8 +259,3 @@ async def test_the_documentation_loads_nothing_from_elsewhere(stack: Stack) -> N
 )
 async def test_nothing_but_the_parts_of_the_pages_is_static(stack: Stack, path: str) -> None:
     problem(await stack.anonymous().get(f"http://test{path}"), 404, "not-found")
-
-
-async def test_the_start_leads_to_the_documentation(stack: Stack) -> None:
-    response = await stack.anonymous().get("/")
-    assert (response.status_code, response.headers["location"]) == (307, "/docs")

@@ -1,13 +1,11 @@
 """The handlers for those who run the server or write a client for it: health, metrics, configuration, documents."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, Response
 
 from uploader.domain.chunks import MAX_CHUNK_COUNT
-from uploader.errors import NotFound
 from uploader.exposition import Exposition
 from uploader.http import wire
 from uploader.http.native import answer
@@ -18,9 +16,6 @@ from uploader.service.health import Health
 from uploader.service.opening import Openings
 from uploader.settings import Settings
 
-_STATIC = Path(__file__).parent / "static"
-_STATIC_KINDS = {".js": "text/javascript", ".css": "text/css"}
-_STATIC_FILES = {str(path.relative_to(_STATIC)): path for path in _STATIC.rglob("*") if path.suffix in _STATIC_KINDS}
 _DOCS = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>uploader: the HTTP API</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -72,15 +67,5 @@ class OperationsHandlers:
     async def docs(self, _call: Call) -> Response:
         return HTMLResponse(_DOCS, headers={"Content-Security-Policy": _DOCS_POLICY})
 
-    async def home(self, _call: Call) -> Response:
-        return RedirectResponse("/docs")
-
     async def explain_problem(self, call: Call) -> Response:
         return await explain(call.request)
-
-    async def static(self, call: Call) -> Response:
-        """A file of the pages, from the package; the names are few and known, so no path can lead elsewhere."""
-        path = _STATIC_FILES.get(call.request.path_params["path"])
-        if path is None:
-            raise NotFound()
-        return FileResponse(path, media_type=_STATIC_KINDS[path.suffix], headers={"Cache-Control": "no-cache"})

@@ -8,6 +8,7 @@ from uploader.http import wire
 from uploader.http.native import FileHandlers, UploadHandlers
 from uploader.http.operation import AFTER, LIMIT, PREFIX, Call, Operation, Parameter
 from uploader.http.operations import OperationsHandlers
+from uploader.http.pages import PageHandlers
 from uploader.settings import Settings
 
 _STRING = {"type": "string"}
@@ -258,11 +259,7 @@ def file_operations(handlers: FileHandlers) -> list[Operation]:
 
 def open_operations(handlers: OperationsHandlers, settings: Settings) -> list[Operation]:
     """What needs no token."""
-
-    def get(path: str, handler: Callable[[Call], Awaitable[Response]], summary: str, **more: object) -> Operation:
-        fields = {"access": "open", "tag": "operations", "responses": {200: None}, **more}
-        return Operation(method="GET", path=path, handler=handler, summary=summary, **fields)  # type: ignore[arg-type]
-
+    get = _open_get
     metrics_access = "open" if settings.metrics == "open" else "admin"
     return [
         get("/livez", handlers.live, "Whether the process lives", responses={200: wire.Health}),
@@ -271,6 +268,17 @@ def open_operations(handlers: OperationsHandlers, settings: Settings) -> list[Op
         get("/config", handlers.config, "What a client needs to know", responses={200: wire.ClientConfig}),
         get("/docs", handlers.docs, "This documentation"),
         get("/problems/{code}", handlers.explain_problem, "What an error means", problems=("not-found",)),
-        get("/static/{path:path}", handlers.static, "Parts of the pages", problems=("not-found",)),
-        get("/", handlers.home, "The start", responses={307: None}),
     ]
+
+
+def page_operations(handlers: PageHandlers) -> list[Operation]:
+    """What browsers show."""
+    return [
+        _open_get("/", handlers.home, "The web page", responses={200: None, 307: None}),
+        _open_get("/static/{path:path}", handlers.part, "Parts of the pages", problems=("not-found",)),
+    ]
+
+
+def _open_get(path: str, handler: Callable[[Call], Awaitable[Response]], summary: str, **more: object) -> Operation:
+    fields = {"access": "open", "tag": "operations", "responses": {200: None}, **more}
+    return Operation(method="GET", path=path, handler=handler, summary=summary, **fields)  # type: ignore[arg-type]

@@ -1,0 +1,115 @@
+"""A real Chromium before the web pages: a person's browser, what they do in it, and what they see."""
+
+import shutil
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, async_playwright, expect
+
+# Generous: only a test that fails waits for so long.
+PATIENCE_MS = 60_000
+# What axe-core calls these bars somebody from using the page.
+_IMPACTS = ("serious", "critical")
+_RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
+
+Scheme = Literal["dark", "light"]
+
+
+def chromium_path() -> str | None:
+    """Debian's Chromium, where it is installed."""
+    return shutil.which("chromium")
+
+
+@asynccontextmanager
+async def running_chromium() -> AsyncIterator[Browser]:
+    path = chromium_path()
+    assert path is not None, "chromium is not installed"
+    expect.set_options(timeout=PATIENCE_MS)
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        await browser.close()
+
+
+class Visitor:
+    """A person at one server, in a browser profile of their own."""
+
+    def __init__(self, context: BrowserContext, page: Page, url: str) -> None:
+        self.context = context
+        self.page = page
+        self.url = url
+        # What no page of ours may ever cause: errors of its scripts, and what its policy forbids.
+        self.troubles: list[str] = []
+        page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        page.on("console", self._hear)
+
+    def _hear(self, message: ConsoleMessage) -> None:
+        if "Content Security Policy" in message.text or "Uncaught" in message.text:
+            self.troubles.append(message.text)
+
+    async def sign_in(self, token: str, path: str = "/") -> None:
+        await self.page.goto(f"{self.url}{path}")
+        await self.page.get_by_label("Token").fill(token)
+        await self.page.get_by_role("button", name="Sign in").click()
+        await self.page.locator("#app").wait_for()
+
+    async def choose(self, *paths: Path) -> None:
+        """Choose files, as the button `Choose files` lets one."""
+        await self.page.set_input_files("#files-input", list(paths))
+
+    async def drop(self, files: int) -> None:
+        """Drop so many small files onto the page, each with its number as its content."""
+        await self.page.evaluate(
+            """(count) => {
+                const dataTransfer = new DataTransfer();
+                for (let number = 0; number < count; number += 1)
+                    dataTransfer.items.add(new File([`${number}`], `${number}.txt`));
+                window.dispatchEvent(new DragEvent("drop", { dataTransfer, cancelable: true }));
+            }""",
+            files,
+        )
+
+    def row(self, name: str, phase: str | None = None) -> Locator:
+        """The row of a file in the list of uploads, in a phase."""
+        which = ".row" if phase is None else f".row[data-phase={phase}]"
+        return self.page.locator(f"#transfer-list {which}").filter(has=self.page.get_by_text(name, exact=True))
+
+    def files(self) -> Locator:
+        """The rows of the finished files."""
+        return self.page.locator("#file-list .row")
+
+    async def press(self, name: str) -> None:
+        await self.page.get_by_role("button", name=name, exact=True).click()
+
+    async def violations(self, schemes: Sequence[Scheme] = ("light", "dark")) -> list[str]:
+        """What axe-core finds serious in what is shown now, in each colour scheme."""
+        found = []
+        for scheme in schemes:
+            await self.page.emulate_media(color_scheme=scheme)
+            results = (await Axe().run(self.page, options=_RULES)).response
+            found += [_described(scheme, each) for each in results["violations"] if each["impact"] in _IMPACTS]
+        return found
+
+
+def _described(scheme: Scheme, violation: dict[str, Any]) -> str:
+    places = [" ".join(map(str, node["target"])) for node in violation["nodes"]]
+    return f"{scheme}: {violation['id']} ({violation['help']}) at {', '.join(places)}"
+
+
+@asynccontextmanager
+async def visiting(browser: Browser, url: str, *, token: str | None = None, **options: Any) -> AsyncIterator[Visitor]:
+    """A visitor, signed in with a token if one is given; nothing may have gone wrong in their page. `options` are those of
+    a browser context."""
+    context = await browser.new_context(locale="en-GB", **options)
+    context.set_default_timeout(PATIENCE_MS)
+    try:
+        visitor = Visitor(context, await context.new_page(), url)
+        if token is not None:
+            await visitor.sign_in(token)
+        yield visitor
+        assert visitor.troubles == []
+    finally:
+        await context.close()

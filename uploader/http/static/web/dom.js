@@ -1,0 +1,59 @@
+// Elements from code: text is always text, never markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+const ICONS = {
+  pause: "M8 5v14M16 5v14",
+  resume: "M7 4.5v15l12-7.5z",
+  cancel: "M6 6l12 12M18 6L6 18",
+  retry: "M20 11a8 8 0 1 0-2.3 6.6M20 4v7h-7",
+  download: "M12 4v11M7 11l5 5 5-5M5 20h14",
+  rename: "M4 20h4L19.5 8.5l-4-4L4 16zM13 7l4 4",
+  remove: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13M10.5 11v5.5M13.5 11v5.5",
+  choose: "M4 6h6l2 3h8v10H4z",
+  theme: "M12 3a9 9 0 1 0 0 18zM12 3a9 9 0 0 1 0 18",
+  upload: "M12 20V7M6.5 12.5L12 7l5.5 5.5M5 3.5h14",
+  instant: "M13 3L5 13.5h6L10 21l8.5-11H12z",
+  done: "M5 12.5l4.5 4.5L19 7.5",
+  failed: "M12 7.5v6M12 17v.1M12 3.5L21.5 20h-19z",
+};
+
+/** An element with attributes, listeners (`onclick`) and children; null and false stand for nothing. */
+export function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined && child !== false));
+  return made;
+}
+
+/** A picture that says nothing by itself: what it means is in the label beside it. */
+export function icon(name) {
+  const svg = document.createElementNS(SVG, "svg");
+  svg.setAttribute("viewBox", "0 0 24 24");
+  svg.setAttribute("aria-hidden", "true");
+  svg.setAttribute("class", "icon");
+  const path = document.createElementNS(SVG, "path");
+  path.setAttribute("d", ICONS[name]);
+  svg.append(path);
+  return svg;
+}
+
+/** A button that shows a picture and is called by a label. */
+export function iconButton(name, label, onclick) {
+  return element("button", { type: "button", class: "icon-button", "aria-label": label, title: label, onclick }, icon(name));
+}
+
+/** Change a text only where it differs, so that nothing is drawn or read out again. */
+export function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+/** Change an attribute only where it differs; null takes it away. */
+export function setAttribute(node, name, value) {
+  if (value === null) node.removeAttribute(name);
+  else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
+}

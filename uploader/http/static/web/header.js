@@ -1,0 +1,55 @@
+// The bar at the top of every page: its name, the other pages, language, theme, signing out.
+
+import { element, icon } from "./dom.js";
+import { language, onLanguage, setLanguage, t } from "./i18n.js";
+
+const THEMES = ["auto", "light", "dark"];
+
+function theme() {
+  return document.documentElement.dataset.theme ?? "auto";
+}
+
+function setTheme(name) {
+  if (name === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = name;
+  try {
+    if (name === "auto") localStorage.removeItem("uploader.theme");
+    else localStorage.setItem("uploader.theme", name);
+  } catch {
+    // then it holds until the page is closed
+  }
+}
+
+/** Fill the page's <header>. `links`: [{href, key}] in addition to the name; `signOut` is null where nobody signs in. */
+export function mountHeader(header, { links = [], signOut = null }) {
+  const draw = () => {
+    const chooser = element("select", { "aria-label": t("header.language") },
+      element("option", { value: "en", lang: "en", selected: language() === "en" }, "English"),
+      element("option", { value: "zh", lang: "zh", selected: language() === "zh" }, "中文"),
+    );
+    chooser.addEventListener("change", () => {
+      setLanguage(chooser.value);
+      header.querySelector("select").focus();
+    });
+    const label = element("span", {}, t(`theme.${theme()}`));
+    const toggle = element("button", { type: "button", class: "quiet" }, icon("theme"), label);
+    const name = () => toggle.setAttribute("aria-label", `${t("header.theme")}: ${t(`theme.${theme()}`)}`);
+    toggle.addEventListener("click", () => {
+      setTheme(THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]);
+      label.textContent = t(`theme.${theme()}`);
+      name();
+    });
+    name();
+    header.replaceChildren(
+      element("a", { class: "brand", href: "/" }, icon("upload"), element("span", {}, "uploader")),
+      element("nav", { "aria-label": t("header.pages") },
+        ...links.map(({ href, key }) =>
+          element("a", { href, "aria-current": location.pathname === href ? "page" : null }, t(key)))),
+      element("div", { class: "settings" },
+        chooser, toggle,
+        signOut && element("button", { type: "button", class: "quiet", onclick: signOut }, t("header.sign-out"))),
+    );
+  };
+  draw();
+  onLanguage(draw);
+}

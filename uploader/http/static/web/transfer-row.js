@@ -1,0 +1,108 @@
+// How one transfer is drawn: its name, what it does in words, its progress, its buttons.
+
+import { element, icon, iconButton, setAttribute, setText } from "./dom.js";
+import { formatBytes, formatDuration, formatPercent, formatRate, formatTime } from "./format.js";
+import { t } from "./i18n.js";
+import { messageOf } from "./problems.js";
+
+const MARKS = { complete: "done", failed: "failed", unfinished: "choose" };
+
+/** A row; `actions`: {pause, resume, cancel, retry, choose, remove}, each called with the transfer. */
+export function transferRow(transfer, actions) {
+  const mark = element("span", { class: "mark" });
+  const name = element("span", { class: "name", title: transfer.name }, transfer.name);
+  const words = element("span", { class: "words" });
+  const sent = element("progress", { max: 1, value: 0, "aria-label": t("row.progress", { name: transfer.name }) });
+  const hashed = element("progress", { class: "hashing", max: 1, value: 0, "aria-label": t("row.hashing", { name: transfer.name }) });
+  const button = (action, picture = action) =>
+    iconButton(picture, t(`row.${action}`, { name: transfer.name }), () => actions[action](transfer));
+  const buttons = {
+    choose: button("choose"),
+    pause: button("pause"),
+    resume: button("resume"),
+    retry: button("retry"),
+    cancel: button("cancel"),
+    remove: button("remove", "cancel"),
+  };
+  const root = element("div", { class: "row" },
+    mark,
+    element("div", { class: "what" }, name, sent, hashed, words),
+    element("div", { class: "row-buttons" }, ...Object.values(buttons)),
+  );
+
+  function update() {
+    setAttribute(root, "data-phase", transfer.paused ? "paused" : transfer.phase);
+    const picture = transfer.made?.instant && transfer.phase === "complete" ? "instant" : (MARKS[transfer.phase] ?? "upload");
+    if (mark.dataset.picture !== picture) {
+      mark.dataset.picture = picture;
+      mark.replaceChildren(icon(picture));
+    }
+    setText(words, wordsOf(transfer));
+    setAttribute(words, "title", transfer.problem || transfer.retry ? words.textContent : null);
+    const merging = transfer.phase === "merging";
+    sent.hidden = transfer.phase === "failed" || transfer.phase === "cancelled";
+    sent.value = transfer.size ? (merging ? transfer.mergedBytes : transfer.doneBytes) / transfer.size : Number(transfer.phase === "complete");
+    hashed.hidden = !hashes(transfer);
+    hashed.value = transfer.size ? transfer.hashedBytes / transfer.size : 1;
+    for (const [action, shown] of Object.entries(offered(transfer))) buttons[action].hidden = !shown;
+  }
+
+  return { root, update };
+}
+
+/** Which buttons make sense now. */
+function offered(transfer) {
+  const failed = transfer.phase === "failed";
+  return {
+    choose: transfer.phase === "unfinished" || transfer.needsFile,
+    pause: transfer.canPause && !transfer.paused,
+    resume: transfer.canPause && transfer.paused,
+    retry: failed && !transfer.needsFile,
+    cancel: !transfer.isOver || transfer.phase === "unfinished",
+    remove: failed || transfer.phase === "complete",
+  };
+}
+
+function hashes(transfer) {
+  return transfer.isRunning && transfer.hashedBytes < transfer.size && ["hashing", "uploading"].includes(transfer.phase);
+}
+
+/** What it does at the moment, for people. */
+function wordsOf(transfer) {
+  const size = formatBytes(transfer.size);
+  switch (transfer.phase) {
+    case "waiting":
+      return [size, t(transfer.paused ? "phase.paused" : "phase.waiting")].join(" · ");
+    case "complete":
+      return [size, t(transfer.made.instant ? "phase.instant" : "phase.complete")].join(" · ");
+    case "failed":
+      return messageOf(transfer.problem);
+    case "cancelled":
+      return t("phase.cancelled");
+    case "unfinished":
+      return unfinished(transfer);
+    default:
+      return moving(transfer, size);
+  }
+}
+
+function unfinished({ expected, receivedBytes, size }) {
+  const received = t("phase.received", { received: formatBytes(receivedBytes), size: formatBytes(size) });
+  if (expected.state === "merging") return [received, t("phase.merging")].join(" · ");
+  return [received, t("phase.unfinished", { until: formatTime(expected.expires_at) })].join(" · ");
+}
+
+function moving(transfer, size) {
+  const parts = [];
+  if (transfer.phase === "uploading") parts.push(t("phase.received", { received: formatBytes(transfer.doneBytes), size }));
+  else parts.push(size);
+  if (transfer.retry) return [...parts, `${messageOf(transfer.retry)} ${t("phase.retrying")}`].join(" · ");
+  if (transfer.paused) parts.push(t("phase.paused"));
+  else if (transfer.phase === "merging") parts.push(t("phase.merging"));
+  else if (transfer.phase === "uploading" && transfer.rate.perSecond > 0) {
+    parts.push(formatRate(transfer.rate.perSecond));
+    if (transfer.secondsLeft !== null) parts.push(t("phase.left", { time: formatDuration(transfer.secondsLeft) }));
+  }
+  if (hashes(transfer)) parts.push(t("phase.hashing", { percent: formatPercent(transfer.hashedBytes, transfer.size) }));
+  return parts.join(" · ");
+}

@@ -1,0 +1,201 @@
+// All files on their way: which of them run, what they come to together, and what the server knows of besides.
+
+import { Hasher } from "./hasher.js";
+import { HASH_FIRST_BYTES } from "./plan.js";
+import { Rate } from "./rate.js";
+import { Transfer } from "./transfer.js";
+import { CONNECTIONS } from "./uploading.js";
+import { Locks, Slots } from "./waiting.js";
+
+// How many run at once. Large ones have places of their own, so that thousands of small ones do not wait for them.
+const SMALL_AT_ONCE = 4;
+const LARGE_AT_ONCE = 2;
+
+export class Transfers extends EventTarget {
+  all = [];
+  rate = new Rate();
+  #shared;
+  #waiting = { small: new Set(), large: new Set() };
+  #running = { small: new Set(), large: new Set() };
+
+  constructor(api) {
+    super();
+    this.#shared = { api, hasher: new Hasher(), slots: new Slots(CONNECTIONS), locks: new Locks() };
+  }
+
+  // Adding
+
+  /** Take files in: [{file, name}]. */
+  add(picked) {
+    for (const { file, name } of picked) this.#enqueue(this.#make({ file, name, size: file.size }));
+    this.#told("list");
+    this.#schedule();
+  }
+
+  /** Go on with what lacks its file, with the one that the person chose for it. */
+  goOn(transfer, file) {
+    const { name, expected } = transfer;
+    const made = this.#make({ file, name, size: file.size, expected });
+    made.uploadId = expected?.id ?? null;
+    this.#forget(transfer);
+    this.#enqueue(made);
+    this.#told("list");
+    this.#schedule();
+  }
+
+  /** The server's list of open uploads: those that nothing here works on are shown, too. */
+  setUnfinished(uploads) {
+    const open = new Map(uploads.map((upload) => [upload.id, upload]));
+    for (const transfer of this.all) if (transfer.phase !== "unfinished") open.delete(transfer.uploadId);
+    const shown = this.all.filter((transfer) => transfer.phase !== "unfinished" || open.has(transfer.uploadId));
+    for (const transfer of shown) {
+      if (transfer.phase !== "unfinished") continue;
+      this.#describe(transfer, open.get(transfer.uploadId));
+      open.delete(transfer.uploadId);
+    }
+    const added = [...open.values()].map((upload) => this.#describe(this.#make({ name: upload.name, size: upload.size }), upload));
+    if (shown.length !== this.all.length || added.length) {
+      this.all = [...added, ...shown];
+      this.#told("list");
+    }
+  }
+
+  #describe(transfer, upload) {
+    const facts = { phase: "unfinished", uploadId: upload.id, expected: upload, receivedBytes: upload.received_bytes };
+    return Object.assign(transfer, facts);
+  }
+
+  #make(facts) {
+    const transfer = new Transfer({
+      ...facts,
+      changed: () => this.#told("change"),
+      moved: (bytes) => this.rate.add(bytes),
+      taken: () => this.#taken(transfer),
+    });
+    return transfer;
+  }
+
+  #enqueue(transfer) {
+    this.all.push(transfer);
+    this.#waiting[this.#lane(transfer)].add(transfer);
+  }
+
+  #forget(transfer) {
+    this.all = this.all.filter((other) => other !== transfer);
+  }
+
+  // Running
+
+  #lane(transfer) {
+    return transfer.size <= HASH_FIRST_BYTES ? "small" : "large";
+  }
+
+  #schedule() {
+    for (const [lane, atOnce] of [["small", SMALL_AT_ONCE], ["large", LARGE_AT_ONCE]]) {
+      const running = this.#running[lane];
+      let free = atOnce - [...running].filter((transfer) => !transfer.paused).length;
+      for (const transfer of this.#waiting[lane]) {
+        if (free <= 0) break;
+        if (transfer.paused) continue;
+        free -= 1;
+        this.#waiting[lane].delete(transfer);
+        this.#run(transfer, running);
+      }
+    }
+  }
+
+  async #run(transfer, running) {
+    running.add(transfer);
+    await transfer.run(this.#shared);
+    running.delete(transfer);
+    if (transfer.phase === "complete") this.#told("complete", transfer);
+    if (transfer.phase === "failed") this.#told("failed", transfer);
+    this.#schedule();
+  }
+
+  /** Two rows for one upload: it was on the server's list, and the person brought the file. */
+  #taken(transfer) {
+    const twin = this.all.find((other) => other.phase === "unfinished" && other.uploadId === transfer.uploadId);
+    if (!twin) return;
+    this.#forget(twin);
+    this.#told("list");
+  }
+
+  #told(type, detail) {
+    this.dispatchEvent(new CustomEvent(type, { detail }));
+  }
+
+  // What a person may do
+
+  setPaused(transfer, paused) {
+    transfer.setPaused(paused);
+    this.#schedule();
+  }
+
+  setAllPaused(paused) {
+    for (const transfer of this.all) transfer.setPaused(paused);
+    this.#schedule();
+  }
+
+  /** End it, here and on the server. Throws Problem if the server can't be told: then it is there still. */
+  async cancel(transfer) {
+    for (const waiting of Object.values(this.#waiting)) waiting.delete(transfer);
+    await transfer.cancel(this.#shared.api);
+    this.#forget(transfer);
+    this.#told("list");
+    this.#told("cancelled", transfer);
+    this.#schedule();
+  }
+
+  async cancelAll() {
+    const going = this.all.filter((transfer) => !transfer.isOver);
+    // Those that wait first, so that none of them begins as another ends.
+    going.sort((one, other) => one.isRunning - other.isRunning);
+    await Promise.allSettled(going.map((transfer) => this.cancel(transfer)));
+  }
+
+  retry(transfer) {
+    transfer.reset();
+    this.#waiting[this.#lane(transfer)].add(transfer);
+    this.#schedule();
+  }
+
+  retryAll() {
+    for (const transfer of this.all) if (transfer.phase === "failed") this.retry(transfer);
+  }
+
+  /** Take what is over off the list. */
+  remove(transfer) {
+    this.#forget(transfer);
+    this.#told("list");
+  }
+
+  clear() {
+    this.all = this.all.filter((transfer) => transfer.phase !== "complete");
+    this.#told("list");
+  }
+
+  // What it comes to
+
+  totals() {
+    const totals = { count: 0, complete: 0, failed: 0, going: 0, paused: 0, unfinished: 0, size: 0, done: 0, hashing: 0 };
+    totals.offline = false;
+    for (const transfer of this.all) {
+      if (transfer.phase === "unfinished") totals.unfinished += 1;
+      if (["unfinished", "cancelled"].includes(transfer.phase)) continue;
+      totals.count += 1;
+      totals.complete += transfer.phase === "complete";
+      totals.failed += transfer.phase === "failed";
+      if (transfer.phase === "failed") continue;
+      totals.size += transfer.size;
+      totals.done += transfer.doneBytes;
+      if (transfer.isOver) continue;
+      totals.going += 1;
+      totals.paused += transfer.paused;
+      totals.hashing += transfer.phase === "hashing";
+      totals.offline ||= transfer.retry?.code === "unreachable";
+    }
+    const perSecond = this.rate.perSecond;
+    return { ...totals, perSecond, secondsLeft: perSecond > 0 ? (totals.size - totals.done) / perSecond : null };
+  }
+}
