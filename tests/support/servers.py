@@ -98,7 +98,10 @@ class PrivateMariaDB:
         arguments = [_program("mariadbd"), "--no-defaults", f"--datadir={data}", f"--pid-file={data / 'pid'}"]
         arguments += [f"--socket={self._directory / 's'}", f"--port={self.port}", "--bind-address=127.0.0.1"]
         arguments += ["--innodb-buffer-pool-size=64M", "--max-connections=200", "--skip-name-resolve"]
-        arguments += [f"--log-error={self._directory / 'err'}"]
+        # A directory of its own: a server that starts removes the temporary tables of another one from a shared one.
+        temporary = self._directory / "tmp"
+        temporary.mkdir(exist_ok=True)
+        arguments += [f"--log-error={self._directory / 'err'}", f"--tmpdir={temporary}"]
         if os.getuid() == 0:
             arguments.append("--user=root")
         self._process = subprocess.Popen(
