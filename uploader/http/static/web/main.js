@@ -87,14 +87,19 @@ function choose(transfer) {
 for (const [button, input] of [["choose-files", "files-input"], ["choose-folder", "folder-input"]]) {
   $(button).addEventListener("click", () => $(input).click());
   $(input).addEventListener("change", () => {
-    transfers.add(fromInput($(input)));
+    take(fromInput($(input)));
     $(input).value = "";
   });
 }
 
-async function take(event, dataTransfer) {
+async function take(batches) {
+  for await (const batch of batches) transfers.add(batch);
+}
+
+function takeFrom(event, dataTransfer) {
+  if (!carriesFiles(dataTransfer)) return;
   event.preventDefault();
-  for await (const batch of fromTransfer(dataTransfer)) transfers.add(batch);
+  take(fromTransfer(dataTransfer));
 }
 
 let inside = 0;
@@ -115,9 +120,9 @@ addEventListener("dragleave", (event) => {
 addEventListener("dragover", (event) => carriesFiles(event.dataTransfer) && event.preventDefault());
 addEventListener("drop", (event) => {
   curtain(false);
-  if (carriesFiles(event.dataTransfer)) take(event, event.dataTransfer);
+  takeFrom(event, event.dataTransfer);
 });
-addEventListener("paste", (event) => carriesFiles(event.clipboardData) && take(event, event.clipboardData));
+addEventListener("paste", (event) => takeFrom(event, event.clipboardData));
 
 addEventListener("beforeunload", (event) => {
   if (transfers.totals().going) event.preventDefault();

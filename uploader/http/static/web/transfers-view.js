@@ -45,7 +45,7 @@ export class TransfersView {
 
   #drawList() {
     $("transfers").hidden = this.transfers.all.length === 0;
-    this.list.items = this.transfers.all;
+    this.list.items = this.transfers.listed();
     this.#draw();
   }
 
@@ -53,6 +53,7 @@ export class TransfersView {
     this.list.refresh();
     this.#totalsTimer ||= setTimeout(() => {
       this.#totalsTimer = 0;
+      this.list.items = this.transfers.listed();
       this.#drawTotals();
     }, TOTALS_EVERY_MS);
   }
