@@ -1,11 +1,11 @@
 // The list of files on their way, what they come to together, and the buttons for all of them.
 
-import { confirmed } from "./dialogs.js";
-import { setText } from "./dom.js";
-import { formatBytes, formatDuration, formatRate } from "./format.js";
-import { onLanguage, t } from "./i18n.js";
+import { confirmed } from "../dialogs.js";
+import { setText } from "../dom.js";
+import { formatBytes, formatDuration, formatRate } from "../format.js";
+import { onLanguage, t } from "../i18n.js";
 import { transferRow } from "./transfer-row.js";
-import { VirtualList } from "./virtual-list.js";
+import { VirtualList } from "../virtual-list.js";
 
 // Totals are for reading, and ten thousand rows are summed up for them.
 const TOTALS_EVERY_MS = 250;

@@ -1,14 +1,14 @@
 // The page at `/`: signs in, then takes files, and shows what is on its way and what is there.
 
+import "../words.js";
 import "./words.js";
-import "./upload-words.js";
 import { FilesView } from "./files-view.js";
-import { mountHeader } from "./header.js";
-import { translate } from "./i18n.js";
+import { mountHeader } from "../header.js";
+import { translate } from "../i18n.js";
 import { News } from "./news.js";
 import { carriesFiles, fromInput, fromTransfer } from "./picking.js";
 import { Quota } from "./quota.js";
-import { Session } from "./session.js";
+import { Session } from "../session.js";
 import { Transfers } from "./transfers.js";
 import { TransfersView } from "./transfers-view.js";
 

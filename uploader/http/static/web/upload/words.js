@@ -1,6 +1,6 @@
 // The texts of the page at `/`.
 
-import { addWords } from "./i18n.js";
+import { addWords } from "../i18n.js";
 
 addWords({
   en: {

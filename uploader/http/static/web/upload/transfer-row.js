@@ -1,9 +1,9 @@
 // How one transfer is drawn: its name, what it does in words, its progress, its buttons.
 
-import { element, icon, iconButton, setAttribute, setText } from "./dom.js";
-import { formatBytes, formatDay, formatDuration, formatPercent, formatRate } from "./format.js";
-import { t } from "./i18n.js";
-import { messageOf } from "./problems.js";
+import { element, icon, iconButton, setAttribute, setText } from "../dom.js";
+import { formatBytes, formatDay, formatDuration, formatPercent, formatRate } from "../format.js";
+import { t } from "../i18n.js";
+import { messageOf } from "../problems.js";
 
 const MARKS = { complete: "done", failed: "failed", unfinished: "pause" };
 
