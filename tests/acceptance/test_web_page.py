@@ -1,6 +1,7 @@
 """The web page as a person uses it, in a real Chromium: uploads that survive everything, in words that say what is."""
 
 import asyncio
+import hashlib
 import re
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -18,7 +19,7 @@ from tests.conftest import MakeStack
 from tests.support.browser import Visitor, visiting
 from tests.support.content import MIB, Content
 from tests.support.process import Server as ServerProcess
-from tests.support.process import ended, run_cli
+from tests.support.process import ended
 from tests.support.sockets import Server, serving_stack
 from tests.support.waiting import eventually
 from uploader.client import plan
@@ -240,7 +241,6 @@ async def test_a_server_that_is_killed_and_started_again_only_costs_time(browser
         with ended(again):
             await expect(visitor.row("backup.tar", "complete")).to_be_visible()
             await expect(visitor.files()).to_contain_text("backup.tar")
-            assert run_cli(settings, "reconcile").returncode == 0
 
 
 async def test_what_the_server_has_already_is_not_sent_again(
@@ -297,7 +297,7 @@ async def test_ten_thousand_files_cost_no_more_rows_than_are_seen(browser: Brows
             rows, finished = visitor.page.locator("#transfer-list .row"), visitor.files()
             await expect(finished.first).to_contain_text("9999.dat")
             assert await finished.count() < 40
-            await visitor.drop(10_000)
+            await visitor.drop_many(10_000)
             await expect(visitor.page.locator("#total-words")).to_contain_text("of 10,000 files done")
             await visitor.press("Pause all")
             assert await rows.count() < 40
@@ -356,6 +356,9 @@ async def test_everybody_can_use_it(browser: Browser, make_stack: MakeStack, tmp
     ):
         await visitor.page.goto(site.url)
         await expect(visitor.page.get_by_label("Token")).to_be_focused()
+        await visitor.page.keyboard.type("not a token")
+        await visitor.page.keyboard.press("Enter")
+        await expect(visitor.page.get_by_role("alert")).to_contain_text("The server does not know this token.")
         assert await visitor.violations() == []
         await visitor.sign_in(await site.token("dave", total_space=4 * MIB))
         await expect(visitor.page.get_by_text("Nothing here yet.")).to_be_visible()
@@ -378,6 +381,28 @@ async def test_everybody_can_use_it(browser: Browser, make_stack: MakeStack, tmp
 
 async def _is_wider_than_its_window(visitor: Visitor) -> Any:
     return await visitor.page.evaluate("document.documentElement.scrollWidth > window.innerWidth")
+
+
+async def test_folders_arrive_with_all_that_is_in_them(browser: Browser, make_stack: MakeStack, tmp_path: Path) -> None:
+    """Dropped with a file beside it, and chosen."""
+    contents = {f"album/{name}": name for name in ("1.txt", "live/2.txt", "live/encore/3.txt")}
+    for name, text in contents.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "empty").write_bytes(b"")
+    async with (
+        a_site(make_stack) as site,
+        visiting(browser, site.url, token=await site.token("alice")) as visitor,
+    ):
+        site.chunks.let_all_pass()
+        await visitor.drop(tmp_path / "album", tmp_path / "empty")
+        await expect(visitor.files()).to_have_count(4)
+        assert await site.sha256s() == {
+            name: hashlib.sha256(text.encode()).hexdigest() for name, text in {**contents, "empty": ""}.items()
+        }
+        await visitor.page.set_input_files("#folder-input", tmp_path / "album")
+        await expect(visitor.page.locator("#transfer-list .row[data-phase=complete]")).to_have_count(7)
+        await expect(visitor.files()).to_have_count(4)
 
 
 async def test_where_no_token_is_needed_none_is_asked_for(browser: Browser, make_stack: MakeStack) -> None:

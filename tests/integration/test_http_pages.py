@@ -14,7 +14,7 @@ from tests.support.stack import Stack
 
 ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "uploader" / "http" / "static"
-PARTS = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.glob("web/*") if path.suffix != ".html")
+PARTS = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.glob("web/**/*.*") if path.suffix != ".html")
 MODULES = [name for name in PARTS if name.endswith(".js")]
 PAGES = ["/"]
 
@@ -43,8 +43,8 @@ async def test_the_policy_of_a_page_allows_what_the_server_serves_and_no_more(st
 async def test_only_the_worker_that_hashes_may_compile_web_assembly(stack: Stack) -> None:
     anonymous = stack.anonymous()
     policies = {name: (await anonymous.get(f"/static/{name}")).headers["content-security-policy"] for name in PARTS}
-    assert [name for name, policy in policies.items() if "wasm" in policy] == ["web/hash-worker.js"]
-    assert "connect-src" not in policies["web/hash-worker.js"]
+    assert [name for name, policy in policies.items() if "wasm" in policy] == ["web/upload/hash-worker.js"]
+    assert "connect-src" not in policies["web/upload/hash-worker.js"]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -54,8 +54,8 @@ async def test_a_module_imports_only_what_is_served(stack: Stack, name: str) -> 
     assert len(source.splitlines()) < 400
     for imported in re.findall(r'^(?:import|export) [^"\n]*"([^"]+)";', source, flags=re.MULTILINE):
         assert imported.startswith(("./", "../"))
-        assert (STATIC / name).parent.joinpath(imported).resolve().is_relative_to(STATIC)
-        assert (await stack.anonymous().get(f"http://test/static/web/{imported}")).status_code == 200
+        part = (STATIC / name).parent.joinpath(imported).resolve().relative_to(STATIC)
+        assert (await stack.anonymous().get(f"/static/{part}")).status_code == 200
 
 
 async def test_a_browser_that_has_a_part_is_not_sent_it_again(stack: Stack) -> None:
@@ -71,7 +71,7 @@ async def test_a_browser_that_has_a_part_is_not_sent_it_again(stack: Stack) -> N
 
 async def test_a_page_is_no_part_of_itself(stack: Stack) -> None:
     """It would be there under another policy."""
-    problem(await stack.anonymous().get("/static/web/index.html"), 404, "not-found")
+    problem(await stack.anonymous().get("/static/web/upload/index.html"), 404, "not-found")
 
 
 async def test_switched_off_the_start_leads_to_the_documentation(make_stack: MakeStack) -> None:

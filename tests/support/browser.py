@@ -60,7 +60,15 @@ class Visitor:
         """Choose files, as the button `Choose files` lets one."""
         await self.page.set_input_files("#files-input", list(paths))
 
-    async def drop(self, files: int) -> None:
+    async def drop(self, *paths: Path) -> None:
+        """Drop files and folders from the desktop onto the page."""
+        data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
+        session = await self.context.new_cdp_session(self.page)
+        for kind in ("dragEnter", "dragOver", "drop"):
+            await session.send("Input.dispatchDragEvent", {"type": kind, "x": 200, "y": 200, "data": data})
+        await session.detach()
+
+    async def drop_many(self, files: int) -> None:
         """Drop so many small files onto the page, each with its number as its content."""
         await self.page.evaluate(
             """(count) => {

@@ -28,7 +28,7 @@ PAGE_POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 # A worker has a policy of its own: the one that hashes compiles WebAssembly, and talks to nobody.
-_WORKER = "web/hash-worker.js"
+_WORKER = "web/upload/hash-worker.js"
 _WORKER_POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'"
 
 
@@ -63,7 +63,7 @@ class PageHandlers:
     async def home(self, call: Call) -> Response:
         if not self.settings.web_pages:
             return RedirectResponse("/docs")
-        return await _answer(call.request, "web/index.html", PAGE_POLICY)
+        return await _answer(call.request, "web/upload/index.html", PAGE_POLICY)
 
     async def part(self, call: Call) -> Response:
         name = call.request.path_params["path"]

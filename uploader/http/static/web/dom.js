@@ -42,9 +42,10 @@ export function icon(name) {
   return svg;
 }
 
-/** A button that shows a picture and is called by a label. */
-export function iconButton(name, label, onclick) {
-  return element("button", { type: "button", class: "icon-button", "aria-label": label, title: label, onclick }, icon(name));
+/** A button that shows a picture and is called by a label; `visible` is a part of the label, for where there is room. */
+export function iconButton(name, label, onclick, visible = null) {
+  const attributes = { type: "button", class: "icon-button", "aria-label": label, title: label, onclick };
+  return element("button", attributes, icon(name), visible && element("span", { class: "visible" }, visible));
 }
 
 /** Change a text only where it differs, so that nothing is drawn or read out again. */

@@ -10,5 +10,5 @@
   const theme = saved("uploader.theme");
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
   const wanted = saved("uploader.language") ?? navigator.language ?? "en";
-  document.documentElement.lang = wanted.toLowerCase().startsWith("zh") ? "zh" : "en";
+  document.documentElement.lang = wanted.toLowerCase().startsWith("zh") ? "zh-CN" : "en";
 })();

@@ -1,6 +1,6 @@
 // Figures as people read them, in the language of the page.
 
-import { language, t } from "./i18n.js";
+import { locale, t } from "./i18n.js";
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
@@ -13,7 +13,7 @@ export function formatBytes(bytes) {
     unit += 1;
   }
   const digits = unit === 0 || value >= 100 ? 0 : 1;
-  return `${new Intl.NumberFormat(language(), { maximumFractionDigits: digits }).format(value)} ${UNITS[unit]}`;
+  return `${new Intl.NumberFormat(locale(), { maximumFractionDigits: digits }).format(value)} ${UNITS[unit]}`;
 }
 
 export function formatRate(bytesPerSecond) {
@@ -34,10 +34,14 @@ export function formatPercent(part, whole) {
   const share = whole > 0 ? part / whole : 1;
   // Nothing is called finished before it is.
   const shown = share < 1 ? Math.min(share, 0.99) : 1;
-  return new Intl.NumberFormat(language(), { style: "percent", maximumFractionDigits: 0 }).format(shown);
+  return new Intl.NumberFormat(locale(), { style: "percent", maximumFractionDigits: 0 }).format(shown);
+}
+
+export function formatDay(text) {
+  return new Intl.DateTimeFormat(locale(), { dateStyle: "medium" }).format(new Date(text));
 }
 
 export function formatTime(text) {
   const options = { dateStyle: "medium", timeStyle: "short" };
-  return new Intl.DateTimeFormat(language() === "zh" ? "zh-CN" : "en", options).format(new Date(text));
+  return new Intl.DateTimeFormat(locale(), options).format(new Date(text));
 }

@@ -32,7 +32,7 @@ export function mountHeader(header, { links = [], signOut = null }) {
       header.querySelector("select").focus();
     });
     const label = element("span", {}, t(`theme.${theme()}`));
-    const toggle = element("button", { type: "button", class: "quiet" }, icon("theme"), label);
+    const toggle = element("button", { type: "button", class: "quiet theme" }, icon("theme"), label);
     const name = () => toggle.setAttribute("aria-label", `${t("header.theme")}: ${t(`theme.${theme()}`)}`);
     toggle.addEventListener("click", () => {
       setTheme(THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]);

@@ -9,11 +9,16 @@ export function addWords(words) {
 }
 
 export function language() {
-  return document.documentElement.lang === "zh" ? "zh" : "en";
+  return document.documentElement.lang.startsWith("zh") ? "zh" : "en";
+}
+
+/** How figures and times are written: as the browser is set, where that is the language of the page. */
+export function locale() {
+  return navigator.languages.find((name) => name.startsWith(language())) ?? document.documentElement.lang;
 }
 
 export function setLanguage(name) {
-  document.documentElement.lang = name;
+  document.documentElement.lang = name === "zh" ? "zh-CN" : "en";
   try {
     localStorage.setItem("uploader.language", name);
   } catch {
@@ -39,7 +44,7 @@ export function t(key, values = {}) {
   return text.replace(/\{(\w+)\}/g, (whole, name) => {
     const value = values[name];
     if (value === undefined) return whole;
-    return typeof value === "number" ? new Intl.NumberFormat(language()).format(value) : String(value);
+    return typeof value === "number" ? new Intl.NumberFormat(locale()).format(value) : String(value);
   });
 }
 

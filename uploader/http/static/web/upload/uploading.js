@@ -1,7 +1,7 @@
 // How one file of this device becomes a file on the server: hashed first if it is small, opened first if it is large. The
 // server's list of missing chunks is the truth at every step. Knows nothing of rows and buttons (transfer.js).
 
-import { Problem, Retrying } from "./api.js";
+import { Problem, Retrying } from "../api.js";
 import { HASH_FIRST_BYTES, Queue, isMissing } from "./plan.js";
 import { Gate } from "./waiting.js";
 

@@ -1,11 +1,11 @@
 // The finished files of a person: newest first, with download, rename and delete.
 
-import { askText, confirmed } from "./dialogs.js";
-import { element, icon, iconButton, setText } from "./dom.js";
-import { formatBytes, formatTime } from "./format.js";
-import { onLanguage, t } from "./i18n.js";
-import { messageOf } from "./problems.js";
-import { VirtualList } from "./virtual-list.js";
+import { askText, confirmed } from "../dialogs.js";
+import { element, icon, iconButton, setText } from "../dom.js";
+import { formatBytes, formatTime } from "../format.js";
+import { onLanguage, t } from "../i18n.js";
+import { messageOf } from "../problems.js";
+import { VirtualList } from "../virtual-list.js";
 
 const PAGE = 500;
 const TYPING_MS = 300;

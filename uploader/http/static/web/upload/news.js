@@ -1,6 +1,6 @@
 // What is read out by screen readers: each thing once, many at once as a number.
 
-import { t } from "./i18n.js";
+import { t } from "../i18n.js";
 
 const GATHER_MS = 1000;
 

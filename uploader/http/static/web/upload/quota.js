@@ -1,8 +1,8 @@
 // How much of their space a person uses: finished files, what has arrived of unfinished ones, what is promised to them.
 
-import { element } from "./dom.js";
-import { formatBytes } from "./format.js";
-import { onLanguage, t } from "./i18n.js";
+import { element } from "../dom.js";
+import { formatBytes } from "../format.js";
+import { onLanguage, t } from "../i18n.js";
 
 export class Quota {
   #usage = null;

@@ -1,11 +1,11 @@
 // The list of files on their way, what they come to together, and the buttons for all of them.
 
-import { confirmed } from "./dialogs.js";
-import { setText } from "./dom.js";
-import { formatBytes, formatDuration, formatRate } from "./format.js";
-import { onLanguage, t } from "./i18n.js";
+import { confirmed } from "../dialogs.js";
+import { setText } from "../dom.js";
+import { formatBytes, formatDuration, formatRate } from "../format.js";
+import { onLanguage, t } from "../i18n.js";
 import { transferRow } from "./transfer-row.js";
-import { VirtualList } from "./virtual-list.js";
+import { VirtualList } from "../virtual-list.js";
 
 // Totals are for reading, and ten thousand rows are summed up for them.
 const TOTALS_EVERY_MS = 250;
@@ -45,7 +45,7 @@ export class TransfersView {
 
   #drawList() {
     $("transfers").hidden = this.transfers.all.length === 0;
-    this.list.items = this.transfers.all;
+    this.list.items = this.transfers.listed();
     this.#draw();
   }
 
@@ -53,6 +53,7 @@ export class TransfersView {
     this.list.refresh();
     this.#totalsTimer ||= setTimeout(() => {
       this.#totalsTimer = 0;
+      this.list.items = this.transfers.listed();
       this.#drawTotals();
     }, TOTALS_EVERY_MS);
   }

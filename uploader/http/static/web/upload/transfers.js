@@ -10,6 +10,7 @@ import { Locks, Slots } from "./waiting.js";
 // How many run at once. Large ones have places of their own, so that thousands of small ones do not wait for them.
 const SMALL_AT_ONCE = 4;
 const LARGE_AT_ONCE = 2;
+const PLACES = { failed: 0, unfinished: 0, complete: 2 };
 
 export class Transfers extends EventTarget {
   all = [];
@@ -148,10 +149,12 @@ export class Transfers extends EventTarget {
   }
 
   async cancelAll() {
+    for (const waiting of Object.values(this.#waiting)) waiting.clear();
     const going = this.all.filter((transfer) => !transfer.isOver);
-    // Those that wait first, so that none of them begins as another ends.
-    going.sort((one, other) => one.isRunning - other.isRunning);
-    await Promise.allSettled(going.map((transfer) => this.cancel(transfer)));
+    const begun = going.filter((transfer) => transfer.isRunning || transfer.uploadId);
+    this.all = this.all.filter((transfer) => transfer.isOver || transfer.isRunning);
+    this.#told("list");
+    await Promise.allSettled(begun.map((transfer) => this.cancel(transfer)));
   }
 
   retry(transfer) {
@@ -173,6 +176,13 @@ export class Transfers extends EventTarget {
   clear() {
     this.all = this.all.filter((transfer) => transfer.phase !== "complete");
     this.#told("list");
+  }
+
+  /** As they are listed: what needs the person first, what is done last, else as they came. */
+  listed() {
+    const places = [[], [], []];
+    for (const transfer of this.all) places[PLACES[transfer.phase] ?? 1].push(transfer);
+    return places.flat();
   }
 
   // What it comes to

@@ -1,14 +1,14 @@
 // The page at `/`: signs in, then takes files, and shows what is on its way and what is there.
 
+import "../words.js";
 import "./words.js";
-import "./upload-words.js";
 import { FilesView } from "./files-view.js";
-import { mountHeader } from "./header.js";
-import { translate } from "./i18n.js";
+import { mountHeader } from "../header.js";
+import { translate } from "../i18n.js";
 import { News } from "./news.js";
 import { carriesFiles, fromInput, fromTransfer } from "./picking.js";
 import { Quota } from "./quota.js";
-import { Session } from "./session.js";
+import { Session } from "../session.js";
 import { Transfers } from "./transfers.js";
 import { TransfersView } from "./transfers-view.js";
 
@@ -87,14 +87,19 @@ function choose(transfer) {
 for (const [button, input] of [["choose-files", "files-input"], ["choose-folder", "folder-input"]]) {
   $(button).addEventListener("click", () => $(input).click());
   $(input).addEventListener("change", () => {
-    transfers.add(fromInput($(input)));
+    take(fromInput($(input)));
     $(input).value = "";
   });
 }
 
-async function take(event, dataTransfer) {
+async function take(batches) {
+  for await (const batch of batches) transfers.add(batch);
+}
+
+function takeFrom(event, dataTransfer) {
+  if (!carriesFiles(dataTransfer)) return;
   event.preventDefault();
-  for await (const batch of fromTransfer(dataTransfer)) transfers.add(batch);
+  take(fromTransfer(dataTransfer));
 }
 
 let inside = 0;
@@ -115,9 +120,9 @@ addEventListener("dragleave", (event) => {
 addEventListener("dragover", (event) => carriesFiles(event.dataTransfer) && event.preventDefault());
 addEventListener("drop", (event) => {
   curtain(false);
-  if (carriesFiles(event.dataTransfer)) take(event, event.dataTransfer);
+  takeFrom(event, event.dataTransfer);
 });
-addEventListener("paste", (event) => carriesFiles(event.clipboardData) && take(event, event.clipboardData));
+addEventListener("paste", (event) => takeFrom(event, event.clipboardData));
 
 addEventListener("beforeunload", (event) => {
   if (transfers.totals().going) event.preventDefault();

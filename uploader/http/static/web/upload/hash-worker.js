@@ -1,8 +1,8 @@
 // Reads and hashes files beside the page, one job after the other. Sends nothing anywhere: its policy forbids it.
 
-import "../vendor/hash-wasm/md5.umd.min.js";
-import "../vendor/hash-wasm/sha256.umd.min.js";
-import "../vendor/hash-wasm/hmac.umd.min.js";
+import "../../vendor/hash-wasm/md5.umd.min.js";
+import "../../vendor/hash-wasm/sha256.umd.min.js";
+import "../../vendor/hash-wasm/hmac.umd.min.js";
 import { sampleRanges } from "./plan.js";
 
 const { createMD5, createSHA256, createHMAC } = globalThis.hashwasm;

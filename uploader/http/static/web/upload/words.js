@@ -1,6 +1,6 @@
 // The texts of the page at `/`.
 
-import { addWords } from "./i18n.js";
+import { addWords } from "../i18n.js";
 
 addWords({
   en: {
@@ -15,8 +15,8 @@ addWords({
     "quota.title": "Your space",
     "quota.free": "{available} free of {total}",
     "quota.finished": "Files",
-    "quota.unfinished": "Arrived of unfinished uploads",
-    "quota.reserved": "Kept free for them",
+    "quota.unfinished": "Unfinished uploads, arrived",
+    "quota.reserved": "Unfinished uploads, reserved",
     "transfers.title": "Uploads",
     "transfers.total": "All uploads together",
     "transfers.pause-all": "Pause all",
@@ -46,6 +46,7 @@ addWords({
     "row.cancel": "Cancel {name}",
     "row.remove": "Take {name} off the list",
     "row.choose": "Choose the file {name} again",
+    "row.choose-visible": "Choose the file",
     "cancel.title": "Cancel this upload?",
     "cancel.text": "What has arrived of {name} is deleted.",
     "cancel.all-title": "Cancel all uploads?",
@@ -91,7 +92,7 @@ addWords({
     "quota.free": "共 {total}，剩余 {available}",
     "quota.finished": "文件",
     "quota.unfinished": "未完成上传已到达",
-    "quota.reserved": "为其预留",
+    "quota.reserved": "未完成上传预留",
     "transfers.title": "上传",
     "transfers.total": "全部上传",
     "transfers.pause-all": "全部暂停",
@@ -121,6 +122,7 @@ addWords({
     "row.cancel": "取消 {name}",
     "row.remove": "从列表移除 {name}",
     "row.choose": "重新选择文件 {name}",
+    "row.choose-visible": "重新选择文件",
     "cancel.title": "取消此上传？",
     "cancel.text": "{name} 已到达的数据将被删除。",
     "cancel.all-title": "取消全部上传？",

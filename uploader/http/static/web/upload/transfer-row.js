@@ -1,11 +1,11 @@
 // How one transfer is drawn: its name, what it does in words, its progress, its buttons.
 
-import { element, icon, iconButton, setAttribute, setText } from "./dom.js";
-import { formatBytes, formatDuration, formatPercent, formatRate, formatTime } from "./format.js";
-import { t } from "./i18n.js";
-import { messageOf } from "./problems.js";
+import { element, icon, iconButton, setAttribute, setText } from "../dom.js";
+import { formatBytes, formatDay, formatDuration, formatPercent, formatRate } from "../format.js";
+import { t } from "../i18n.js";
+import { messageOf } from "../problems.js";
 
-const MARKS = { complete: "done", failed: "failed", unfinished: "choose" };
+const MARKS = { complete: "done", failed: "failed", unfinished: "pause" };
 
 /** A row; `actions`: {pause, resume, cancel, retry, choose, remove}, each called with the transfer. */
 export function transferRow(transfer, actions) {
@@ -14,10 +14,10 @@ export function transferRow(transfer, actions) {
   const words = element("span", { class: "words" });
   const sent = element("progress", { max: 1, value: 0, "aria-label": t("row.progress", { name: transfer.name }) });
   const hashed = element("progress", { class: "hashing", max: 1, value: 0, "aria-label": t("row.hashing", { name: transfer.name }) });
-  const button = (action, picture = action) =>
-    iconButton(picture, t(`row.${action}`, { name: transfer.name }), () => actions[action](transfer));
+  const button = (action, picture = action, visible = null) =>
+    iconButton(picture, t(`row.${action}`, { name: transfer.name }), () => actions[action](transfer), visible);
   const buttons = {
-    choose: button("choose"),
+    choose: button("choose", "choose", t("row.choose-visible")),
     pause: button("pause"),
     resume: button("resume"),
     retry: button("retry"),
@@ -89,7 +89,7 @@ function wordsOf(transfer) {
 function unfinished({ expected, receivedBytes, size }) {
   const received = t("phase.received", { received: formatBytes(receivedBytes), size: formatBytes(size) });
   if (expected.state === "merging") return [received, t("phase.merging")].join(" · ");
-  return [received, t("phase.unfinished", { until: formatTime(expected.expires_at) })].join(" · ");
+  return [received, t("phase.unfinished", { until: formatDay(expected.expires_at) })].join(" · ");
 }
 
 function moving(transfer, size) {

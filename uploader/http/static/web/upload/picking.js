@@ -6,9 +6,9 @@ function named(file, path) {
   return { file, name: path.normalize("NFC") };
 }
 
-/** From an <input type=file>. */
+/** From an <input type=file>, in batches: [{file, name}]. */
 export function fromInput(input) {
-  return [...input.files].map((file) => named(file, file.webkitRelativePath || file.name));
+  return inBatches([...input.files]);
 }
 
 export function carriesFiles(dataTransfer) {
@@ -26,11 +26,12 @@ export function fromTransfer(dataTransfer) {
 async function* inBatches(found) {
   let batch = [];
   for (const each of found) {
-    for await (const picked of each instanceof File ? [named(each, each.name)] : walk(each)) {
+    for await (const picked of each instanceof File ? [named(each, each.webkitRelativePath || each.name)] : walk(each)) {
       batch.push(picked);
       if (batch.length < BATCH) continue;
       yield batch;
       batch = [];
+      await new Promise((resolve) => setTimeout(resolve)); // the page is drawn meanwhile
     }
   }
   if (batch.length) yield batch;

@@ -1,6 +1,6 @@
 // Digests, keys and proofs of files, from workers: one for small files, one for large ones, and one for what is short.
 
-import { Problem } from "./api.js";
+import { Problem } from "../api.js";
 import { HASH_FIRST_BYTES } from "./plan.js";
 
 class Lane {
@@ -33,7 +33,7 @@ class Lane {
   }
 
   #start() {
-    const worker = new Worker("/static/web/hash-worker.js", { type: "module" });
+    const worker = new Worker("/static/web/upload/hash-worker.js", { type: "module" });
     worker.onmessage = ({ data }) => {
       const job = this.#jobs.get(data.id);
       if (!job) return; // it was cancelled

@@ -1,6 +1,6 @@
 // One file on its way, as the page shows it: how far it is, and what a person may do with it.
 
-import { Problem } from "./api.js";
+import { Problem } from "../api.js";
 import { Rate } from "./rate.js";
 import { Uploading } from "./uploading.js";
 import { Gate } from "./waiting.js";
