@@ -106,7 +106,7 @@ class Installation:
         for member in self.members:
             member.start()
             self._running.callback(member.kill)
-        wait_for(lambda: all(map(answers, self._ports)), seconds=30)
+        wait_for(lambda: all(map(answers, self._ports)), seconds=120)
 
     def stop(self) -> None:
         """End everything, however it stands."""

@@ -119,7 +119,7 @@ def processes_in(directory: Path) -> list[int]:
     return found
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Poll until `condition()` holds; fail if it does not in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
