@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 45.0) -> None:
+async def eventually(condition: Callable[[], Awaitable[bool]], seconds: float = 30.0) -> None:
     """Ask again and again until `condition` holds; fail with TimeoutError if it does not in time."""
     async with asyncio.timeout(seconds):
         while not await condition():
