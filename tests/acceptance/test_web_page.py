@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 import re
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -287,6 +288,31 @@ async def test_a_refusal_is_told_in_words_and_mended_by_trying_again(
         await root.put("/admin/users/carol", json={"total_space": 4 * MIB})
         await visitor.press("Try folder.zip again")
         await expect(visitor.row("folder.zip", "complete")).to_be_visible()
+
+
+async def test_a_file_that_changes_meanwhile_is_chosen_again(
+    browser: Browser, make_stack: MakeStack, tmp_path: Path
+) -> None:
+    """Half of it as it was and half as it is now would be no file of anybody."""
+    before, after = (Content(8 * MIB, seed=seed, chunk_size=MIB, name="draft.odt") for seed in (80, 81))
+    async with (
+        a_site(make_stack) as site,
+        visiting(browser, site.url, token=await site.token("alice")) as visitor,
+    ):
+        await visitor.choose(a_file(tmp_path, before))
+        site.chunks.let_pass(2)
+        await site.chunks.wait_until_ended(2)
+        await site.chunks.wait_until_held()
+        path = a_file(tmp_path, after)
+        os.utime(path, (2_000_000_000, 2_000_000_000))  # Chromium looks at the second only
+        site.chunks.let_all_pass()
+        await expect(visitor.row("draft.odt", "failed")).to_contain_text("The file changed on this device")
+        assert (await site.server.stack.client.get("/uploads")).json() == {"uploads": []}
+        async with visitor.page.expect_file_chooser() as chooser:
+            await visitor.press("Choose the file draft.odt again")
+        await (await chooser.value).set_files(path)
+        await expect(visitor.row("draft.odt", "complete")).to_be_visible()
+        assert await site.sha256s() == {"draft.odt": after.sha256}
 
 
 async def test_ten_thousand_files_cost_no_more_rows_than_are_seen(browser: Browser, make_stack: MakeStack) -> None:

@@ -89,11 +89,15 @@ export class Transfer {
 
   /** Begin no further chunk; those that are on their way arrive. */
   setPaused(paused) {
-    if (this.isOver || this.paused === paused) return;
-    this.paused = paused;
-    this.#gate.set(!paused);
+    if (!this.canPause || this.paused === paused) return;
+    this.#setGate(paused);
     this.rate.clear();
     this.changed();
+  }
+
+  #setGate(paused) {
+    this.paused = paused;
+    this.#gate.set(!paused);
   }
 
   /** End it, on the server too. */
@@ -113,8 +117,7 @@ export class Transfer {
   reset() {
     this.phase = "waiting";
     this.problem = null;
-    this.paused = false;
-    this.#gate.set(true);
+    this.#setGate(false);
     this.changed();
   }
 
@@ -170,12 +173,14 @@ export class Transfer {
 
   merging(mergedBytes) {
     this.phase = "merging";
+    this.#setGate(false); // all bytes are there: the rest is not this device's
     this.mergedBytes = mergedBytes ?? 0;
     this.changed();
   }
 
   complete(file) {
     this.made = file;
+    this.#setGate(false);
     this.receivedBytes = this.size;
     this.changed();
   }

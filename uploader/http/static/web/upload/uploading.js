@@ -50,6 +50,7 @@ class Part {
 export class Uploading {
   #told = new Gate(false); // the server has the digests, or has to do without
   #hashing = null;
+  #uploadId = null; // of the upload that bytes were sent to
 
   /** `shared`: {api, hasher, slots, locks}. `expected`: the upload that the person chose the file for, or null. `meter` is
    * told what happens; nothing new is begun while `gate` is closed; `signal` ends it all. */
@@ -63,6 +64,16 @@ export class Uploading {
     this.#hashing = this.hasher.digests(this.file, { signal: this.signal, onHashed });
     this.#hashing.catch(() => {}); // whoever waits for it is told
     try {
+      return await this.#runOnceOrTwice();
+    } catch (problem) {
+      // What has arrived of the file as it was is of no use to anybody.
+      if (problem.code === "file-changed" && this.#uploadId) await this.#cancel(this.#uploadId);
+      throw problem;
+    }
+  }
+
+  async #runOnceOrTwice() {
+    try {
       return await this.#run();
     } catch (problem) {
       if (!(problem instanceof Problem) || !beginsAnew(problem)) throw problem;
@@ -70,7 +81,7 @@ export class Uploading {
       await this.#check();
       this.expected = null;
       this.meter.beginAnew();
-      return await this.#run();
+      return this.#run();
     }
   }
 
@@ -238,6 +249,7 @@ export class Uploading {
     let rounds = 0;
     while (standing.state !== "complete") {
       const { upload } = standing;
+      this.#uploadId = upload.id;
       this.meter.opened(upload);
       if (standing.state === "merging") standing = await this.#waitForMerge(upload.id, signal);
       else if (rounds === ROUNDS) throw new Problem("content-differs");
