@@ -29,7 +29,7 @@ async def running_chromium() -> AsyncIterator[Browser]:
     assert path is not None, "chromium is not installed"
     expect.set_options(timeout=PATIENCE_MS)
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = await playwright.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=2 * PATIENCE_MS)
         yield browser
         await browser.close()
 
