@@ -50,6 +50,16 @@ class Office:
         assert response.headers["content-type"].startswith("text/csv")
         return list(csv.reader(io.StringIO(response.text)))
 
+    async def users_page_by_page(self, **query: str) -> list[str]:
+        found: list[str] = []
+        after: dict[str, str] = {}
+        while True:
+            page = await self.get("/admin/usage", limit=1, **query, **after)
+            found += [user["user_id"] for user in page["users"]]
+            if page["next"] is None:
+                return found
+            after = {"after": page["next"]}
+
     async def account(self) -> None:
         """Account what has arrived."""
         for queue in self.stack.services.pending.flush_queues:
@@ -334,7 +344,7 @@ async def test_one_user_is_looked_at_closely_if_there_is_such_a_user(office: Off
 async def test_a_recount_finds_what_drifted_and_changes_nothing(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recounting, "_SLICE_USERS", 1)
+    monkeypatch.setattr(recounting, "_SLICE", 1)
     found = (await office.root.post("/admin/usage/recount")).json()
     assert (found["checked"], found["drifts"], found["notes"]) == ({"users": 3, "blobs": 2}, [], [])
     users = models.user_info.c
@@ -357,6 +367,8 @@ async def test_a_recount_finds_what_drifted_and_changes_nothing(
         *sorted([("refs", SHARED.sha256, 3, 7), ("refs", orphans[0].sha256, 3, None)], key=lambda drift: drift[1]),
     ]
     assert [(note["kind"], note["subject"]) for note in found["notes"]] == [("over-total-space", "bob")]
+    for order, expected in (("asc", ["root", "alice", "bob"]), ("desc", ["alice", "bob", "root"])):
+        assert await office.users_page_by_page(sort="files", order=order) == expected
     one = (await office.root.post("/admin/usage/recount", json={"user_id": "bob"})).json()
     assert (one["checked"], [each["kind"] for each in one["drifts"]]) == ({"users": 1}, ["reserved"])
     assert [await office.rows(table) for table in (models.user_info, models.file, models.blob)] == rows

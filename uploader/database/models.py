@@ -136,6 +136,8 @@ file = Table(
     Column("created_at", UtcDateTime, nullable=False),
     UniqueConstraint("user_id", "sha256", "name", name="uq_file_content_name"),
     Index("ix_file_md5", "md5"),
+    # For a recount of refs, which would walk over all files for each.
+    Index("ix_file_sha256", "sha256"),
     Index("ix_file_user", "user_id", "id"),
     mysql_engine="InnoDB",
 )

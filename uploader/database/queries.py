@@ -256,10 +256,6 @@ async def tokens(connection: AsyncConnection, user_id: str | None) -> list[Token
 # Blobs by SHA-256
 
 
-async def count_blobs(connection: AsyncConnection) -> int:
-    return int((await connection.execute(select(func.count()).select_from(models.blob))).scalar_one())
-
-
 async def blobs_in_use(connection: AsyncConnection, *, after: str, limit: int) -> list[Blob]:
     """Blobs with refs, by SHA-256, after the SHA-256 `after`."""
     table = models.blob.c

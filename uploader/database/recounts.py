@@ -1,8 +1,10 @@
-"""Recounts: what the definitions make of the figures that are kept. Users are recounted a range of ids at a time."""
+"""Recounts: what the definitions make of the figures that are kept, for a range of users or contents at a time."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import ColumnElement, Subquery, func, or_, select, union
+from sqlalchemy import Column, ColumnElement, Subquery, func, literal, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
@@ -21,78 +23,89 @@ class Sums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Ids of users after `after`, up to and with `until`; None: to the end."""
+    """What comes after the id `after`, up to and with `until`; None: to the end."""
 
     after: str
     until: str | None
 
-    def holds(self, user_id: ColumnElement[str]) -> list[ColumnElement[bool]]:
-        return [user_id > self.after, *([] if self.until is None else [user_id <= self.until])]
+    def holds(self, identifier: ColumnElement[str]) -> list[ColumnElement[bool]]:
+        return [identifier > self.after, *([] if self.until is None else [identifier <= self.until])]
 
 
-_FIGURES = [models.user_info.c[field.name] for field in fields(Usage)][1:]
-
-
-async def range_of_users(connection: AsyncConnection, after: str, count: int) -> Range:
-    """The range of the next `count` users that have a row; the last range holds all ids that follow."""
-    users = models.user_info.c
-    query = select(users.user_id).where(users.user_id > after).order_by(users.user_id).offset(count - 1).limit(1)
+async def range_of(connection: AsyncConnection, identifier: Column[str], after: str, count: int) -> Range:
+    """The range of the next `count` ids of a column; the last range holds whatever follows."""
+    query = select(identifier).where(identifier > after).order_by(identifier).offset(count - 1).limit(1)
     return Range(after=after, until=(await connection.execute(query)).scalar())
 
 
-async def count_range(connection: AsyncConnection, within: Range) -> int:
-    users = models.user_info.c
-    query = select(func.count()).where(*within.holds(users.user_id))
+async def count_range(connection: AsyncConnection, identifier: Column[str], within: Range) -> int:
+    query = select(func.count()).where(*within.holds(identifier))
     return int((await connection.execute(query)).scalar_one())
+
+
+_KEPT = ("total_space", "use_space_finished", "use_space_unfinished", "reserved")
+
+# What is kept of a user or a content, and what is counted, lie in rows of their own, which are then added up: so each table
+# is walked once, and nobody is missed who is only in one of them.
+_Figures = Mapping[str, ColumnElement[Any]]
+
+
+def _added_up(
+    identifier: str, names: tuple[str, ...], parts: list[tuple[ColumnElement[str], _Figures, Any]]
+) -> Subquery:
+    """For each id the sums of `names`; each part is an id, some figures, and what its query goes on with."""
+    queries = [
+        more(select(id_.label(identifier), *(figures.get(name, literal(0)).label(name) for name in names)))
+        for id_, figures, more in parts
+    ]
+    rows = union_all(*queries).subquery()
+    sums = [func.sum(rows.c[name]).label(name) for name in names]
+    return select(rows.c[identifier], *sums).group_by(rows.c[identifier]).subquery()
+
+
+_USER_FIGURES = ("there", *_KEPT, *(f"counted_{name}" for name in _KEPT[1:]))
 
 
 async def recounted_users(connection: AsyncConnection, within: Range) -> list[tuple[str, Usage | None, Sums]]:
     """Users whose stored figures are not what their definitions make them, or break a bound; without a row: None."""
-    users, uploads, files = models.user_info.c, _open_sums(within), _file_sums(within)
-    ids = union(
-        select(users.user_id).where(*within.holds(users.user_id)),
-        select(uploads.c.user_id),
-        select(files.c.user_id),
-    ).subquery()
-    finished = func.coalesce(files.c.size, 0)
-    unfinished, reserved = func.coalesce(uploads.c.flushed_bytes, 0), func.coalesce(uploads.c.size, 0)
-    query = (
-        select(ids.c.user_id, users.user_id.is_not(None), *_FIGURES, finished, unfinished, reserved)
-        .select_from(ids)
-        .outerjoin(models.user_info, users.user_id == ids.c.user_id)
-        .outerjoin(uploads, uploads.c.user_id == ids.c.user_id)
-        .outerjoin(files, files.c.user_id == ids.c.user_id)
-        .where(
-            or_(
-                users.user_id.is_(None),
-                users.use_space_finished != finished,
-                users.use_space_unfinished != unfinished,
-                users.reserved != reserved,
-                users.use_space_unfinished > users.reserved,
-                users.use_space_finished + users.reserved > users.total_space,
-            )
-        )
-        .order_by(ids.c.user_id)
-    )
+    users, files, uploads = models.user_info.c, models.file.c, models.upload.c
+    is_open = uploads.state == State.OPEN.value
+    table = _added_up(
+        "user_id",
+        _USER_FIGURES,
+        [
+            (
+                users.user_id,
+                {"there": literal(1), **{name: users[name] for name in _KEPT}},
+                lambda query: query.where(*within.holds(users.user_id)),
+            ),
+            (
+                files.user_id,
+                {"counted_use_space_finished": func.sum(files.size)},
+                lambda query: query.where(*within.holds(files.user_id)).group_by(files.user_id),
+            ),
+            (
+                uploads.user_id,
+                {
+                    "counted_use_space_unfinished": func.sum(uploads.flushed_bytes),
+                    "counted_reserved": func.sum(uploads.size),
+                },
+                lambda query: query.where(is_open, *within.holds(uploads.user_id)).group_by(uploads.user_id),
+            ),
+        ],
+    ).c
+    wrong = [table[name] != table[f"counted_{name}"] for name in _KEPT[1:]]
+    beyond = [
+        table.use_space_unfinished > table.reserved,
+        table.use_space_finished + table.reserved > table.total_space,
+    ]
+    query = select(*table).where(or_(table.there == 0, *wrong, *beyond)).order_by(table.user_id)
     found = []
-    for user_id, has_row, *figures in await connection.execute(query):
-        names = [field.name for field in fields(Usage)]
-        stored = Usage(**dict(zip(names, [user_id, *figures[:4]], strict=True))) if has_row else None
-        found.append((user_id, stored, Sums(*map(int, figures[4:]))))
+    for user_id, there, *figures in await connection.execute(query):
+        kept, counted = map(int, figures[: len(_KEPT)]), map(int, figures[len(_KEPT) :])
+        stored = Usage(user_id=user_id, **dict(zip(_KEPT, kept, strict=True))) if there else None
+        found.append((user_id, stored, Sums(*counted)))
     return found
-
-
-def _open_sums(within: Range) -> Subquery:
-    table = models.upload.c
-    sums = func.sum(table.flushed_bytes).label("flushed_bytes"), func.sum(table.size).label("size")
-    query = select(table.user_id, *sums).where(table.state == State.OPEN.value, *within.holds(table.user_id))
-    return query.group_by(table.user_id).subquery()
-
-
-def _file_sums(within: Range) -> Subquery:
-    table = models.file.c
-    query = select(table.user_id, func.sum(table.size).label("size")).where(*within.holds(table.user_id))
-    return query.group_by(table.user_id).subquery()
 
 
 async def sums_of(connection: AsyncConnection, user_id: str) -> Sums:
@@ -105,21 +118,30 @@ async def sums_of(connection: AsyncConnection, user_id: str) -> Sums:
     return Sums(int((await connection.execute(finished)).scalar_one()), int(unfinished), int(reserved))
 
 
-async def recounted_refs(connection: AsyncConnection) -> list[tuple[str, int | None, int]]:
+async def recounted_refs(connection: AsyncConnection, within: Range) -> list[tuple[str, int | None, int]]:
     """Contents whose stored refs are not the number of their files: both figures; without a row of the blob: None."""
     blobs, files = models.blob.c, models.file.c
-    counts = select(files.sha256, func.count().label("refs")).group_by(files.sha256).subquery()
-    ids = union(select(blobs.sha256), select(counts.c.sha256)).subquery()
-    counted = func.coalesce(counts.c.refs, 0)
-    query = (
-        select(ids.c.sha256, blobs.refs, counted)
-        .select_from(ids)
-        .outerjoin(models.blob, blobs.sha256 == ids.c.sha256)
-        .outerjoin(counts, counts.c.sha256 == ids.c.sha256)
-        .where(or_(blobs.refs.is_(None), blobs.refs != counted))
-        .order_by(ids.c.sha256)
-    )
-    return [(sha256, stored, int(count)) for sha256, stored, count in await connection.execute(query)]
+    table = _added_up(
+        "sha256",
+        ("there", "refs", "files"),
+        [
+            (
+                blobs.sha256,
+                {"there": literal(1), "refs": blobs.refs},
+                lambda query: query.where(*within.holds(blobs.sha256)),
+            ),
+            (
+                files.sha256,
+                {"files": func.count()},
+                lambda query: query.where(*within.holds(files.sha256)).group_by(files.sha256),
+            ),
+        ],
+    ).c
+    query = select(*table).where(or_(table.there == 0, table.refs != table.files)).order_by(table.sha256)
+    return [
+        (sha256, int(refs) if there else None, int(count))
+        for sha256, there, refs, count in await connection.execute(query)
+    ]
 
 
 async def count_files_of(connection: AsyncConnection, sha256: str) -> int:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, fields
 from datetime import date, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, func, insert, or_, select
+from sqlalchemy import ColumnElement, Select, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
+from uploader.database.counting import COUNTED, counts_of, users_by_count
+from uploader.database.paging import Page
 from uploader.domain.quota import Usage
 from uploader.domain.upload import State, Upload
 
@@ -38,24 +40,6 @@ _UPLOAD_KEYS: dict[str, ColumnElement[Any]] = {
     "quota_bytes": models.upload.c.size,
     "disk_bytes": models.upload.c.flushed_bytes,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
-    """Which part of a list, in which order: at most `limit` rows after the pair (value of `sort`, id) `after`."""
-
-    sort: str
-    descending: bool
-    limit: int
-    after: tuple[Any, str] | None
-
-    def of(self, query: "Select[Any]", key: ColumnElement[Any], identifier: ColumnElement[Any]) -> "Select[Any]":
-        """The part of `query`, sorted by `key` and then by `identifier`."""
-        if self.after is not None:
-            value, last = self.after
-            beyond = key < value if self.descending else key > value
-            query = query.where(or_(beyond, and_(key == value, identifier > last)))
-        return query.order_by(key.desc() if self.descending else key.asc(), identifier.asc()).limit(self.limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,48 +99,32 @@ async def user_reports(connection: AsyncConnection, page: Page, containing: str 
     """A page of the users whose ids contain `containing`."""
     users = models.user_info.c
     query = select(*_USAGE_COLUMNS)
-    if page.sort in ("files", "open_uploads"):
-        # Only this order needs the counts of everybody; for any other they are asked of those on the page alone.
-        counts = (_file_counts() if page.sort == "files" else _upload_counts()).subquery()
-        query = query.select_from(models.user_info).outerjoin(counts, counts.c.user_id == users.user_id)
-        key: ColumnElement[Any] = func.coalesce(counts.c.counted, 0)
-    else:
-        key = users[page.sort]
+    if page.sort in COUNTED:
+        user_ids = await users_by_count(connection, page, containing)
+        return await _counted(connection, query.where(users.user_id.in_(user_ids)), user_ids)
     if containing:
         query = query.where(func.instr(users.user_id, containing.encode()) > 0)
-    rows = (await connection.execute(page.of(query, key, users.user_id))).mappings()
-    return await _counted(connection, [Usage(**row) for row in rows])
+    return await _counted(connection, page.of(query, users[page.sort], users.user_id))
 
 
 async def user_report(connection: AsyncConnection, user_id: str) -> UserReport | None:
     """One user."""
-    query = select(*_USAGE_COLUMNS).where(models.user_info.c.user_id == user_id)
-    row = (await connection.execute(query)).mappings().first()
-    return None if row is None else (await _counted(connection, [Usage(**row)]))[0]
+    found = await _counted(connection, select(*_USAGE_COLUMNS).where(models.user_info.c.user_id == user_id))
+    return found[0] if found else None
 
 
-async def _counted(connection: AsyncConnection, usages: list[Usage]) -> list[UserReport]:
-    user_ids = [usage.user_id for usage in usages]
-    files: dict[str, int] = dict((await connection.execute(_file_counts(user_ids))).all())
-    uploads: dict[str, int] = dict((await connection.execute(_upload_counts(user_ids))).all())
+async def _counted(
+    connection: AsyncConnection, query: "Select[Any]", order: list[str] | None = None
+) -> list[UserReport]:
+    """The users of `query`, each with its counts, in the order of these ids or of the query itself."""
+    usages = {row["user_id"]: Usage(**row) for row in (await connection.execute(query)).mappings()}
+    user_ids = list(usages) if order is None else order
+    files = await counts_of(connection, user_ids, "files")
+    open_uploads = await counts_of(connection, user_ids, "open_uploads")
     return [
-        UserReport(usage=usage, files=files.get(usage.user_id, 0), open_uploads=uploads.get(usage.user_id, 0))
-        for usage in usages
+        UserReport(usage=usages[user_id], files=files.get(user_id, 0), open_uploads=open_uploads.get(user_id, 0))
+        for user_id in user_ids
     ]
-
-
-def _file_counts(user_ids: list[str] | None = None) -> "Select[Any]":
-    """How many files users have: those of `user_ids`, or all."""
-    user_id = models.file.c.user_id
-    query = select(user_id, func.count().label("counted")).group_by(user_id)
-    return query if user_ids is None else query.where(user_id.in_(user_ids))
-
-
-def _upload_counts(user_ids: list[str] | None = None) -> "Select[Any]":
-    """How many open uploads users have: those of `user_ids`, or all."""
-    table = models.upload.c
-    query = select(table.user_id, func.count().label("counted")).where(table.open_flag == 1).group_by(table.user_id)
-    return query if user_ids is None else query.where(table.user_id.in_(user_ids))
 
 
 # Open uploads
@@ -205,8 +173,11 @@ def _open_figures() -> list[ColumnElement[Any]]:
 # Totals, and their days
 
 
-async def totals(connection: AsyncConnection) -> Totals:
-    """What everything adds up to. Files are counted by the refs of their contents, so that one walk over them is enough."""
+async def totals(connection: AsyncConnection, months: list[OpenSums]) -> Totals:
+    """What everything adds up to, with the open uploads of all `months`.
+
+    Files are counted by the refs of their contents, so that one walk over them is enough.
+    """
     users, blobs = models.user_info.c, models.blob.c
     # In two halves, because SQLite refuses a sum beyond 64 bits.
     halves = [_sum(users.total_space.bitwise_rshift(32)), _sum(users.total_space.bitwise_and(2**32 - 1))]
@@ -216,12 +187,11 @@ async def totals(connection: AsyncConnection) -> Totals:
     of_users = [int(value) for value in (await connection.execute(accounts)).one()]
     contents = select(func.count(), _sum(blobs.refs), _sum(blobs.size * blobs.refs), _sum(blobs.size))
     of_blobs = [int(value) for value in (await connection.execute(contents.where(blobs.refs > 0))).one()]
-    open_uploads = select(func.count()).where(models.upload.c.open_flag == 1)
     return Totals(
         users=of_users[0],
         files=of_blobs[1],
         blobs=of_blobs[0],
-        open_uploads=(await connection.execute(open_uploads)).scalar_one(),
+        open_uploads=sum(month.open_uploads for month in months),
         total_space=min(_LARGEST, (of_users[1] << 32) + of_users[2]),
         use_space_finished=of_users[3],
         use_space_unfinished=of_users[4],

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
 from uploader.clock import Clock
-from uploader.database import queries, reporting
+from uploader.database import reporting
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.reporting import Day, OpenSums, Totals
 from uploader.domain.growth import SPANS_DAYS, Growth, Moment, growth
@@ -42,16 +42,13 @@ class Overview:
         as_of = self._clock.now()
         today = as_of.date()
 
-        async def look(connection: Connection) -> tuple[Totals, list[OpenSums], int, list[Day | None]]:
-            return (
-                await reporting.totals(connection),
-                await reporting.open_sums_by_month(connection),
-                await queries.promised_bytes(connection),
-                [await reporting.newest_day_until(connection, today - timedelta(days=span)) for span in SPANS_DAYS],
-            )
+        async def look(connection: Connection) -> tuple[Totals, list[OpenSums], list[Day | None]]:
+            totals, months = await _totals(connection)
+            days = [await reporting.newest_day_until(connection, today - timedelta(days=span)) for span in SPANS_DAYS]
+            return totals, months, days
 
-        totals, months, promised_bytes, days = await self._database.read(look, snapshot=True)
-        room = await self._room(promised_bytes)
+        totals, months, days = await self._database.read(look, snapshot=True)
+        room = await self._room(sum(month.quota_bytes - month.disk_bytes for month in months))
         present = _moment(as_of, totals)
         growths = [
             growth(span, present, None if day is None else _moment(day.taken_at, day.totals), room.available_bytes)
@@ -79,11 +76,16 @@ class Overview:
         today = now.date()
         if await self._database.read(lambda connection: reporting.has_day(connection, today)):
             return today
-        totals = await self._database.read(reporting.totals, snapshot=True)
+        totals, _ = await self._database.read(_totals, snapshot=True)
         day = Day(day=today, taken_at=now, totals=totals, free_disk_bytes=(await self._storage.space()).free)
         with suppress(Duplicate):  # another worker was faster
             await self._database.transact(lambda connection: reporting.add_day(connection, day))
         return today
+
+
+async def _totals(connection: Connection) -> tuple[Totals, list[OpenSums]]:
+    months = await reporting.open_sums_by_month(connection)
+    return await reporting.totals(connection, months), months
 
 
 def _moment(taken_at: datetime, totals: Totals) -> Moment:

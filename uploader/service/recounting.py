@@ -1,17 +1,17 @@
 """Recounts what the database keeps of users and contents, against its own rows: see `reconciling.py` for the other stores.
 
-Users are recounted a slice at a time, each in a snapshot of its own, so that no transaction is long. Looking changes
-nothing.
+Users and contents are recounted a slice at a time, each in a snapshot of its own, so that no transaction is long. Looking
+changes nothing.
 """
 
 from functools import partial
 
-from uploader.database import mending, queries, recounts
+from uploader.database import mending, models, queries, recounts
 from uploader.database.engine import Connection, Database
 from uploader.domain.quota import Usage
 from uploader.service.findings import Drift, Findings, Kind
 
-_SLICE_USERS = 2000
+_SLICE = 2000
 
 Recounted = list[tuple[str, Usage | None, recounts.Sums]]
 
@@ -33,18 +33,19 @@ class Recounting:
 
     async def check(self, found: Findings) -> None:
         """Recount all users, then the refs of all contents."""
-        after: str | None = ""
-        found.checked["users"] = 0
-        while after is not None:
-            after = await self._check_slice(found, after)
-        await self._check_refs(found)
+        found.checked |= {"users": 0, "blobs": 0}
+        for check_slice in (self._check_users, self._check_refs):
+            after: str | None = ""
+            while after is not None:
+                after = await check_slice(found, after)
 
-    async def _check_slice(self, found: Findings, after: str) -> str | None:
+    async def _check_users(self, found: Findings, after: str) -> str | None:
         """Recount the users after `after`; returns the last one, or None where no more follow."""
+        identifier = models.user_info.c.user_id
 
         async def look(connection: Connection) -> tuple[recounts.Range, int, Recounted]:
-            within = await recounts.range_of_users(connection, after, _SLICE_USERS)
-            count = await recounts.count_range(connection, within)
+            within = await recounts.range_of(connection, identifier, after, _SLICE)
+            count = await recounts.count_range(connection, identifier, within)
             return within, count, await recounts.recounted_users(connection, within)
 
         within, count, users = await self._database.read(look, snapshot=True)
@@ -68,13 +69,20 @@ class Recounting:
     async def _mend_user(self, user_id: str) -> bool:
         return await self._database.transact(lambda connection: mending.recount_user(connection, user_id))
 
-    async def _check_refs(self, found: Findings) -> None:
-        async def look(connection: Connection) -> list[tuple[str, int | None, int]]:
-            found.checked["blobs"] = await queries.count_blobs(connection)
-            return await recounts.recounted_refs(connection)
+    async def _check_refs(self, found: Findings, after: str) -> str | None:
+        """Recount the refs of the contents after `after`; returns the last one, or None where no more follow."""
+        identifier = models.blob.c.sha256
 
-        for sha256, refs, files in await self._database.read(look, snapshot=True):
+        async def look(connection: Connection) -> tuple[recounts.Range, int, list[tuple[str, int | None, int]]]:
+            within = await recounts.range_of(connection, identifier, after, _SLICE)
+            count = await recounts.count_range(connection, identifier, within)
+            return within, count, await recounts.recounted_refs(connection, within)
+
+        within, count, blobs = await self._database.read(look, snapshot=True)
+        found.checked["blobs"] += count
+        for sha256, refs, files in blobs:
             found.add([Drift(Kind.REFS, sha256, files, refs)], partial(self._mend_refs, sha256))
+        return within.until
 
     async def _mend_refs(self, sha256: str) -> bool:
         return await self._database.transact(lambda connection: mending.recount_refs(connection, sha256))

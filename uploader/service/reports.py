@@ -8,7 +8,8 @@ from typing import Any
 from uploader.clock import Clock
 from uploader.database import reporting
 from uploader.database.engine import Connection, Database
-from uploader.database.reporting import OpenSums, Page, UserReport
+from uploader.database.paging import Page
+from uploader.database.reporting import OpenSums, UserReport
 from uploader.domain.upload import File, Upload
 from uploader.errors import NotFound
 from uploader.service.cursors import Kind, cursor, parse_cursor
