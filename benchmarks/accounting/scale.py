@@ -31,12 +31,12 @@ class Scale:
 
 
 FULL = Scale(
-    rounds=7,
+    rounds=5,
     pending=1_000_000,
     few_pending=1000,
     records=20_000,
     load_seconds=4,
-    flushed=60_000,
+    flushed=30_000,
     due=1_000_000,
     due_over_seconds=60,
     lease_seconds=30,
