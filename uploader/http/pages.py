@@ -65,6 +65,11 @@ class PageHandlers:
             return RedirectResponse("/docs")
         return await _answer(call.request, "web/upload/index.html", PAGE_POLICY)
 
+    async def administration(self, call: Call) -> Response:
+        if not self.settings.web_pages:
+            raise NotFound()
+        return await _answer(call.request, "web/admin/index.html", PAGE_POLICY)
+
     async def part(self, call: Call) -> Response:
         name = call.request.path_params["path"]
         if name not in _assets() or name.endswith(".html"):

@@ -275,6 +275,7 @@ def page_operations(handlers: PageHandlers) -> list[Operation]:
     """What browsers show."""
     return [
         _open_get("/", handlers.home, "The web page", responses={200: None, 307: None}),
+        _open_get("/admin/", handlers.administration, "The administrators' web page", problems=("not-found",)),
         _open_get("/static/{path:path}", handlers.part, "Parts of the pages", problems=("not-found",)),
     ]
 

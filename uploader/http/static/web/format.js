@@ -4,6 +4,10 @@ import { locale, t } from "./i18n.js";
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
+export function formatCount(count) {
+  return new Intl.NumberFormat(language()).format(count);
+}
+
 /** 1,536 becomes "1.5 KiB". */
 export function formatBytes(bytes) {
   let value = bytes;

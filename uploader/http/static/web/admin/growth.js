@@ -1,0 +1,112 @@
+// How what is stored has grown, and when the disk will be full.
+
+import { element, setText } from "../dom.js";
+import { formatBytes } from "../format.js";
+import { language, onLanguage, t } from "../i18n.js";
+import { attempt, showAsOf, tile } from "./card.js";
+import { LineChart } from "./chart.js";
+import { table } from "./tables.js";
+
+const DAYS = [7, 30, 365];
+const FAR_DAYS = 3650;
+
+const $ = (id) => document.getElementById(id);
+
+export class Growth {
+  #growth = null;
+  #history = null;
+  #days = 30;
+
+  constructor(card, api) {
+    Object.assign(this, { card, api });
+    this.chart = new LineChart($("growth-chart"));
+    onLanguage(() => this.#draw());
+    this.#drawChoice();
+  }
+
+  /** The `growth` of `GET /admin/usage/summary`. */
+  set growth(growth) {
+    this.#growth = growth;
+    this.#draw();
+  }
+
+  reload() {
+    return attempt(this.card, async () => {
+      const days = this.#days;
+      const history = await this.api.request("GET", `/admin/usage/history?days=${days}`);
+      if (days !== this.#days) return;
+      this.#history = history;
+      this.#draw();
+    });
+  }
+
+  #drawChoice() {
+    for (const days of DAYS) {
+      const radio = element("input", { type: "radio", name: "days", value: days, checked: days === this.#days, onchange: () => {
+        this.#days = days;
+        this.reload();
+      } });
+      $("growth-days").append(element("label", {}, radio, element("span", { "data-days": days })));
+    }
+  }
+
+  #draw() {
+    for (const span of $("growth-days").querySelectorAll("[data-days]")) {
+      setText(span, t("growth.choice", { days: Number(span.dataset.days) }));
+    }
+    if (this.#growth) {
+      const tiles = this.#growth.map((period) => tile(inWords(period)));
+      this.card.querySelector(".content").replaceChildren(element("dl", { class: "tiles" }, ...tiles));
+    }
+    if (this.#history) this.#drawHistory(this.#history);
+  }
+
+  #drawHistory({ as_of: asOf, days: rows }) {
+    showAsOf(this.card, asOf);
+    const few = rows.length < 2;
+    $("growth-chart").hidden = few;
+    $("growth-none").hidden = !few;
+    setText($("growth-none"), t("growth.none"));
+    $("growth-details").hidden = rows.length === 0;
+    $("growth-details").querySelector(".table").replaceChildren(table(t("growth.title"), columns(), [...rows].reverse()));
+    if (few) return;
+    const [first, last] = [rows[0], rows.at(-1)];
+    const lines = () => [
+      { label: t("growth.physical"), colour: "accent", filled: true, values: rows.map((row) => row.physical_bytes) },
+      { label: t("growth.logical"), colour: "good", dashed: true, values: rows.map((row) => row.logical_bytes) },
+      { label: t("growth.unfinished"), colour: "hash", values: rows.map((row) => row.use_space_unfinished) },
+    ];
+    const label = () => t("growth.picture", {
+      from: formatDay(first.day), to: formatDay(last.day), before: formatBytes(first.physical_bytes), after: formatBytes(last.physical_bytes),
+    });
+    this.chart.showLines(rows.map(({ day }) => day), lines, label);
+  }
+}
+
+function formatDay(day) {
+  return new Intl.DateTimeFormat(language(), { dateStyle: "medium", timeZone: "UTC" }).format(new Date(day));
+}
+
+function inWords({ days, physical_bytes: bytes, physical_bytes_per_day: perDay, days_until_full: left }) {
+  const name = t("growth.period", { days });
+  const key = `growth-${days}`;
+  if (bytes === null) return { key, name, figure: "–", note: t("growth.young") };
+  const sign = bytes > 0 ? "+" : "";
+  return { key, name, figure: `${sign}${formatBytes(bytes)}`, note: `${t("growth.day", { bytes: formatBytes(perDay) })} · ${untilFull(left)}` };
+}
+
+function untilFull(days) {
+  if (days === null) return t("growth.never");
+  return days > FAR_DAYS ? t("growth.far") : t("growth.full", { count: Math.floor(days) });
+}
+
+function columns() {
+  const bytes = (name, field, wide = false) => ({ label: t(`growth.${name}`), number: true, wide, cell: (row) => formatBytes(row[field]) });
+  return [
+    { label: t("growth.date"), header: true, cell: (row) => formatDay(row.day) },
+    bytes("physical", "physical_bytes"),
+    bytes("logical", "logical_bytes"),
+    bytes("unfinished", "use_space_unfinished", true),
+    bytes("free", "free_disk_bytes", true),
+  ];
+}

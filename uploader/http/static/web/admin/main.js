@@ -1,0 +1,81 @@
+// The page at `/admin/`: signs in, then shows an administrator what is stored, by whom, and what could be given back.
+
+import "../words.js";
+import "./words.js";
+import { setText } from "../dom.js";
+import { mountHeader } from "../header.js";
+import { onLanguage, t, translate } from "../i18n.js";
+import { Session } from "../session.js";
+import { attempt } from "./card.js";
+import { Growth } from "./growth.js";
+import { Recount } from "./recount.js";
+import { Stale } from "./stale.js";
+import { Temp } from "./temp.js";
+import { Totals } from "./totals.js";
+import { UserDialog } from "./user.js";
+import { Users } from "./users.js";
+
+const LINKS = [{ href: "/", key: "header.files" }, { href: "/admin/", key: "header.admin" }];
+
+const $ = (id) => document.getElementById(id);
+
+translate();
+const header = document.querySelector("header.bar");
+mountHeader(header, { links: LINKS });
+const session = new Session();
+const { api } = session;
+await session.start();
+mountHeader(header, { links: LINKS, signOut: session.hasToken ? () => session.signOut() : null });
+
+const tell = (text) => setText($("news"), text);
+const open = (userId) => new UserDialog(api, userId, { changed: reload, tell });
+
+const totals = new Totals($("totals"));
+const growth = new Growth($("growth"), api);
+const temp = new Temp($("temp"));
+const users = new Users($("users"), api, { open, tell });
+const stale = new Stale($("stale"), api, { changed: reload, tell, open });
+new Recount($("recounted"), api, $("recount"));
+
+$("refresh").addEventListener("click", async () => {
+  await reload();
+  tell(t("admin.refreshed"));
+});
+
+/** The summary, which several cards show. */
+function summarise() {
+  return attempt($("totals"), async () => {
+    const summary = await api.request("GET", "/admin/usage/summary");
+    totals.summary = summary;
+    growth.growth = summary.growth;
+    temp.summary = summary;
+  });
+}
+
+/** Everything as it is now. */
+function reload({ keepError = false } = {}) {
+  return Promise.all([summarise(), growth.reload(), users.reload(), keepError || stale.reload()]);
+}
+
+function refuse() {
+  setText($("refused-text"), t("refused.text"));
+  $("refused").hidden = false;
+  onLanguage(() => setText($("refused-text"), t("refused.text")));
+}
+
+async function mayEnter() {
+  try {
+    await api.request("GET", "/admin/usage?limit=1", { patienceSeconds: Infinity });
+  } catch (problem) {
+    return problem.code !== "forbidden"; // anything else is told in the cards
+  }
+  return true;
+}
+
+if (await mayEnter()) {
+  $("app").hidden = false;
+  $("page-buttons").hidden = false;
+  await reload();
+} else {
+  refuse();
+}

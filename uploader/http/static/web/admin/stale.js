@@ -1,0 +1,167 @@
+// Uploads that nobody goes on with: what they would give back, and the end of them.
+
+import { Problem } from "../api.js";
+import { confirmed } from "../dialogs.js";
+import { element, setText } from "../dom.js";
+import { formatBytes, formatTime } from "../format.js";
+import { onLanguage, t } from "../i18n.js";
+import { attempt, saveCsv, showAsOf } from "./card.js";
+import { PagedTable } from "./tables.js";
+
+const HOUR = 3600;
+const IDLE_SECONDS = [0, HOUR, 24 * HOUR, 72 * HOUR, 168 * HOUR];
+const ALL_PAGE = 1000;
+// What says that somebody else was faster, which is no failure.
+const PASSED = new Set(["upload-gone", "upload-not-found", "upload-active"]);
+
+const $ = (id) => document.getElementById(id);
+
+export class Stale {
+  #answer = null;
+
+  /** `changed()` is called when uploads were expired; `tell(text)` reads a text out; `open(userId)` shows one user. */
+  constructor(card, api, { changed, tell, open }) {
+    Object.assign(this, { card, api, changed, tell, open });
+    this.table = new PagedTable(card.querySelector(".table"), {
+      sort: "updated_at", order: "asc", load: (asked) => this.#load(asked), describe: () => this.#describe(),
+    });
+    this.table.changed = () => this.reload();
+    $("stale-idle").addEventListener("change", () => attempt(card, () => this.table.restart()));
+    $("stale-expire").addEventListener("click", () => this.#expireAll());
+    const csv = () => saveCsv(api, `/admin/uploads?idle_for=${this.#idleFor}`, "uploads.csv");
+    $("stale-csv").addEventListener("click", () => attempt(card, csv));
+    onLanguage(() => this.#draw());
+    this.#drawChoice();
+    $("stale-idle").value = 24 * HOUR;
+  }
+
+  reload() {
+    return attempt(this.card, () => this.table.reload());
+  }
+
+  get #idleFor() {
+    return $("stale-idle").value;
+  }
+
+  #drawChoice() {
+    const chosen = $("stale-idle").value;
+    $("stale-idle").replaceChildren(...IDLE_SECONDS.map((seconds) => element("option", { value: seconds }, idleInWords(seconds))));
+    $("stale-idle").value = chosen;
+  }
+
+  async #load({ sort, order, after, limit }) {
+    const query = new URLSearchParams({ idle_for: this.#idleFor, sort, order, limit });
+    if (after) query.set("after", after);
+    this.#answer = await this.api.request("GET", `/admin/uploads?${query}`);
+    this.#drawSum();
+    return { items: this.#answer.uploads, next: this.#answer.next };
+  }
+
+  #draw() {
+    this.#drawChoice();
+    if (this.#answer) this.#drawSum();
+    this.table.draw();
+  }
+
+  #drawSum() {
+    const { as_of: asOf, total } = this.#answer;
+    showAsOf(this.card, asOf);
+    const any = total.open_uploads > 0;
+    this.card.querySelector(".sum").hidden = !any;
+    setText($("stale-total"), t("stale.total", giving(total, total.open_uploads)));
+    setText($("stale-expire"), t("stale.expire-all", { count: total.open_uploads }));
+  }
+
+  #describe() {
+    const columns = [
+      { key: "name", label: t("stale.name"), header: true, cell: (upload) => upload.name },
+      { key: "user_id", label: t("users.user_id"), cell: (upload) => this.#link(upload.user_id) },
+      { key: "updated_at", label: t("stale.since"), sort: "asc", wide: true, cell: (upload) => formatTime(upload.updated_at) },
+      { key: "disk_bytes", label: t("stale.disk"), number: true, sort: "desc", cell: (upload) => formatBytes(upload.disk_bytes) },
+      { key: "quota_bytes", label: t("stale.quota"), number: true, sort: "desc", wide: true, cell: (upload) => formatBytes(upload.quota_bytes) },
+      { key: "expire", label: "", number: true, cell: (upload) => expireButton(upload, () => this.#expireOne(upload)) },
+    ];
+    columns.at(-1).label = element("span", { class: "visually-hidden" }, t("stale.expire"));
+    return { caption: t("stale.caption"), columns, none: t("stale.none") };
+  }
+
+  #link(userId) {
+    return element("button", { type: "button", class: "link", "aria-haspopup": "dialog", onclick: () => this.open(userId) }, userId);
+  }
+
+  async #expireOne(upload) {
+    const expired = await expire(this.api, this.card, upload, this.#idleFor);
+    if (expired) this.tell(t("stale.done", { count: 1 }));
+    if (expired !== null) this.changed();
+  }
+
+  async #expireAll() {
+    const { total } = this.#answer;
+    const idleFor = this.#idleFor;
+    const question = {
+      title: t("stale.ask"), text: t("stale.ask-all", giving(total, total.open_uploads)),
+      confirm: t("stale.expire-all", { count: total.open_uploads }), danger: true,
+    };
+    if (!(await confirmed(question))) return;
+    $("stale-expire").disabled = true;
+    let done = 0;
+    const worked = await attempt(this.card, async () => {
+      for await (const upload of this.#all(idleFor)) {
+        if (await expireOnce(this.api, upload, idleFor)) done += 1;
+        setText($("stale-total"), t("stale.going", { done, count: total.open_uploads }));
+      }
+    });
+    $("stale-expire").disabled = false;
+    this.tell(t("stale.done", { count: done }));
+    // What went wrong stays to be read; the figures are renewed with the next refresh.
+    if (worked || done > 0) this.changed({ keepError: !worked });
+  }
+
+  /** All that match, each once. */
+  async *#all(idleFor) {
+    let after = null;
+    do {
+      const query = new URLSearchParams({ idle_for: idleFor, limit: ALL_PAGE });
+      if (after) query.set("after", after);
+      const { uploads, next } = await this.api.request("GET", `/admin/uploads?${query}`);
+      yield* uploads;
+      after = next;
+    } while (after);
+  }
+}
+
+function idleInWords(seconds) {
+  if (seconds === 0) return t("stale.any");
+  return seconds < 24 * HOUR ? t("stale.hours", { count: seconds / HOUR }) : t("stale.days", { count: seconds / (24 * HOUR) });
+}
+
+function giving(upload, count) {
+  return { count, disk: formatBytes(upload.disk_bytes), quota: formatBytes(upload.quota_bytes) };
+}
+
+export function expireButton(upload, onclick) {
+  const label = t("stale.expire-one", { name: upload.name, user: upload.user_id });
+  return element("button", { type: "button", class: "small", "aria-label": label, "data-expire": upload.upload_id, onclick }, t("stale.expire"));
+}
+
+/** Whether it was expired now; null if the person did not want it after all, or it went wrong. */
+export async function expire(api, card, upload, idleFor) {
+  const { name, user_id: user } = upload;
+  const text = t("stale.ask-one", { name, user, ...giving(upload, 1) });
+  if (!(await confirmed({ title: t("stale.ask"), text, confirm: t("stale.expire"), danger: true }))) return null;
+  let expired = null;
+  await attempt(card, async () => {
+    expired = await expireOnce(api, upload, idleFor);
+  });
+  return expired;
+}
+
+async function expireOnce(api, { upload_id: id }, idleFor) {
+  try {
+    await api.request("DELETE", `/admin/uploads/${id}?idle_for=${idleFor}`);
+    return true;
+  } catch (problem) {
+    if (problem instanceof Problem && PASSED.has(problem.code)) return false;
+    throw problem;
+  }
+}

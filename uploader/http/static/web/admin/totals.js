@@ -1,0 +1,65 @@
+// What is stored in all, what deduplication saves, and how full the disk is.
+
+import { element } from "../dom.js";
+import { formatBytes, formatCount, formatPercent } from "../format.js";
+import { onLanguage, t } from "../i18n.js";
+import { bar, showAsOf, tile } from "./card.js";
+
+export class Totals {
+  #summary = null;
+
+  constructor(card) {
+    this.card = card;
+    onLanguage(() => this.#draw());
+  }
+
+  /** The answer of `GET /admin/usage/summary`. */
+  set summary(summary) {
+    this.#summary = summary;
+    this.#draw();
+  }
+
+  #draw() {
+    const summary = this.#summary;
+    if (!summary) return;
+    showAsOf(this.card, summary.as_of);
+    this.card.querySelector(".content").replaceChildren(element("dl", { class: "tiles" }, ...figures(summary)), disk(summary.disk));
+  }
+}
+
+function figures(summary) {
+  const { blobs, files, open_uploads: uploads, logical_bytes: logical, saved_bytes: saved } = summary;
+  const bytes = (key, value, note, more = {}) =>
+    tile({ key, name: t(`totals.${key}`), figure: formatBytes(value), note, ...more });
+  return [
+    bytes("physical", summary.physical_bytes, t("totals.physical.note", { count: blobs })),
+    bytes("logical", logical, t("totals.logical.note", { count: files })),
+    bytes("saved", saved, t("totals.saved.note", { percent: formatPercent(saved, Math.max(logical, 1)) }), { telling: saved > 0 }),
+    bytes("unfinished", summary.use_space_unfinished, t("totals.unfinished.note", { count: uploads })),
+    bytes("reserved", summary.reserved, t("totals.reserved.note")),
+    tile({
+      key: "users", name: t("totals.users"), figure: formatCount(summary.users),
+      note: t("totals.users.note", { total: formatBytes(summary.total_space) }),
+    }),
+  ];
+}
+
+/** The disk from what is used to what is left. */
+function disk({ total_bytes: total, free_bytes: free, promised_bytes: promised, floor_bytes: floor, available_bytes: available }) {
+  // What is promised and what is kept come out of what is free, as far as that goes.
+  const kept = Math.min(floor, Math.max(0, free - available));
+  const parts = [
+    { kind: "finished", name: "used", bytes: total - free, shown: total - free },
+    { kind: "promised", name: "promised", bytes: promised, shown: Math.max(0, free - available - kept) },
+    { kind: "floor", name: "floor", bytes: floor, shown: kept },
+    { kind: "free", name: "available", bytes: available, shown: available },
+  ];
+  const legend = parts.map(({ kind, name, bytes }) =>
+    element("li", {}, element("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), `${t(`disk.${name}`)}: ${formatBytes(bytes)}`));
+  return element("div", { class: "disk" },
+    element("h3", {}, t("disk.title")),
+    element("p", {}, t("disk.summary", { available: formatBytes(available), total: formatBytes(total) })),
+    bar(parts.map(({ kind, shown }) => ({ kind, bytes: shown })), total),
+    element("ul", { class: "legend" }, ...legend),
+  );
+}

@@ -1,0 +1,147 @@
+// One user: what they store, their quota, their open uploads and their files, in a dialog.
+
+import { confirmed } from "../dialogs.js";
+import { element, iconButton, setText } from "../dom.js";
+import { formatBytes, formatTime } from "../format.js";
+import { t } from "../i18n.js";
+import { attempt, bar, showAsOf, tile } from "./card.js";
+import { quotaForm } from "./quota-form.js";
+import { differences, verdict } from "./recount.js";
+import { expire, expireButton } from "./stale.js";
+import { PagedTable } from "./tables.js";
+
+const PAGE = 20;
+const TYPING_MS = 300;
+
+/** Show a user until the dialog is closed; `changed()` is called when something about them was changed. */
+export class UserDialog {
+  constructor(api, userId, { changed, tell }) {
+    Object.assign(this, { api, userId, changed, tell });
+    this.path = `/admin/users/${encodeURIComponent(userId)}`;
+    this.content = element("div", { class: "content" });
+    this.quota = element("div", {});
+    this.outcome = element("p", { class: "outcome", role: "status" });
+    this.differences = element("div", {});
+    this.dialog = this.#make();
+    document.body.append(this.dialog);
+    this.dialog.addEventListener("close", () => this.dialog.remove());
+    this.dialog.showModal();
+    this.reload();
+  }
+
+  #make() {
+    const close = iconButton("cancel", t("user.close"), () => this.dialog.close());
+    const recount = element("button", { type: "button", onclick: () => this.#recount() }, t("recount.button"));
+    this.uploads = this.#tableOf({ load: (asked) => this.#loadUploads(asked), describe: () => this.#describeUploads() });
+    this.files = this.#tableOf({ load: (asked) => this.#loadFiles(asked), describe: describeFiles });
+    this.prefix = element("input", { type: "search", "aria-label": t("user.prefix"), placeholder: t("user.prefix") });
+    let timer;
+    this.prefix.addEventListener("input", () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => attempt(this.dialog, () => this.files.restart()), TYPING_MS);
+    });
+    return element("dialog", { class: "wide", "aria-labelledby": "user-title" },
+      element("div", { class: "dialog-head" }, element("div", {}, element("h2", { id: "user-title" }, this.userId), element("p", { class: "as-of" })), close),
+      element("p", { class: "error", role: "alert" }),
+      this.content,
+      element("h3", {}, t("user.quota")),
+      this.quota,
+      element("h3", {}, t("user.uploads")),
+      this.uploads.container,
+      element("div", { class: "sum" }, element("h3", {}, t("user.files")), this.prefix),
+      this.files.container,
+      element("div", { class: "sum" }, this.outcome, recount),
+      this.differences,
+    );
+  }
+
+  #tableOf(how) {
+    const made = new PagedTable(element("div", { class: "table" }), { limit: PAGE, ...how });
+    made.changed = () => attempt(this.dialog, () => made.reload());
+    return made;
+  }
+
+  reload() {
+    return attempt(this.dialog, async () => {
+      const user = await this.api.request("GET", this.path);
+      this.#show(user);
+      await Promise.all([this.uploads.reload(), this.files.reload()]);
+    });
+  }
+
+  #show(user) {
+    showAsOf(this.dialog, user.as_of);
+    const bytes = (key) => tile({ key, name: t(`users.${key}`), figure: formatBytes(user[key]) });
+    const parts = [{ kind: "finished", bytes: user.use_space_finished }, { kind: "unfinished", bytes: user.use_space_unfinished }];
+    this.content.replaceChildren(
+      element("dl", { class: "tiles" }, ...["use_space_finished", "use_space_unfinished", "reserved", "available"].map(bytes)),
+      element("p", { class: "muted" }, `${t("users.total_space")}: ${formatBytes(user.total_space)}`),
+      bar(parts, user.total_space),
+    );
+    if (!this.quota.contains(document.activeElement)) this.quota.replaceChildren(quotaForm(user.total_space, (wanted) => this.#setQuota(user, wanted)));
+  }
+
+  async #setQuota({ total_space: before }, after) {
+    const text = t("user.ask-text", { user: this.userId, before: formatBytes(before), after: formatBytes(after) });
+    if (!(await confirmed({ title: t("user.ask"), text, confirm: t("user.save") }))) return;
+    const worked = await attempt(this.dialog, () => this.api.request("PUT", this.path, { body: { total_space: after } }));
+    if (!worked) return;
+    this.quota.replaceChildren();
+    await this.reload();
+    setText(this.outcome, t("user.saved", { user: this.userId, total: formatBytes(after) }));
+    this.changed();
+  }
+
+  async #recount() {
+    await attempt(this.dialog, async () => {
+      const found = await this.api.request("POST", "/admin/usage/recount", { body: { user_id: this.userId } });
+      setText(this.outcome, verdict(found.drifts, t("recount.user-equal")));
+      this.differences.replaceChildren(...differences(found));
+    });
+  }
+
+  async #loadUploads({ after, limit }) {
+    const query = new URLSearchParams({ user_id: this.userId, limit });
+    if (after) query.set("after", after);
+    const page = await this.api.request("GET", `/admin/uploads?${query}`);
+    return { items: page.uploads, next: page.next };
+  }
+
+  #describeUploads() {
+    const columns = [
+      { label: t("stale.name"), header: true, cell: (upload) => upload.name },
+      { label: t("stale.since"), wide: true, cell: (upload) => formatTime(upload.updated_at) },
+      { label: t("user.received"), number: true, cell: (upload) => formatBytes(upload.disk_bytes) },
+      { label: t("user.size"), number: true, wide: true, cell: (upload) => formatBytes(upload.quota_bytes) },
+      { label: element("span", { class: "visually-hidden" }, t("stale.expire")), number: true,
+        cell: (upload) => expireButton(upload, () => this.#expire(upload)) },
+    ];
+    return { caption: t("user.uploads"), columns, none: t("user.no-uploads") };
+  }
+
+  async #expire(upload) {
+    const expired = await expire(this.api, this.dialog, upload, 0);
+    if (expired === null) return;
+    await this.reload();
+    if (expired) setText(this.outcome, t("stale.done", { count: 1 }));
+    this.changed();
+  }
+
+  async #loadFiles({ after, limit }) {
+    const query = new URLSearchParams({ limit });
+    if (after) query.set("after", after);
+    const prefix = this.prefix.value.normalize("NFC");
+    if (prefix) query.set("prefix", prefix);
+    const page = await this.api.request("GET", `${this.path}/files?${query}`);
+    return { items: page.files, next: page.next };
+  }
+}
+
+function describeFiles() {
+  const columns = [
+    { label: t("user.file"), header: true, cell: (file) => file.name },
+    { label: t("user.created"), wide: true, cell: (file) => formatTime(file.created_at) },
+    { label: t("user.size"), number: true, cell: (file) => formatBytes(file.size) },
+  ];
+  return { caption: t("user.files"), columns, none: t("user.no-files") };
+}
