@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "uploader" / "http" / "static"
 PARTS = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.glob("web/**/*.*") if path.suffix != ".html")
 MODULES = [name for name in PARTS if name.endswith(".js")]
-PAGES = ["/"]
+PAGES = ["/", "/admin/"]
 
 
 @pytest.mark.parametrize("page", PAGES)

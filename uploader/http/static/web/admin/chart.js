@@ -1,10 +1,12 @@
 // Charts by uPlot, in the colours and the language of the page. What they show also stands in a table beside them.
 
 import { formatBytes } from "../format.js";
-import { language, onLanguage } from "../i18n.js";
+import { language, onLanguage, t } from "../i18n.js";
 
 const HEIGHT_PX = 240;
-const NARROW_PX = 480;
+const AXIS_PX = 76;
+const LABEL_PX = 90;
+const POINT_PX = 24;
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 
 /** The colour of a custom property as it is now; a canvas knows no `light-dark()`. */
@@ -24,7 +26,7 @@ function axes(formatX) {
   const ink = { stroke: colour("muted"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line"), width: 1 } };
   return [
     { ...ink, values: (_plot, splits) => splits.map((split) => (split === null ? "" : formatX(split))), ...formatX.axis },
-    { ...ink, size: 76, incrs: BYTE_STEPS, values: (_plot, splits) => splits.map((split) => formatBytes(split)) },
+    { ...ink, size: AXIS_PX, incrs: BYTE_STEPS, values: (_plot, splits) => splits.map((split) => formatBytes(split)) },
   ];
 }
 
@@ -64,12 +66,12 @@ export class LineChart extends Chart {
   showLines(days, lines, label) {
     const date = (seconds, options) =>
       new Intl.DateTimeFormat(language(), { timeZone: "UTC", ...options }).format(new Date(seconds * 1000));
-    this.show(() => {
+    this.show((width) => {
       const formatX = (seconds) => date(seconds, { day: "numeric", month: "short" });
       formatX.axis = { space: 70 };
       const series = lines().map((line) => ({
         label: line.label, stroke: colour(line.colour), width: 2, fill: line.filled ? colour(`${line.colour}-soft`) : undefined,
-        dash: line.dashed ? [6, 4] : undefined, points: { show: days.length < 40 },
+        dash: line.dashed ? [6, 4] : undefined, points: { show: days.length * POINT_PX < width },
         value: (_plot, value) => (value === null || value === undefined ? "–" : formatBytes(value)),
       }));
       const day = { value: (_plot, seconds) => (seconds === null ? "–" : date(seconds, { dateStyle: "medium" })) };
@@ -80,7 +82,8 @@ export class LineChart extends Chart {
           tzDate: (seconds) => window.uPlot.tzDate(new Date(seconds * 1000), "UTC"),
           cursor: { drag: { x: false, y: false }, y: false },
           scales: { y: { range: (_plot, _low, high) => [0, Math.max(high, 1) * 1.08] } },
-          axes: axes(formatX), series: [{ label: "", ...day }, ...series],
+          axes: axes(formatX), series: [{ label: t("growth.date"), ...day }, ...series],
+          hooks: { ready: [(plot) => plot.setLegend({ idx: days.length - 1 })] },
         },
       };
     });
@@ -91,7 +94,7 @@ export class LineChart extends Chart {
 export class ColumnChart extends Chart {
   showColumns(names, values, label) {
     this.show((width) => {
-      const every = Math.ceil(names.length / (width < NARROW_PX ? 4 : 12));
+      const every = Math.ceil(names.length / Math.max(1, Math.floor((width - AXIS_PX) / LABEL_PX)));
       const formatX = (place) => names[place] ?? "";
       formatX.axis = { splits: () => names.map((_, place) => place).filter((place) => place % every === 0), grid: { show: false } };
       return {

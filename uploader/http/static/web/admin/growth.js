@@ -97,6 +97,7 @@ function inWords({ days, physical_bytes: bytes, physical_bytes_per_day: perDay, 
 
 function untilFull(days) {
   if (days === null) return t("growth.never");
+  if (days < 1) return t("growth.soon");
   return days > FAR_DAYS ? t("growth.far") : t("growth.full", { count: Math.floor(days) });
 }
 

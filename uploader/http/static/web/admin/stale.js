@@ -74,15 +74,20 @@ export class Stale {
 
   #describe() {
     const columns = [
-      { key: "name", label: t("stale.name"), header: true, cell: (upload) => upload.name },
-      { key: "user_id", label: t("users.user_id"), cell: (upload) => this.#link(upload.user_id) },
-      { key: "updated_at", label: t("stale.since"), sort: "asc", wide: true, cell: (upload) => formatTime(upload.updated_at) },
+      { key: "name", label: t("stale.name"), header: true, cell: (upload) => this.#named(upload) },
+      { key: "user_id", label: t("users.user_id"), wide: true, cell: (upload) => this.#link(upload.user_id) },
+      { key: "updated_at", label: t("stale.since"), sort: "asc", wide: true, className: "moment", cell: (upload) => formatTime(upload.updated_at) },
       { key: "disk_bytes", label: t("stale.disk"), number: true, sort: "desc", cell: (upload) => formatBytes(upload.disk_bytes) },
       { key: "quota_bytes", label: t("stale.quota"), number: true, sort: "desc", wide: true, cell: (upload) => formatBytes(upload.quota_bytes) },
       { key: "expire", label: "", number: true, cell: (upload) => expireButton(upload, () => this.#expireOne(upload)) },
     ];
     columns.at(-1).label = element("span", { class: "visually-hidden" }, t("stale.expire"));
     return { caption: t("stale.caption"), columns, none: t("stale.none") };
+  }
+
+  /** The name, and where there is no room for another column, the user below it. */
+  #named({ name, user_id: userId }) {
+    return element("div", {}, name, element("div", { class: "narrow-only" }, this.#link(userId)));
   }
 
   #link(userId) {

@@ -3,7 +3,7 @@
 import { element } from "../dom.js";
 import { t } from "../i18n.js";
 
-const PAGE = 50;
+const PAGE = 20;
 
 /** A column: {key, label, number, wide, header, cell(item), sort: "asc" | "desc" (its first order) or nothing}. */
 export function table(caption, columns, items, { sort = null, order = null, onSort = null } = {}) {
@@ -24,7 +24,7 @@ function head(column, { sort, order, onSort }) {
   if (!column.sort || !onSort) return element("th", attributes, column.label);
   const sorted = column.key === sort;
   if (sorted) attributes["aria-sort"] = order === "asc" ? "ascending" : "descending";
-  const arrow = element("span", { class: "arrow", "aria-hidden": "true" }, sorted && order === "asc" ? "▲" : "▼");
+  const arrow = sorted && element("span", { "aria-hidden": "true" }, order === "asc" ? "▲" : "▼");
   const button = { type: "button", class: "sort", "data-sort": column.key, onclick: () => onSort(column) };
   return element("th", attributes, element("button", button, column.label, arrow));
 }

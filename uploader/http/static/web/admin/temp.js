@@ -42,7 +42,7 @@ function formatMonth(month) {
 function columns() {
   return [
     { label: t("temp.month"), header: true, cell: (row) => formatMonth(row.month) },
-    { label: t("temp.uploads"), number: true, cell: (row) => formatCount(row.open_uploads) },
+    { label: t("temp.uploads"), number: true, wide: true, cell: (row) => formatCount(row.open_uploads) },
     { label: t("temp.disk"), number: true, cell: (row) => formatBytes(row.disk_bytes) },
     { label: t("temp.quota"), number: true, cell: (row) => formatBytes(row.quota_bytes) },
   ];

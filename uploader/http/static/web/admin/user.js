@@ -75,7 +75,6 @@ export class UserDialog {
     const parts = [{ kind: "finished", bytes: user.use_space_finished }, { kind: "unfinished", bytes: user.use_space_unfinished }];
     this.content.replaceChildren(
       element("dl", { class: "tiles" }, ...["use_space_finished", "use_space_unfinished", "reserved", "available"].map(bytes)),
-      element("p", { class: "muted" }, `${t("users.total_space")}: ${formatBytes(user.total_space)}`),
       bar(parts, user.total_space),
     );
     if (!this.quota.contains(document.activeElement)) this.quota.replaceChildren(quotaForm(user.total_space, (wanted) => this.#setQuota(user, wanted)));
@@ -110,7 +109,7 @@ export class UserDialog {
   #describeUploads() {
     const columns = [
       { label: t("stale.name"), header: true, cell: (upload) => upload.name },
-      { label: t("stale.since"), wide: true, cell: (upload) => formatTime(upload.updated_at) },
+      { label: t("stale.since"), wide: true, className: "moment", cell: (upload) => formatTime(upload.updated_at) },
       { label: t("user.received"), number: true, cell: (upload) => formatBytes(upload.disk_bytes) },
       { label: t("user.size"), number: true, wide: true, cell: (upload) => formatBytes(upload.quota_bytes) },
       { label: element("span", { class: "visually-hidden" }, t("stale.expire")), number: true,
@@ -140,7 +139,7 @@ export class UserDialog {
 function describeFiles() {
   const columns = [
     { label: t("user.file"), header: true, cell: (file) => file.name },
-    { label: t("user.created"), wide: true, cell: (file) => formatTime(file.created_at) },
+    { label: t("user.created"), wide: true, className: "moment", cell: (file) => formatTime(file.created_at) },
     { label: t("user.size"), number: true, cell: (file) => formatBytes(file.size) },
   ];
   return { caption: t("user.files"), columns, none: t("user.no-files") };
