@@ -78,7 +78,7 @@ export class Stale {
       { key: "user_id", label: t("users.user_id"), wide: true, cell: (upload) => this.#link(upload.user_id) },
       { key: "updated_at", label: t("stale.since"), sort: "asc", wide: true, className: "moment", cell: (upload) => formatTime(upload.updated_at) },
       { key: "disk_bytes", label: t("stale.disk"), number: true, sort: "desc", cell: (upload) => formatBytes(upload.disk_bytes) },
-      { key: "quota_bytes", label: t("stale.quota"), number: true, sort: "desc", wide: true, cell: (upload) => formatBytes(upload.quota_bytes) },
+      { key: "quota_bytes", label: t("stale.quota"), number: true, sort: "desc", className: "widest-only", cell: (upload) => formatBytes(upload.quota_bytes) },
       { key: "expire", label: "", number: true, cell: (upload) => expireButton(upload, () => this.#expireOne(upload)) },
     ];
     columns.at(-1).label = element("span", { class: "visually-hidden" }, t("stale.expire"));

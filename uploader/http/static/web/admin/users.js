@@ -63,7 +63,7 @@ export class Users {
   #describe(users) {
     const largest = Math.max(0, ...users.map((user) => user.use_space_finished + user.use_space_unfinished));
     const bytes = (key, wide = false) => ({ key, label: t(`users.${key}`), number: true, sort: "desc", wide, cell: (user) => formatBytes(user[key]) });
-    const count = (key) => ({ ...bytes(key, true), cell: (user) => formatCount(user[key]) });
+    const count = (key) => ({ ...bytes(key), className: "widest-only", cell: (user) => formatCount(user[key]) });
     const parts = (user) => [
       { kind: "finished", bytes: user.use_space_finished },
       { kind: "unfinished", bytes: user.use_space_unfinished },
