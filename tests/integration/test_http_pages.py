@@ -79,7 +79,8 @@ async def test_switched_off_the_start_leads_to_the_documentation(make_stack: Mak
         anonymous = stack.anonymous()
         answer = await anonymous.get("/")
         assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
-        problem(await anonymous.get("/static/web/ui.css"), 404, "not-found")
+        for path in ("/admin/", "/static/web/ui.css"):
+            problem(await anonymous.get(path), 404, "not-found")
         assert (await anonymous.get("/static/docs.js")).status_code == 200
 
 

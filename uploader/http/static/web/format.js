@@ -5,7 +5,7 @@ import { locale, t } from "./i18n.js";
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
 export function formatCount(count) {
-  return new Intl.NumberFormat(language()).format(count);
+  return new Intl.NumberFormat(locale()).format(count);
 }
 
 /** 1,536 becomes "1.5 KiB". */

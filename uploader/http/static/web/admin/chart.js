@@ -1,7 +1,7 @@
 // Charts by uPlot, in the colours and the language of the page. What they show also stands in a table beside them.
 
 import { formatBytes } from "../format.js";
-import { language, onLanguage, t } from "../i18n.js";
+import { locale, onLanguage, t } from "../i18n.js";
 
 const HEIGHT_PX = 240;
 const AXIS_PX = 76;
@@ -65,7 +65,7 @@ class Chart {
 export class LineChart extends Chart {
   showLines(days, lines, label) {
     const date = (seconds, options) =>
-      new Intl.DateTimeFormat(language(), { timeZone: "UTC", ...options }).format(new Date(seconds * 1000));
+      new Intl.DateTimeFormat(locale(), { timeZone: "UTC", ...options }).format(new Date(seconds * 1000));
     this.show((width) => {
       const formatX = (seconds) => date(seconds, { day: "numeric", month: "short" });
       formatX.axis = { space: 70 };

@@ -2,7 +2,7 @@
 
 import { element, setText } from "../dom.js";
 import { formatBytes } from "../format.js";
-import { language, onLanguage, t } from "../i18n.js";
+import { locale, onLanguage, t } from "../i18n.js";
 import { attempt, showAsOf, tile } from "./card.js";
 import { LineChart } from "./chart.js";
 import { table } from "./tables.js";
@@ -84,7 +84,7 @@ export class Growth {
 }
 
 function formatDay(day) {
-  return new Intl.DateTimeFormat(language(), { dateStyle: "medium", timeZone: "UTC" }).format(new Date(day));
+  return new Intl.DateTimeFormat(locale(), { dateStyle: "medium", timeZone: "UTC" }).format(new Date(day));
 }
 
 function inWords({ days, physical_bytes: bytes, physical_bytes_per_day: perDay, days_until_full: left }) {

@@ -15,6 +15,7 @@ import { Totals } from "./totals.js";
 import { UserDialog } from "./user.js";
 import { Users } from "./users.js";
 
+const SILENCE_MS = 50;
 const LINKS = [{ href: "/", key: "header.files" }, { href: "/admin/", key: "header.admin" }];
 
 const $ = (id) => document.getElementById(id);
@@ -27,14 +28,19 @@ const { api } = session;
 await session.start();
 mountHeader(header, { links: LINKS, signOut: session.hasToken ? () => session.signOut() : null });
 
-const tell = (text) => setText($("news"), text);
-const open = (userId) => new UserDialog(api, userId, { changed: reload, tell });
+// Emptied first, or the same text would not be read out again.
+function tell(text) {
+  $("news").textContent = "";
+  setTimeout(() => setText($("news"), text), SILENCE_MS);
+}
+
+const open = (userId) => new UserDialog(api, userId, { changed: reload });
 
 const totals = new Totals($("totals"));
 const growth = new Growth($("growth"), api);
 const temp = new Temp($("temp"));
 const users = new Users($("users"), api, { open, tell });
-const stale = new Stale($("stale"), api, { changed: reload, tell, open });
+const stale = new Stale($("stale"), api, { changed: reload, open });
 new Recount($("recounted"), api, $("recount"));
 
 $("refresh").addEventListener("click", async () => {

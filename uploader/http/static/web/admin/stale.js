@@ -19,9 +19,9 @@ const $ = (id) => document.getElementById(id);
 export class Stale {
   #answer = null;
 
-  /** `changed()` is called when uploads were expired; `tell(text)` reads a text out; `open(userId)` shows one user. */
-  constructor(card, api, { changed, tell, open }) {
-    Object.assign(this, { card, api, changed, tell, open });
+  /** `changed()` is called when uploads were expired; `open(userId)` shows one user. */
+  constructor(card, api, { changed, open }) {
+    Object.assign(this, { card, api, changed, open });
     this.table = new PagedTable(card.querySelector(".table"), {
       sort: "updated_at", order: "asc", load: (asked) => this.#load(asked), describe: () => this.#describe(),
     });
@@ -96,8 +96,9 @@ export class Stale {
 
   async #expireOne(upload) {
     const expired = await expire(this.api, this.card, upload, this.#idleFor);
-    if (expired) this.tell(t("stale.done", { count: 1 }));
-    if (expired !== null) this.changed();
+    if (expired === null) return;
+    setText($("stale-outcome"), outcome(expired ? 1 : 0, expired ? 0 : 1));
+    this.changed();
   }
 
   async #expireAll() {
@@ -113,13 +114,14 @@ export class Stale {
     const worked = await attempt(this.card, async () => {
       for await (const upload of this.#all(idleFor)) {
         if (await expireOnce(this.api, upload, idleFor)) done += 1;
-        setText($("stale-total"), t("stale.going", { done, count: total.open_uploads }));
+        setText($("stale-outcome"), t("stale.going", { done, count: total.open_uploads }));
       }
     });
     $("stale-expire").disabled = false;
-    this.tell(t("stale.done", { count: done }));
-    // What went wrong stays to be read; the figures are renewed with the next refresh.
-    if (worked || done > 0) this.changed({ keepError: !worked });
+    setText($("stale-outcome"), outcome(done, worked ? Math.max(0, total.open_uploads - done) : 0));
+    // What went wrong stays to be read; this card is renewed with the next refresh.
+    await this.changed({ keepError: !worked });
+    if (document.activeElement === document.body) $("stale-idle").focus();
   }
 
   /** All that match, each once. */
@@ -138,6 +140,14 @@ export class Stale {
 function idleInWords(seconds) {
   if (seconds === 0) return t("stale.any");
   return seconds < 24 * HOUR ? t("stale.hours", { count: seconds / HOUR }) : t("stale.days", { count: seconds / (24 * HOUR) });
+}
+
+/** What became of the uploads that were to be expired. */
+export function outcome(done, spared) {
+  const words = [];
+  if (done > 0 || spared === 0) words.push(t("stale.done", { count: done }));
+  if (spared > 0) words.push(t("stale.spared", { count: spared }));
+  return words.join(" ");
 }
 
 function giving(upload, count) {

@@ -45,6 +45,7 @@ export class PagedTable {
 
   constructor(container, { load, describe, sort = null, order = null, limit = PAGE }) {
     Object.assign(this, { container, load, describe, sort, order, limit });
+    container.tabIndex = -1; // where the focus goes when what had it is gone
   }
 
   /** The first page again. */
@@ -78,7 +79,7 @@ export class PagedTable {
       ? table(caption, columns, items, { sort, order, onSort: (column) => this.#sortBy(column) })
       : element("p", { class: "muted" }, none);
     this.container.replaceChildren(content, this.#pager(items.length));
-    if (focused) (this.container.querySelector(focused) ?? this.container.querySelector("[tabindex]"))?.focus();
+    if (focused) (this.container.querySelector(focused) ?? this.container.querySelector("[tabindex]") ?? this.container).focus();
   }
 
   /** A selector of the control that has the focus and is about to be made again. */

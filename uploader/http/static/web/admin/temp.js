@@ -2,7 +2,7 @@
 
 import { element } from "../dom.js";
 import { formatBytes, formatCount } from "../format.js";
-import { language, onLanguage, t } from "../i18n.js";
+import { locale, onLanguage, t } from "../i18n.js";
 import { showAsOf } from "./card.js";
 import { ColumnChart } from "./chart.js";
 import { table } from "./tables.js";
@@ -36,7 +36,7 @@ export class Temp {
 }
 
 function formatMonth(month) {
-  return new Intl.DateTimeFormat(language(), { year: "numeric", month: "short", timeZone: "UTC" }).format(new Date(`${month}-01`));
+  return new Intl.DateTimeFormat(locale(), { year: "numeric", month: "short", timeZone: "UTC" }).format(new Date(`${month}-01`));
 }
 
 function columns() {

@@ -7,7 +7,7 @@ import { t } from "../i18n.js";
 import { attempt, bar, showAsOf, tile } from "./card.js";
 import { quotaForm } from "./quota-form.js";
 import { differences, verdict } from "./recount.js";
-import { expire, expireButton } from "./stale.js";
+import { expire, expireButton, outcome } from "./stale.js";
 import { PagedTable } from "./tables.js";
 
 const PAGE = 20;
@@ -15,8 +15,8 @@ const TYPING_MS = 300;
 
 /** Show a user until the dialog is closed; `changed()` is called when something about them was changed. */
 export class UserDialog {
-  constructor(api, userId, { changed, tell }) {
-    Object.assign(this, { api, userId, changed, tell });
+  constructor(api, userId, { changed }) {
+    Object.assign(this, { api, userId, changed });
     this.path = `/admin/users/${encodeURIComponent(userId)}`;
     this.content = element("div", { class: "content" });
     this.quota = element("div", {});
@@ -41,8 +41,10 @@ export class UserDialog {
       timer = setTimeout(() => attempt(this.dialog, () => this.files.restart()), TYPING_MS);
     });
     return element("dialog", { class: "wide", "aria-labelledby": "user-title" },
-      element("div", { class: "dialog-head" }, element("div", {}, element("h2", { id: "user-title" }, this.userId), element("p", { class: "as-of" })), close),
+      element("div", { class: "dialog-head" }, element("div", {}, element("h2", { id: "user-title" }, this.userId), element("p", { class: "as-of" })), element("div", { class: "buttons" }, recount, close)),
       element("p", { class: "error", role: "alert" }),
+      this.outcome,
+      this.differences,
       this.content,
       element("h3", {}, t("user.quota")),
       this.quota,
@@ -50,8 +52,6 @@ export class UserDialog {
       this.uploads.container,
       element("div", { class: "sum" }, element("h3", {}, t("user.files")), this.prefix),
       this.files.container,
-      element("div", { class: "sum" }, this.outcome, recount),
-      this.differences,
     );
   }
 
@@ -122,7 +122,7 @@ export class UserDialog {
     const expired = await expire(this.api, this.dialog, upload, 0);
     if (expired === null) return;
     await this.reload();
-    if (expired) setText(this.outcome, t("stale.done", { count: 1 }));
+    setText(this.outcome, outcome(expired ? 1 : 0, expired ? 0 : 1));
     this.changed();
   }
 
