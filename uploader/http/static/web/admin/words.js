@@ -122,7 +122,6 @@ addWords({
     "recount.refs": "Files that share a content",
     "recount.over-total-space": "Holds more than its total space",
     "user.close": "Close",
-    "user.open": "Show {user}",
     "user.quota": "Total space",
     "user.unit": "Unit",
     "user.save": "Save",
@@ -138,7 +137,6 @@ addWords({
     "user.file": "Name",
     "user.size": "Size",
     "user.created": "Finished",
-    "user.begun": "Begun",
     "user.received": "Received",
   },
   zh: {
@@ -254,7 +252,6 @@ addWords({
     "recount.refs": "共享内容的文件数",
     "recount.over-total-space": "占用超过总空间",
     "user.close": "关闭",
-    "user.open": "查看 {user}",
     "user.quota": "总空间",
     "user.unit": "单位",
     "user.save": "保存",
@@ -270,7 +267,6 @@ addWords({
     "user.file": "名称",
     "user.size": "大小",
     "user.created": "完成于",
-    "user.begun": "开始于",
     "user.received": "已接收",
   },
 });
