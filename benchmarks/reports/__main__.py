@@ -118,7 +118,7 @@ async def _commanded(data: Path, url: str) -> Row:
         ended = await asyncio.to_thread(run_cli, {"DATA": str(data), "DATABASE_URL": url}, "report")
         assert ended.returncode == 0, ended.stderr
 
-    return await _row("`uploader report`, a process from its start to its end", run, 1, None)
+    return await _row("`uploader report`, a process from its start to its end", run, 3, None)
 
 
 async def _recounted(client: httpx2.AsyncClient) -> Row:
