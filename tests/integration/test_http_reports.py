@@ -404,7 +404,12 @@ async def test_a_malformed_question_is_refused(stack: Stack) -> None:
 
 async def test_all_of_it_is_for_administrators_alone(stack: Stack) -> None:
     paths = (await stack.anonymous().get("/openapi.json")).json()["paths"]
-    operations = [(method, path) for path, item in paths.items() for method in item if path.startswith("/admin/")]
+    operations = [
+        (method, path)
+        for path, item in paths.items()
+        for method in item
+        if path.startswith("/admin/") and path != "/admin/"  # the page itself, which holds nothing
+    ]
     assert len(operations) >= 9
     for method, path in operations:
         named = path.replace("{user_id}", "alice").replace("{upload_id}", NOWHERE)
