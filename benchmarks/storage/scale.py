@@ -25,14 +25,14 @@ class Scale:
 
 FULL = Scale(
     chunk_size=8 * MIB,
-    in_order=((64 * MIB, 150), (GIB, 20), (10 * GIB, 3)),
-    out_of_order=((GIB, 10), (10 * GIB, 2)),
-    first_chunk_last=(GIB, 3),
-    concatenated=((GIB, 3), (10 * GIB, 1)),
-    written=(GIB, 3),
+    in_order=((64 * MIB, 100), (GIB, 12), (10 * GIB, 2)),
+    out_of_order=((GIB, 6), (10 * GIB, 1)),
+    first_chunk_last=(GIB, 2),
+    concatenated=((GIB, 2), (10 * GIB, 1)),
+    written=(GIB, 2),
     settling_seconds=6.0,
-    throughput=(GIB, 5),
-    hashed=(GIB, 5),
+    throughput=(GIB, 4),
+    hashed=(GIB, 3),
 )
 QUICK = Scale(
     chunk_size=8 * MIB,
