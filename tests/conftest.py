@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -33,6 +34,12 @@ def _missing() -> dict[str, Callable[[pytest.Item], bool]]:
     if chromium_path() is None:
         missing["Chromium"] = _needs_chromium
     return missing
+
+
+def pytest_configure() -> None:
+    """Shells start what goes on in the background with Ctrl-C switched off, and all that it starts would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
