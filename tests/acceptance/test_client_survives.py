@@ -49,7 +49,7 @@ class CountingChunks:
             await self.one_more.wait()
 
 
-async def test_killed_at_twenty_random_moments_it_sends_at_most_one_chunk_per_connection_again(
+async def test_killed_at_random_moments_it_sends_at_most_one_chunk_per_connection_again(
     make_stack: MakeStack, tmp_path: Path
 ) -> None:
     """Each of the files is put by a command that is killed, then by the same command to its end. Half are opened by
