@@ -31,7 +31,7 @@ class Scale:
 
 
 FULL = Scale(
-    rounds=5,
+    rounds=3,
     pending=1_000_000,
     few_pending=1000,
     records=20_000,
