@@ -13,8 +13,8 @@ from starlette.types import ASGIApp
 from tests.conftest import MakeStack
 from tests.support.stack import Stack
 from uploader.bootstrap import build_application
+from uploader.http import connection
 from uploader.http.limits import LIMITS_STATE, ConnectionLimits, connection_limits
-from uploader.http.protocol import LimitedProtocol
 
 _READ_TIMEOUT_SECONDS = 10.0
 
@@ -115,7 +115,7 @@ async def serving_stack(
         config = uvicorn.Config(
             application if around is None else around(application),
             port=0,
-            http=LimitedProtocol,
+            http=connection.Connection,  # type: ignore[arg-type]
             ws="none",
             lifespan="on",
             log_config=None,

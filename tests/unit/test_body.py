@@ -17,6 +17,8 @@ from tests.support.faults import failing_call, open_files_under, paused_call, sh
 from uploader.errors import BodyTimeout, ChunkLengthMismatch, StorageFull, TooManyRequests
 from uploader.http import body as body_module
 from uploader.http.body import BodyBudget, Intake, ReceivedBody
+from uploader.http.segments import Segments
+from uploader.http.source import MessageBody
 from uploader.settings import Settings
 from uploader.storage.local import LocalStorage
 
@@ -44,10 +46,19 @@ def is_whole(budget: BodyBudget, total_bytes: int) -> bool:
 
 
 async def fill(body: ReceivedBody, data: bytes, piece_bytes: int, *, slow_from: int | None = None) -> None:
-    for start in range(0, len(data), piece_bytes):
-        slow = slow_from is not None and start >= slow_from
-        await body.append(data[start : start + piece_bytes], slow=slow)
+    while body.length < len(data):
+        slow = slow_from is not None and body.length >= slow_from
+        await append(body, data[body.length : body.length + piece_bytes], slow=slow)
     await body.end()
+
+
+async def append(body: ReceivedBody, piece: bytes, *, slow: bool = False) -> None:
+    """What of a piece there is room for at one go."""
+    await body.make_room(slow=slow)
+    room = body.room()
+    count = min(len(room), len(piece))
+    room[:count] = piece[:count]
+    body.advance(count)
 
 
 # The budget
@@ -84,7 +95,7 @@ def test_what_is_charged_and_given_back_leaves_the_budget_whole(charges: list[tu
 
 async def test_a_body_within_the_budget_stays_in_memory(storage: LocalStorage, tmp_path: Path) -> None:
     content, budget = Content(300 * KIB), BodyBudget(4 * MIB)
-    body = ReceivedBody(budget, storage, "alice", content.size)
+    body = ReceivedBody(budget, Segments(4 * MIB), storage, "alice", content.size)
     await fill(body, content.data, 64 * KIB)
     assert open_files_under(tmp_path) == []
     assert body.length == content.size
@@ -99,7 +110,7 @@ async def test_a_body_beyond_the_budget_moves_to_an_unlinked_file(
     storage: LocalStorage, tmp_path: Path, piece_bytes: int
 ) -> None:
     content, budget = Content(2 * MIB + 123), BodyBudget(400 * KIB)
-    body = ReceivedBody(budget, storage, "alice", content.size)
+    body = ReceivedBody(budget, Segments(4 * MIB), storage, "alice", content.size)
     await fill(body, content.data, piece_bytes)
     assert len(open_files_under(tmp_path / "spool")) == 1
     assert list((tmp_path / "spool").iterdir()) == []
@@ -111,7 +122,7 @@ async def test_a_body_beyond_the_budget_moves_to_an_unlinked_file(
 
 async def test_a_slow_body_gives_its_memory_back(storage: LocalStorage, tmp_path: Path) -> None:
     content, budget = Content(500 * KIB), BodyBudget(4 * MIB)
-    body = ReceivedBody(budget, storage, "alice", content.size)
+    body = ReceivedBody(budget, Segments(4 * MIB), storage, "alice", content.size)
     await fill(body, content.data, 100 * KIB, slow_from=200 * KIB)
     assert is_whole(budget, 4 * MIB)
     assert content_of(body) == content.data
@@ -123,7 +134,7 @@ async def test_a_spooled_body_is_written_whole_though_each_write_stops_short(
     storage: LocalStorage,
 ) -> None:
     content = Content(600 * KIB)
-    body = ReceivedBody(BodyBudget(0), storage, "alice", content.size)
+    body = ReceivedBody(BodyBudget(0), Segments(4 * MIB), storage, "alice", content.size)
     with short_writes(7777) as fault:
         await fill(body, content.data, 100 * KIB)
     assert fault.hits > 0
@@ -132,7 +143,7 @@ async def test_a_spooled_body_is_written_whole_though_each_write_stops_short(
 
 
 async def test_a_full_disk_under_the_spool_is_told_as_such(storage: LocalStorage, tmp_path: Path) -> None:
-    body = ReceivedBody(BodyBudget(0), storage, "alice", 600 * KIB)
+    body = ReceivedBody(BodyBudget(0), Segments(4 * MIB), storage, "alice", 600 * KIB)
     with failing_call("pwrite", errno.ENOSPC) as fault, pytest.raises(StorageFull):
         await fill(body, bytes(600 * KIB), 100 * KIB)
     assert fault.hits == 1
@@ -141,29 +152,43 @@ async def test_a_full_disk_under_the_spool_is_told_as_such(storage: LocalStorage
 
 
 async def test_a_spool_that_cannot_be_opened_for_lack_of_room_is_a_full_disk(storage: LocalStorage) -> None:
-    body = ReceivedBody(BodyBudget(0), storage, "alice", 10)
+    body = ReceivedBody(BodyBudget(0), Segments(4 * MIB), storage, "alice", 10)
     with failing_call("open", errno.ENOSPC), pytest.raises(StorageFull):
-        await body.append(b"0123456789", slow=False)
+        await append(body, b"0123456789")
     body.close()
 
 
 async def test_closing_twice_gives_back_once(storage: LocalStorage) -> None:
-    budget = BodyBudget(400)
-    body, other = (ReceivedBody(budget, storage, "alice", 50) for _ in range(2))
-    await body.append(bytes(50), slow=False)
-    await other.append(bytes(50), slow=False)
+    budget, segments = BodyBudget(8 * 64 * KIB), Segments(MIB)
+    body, other = (ReceivedBody(budget, segments, storage, "alice", 50) for _ in range(2))
+    await append(body, bytes(50))
+    await append(other, bytes(50))
     body.close()
     body.close()
-    assert budget.charge("alice", 50)
+    assert budget.charge("alice", 64 * KIB)
     assert not budget.charge("alice", 1)
+    assert segments.take().obj is not segments.take().obj, "one body, one segment given back once"
+    other.close()
+
+
+async def test_the_memory_of_a_body_is_used_again(storage: LocalStorage) -> None:
+    content, segments = Content(190 * KIB), Segments(MIB)
+    used = []
+    for _ in range(2):
+        body = ReceivedBody(BodyBudget(MIB), segments, storage, "alice", content.size)
+        await fill(body, content.data, 100 * KIB)
+        assert content_of(body) == content.data
+        used.append({id(piece.obj) for piece in body.pieces()})
+        body.close()
+    assert used[0] == used[1]
 
 
 async def test_a_body_that_is_cancelled_while_its_file_is_opened_leaves_no_descriptor(
     storage: LocalStorage, tmp_path: Path
 ) -> None:
-    body = ReceivedBody(BodyBudget(0), storage, "alice", 10)
+    body = ReceivedBody(BodyBudget(0), Segments(4 * MIB), storage, "alice", 10)
     with paused_call("open", only=lambda path: path == tmp_path / "spool") as pause:
-        task = asyncio.create_task(body.append(b"0123456789", slow=False))
+        task = asyncio.create_task(append(body, b"0123456789"))
         await asyncio.to_thread(pause.reached.wait, 10)
         task.cancel()
         await asyncio.sleep(0)
@@ -190,9 +215,9 @@ class Sender:
         self.asked = 0
 
     async def receive(self) -> Message:
-        self.asked += 1
-        if self.asked > 1:
+        if self.asked > 0:
             await asyncio.sleep(self.delay_seconds)
+        self.asked += 1
         if self.asked > len(self.messages):
             await asyncio.Event().wait()
         return self.messages[self.asked - 1]
@@ -203,7 +228,7 @@ def an_intake(storage: LocalStorage, **settings: Any) -> Intake:
 
 
 async def test_a_body_is_received_whole(storage: LocalStorage) -> None:
-    body = await an_intake(storage).receive(Sender(b"ab", b"", b"cd").receive, "alice", 4)
+    body = await an_intake(storage).receive(MessageBody(Sender(b"ab", b"", b"cd").receive), "alice", 4)
     assert (body.length, content_of(body)) == (4, b"abcd")
     body.close()
 
@@ -211,14 +236,14 @@ async def test_a_body_is_received_whole(storage: LocalStorage) -> None:
 async def test_a_body_that_is_too_long_is_cut_off_at_the_limit(storage: LocalStorage) -> None:
     sender = Sender(b"abcd", b"e", b"f")
     with pytest.raises(ChunkLengthMismatch) as caught:
-        await an_intake(storage).receive(sender.receive, "alice", 4)
+        await an_intake(storage).receive(MessageBody(sender.receive), "alice", 4)
     assert caught.value.fields == {"expected": 4, "received": 5}
     assert sender.asked == 2
 
 
 async def test_a_body_that_is_too_short_is_refused(storage: LocalStorage) -> None:
     with pytest.raises(ChunkLengthMismatch) as caught:
-        await an_intake(storage).receive(Sender(b"abc").receive, "alice", 4)
+        await an_intake(storage).receive(MessageBody(Sender(b"abc").receive), "alice", 4)
     assert caught.value.fields == {"expected": 4, "received": 3}
 
 
@@ -226,14 +251,14 @@ async def test_a_client_that_goes_away_leaves_nothing(storage: LocalStorage, tmp
     sender = Sender(b"ab", b"cd", last=False)
     sender.messages[1] = {"type": "http.disconnect"}
     with pytest.raises(ClientDisconnect):
-        await an_intake(storage, body_budget_bytes=4).receive(sender.receive, "alice", 4)
+        await an_intake(storage, body_budget_bytes=4).receive(MessageBody(sender.receive), "alice", 4)
     assert open_files_under(tmp_path) == []
 
 
 async def test_a_body_that_stands_still_is_given_up(storage: LocalStorage, tmp_path: Path) -> None:
     intake = an_intake(storage, body_idle_timeout_seconds=0.02, body_budget_bytes=4)
     with pytest.raises(BodyTimeout):
-        await intake.receive(Sender(b"ab", last=False).receive, "alice", 4)
+        await intake.receive(MessageBody(Sender(b"ab", last=False).receive), "alice", 4)
     assert open_files_under(tmp_path) == []
 
 
@@ -243,7 +268,7 @@ async def test_a_body_below_the_minimum_rate_is_given_up_after_its_first_seconds
     monkeypatch.setattr(body_module, "_GRACE_SECONDS", 0.02)
     intake = an_intake(storage, min_body_rate_bytes=10**9)
     with pytest.raises(BodyTimeout):
-        await intake.receive(Sender(b"ab", last=False).receive, "alice", 4)
+        await intake.receive(MessageBody(Sender(b"ab", last=False).receive), "alice", 4)
 
 
 async def test_a_body_that_takes_longer_than_its_first_seconds_moves_out_of_memory(
@@ -251,7 +276,7 @@ async def test_a_body_that_takes_longer_than_its_first_seconds_moves_out_of_memo
 ) -> None:
     monkeypatch.setattr(body_module, "_GRACE_SECONDS", 0.02)
     intake = an_intake(storage, min_body_rate_bytes=1)
-    body = await intake.receive(Sender(b"x" * 60, b"y" * 4, delay_seconds=0.05).receive, "alice", 64)
+    body = await intake.receive(MessageBody(Sender(b"x" * 60, b"y" * 4, delay_seconds=0.05).receive), "alice", 64)
     assert len(open_files_under(tmp_path / "spool")) == 1
     assert content_of(body) == b"x" * 60 + b"y" * 4
     body.close()

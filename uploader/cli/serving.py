@@ -52,7 +52,7 @@ def _serve(settings: Settings, wait_for_redis: "Callable[[], None]") -> None:
     from uvicorn.supervisors import Multiprocess
 
     from uploader import bootstrap
-    from uploader.http.protocol import LimitedProtocol
+    from uploader.http.connection import Connection
     from uploader.observability import configure_logging
 
     configure_logging(settings.log_level, settings.log_format)
@@ -71,7 +71,7 @@ def _serve(settings: Settings, wait_for_redis: "Callable[[], None]") -> None:
         "uploader.bootstrap:create_app",
         factory=True,
         workers=settings.workers,
-        http=LimitedProtocol,
+        http=Connection,  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         log_config=None,

@@ -5,25 +5,29 @@ it is slow, it moves to an unlinked file. So nobody is refused for lack of memor
 """
 
 import asyncio
-import mmap
 from collections.abc import Iterator
 
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive
+from starlette.types import Receive
 
 from uploader.errors import BodyTimeout, ChunkLengthMismatch, InvalidRequest, TooManyRequests
+from uploader.http.segments import Segments
+from uploader.http.source import BodySource
 from uploader.settings import Settings
 from uploader.storage.base import Spool, Storage
 from uploader.tasks import uninterrupted
 
 _PIECE_BYTES = 1 << 20
-_SPOOL_BATCH_BYTES = 256 << 10
+# What a spooled body gathers before it is written. Of slow ones there may be many.
+_BATCH_BYTES = 256 << 10
+_SLOW_BATCH_BYTES = 64 << 10
 # A body that takes longer than this moves out of memory; the minimum rate is asked for from here on, too.
 _GRACE_SECONDS = 10.0
 _USER_SHARE = 4
 # JSON is small, and there is no place for it but memory: it has a budget of its own, so that chunks never starve it.
 MAX_JSON_BYTES = 256 << 10
 _JSON_BUDGET_BYTES = 64 << 20
+_NO_ROOM = memoryview(b"")
 
 
 class BodyBudget:
@@ -59,41 +63,58 @@ class BodyBudget:
 class ReceivedBody:
     """A body while it gathers and after: in memory, or in an unlinked file. Close it, once for each that keeps it."""
 
-    def __init__(self, budget: BodyBudget, storage: Storage, user_id: str, capacity_bytes: int) -> None:
+    def __init__(
+        self, budget: BodyBudget, segments: Segments, storage: Storage, user_id: str, expected_bytes: int
+    ) -> None:
         self._budget = budget
+        self._pool = segments
         self._storage = storage
         self._user_id = user_id
-        # Anonymous pages cost nothing until they are written to, so a slow body holds what has arrived and no more.
-        self._memory: mmap.mmap | None = mmap.mmap(-1, capacity_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._charged = 0
+        self._segments: list[memoryview] = []
         self._spool: Spool | None = None
-        self._batch = bytearray()
+        self._batch = memoryview(b"")
+        self._batched = 0
+        self._expected = expected_bytes
         self._keepers = 1
         self.length = 0
 
-    async def append(self, piece: bytes, *, slow: bool) -> None:
-        """Take the next bytes; the caller has checked that they fit. Raises StorageFull."""
-        if self._memory is not None and (slow or not self._budget.charge(self._user_id, len(piece))):
-            await self._move_to_spool()
-        if self._memory is not None:
-            self._memory[self.length : self.length + len(piece)] = piece
-            self._charged += len(piece)
-        else:
-            self._batch += piece
-            if len(self._batch) >= _SPOOL_BATCH_BYTES:
-                await self._write_batch()
-        self.length += len(piece)
+    @property
+    def in_memory(self) -> bool:
+        return self._spool is None
+
+    async def make_room(self, *, slow: bool) -> None:
+        """There is room after this, in memory or not. The body is not whole. Raises StorageFull."""
+        if self._spool is None and (slow or not self._has_segment()):
+            await self._move_to_spool(_SLOW_BATCH_BYTES if slow else _BATCH_BYTES)
+        elif self._spool is not None and self._batched == len(self._batch):
+            await self._write_batch()
+
+    def room(self) -> memoryview:
+        left = self._expected - self.length
+        if not left:
+            return _NO_ROOM
+        if self._spool is not None:
+            return self._batch[self._batched :][:left]
+        if not self._has_segment():
+            return _NO_ROOM
+        return self._segments[-1][self.length % self._pool.segment_bytes :][:left]
+
+    def advance(self, count: int) -> None:
+        self.length += count
+        if self._spool is not None:
+            self._batched += count
 
     async def end(self) -> None:
         """No more bytes will come. Raises StorageFull."""
-        if self._batch:
+        if self._batched:
             await self._write_batch()
+        self._batch = memoryview(b"")
 
     def pieces(self) -> Iterator[memoryview]:
-        if self._memory is not None:
-            yield memoryview(self._memory)[: self.length]
+        if self._spool is None:
+            for number, segment in enumerate(self._segments):
+                yield segment[: self.length - number * self._pool.segment_bytes]
             return
-        assert self._spool is not None
         for offset in range(0, self.length, _PIECE_BYTES):
             yield memoryview(self._spool.read(_PIECE_BYTES, offset))
 
@@ -104,31 +125,54 @@ class ReceivedBody:
         self._keepers -= 1
         if self._keepers:
             return
-        self._memory = None  # unmapped with its last view
-        self._batch = bytearray()
-        self._budget.release(self._user_id, self._charged)
-        self._charged = 0
+        self._release_segments()
+        self._batch = memoryview(b"")
         if self._spool is not None:
             self._spool.close()
-            self._spool = None
 
-    async def _move_to_spool(self) -> None:
-        assert self._memory is not None
-        await uninterrupted(self._open_spool())
-        self._batch += memoryview(self._memory)[: self.length]
-        self._memory = None
-        self._budget.release(self._user_id, self._charged)
-        self._charged = 0
-        if self._batch:
-            await self._write_batch()
+    def _has_segment(self) -> bool:
+        """Whether there is memory for the next byte, taking some if need be."""
+        if self.length < len(self._segments) * self._pool.segment_bytes:
+            return True
+        if not self._budget.charge(self._user_id, self._pool.segment_bytes):
+            return False
+        self._segments.append(self._pool.take())
+        return True
 
-    async def _open_spool(self) -> None:
+    def _release_segments(self) -> None:
+        for segment in self._segments:
+            self._pool.give_back(segment)
+        self._budget.release(self._user_id, len(self._segments) * self._pool.segment_bytes)
+        self._segments = []
+
+    async def _move_to_spool(self, batch_bytes: int) -> None:
+        pieces = list(self.pieces())
+        await uninterrupted(self._open_spool(pieces))
+        self._release_segments()
+        self._batch = memoryview(bytearray(batch_bytes))
+
+    async def _open_spool(self, pieces: list[memoryview]) -> None:
         self._spool = await self._storage.open_spool()
+        for piece in pieces:
+            await self._spool.append(piece)
 
     async def _write_batch(self) -> None:
         assert self._spool is not None
-        batch, self._batch = self._batch, bytearray()
-        await uninterrupted(self._spool.append(memoryview(batch)))
+        await uninterrupted(self._spool.append(self._batch[: self._batched]))
+        self._batched = 0
+
+
+class _Excess:
+    """Room for the one byte that is too many."""
+
+    def __init__(self) -> None:
+        self.length = 0
+
+    def room(self) -> memoryview:
+        return memoryview(bytearray(1 - self.length))
+
+    def advance(self, count: int) -> None:
+        self.length += count
 
 
 class Intake:
@@ -137,6 +181,7 @@ class Intake:
     def __init__(self, settings: Settings, storage: Storage) -> None:
         self._storage = storage
         self._budget = BodyBudget(settings.body_budget_bytes)
+        self._segments = Segments(settings.body_budget_bytes)
         self._json_budget = BodyBudget(_JSON_BUDGET_BYTES)
         self._idle_timeout_seconds = settings.body_idle_timeout_seconds
         self._min_rate_bytes = settings.min_body_rate_bytes
@@ -155,14 +200,14 @@ class Intake:
         if count:
             self._bodies[user_id] = count
 
-    async def receive(self, receive: Receive, user_id: str, expected_bytes: int) -> ReceivedBody:
+    async def receive(self, source: BodySource, user_id: str, expected_bytes: int) -> ReceivedBody:
         """A body of exactly `expected_bytes`; one that is longer is cut off at the limit.
 
         Raises ChunkLengthMismatch, BodyTimeout, StorageFull, and ClientDisconnect if the client went away.
         """
-        body = ReceivedBody(self._budget, self._storage, user_id, expected_bytes)
+        body = ReceivedBody(self._budget, self._segments, self._storage, user_id, expected_bytes)
         try:
-            await self._fill(body, receive, expected_bytes)
+            await self._fill(body, source, expected_bytes)
             await body.end()
         except BaseException:
             body.close()
@@ -193,29 +238,30 @@ class Intake:
             self._json_budget.release(user_id, len(content))
         return bytes(content)
 
-    async def _fill(self, body: ReceivedBody, receive: Receive, expected_bytes: int) -> None:
-        started = asyncio.get_running_loop().time()
-        more = True
-        while more:
-            message = await self._next(receive, started, body.length)
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect()
-            piece = message.get("body", b"")
-            more = message.get("more_body", False)
-            if body.length + len(piece) > expected_bytes:
-                raise ChunkLengthMismatch(expected=expected_bytes, received=body.length + len(piece))
-            if piece:
-                slow = asyncio.get_running_loop().time() - started > _GRACE_SECONDS
-                await body.append(piece, slow=slow)
+    async def _fill(self, body: ReceivedBody, source: BodySource, expected_bytes: int) -> None:
+        loop = asyncio.get_running_loop()
+        slow_at = loop.time() + _GRACE_SECONDS
+        excess = _Excess()
+        while not source.ended:
+            whole = body.length == expected_bytes
+            if not whole:
+                await body.make_room(slow=loop.time() >= slow_at)
+            look_again_at = self._late_at(source, slow_at, body.length)
+            if body.in_memory and loop.time() < slow_at:
+                look_again_at = min(look_again_at, slow_at)
+            await source.pour(excess if whole else body, look_again_at)
+            if excess.length:
+                raise ChunkLengthMismatch(
+                    expected=expected_bytes, received=expected_bytes + excess.length + source.waiting_bytes
+                )
+            if loop.time() >= self._late_at(source, slow_at, body.length):
+                raise BodyTimeout()
         if body.length != expected_bytes:
             raise ChunkLengthMismatch(expected=expected_bytes, received=body.length)
 
-    async def _next(self, receive: Receive, started: float, length: int) -> Message:
-        """The next message, within the idle time-out and before the body is slower than it may be."""
-        now = asyncio.get_running_loop().time()
-        too_slow_at = started + max(_GRACE_SECONDS, length / self._min_rate_bytes if self._min_rate_bytes else 1e9)
-        try:
-            async with asyncio.timeout_at(min(now + self._idle_timeout_seconds, too_slow_at)):
-                return await receive()
-        except TimeoutError as error:
-            raise BodyTimeout() from error
+    def _late_at(self, source: BodySource, slow_at: float, length: int) -> float:
+        """When a body that gets no further stands still for too long, or is slower than it may be."""
+        still_at = source.progressed_at + self._idle_timeout_seconds
+        if not self._min_rate_bytes:
+            return still_at
+        return min(still_at, max(slow_at, slow_at - _GRACE_SECONDS + length / self._min_rate_bytes))

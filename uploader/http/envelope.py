@@ -6,14 +6,16 @@ import logging
 import re
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from uploader.errors import NotFound, UploaderError
+from uploader.http.direct import DIRECT_BODY, DirectBody
 from uploader.http.problem import problem_response
 from uploader.observability import REQUESTS, request_id, user_id
 
@@ -22,6 +24,7 @@ logger = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _MAX_DRAINED_BYTES = 1 << 20
 _MAX_DRAIN_SECONDS = 2.0
+_DRAIN_BYTES = 64 << 10
 _BODY_TIMEOUT = 408
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # What load balancers and Prometheus ask all day.
@@ -79,29 +82,54 @@ class _BodyWatch:
     def __init__(self, scope: Scope, receive: Receive) -> None:
         headers = Headers(scope=scope)
         length = headers.get("content-length")
-        self.ended = length in (None, "0") and "transfer-encoding" not in headers
+        self._received = length in (None, "0") and "transfer-encoding" not in headers
+        offered = scope.get("extensions", {}).get(DIRECT_BODY)
+        self._direct: DirectBody | None = offered["body"] if offered else None
         self._waits_for_continue = headers.get("expect", "").lower() == "100-continue"
         self._receive = receive
         self._touched = False
+
+    @property
+    def ended(self) -> bool:
+        return self._received or (self._direct is not None and self._direct.ended)
 
     async def receive(self) -> Message:
         self._touched = True
         message = await self._receive()
         if message["type"] != "http.request" or not message.get("more_body", False):
-            self.ended = True
+            self._received = True
         return message
 
     async def drain(self) -> None:
         # A client that waits for 100 Continue has sent nothing yet, and asking for it would invite it to.
-        if self._waits_for_continue and not self._touched:
+        direct = self._direct if self._direct is not None and self._direct.started else None
+        if self._waits_for_continue and not self._touched and direct is None:
             return
-        drained = 0
-        try:
+        with suppress(TimeoutError, ClientDisconnect):
             async with asyncio.timeout(_MAX_DRAIN_SECONDS):
-                while not self.ended and drained < _MAX_DRAINED_BYTES:
-                    drained += len((await self.receive()).get("body", b""))
-        except TimeoutError:
-            return
+                await (self._drain_messages() if direct is None else self._drain_direct(direct))
+
+    async def _drain_messages(self) -> None:
+        drained = 0
+        while not self.ended and drained < _MAX_DRAINED_BYTES:
+            drained += len((await self.receive()).get("body", b""))
+
+    async def _drain_direct(self, direct: DirectBody) -> None:
+        await direct.pour(_Drain(), asyncio.get_running_loop().time() + _MAX_DRAIN_SECONDS)
+
+
+class _Drain:
+    """Takes bytes that nobody wants, up to a bound."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_DRAINED_BYTES
+        self._memory = memoryview(bytearray(_DRAIN_BYTES))
+
+    def room(self) -> memoryview:
+        return self._memory[: self._left]
+
+    def advance(self, count: int) -> None:
+        self._left -= count
 
 
 async def _nothing_there(scope: Scope, receive: Receive, send: Send) -> None:

@@ -28,6 +28,7 @@ from uploader.http import wire
 from uploader.http.body import Intake
 from uploader.http.download import download
 from uploader.http.operation import Call, checked_name
+from uploader.http.source import source_of
 from uploader.service.answers import Acknowledged, Answer, Complete, Opening, Standing, Stored, Target
 from uploader.service.chunks import Chunks
 from uploader.service.files import Files
@@ -37,6 +38,7 @@ from uploader.service.links import Links
 from uploader.service.opening import Openings
 from uploader.service.uploads import Uploads
 from uploader.storage.base import Body
+from uploader.tasks import uninterrupted
 
 T = TypeVar("T")
 
@@ -122,7 +124,7 @@ class UploadHandlers:
     ) -> Stored | Answer:
         expected = chunk_length(number, upload.size, upload.chunk_size)
         try:
-            body = await self.intake.receive(request.receive, target.user_id, expected)
+            body = await self.intake.receive(source_of(request), target.user_id, expected)
         except ChunkLengthMismatch as error:
             return await self.chunks.refuse(target, upload, number, error)
         try:
@@ -275,7 +277,8 @@ async def _check_digests(request: Request, body: Body) -> None:
         raise DigestMismatch(f"The digest sent with the chunk {error}.") from error
     if not wanted:
         return
-    computed = await asyncio.to_thread(_digests_of, body, list(wanted))
+    # To its end in any case: the memory of the body may be used again afterwards.
+    computed = await uninterrupted(asyncio.to_thread(_digests_of, body, list(wanted)))
     for algorithm, digest in wanted.items():
         if not hmac.compare_digest(computed[algorithm], digest):
             raise DigestMismatch()

@@ -10,6 +10,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from uploader.errors import BadRequest, HeadersTooLarge, TargetTooLong, Unavailable, UploaderError
+from uploader.http.direct import DIRECT_BODY, DirectBody
 from uploader.http.envelope import refusal
 from uploader.http.limits import LIMITS_STATE, ConnectionLimits
 
@@ -35,6 +36,8 @@ class LimitedProtocol(HttpToolsProtocol):
     _header_bytes = 0
     _header_count = 0
     _progress = False  # whether what is being parsed held a part of a body, or ended a head
+    parsed_body_bytes = 0  # of the last request's body, what came through the parser
+    direct: DirectBody | None = None  # the body that is received past the parser
 
     @property
     def _limits(self) -> ConnectionLimits:
@@ -58,6 +61,8 @@ class LimitedProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        if self.direct is not None:
+            self.direct.lose()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -111,14 +116,36 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse_and_stop(BadRequest("Too many requests ahead of their answers."))
         super().on_headers_complete()
+        self.parsed_body_bytes = 0
+        self._offer_direct_body()
 
     def on_body(self, body: bytes) -> None:
         self._progress = True
+        self.parsed_body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_head, self._progress = True, True
         super().on_message_complete()
+
+    # A body past the parser
+
+    def _offer_direct_body(self) -> None:
+        length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        if length and self.scheme == "http":
+            self.scope["extensions"] = {DIRECT_BODY: {"body": DirectBody(self, self.cycle, length)}}
+
+    def end_direct_body(self) -> None:
+        """All of it was read from the socket: what follows is another request, to another parser."""
+        self.direct = None
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self.on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.direct is not None and not self.transport.is_closing():
+            self.transport.close()  # the rest of its body is no request
 
     # The head takes too long
 

@@ -1,0 +1,143 @@
+"""The direct path of a body: from the socket into the memory of whoever asks for it, past the parser and its small pieces.
+
+Offered to the application in `scope["extensions"]`, for bodies whose length was told and that came unencrypted; all others
+come by ASGI's `receive`. It decides who is given the bytes of a body and nothing else: what a request is and how long
+anything may take stays with the protocol and with whoever asks.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from starlette.requests import ClientDisconnect
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+if TYPE_CHECKING:
+    from uploader.http.protocol import LimitedProtocol
+
+# Under this name `scope["extensions"]` holds the `DirectBody` of a request.
+DIRECT_BODY = "uploader.direct_body"
+
+
+_NO_ROOM = memoryview(b"")
+
+
+class Sink(Protocol):
+    """Memory that a body is poured into."""
+
+    def room(self) -> memoryview:
+        """Where the next bytes go; empty if there is no room now."""
+
+    def advance(self, count: int) -> None:
+        """So many bytes were put there."""
+
+
+class DirectBody:
+    """The body of one request."""
+
+    def __init__(self, http: "LimitedProtocol", cycle: RequestResponseCycle, length_bytes: int) -> None:
+        self._http = http
+        self._cycle = cycle
+        self._length = length_bytes
+        self._poured = 0
+        self._on_wire = 0  # what of it was not read from the socket yet, once the parser sees no more of it
+        self._sink: Sink | None = None
+        self._room = _NO_ROOM
+        self._paused: asyncio.Future[None] | None = None
+        # When a byte last came, by the loop's clock, in seconds.
+        self.progressed_at = http.loop.time()
+
+    @property
+    def started(self) -> bool:
+        """Whether anything was poured: the rest has to be asked for here, too."""
+        return self._poured > 0 or self._http.direct is self
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of it was poured."""
+        return self._poured == self._length
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What came with the head and was not poured."""
+        return len(self._cycle.body)
+
+    async def pour(self, sink: Sink, until: float) -> None:
+        """Give bytes to `sink` until it has no room, the body ends, or the loop's clock says `until`.
+
+        Raises ClientDisconnect.
+        """
+        self._invite()
+        self._sink, self._room = sink, sink.room()
+        try:
+            self._pour_parsed()
+            if self._room and self._cycle.more_body:
+                await self._pour_from_wire(until)
+        finally:
+            self._sink, self._room = None, _NO_ROOM
+
+    def _invite(self) -> None:
+        cycle = self._cycle
+        if cycle.waiting_for_100_continue and not self._http.transport.is_closing():
+            cycle.waiting_for_100_continue = False
+            self._http.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _pour_parsed(self) -> None:
+        """What came with the head, or before anybody asked."""
+        parsed = self._cycle.body
+        while parsed and self._room:
+            count = min(len(parsed), len(self._room))
+            self._room[:count] = parsed[:count]
+            del parsed[:count]
+            self._gave(count)
+
+    async def _pour_from_wire(self, until: float) -> None:
+        if self._cycle.disconnected:
+            raise ClientDisconnect()
+        if self._http.direct is None:
+            self._on_wire = self._length - self._http.parsed_body_bytes
+            self._http.direct = self
+        self._paused = self._http.loop.create_future()
+        timer = self._http.loop.call_at(until, self._wake)
+        self._http.flow.resume_reading()
+        try:
+            await self._paused
+        finally:
+            timer.cancel()
+            self._paused = None
+            if self._on_wire:
+                self._http.flow.pause_reading()
+        if self._cycle.disconnected:
+            raise ClientDisconnect()
+
+    def _gave(self, count: int) -> None:
+        assert self._sink is not None
+        self._poured += count
+        self._sink.advance(count)
+        self._room = self._sink.room()
+
+    def _wake(self) -> None:
+        if self._paused is not None and not self._paused.done():
+            self._paused.set_result(None)
+
+    # What the connection says
+
+    def buffer(self, scratch: memoryview) -> memoryview:
+        """Where the next bytes go, never empty, and never for more than the body: what nobody asks for is dropped."""
+        return (self._room or scratch)[: self._on_wire]
+
+    def received(self, count: int) -> None:
+        """So many bytes were put there."""
+        self.progressed_at = self._http.loop.time()
+        self._on_wire -= count
+        if self._room:
+            self._gave(count)
+        if not self._on_wire:
+            self._http.end_direct_body()
+            self._wake()
+        elif not self._room:
+            self._http.flow.pause_reading()
+            self._wake()
+
+    def lose(self) -> None:
+        """The connection is gone."""
+        self._wake()
