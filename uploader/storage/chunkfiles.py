@@ -5,7 +5,9 @@ nobody: who does not get a lock is told so.
 """
 
 from collections.abc import Callable, Iterator
-from zlib import crc32
+
+# The CRC-32 of zlib, by instructions for it: in a fraction of the time.
+from isal.isal_zlib import crc32
 
 from uploader.crashpoints import crash_point
 from uploader.domain.chunks import chunk_count, chunk_length
