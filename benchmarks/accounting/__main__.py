@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import report
-from benchmarks.accounting import flushing, rebuild, recording, writes
+from benchmarks.accounting import calling, flushing, rebuild, recording, writes
 from benchmarks.accounting.scale import FULL, QUICK, Scale
 from benchmarks.accounting.stores import versions
 from benchmarks.report import Row
@@ -22,6 +22,7 @@ Benchmark = Callable[[Path, Scale], Awaitable[list[Row]]]
 BENCHMARKS: dict[str, Benchmark] = {
     "cost": recording.cost,
     "loop": recording.closed_loop,
+    "calling": calling.calling,
     "flush": flushing.throughput,
     "writes": writes.writes,
     "lateness": flushing.lateness,

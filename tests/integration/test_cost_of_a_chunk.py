@@ -39,6 +39,7 @@ async def commands(stack: Stack) -> AsyncIterator[list[str]]:
     sent: list[str] = []
     url = stack.services.settings.redis_url
     assert url is not None
+    await stack.services.redis.ping()  # by a connection of the pool, which introduces itself, as that of the end would
     async with Redis.from_url(url) as watching, watching.monitor() as monitor:
 
         async def take_down() -> None:

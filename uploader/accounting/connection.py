@@ -9,6 +9,8 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError
 
+from uploader.accounting.pipelined import PipelinedRedis
+
 Connection = Redis | RedisCluster
 
 # What the client raises when the server is away; RuntimeError is uvloop's word for a connection that closes while a
@@ -29,14 +31,14 @@ def connect(url: str) -> Connection:
         return RedisCluster.from_url(url.replace("redis+cluster://", "redis://", 1), **_OPTIONS)
     if url.startswith("redis+sentinel://"):
         return _connect_by_sentinel(url)
-    return Redis.from_pool(  # which it closes
+    return PipelinedRedis.from_pool(  # which it closes
         BlockingConnectionPool.from_url(url, max_connections=_CONNECTIONS, timeout=10, retry=_retry(), **_OPTIONS)
     )
 
 
 def connect_to_socket(path: str) -> Connection:
     """As `connect`, to a Unix socket whose path need not fit into a URL."""
-    return Redis.from_pool(
+    return PipelinedRedis.from_pool(
         BlockingConnectionPool(
             connection_class=UnixDomainSocketConnection,
             path=path,

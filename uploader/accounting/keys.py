@@ -1,6 +1,7 @@
 """Every Redis key is made here. The hash tag `{sNN}` keeps the keys of a shard in one slot of a Cluster."""
 
 from dataclasses import dataclass
+from functools import cache
 from zlib import crc32
 
 FLUSH_QUEUE = "flush"
@@ -73,6 +74,7 @@ def queue_keys(shard: int, queue: str) -> QueueKeys:
     return QueueKeys(f"due:{tag}:{queue}", f"minutes:{tag}:{queue}", f"task:{tag}:{queue}:", f"wake:{tag}:{queue}")
 
 
+@cache
 def upload_queue_keys(shard: int, queue: str) -> QueueKeys:
     """The keys of a queue of uploads, whose tasks are the uploads' hashes."""
     tag = _tag(shard)
