@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks import report
-from benchmarks.ingest import large
+from benchmarks.ingest import large, small
 from benchmarks.ingest.places import Places, memory_directory
 from benchmarks.ingest.scale import FULL, QUICK, Scale
 from benchmarks.report import Row
@@ -20,6 +20,7 @@ SECTION = "ingest"
 Benchmark = Callable[[Places, Scale, Collection[str]], list[Row]]
 BENCHMARKS: dict[str, Benchmark] = {
     "large": large.large,
+    "small": small.small,
 }
 
 

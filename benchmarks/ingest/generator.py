@@ -1,10 +1,10 @@
 """The load generator, in a process of its own: `python -m benchmarks.ingest.generator`, told on standard input what to send.
 
-One thread and an epoll; bodies go from warm pages straight to the socket (`sendfile`), so that it costs little beside the
-server. Says how long each request took, and what itself used of the processor.
+One thread and an epoll; every body is the same warm memory, so that it costs little beside the server. (`sendfile` from
+memory costs both sides more: the kernel then handles single pages.) Says how long each request took, and what itself used of
+the processor.
 """
 
-import mmap
 import os
 import pickle
 import select
@@ -16,8 +16,6 @@ from collections import deque
 from benchmarks.ingest.load import HELD, Outcome, Plan, Request
 
 _TIMEOUT_SECONDS = 120.0
-# Up to here a body is sent with its head, in one call.
-_SMALL_BYTES = 256 << 10
 _GOOD = (b"200", b"201", b"202", b"204")
 _SENDING, _RECEIVING = select.EPOLLIN | select.EPOLLOUT, select.EPOLLIN
 
@@ -26,34 +24,16 @@ class Failed(Exception):
     """A server did not answer as it should."""
 
 
-class Bodies:
-    """Bytes to send, touched before: every body is the end of the same ones."""
-
-    def __init__(self, length: int) -> None:
-        self._length = max(length, mmap.PAGESIZE)
-        self._file = os.memfd_create("body")
-        os.ftruncate(self._file, self._length)
-        self._memory = memoryview(mmap.mmap(self._file, self._length))
-        pattern = os.urandom(1 << 20)
-        for start in range(0, self._length, len(pattern)):
-            self._memory[start : start + len(pattern)] = pattern[: self._length - start]
-
-    def send(self, connection: socket.socket, left: int, at_most: int) -> int:
-        """Bytes of a body of which `left` are left; how many went."""
-        return os.sendfile(connection.fileno(), self._file, self._length - left, at_most)
-
-    def send_with_head(self, connection: socket.socket, head: bytes, left: int) -> int:
-        return connection.sendmsg([head, self._memory[self._length - left :]])
-
-
 class Connection:
     """Sends its requests one after the other, each when the one before it was answered."""
 
-    def __init__(self, poll: select.epoll, plan: Plan, requests: list[Request], bodies: Bodies) -> None:
-        self._poll, self._address, self._bodies = poll, plan.address, bodies
+    def __init__(self, poll: select.epoll, plan: Plan, requests: list[Request], memory: memoryview) -> None:
+        self._poll, self._address, self._memory = poll, plan.address, memory
         self._held_bytes = plan.held_bytes
+        self._until = time.perf_counter() + plan.limit_seconds
         self._requests = deque(requests)
         self.took_seconds: list[float] = []
+        self.body_bytes = 0
         self.holding = False
         self.connect()
 
@@ -65,12 +45,12 @@ class Connection:
         self._poll.register(self.socket, self._interest)
 
     def begin(self) -> bool:
-        """Send the next request; False if there is none."""
-        if not self._requests:
+        """Send the next request; False if there is none, or no time left."""
+        if not self._requests or time.perf_counter() > self._until:
             return False
         request = self._requests.popleft()
-        self._head, self._left = request.head, request.length
-        self._answer = b""
+        self._head, self._body = request.head, self._memory[: request.length - self._held_bytes]
+        self._answer, self._length = b"", request.length
         self._began = time.perf_counter()
         self.send()
         return True
@@ -79,22 +59,16 @@ class Connection:
         """As much as the socket takes."""
         try:
             while self._head:
-                self._send_head()
-            while self._left > self._held_bytes:
-                self._left -= self._bodies.send(self.socket, self._left, self._left - self._held_bytes)
+                sent = self.socket.sendmsg([self._head, self._body])
+                self._body = self._body[max(0, sent - len(self._head)) :]
+                self._head = self._head[sent:]
+            while self._body:
+                self._body = self._body[self.socket.send(self._body) :]
         except BlockingIOError:
             self._wait_for(_SENDING)
             return
-        self.holding = self._left > 0
+        self.holding = self._held_bytes > 0
         self._wait_for(_RECEIVING)
-
-    def _send_head(self) -> None:
-        if 0 < self._left <= _SMALL_BYTES and not self._held_bytes:
-            sent = self._bodies.send_with_head(self.socket, self._head, self._left)
-            self._left -= max(0, sent - len(self._head))
-        else:
-            sent = self.socket.send(self._head, socket.MSG_MORE if self._left else 0)
-        self._head = self._head[sent:]
 
     def _wait_for(self, interest: int) -> None:
         if interest != self._interest:
@@ -103,19 +77,21 @@ class Connection:
 
     def let_go(self) -> None:
         """Send what was held back."""
-        self._held_bytes, self.holding = 0, False
+        self._body = self._memory[: self._held_bytes]
+        self._held_bytes = 0
         self.send()
 
     def receive(self) -> bool:
         """Whether the answer is whole now. Raises Failed."""
         data = self.socket.recv(65536)
         self._answer += data
-        if not data or self._answer[9:12] not in _GOOD or self._left:
+        if not data or self._answer[9:12] not in _GOOD or self._body:
             raise Failed(f"answered too early or badly: {self._answer[:600]!r}")
         closes = _closes_after(self._answer)
         if closes is None:
             return False
         self.took_seconds.append(time.perf_counter() - self._began)
+        self.body_bytes += self._length
         if closes and self._requests:
             self.socket.close()
             self.connect()
@@ -139,9 +115,10 @@ def _closes_after(answer: bytes) -> bool | None:
 
 def run(plan: Plan) -> Outcome:
     """Send everything; ends with the last answer. Raises Failed."""
-    bodies = Bodies(max((request.length for requests in plan.connections for request in requests), default=0))
+    longest = max((request.length for requests in plan.connections for request in requests), default=0)
+    memory = memoryview(os.urandom(longest))
     poll = select.epoll()
-    connections = [Connection(poll, plan, requests, bodies) for requests in plan.connections]
+    connections = [Connection(poll, plan, requests, memory) for requests in plan.connections]
     began, cpu_began = time.perf_counter(), time.process_time()
     _finish(poll, [connection for connection in connections if connection.begin()])
     if plan.held_bytes:
@@ -152,6 +129,7 @@ def run(plan: Plan) -> Outcome:
     outcome = Outcome(
         seconds=time.perf_counter() - began,
         cpu_seconds=time.process_time() - cpu_began,
+        body_bytes=sum(connection.body_bytes for connection in connections),
         took_seconds=[seconds for connection in connections for seconds in connection.took_seconds],
     )
     if plan.stays:

@@ -7,7 +7,7 @@ from functools import partial
 from benchmarks.ingest import peers
 from benchmarks.ingest.ours import Mode, ours
 from benchmarks.ingest.places import Places
-from benchmarks.ingest.rounds import Entry, Result, interleaved
+from benchmarks.ingest.rounds import Entry, Result, interleaved, rates_to
 from benchmarks.ingest.scale import GIB, Scale
 from benchmarks.report import Row, at_least, at_most, compared
 from benchmarks.storage.hashing import bare_seconds
@@ -76,15 +76,9 @@ def _throughput(results: Mapping[str, Result]) -> list[Row]:
         pairs += [(two + place, peer + place, 1.0) for peer in (_TUSPYSERVER, _TUS_NODE)]
     rows = []
     for one, other, target in pairs:
-        if measured := _ratios(results, one, other):
+        if measured := rates_to(results, one, other):
             rows.append(at_least(f"{one}, to {other}", target, measured, "times"))
     return rows
-
-
-def _ratios(results: Mapping[str, Result], one: str, other: str) -> list[float]:
-    if one not in results or other not in results:
-        return []
-    return [mine / theirs for mine, theirs in zip(results[one].rates, results[other].rates, strict=False)]
 
 
 def _costs(results: Mapping[str, Result], hashing: list[float]) -> list[Row]:
@@ -92,9 +86,9 @@ def _costs(results: Mapping[str, Result], hashing: list[float]) -> list[Row]:
     rows = []
     for place in ("", _ON_DISK):
         mine, bare = (results.get(name + place) for name in (_ours(Mode()), _BARE))
-        if mine is None or bare is None or not mine.seconds or not bare.seconds:
+        if mine is None or bare is None or not mine.rounds or not bare.rounds:
             continue
-        bound = statistics.median(hashing) + statistics.median(bare.cpu_per_gib)
-        measured = [cpu / bound for cpu in mine.cpu_per_gib]
+        bound = statistics.median(hashing) + statistics.median(one.cpu_per_gib for one in bare.rounds)
+        measured = [one.cpu_per_gib / bound for one in mine.rounds]
         rows.append(at_most(f"CPU as shipped{place}, to hashing and bare receiving", _MOST_CPU, measured, "times"))
     return rows

@@ -26,6 +26,8 @@ class Plan:
 
     port: int
     connections: Sequence[list[Request]]
+    # No request is begun after so long.
+    limit_seconds: float = 3600.0
     # The last bytes of every body are kept back until all others were sent.
     held_bytes: int = 0
     # The connections stay open, idle, when all is answered.
@@ -35,10 +37,6 @@ class Plan:
     def address(self) -> tuple[str, int]:
         return "127.0.0.1", self.port
 
-    @property
-    def body_bytes(self) -> int:
-        return sum(request.length for requests in self.connections for request in requests)
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -46,6 +44,8 @@ class Outcome:
 
     seconds: float
     cpu_seconds: float
+    # Of the bodies of all requests that were answered.
+    body_bytes: int
     # Of each request, from its first byte to its answer.
     took_seconds: list[float] = field(repr=False)
 

@@ -4,7 +4,7 @@ import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.ingest import processes
@@ -14,6 +14,9 @@ from benchmarks.ingest.load import LoadFailed, Outcome, send
 from benchmarks.ingest.places import Places
 from benchmarks.ingest.scale import GIB, Load
 from benchmarks.report import Row, amount, compared, percentile
+
+# A server that is done this soon after its last answer was done with it.
+_LAG_SECONDS = 0.3
 
 Start = Callable[[Path], AbstractContextManager[Contender]]
 
@@ -26,64 +29,68 @@ class Entry:
     on_disk: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of a contender."""
+
+    outcome: Outcome
+    cpu_seconds: float
+    # From the last answer until it had nothing left to do.
+    lag_seconds: float
+
+    @property
+    def rate(self) -> float:
+        """MB/s until the last answer."""
+        return self.outcome.body_bytes / 1e6 / self.outcome.seconds
+
+    @property
+    def rate_until_quiet(self) -> float:
+        """MB/s until nothing was left to do."""
+        return self.outcome.body_bytes / 1e6 / (self.outcome.seconds + self.lag_seconds)
+
+    @property
+    def requests(self) -> float:
+        """Requests a second."""
+        return len(self.outcome.took_seconds) / self.outcome.seconds
+
+    @property
+    def cpu_per_gib(self) -> float:
+        return self.cpu_seconds * GIB / self.outcome.body_bytes
+
+    @property
+    def cpu_per_request(self) -> float:
+        return self.cpu_seconds / len(self.outcome.took_seconds)
+
+
 @dataclass(slots=True)
 class Result:
-    """What became of one contender in all rounds."""
+    """What became of one contender in all rounds, or why it could not go on."""
 
-    requests: int
-    total_bytes: int
-    seconds: list[float] = field(default_factory=list)
-    # From the last answer until it had nothing left to do.
-    lag_seconds: list[float] = field(default_factory=list)
-    cpu_seconds: list[float] = field(default_factory=list)
-    generator_shares: list[float] = field(default_factory=list)
-    took_seconds: list[float] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
     problem: str | None = None
-
-    @property
-    def rates(self) -> list[float]:
-        """MB/s until the last answer."""
-        return [self.total_bytes / 1e6 / seconds for seconds in self.seconds]
-
-    @property
-    def cpu_per_gib(self) -> list[float]:
-        return [seconds * GIB / self.total_bytes for seconds in self.cpu_seconds]
-
-    @property
-    def requests_per_second(self) -> list[float]:
-        return [self.requests / seconds for seconds in self.seconds]
-
-    def add(self, outcome: Outcome, cpu_seconds: float, lag_seconds: float) -> None:
-        self.seconds.append(outcome.seconds)
-        self.lag_seconds.append(lag_seconds)
-        self.cpu_seconds.append(cpu_seconds)
-        self.generator_shares.append(outcome.cpu_seconds / outcome.seconds)
-        self.took_seconds += outcome.took_seconds
 
     def large_row(self, name: str) -> Row:
         """Throughput, and what it cost."""
-        if not self.seconds:
+        if not self.rounds:
             return Row(name, "–", f"not available: {self.problem}")
-        costs = f"{_spread(self.cpu_per_gib)} CPU s/GiB; load generator {self._generator()}"
-        lag = statistics.median(self.lag_seconds)
-        if lag > 0.3:
-            done = [
-                self.total_bytes / 1e6 / (one + two) for one, two in zip(self.seconds, self.lag_seconds, strict=True)
-            ]
-            costs += f"; {amount(statistics.median(done))} MB/s until the digests were done, too"
-        return compared(name, self.rates, "MB/s", costs)
+        costs = f"{_spread([one.cpu_per_gib for one in self.rounds])} CPU s/GiB; load generator {self._generator()}"
+        if statistics.median(one.lag_seconds for one in self.rounds) > _LAG_SECONDS:
+            rate = statistics.median(one.rate_until_quiet for one in self.rounds)
+            costs += f"; {amount(rate)} MB/s until the digests were done, too"
+        return compared(name, [one.rate for one in self.rounds], "MB/s", costs)
 
     def small_row(self, name: str) -> Row:
         """Requests, and what they cost."""
-        if not self.seconds:
+        if not self.rounds:
             return Row(name, "–", f"not available: {self.problem}")
-        micros = [seconds * 1e6 / self.requests for seconds in self.cpu_seconds]
-        p99 = percentile(self.took_seconds, 0.99) * 1000
+        micros = [one.cpu_per_request * 1e6 for one in self.rounds]
+        p99 = percentile([seconds for one in self.rounds for seconds in one.outcome.took_seconds], 0.99) * 1000
         costs = f"{_spread(micros)} CPU µs each; p99 {amount(p99)} ms; load generator {self._generator()}"
-        return compared(name, self.requests_per_second, "requests/s", costs)
+        return compared(name, [one.requests for one in self.rounds], "requests/s", costs)
 
     def _generator(self) -> str:
-        return f"{max(self.generator_shares):.0%} of a core"
+        share = max(one.outcome.cpu_seconds / one.outcome.seconds for one in self.rounds)
+        return f"{share:.0%} of a core"
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -92,7 +99,7 @@ def _spread(values: Sequence[float]) -> str:
 
 def interleaved(places: Places, load: Load, entries: Mapping[str, Entry]) -> dict[str, Result]:
     """Every contender that can be had, in turn, `load.rounds` times."""
-    results = {name: Result(load.connections * load.chunks, load.total_bytes) for name in entries}
+    results = {name: Result() for name in entries}
     with ExitStack() as stack:
         running: dict[str, Contender] = {}
         for number, (name, entry) in enumerate(entries.items()):
@@ -117,11 +124,19 @@ def _measure(places: Places, load: Load, contender: Contender, result: Result, *
             os.sync()
         processes.wait_until_quiet(contender.pids)
         before = processes.cpu_seconds(contender.pids)
-        outcome = send(plan)
+        outcome = send(replace(plan, limit_seconds=load.limit_seconds))
         lag = processes.wait_until_quiet(contender.pids)
-        result.add(outcome, processes.cpu_seconds(contender.pids) - before, lag)
+        result.rounds.append(Round(outcome, processes.cpu_seconds(contender.pids) - before, lag))
         contender.clear()
     except (LoadFailed, RuntimeError, OSError) as error:
         result.problem = str(error).strip().partition("\n")[0][:900]
         return False
     return True
+
+
+def rates_to(results: Mapping[str, Result], one: str, other: str) -> list[float]:
+    """How many times as fast one was as the other, round by round; none if either did not take part."""
+    if one not in results or other not in results:
+        return []
+    pairs = zip(results[one].rounds, results[other].rounds, strict=False)
+    return [mine.rate / theirs.rate for mine, theirs in pairs]
