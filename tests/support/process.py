@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.support.servers import free_port
@@ -41,11 +41,13 @@ def run_cli(settings: Settings, *arguments: str, cwd: Path | None = None) -> "su
 class Process:
     """`uploader serve` or `uploader work`, and what it printed."""
 
-    def __init__(self, log: Path, settings: Settings, *arguments: str) -> None:
+    def __init__(
+        self, log: Path, settings: Settings, *arguments: str, program: Sequence[str | Path] = (UPLOADER,)
+    ) -> None:
         self.log = log
         with log.open("ab") as output:
             self.process = subprocess.Popen(
-                [UPLOADER, *arguments],
+                [*program, *arguments],
                 env=environment(settings),
                 stdout=output,
                 stderr=output,
@@ -81,10 +83,17 @@ def answers(port: int) -> bool:
 class Server(Process):
     """`uploader serve` on a port of its own, ready when this returns."""
 
-    def __init__(self, log: Path, settings: Settings, *arguments: str, port: int | None = None) -> None:
+    def __init__(
+        self,
+        log: Path,
+        settings: Settings,
+        *arguments: str,
+        port: int | None = None,
+        program: Sequence[str | Path] = (UPLOADER,),
+    ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        super().__init__(log, settings, "serve", "--port", str(self.port), *arguments)
+        super().__init__(log, settings, "serve", "--port", str(self.port), *arguments, program=program)
         self._wait_until_ready()
 
     def _wait_until_ready(self) -> None:

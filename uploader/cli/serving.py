@@ -27,6 +27,9 @@ from uploader.settings import Settings
 if TYPE_CHECKING:
     import socket
 
+# What each server process makes and runs, as uvicorn names it.
+APPLICATION = "uploader.bootstrap:create_app"
+
 
 @click.command()
 @click.option("--host", help="Address to listen on.  [default: UPLOADER_HOST, 127.0.0.1]")
@@ -68,7 +71,7 @@ def _serve(settings: Settings, wait_for_redis: "Callable[[], None]") -> None:
     except ConfigurationError as error:
         fail(error.detail, EXIT_CONFIGURATION)
     config = uvicorn.Config(
-        "uploader.bootstrap:create_app",
+        APPLICATION,
         factory=True,
         workers=settings.workers,
         http=Connection,  # type: ignore[arg-type]

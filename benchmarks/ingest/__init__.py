@@ -1,0 +1,1 @@
+"""Receiving, against the targets of its issue and beside servers that do it otherwise."""

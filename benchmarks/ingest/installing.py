@@ -1,0 +1,69 @@
+"""Where the peers come from: each is installed once, into a directory that is kept for the next time."""
+
+import os
+import shutil
+import subprocess
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+_PYTHON_PACKAGES = ("tuspyserver==4.4.3", "tuspy==1.1.0", "copyparty==1.20.26", "uvicorn[standard]")
+_NODE_PACKAGES = ("@tus/server@2.4", "@tus/file-store@2.1")
+_SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin"
+
+
+class NotAvailable(Exception):
+    """A peer could not be had."""
+
+
+def kept() -> Path:
+    """Where they are kept."""
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "uploader-benchmarks"
+
+
+def nginx() -> Path:
+    """The program: of this system, or unpacked from Debian's package. Raises NotAvailable."""
+    found = shutil.which("nginx", path=_SYSTEM_PATH)
+    return Path(found) if found else _once("nginx", _unpack_nginx) / "usr" / "sbin" / "nginx"
+
+
+def _unpack_nginx(directory: Path) -> None:
+    subprocess.run(["apt-get", "download", "nginx"], cwd=directory, check=True, capture_output=True)
+    (package,) = directory.glob("nginx_*.deb")
+    subprocess.run(["dpkg-deb", "-x", package, directory], check=True, capture_output=True)
+
+
+def python() -> Path:
+    """A Python that has the Python peers. Raises NotAvailable."""
+    return _once("python", _install_python) / "bin" / "python"
+
+
+def _install_python(directory: Path) -> None:
+    venv.create(directory, with_pip=True)
+    command = [str(directory / "bin" / "python"), "-m", "pip", "install", "-q", *_PYTHON_PACKAGES]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def node_modules() -> Path:
+    """A directory in which `node` finds the node peers. Raises NotAvailable."""
+    return _once("node", _install_node)
+
+
+def _install_node(directory: Path) -> None:
+    command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(directory), *_NODE_PACKAGES]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def _once(name: str, install: Callable[[Path], None]) -> Path:
+    directory = kept() / name
+    if (directory / "installed").exists():
+        return directory
+    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        directory.mkdir(parents=True)
+        install(directory)
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        raise NotAvailable(f"{name}: {error}") from error
+    (directory / "installed").touch()
+    return directory

@@ -1,0 +1,111 @@
+"""What the load generator is told, what it says, and how it is run."""
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import IO
+
+# What the generator says when it is as far as it is to be, and waits.
+HELD = "held"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The head of a request as it goes over the wire, and how long its body is."""
+
+    head: bytes
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to send: the requests of each connection."""
+
+    port: int
+    connections: Sequence[list[Request]]
+    # No request is begun after so long.
+    limit_seconds: float = 3600.0
+    # The last bytes of every body are kept back until all others were sent.
+    held_bytes: int = 0
+    # The connections stay open, idle, when all is answered.
+    stays: bool = False
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self.port
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How long it took from the first byte to the last answer, and what the generator used of the processor."""
+
+    seconds: float
+    cpu_seconds: float
+    # Of the bodies of all requests that were answered.
+    body_bytes: int
+    # Of each request, from its first byte to its answer.
+    took_seconds: list[float] = field(repr=False)
+
+
+class LoadFailed(Exception):
+    """A server did not answer as it should."""
+
+
+def head(method: str, path: str, length: int, headers: dict[str, str] | None = None) -> bytes:
+    """The head of a request."""
+    lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {length}"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def send(plan: Plan) -> Outcome:
+    """Send it all. Raises LoadFailed."""
+    with _generating(plan) as generator:
+        assert generator.stdout is not None
+        return _outcome(generator.stdout)
+
+
+class Held:
+    """A generator that waits; what came of it is there after the end of the context."""
+
+    outcome: Outcome
+
+
+@contextmanager
+def holding(plan: Plan) -> Iterator[Held]:
+    """As far as it is to be; the rest is sent at the end. Raises LoadFailed."""
+    held = Held()
+    with _generating(plan) as generator:
+        assert generator.stdin is not None
+        assert generator.stdout is not None
+        said = pickle.load(generator.stdout)
+        if said != HELD:
+            raise LoadFailed(said)
+        yield held
+        generator.stdin.write(b"\n")
+        generator.stdin.close()
+        held.outcome = _outcome(generator.stdout)
+
+
+@contextmanager
+def _generating(plan: Plan) -> "Iterator[subprocess.Popen[bytes]]":
+    command = [sys.executable, "-m", "benchmarks.ingest.generator"]
+    generator = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert generator.stdin is not None
+    try:
+        pickle.dump(plan, generator.stdin)
+        generator.stdin.flush()
+        yield generator
+    finally:
+        generator.kill()
+        generator.wait()
+
+
+def _outcome(said: IO[bytes]) -> Outcome:
+    answer = pickle.load(said)
+    if not isinstance(answer, Outcome):
+        raise LoadFailed(answer)
+    return answer

@@ -1,0 +1,142 @@
+"""Contenders measured in turn, so that all meet the same noise; the row of one that can't take part says why."""
+
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from benchmarks.ingest import processes
+from benchmarks.ingest.contender import Contender
+from benchmarks.ingest.installing import NotAvailable
+from benchmarks.ingest.load import LoadFailed, Outcome, send
+from benchmarks.ingest.places import Places
+from benchmarks.ingest.scale import GIB, Load
+from benchmarks.report import Row, amount, compared, percentile
+
+# A server that is done this soon after its last answer was done with it.
+_LAG_SECONDS = 0.3
+
+Start = Callable[[Path], AbstractContextManager[Contender]]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A contender before it is started: where it keeps its bytes, and how it is started in a directory."""
+
+    start: Start
+    on_disk: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of a contender."""
+
+    outcome: Outcome
+    cpu_seconds: float
+    # From the last answer until it had nothing left to do.
+    lag_seconds: float
+
+    @property
+    def rate(self) -> float:
+        """MB/s until the last answer."""
+        return self.outcome.body_bytes / 1e6 / self.outcome.seconds
+
+    @property
+    def rate_until_quiet(self) -> float:
+        """MB/s until nothing was left to do."""
+        return self.outcome.body_bytes / 1e6 / (self.outcome.seconds + self.lag_seconds)
+
+    @property
+    def requests(self) -> float:
+        """Requests a second."""
+        return len(self.outcome.took_seconds) / self.outcome.seconds
+
+    @property
+    def cpu_per_gib(self) -> float:
+        return self.cpu_seconds * GIB / self.outcome.body_bytes
+
+    @property
+    def cpu_per_request(self) -> float:
+        return self.cpu_seconds / len(self.outcome.took_seconds)
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of one contender in all rounds, or why it could not go on."""
+
+    rounds: list[Round] = field(default_factory=list)
+    problem: str | None = None
+
+    def large_row(self, name: str) -> Row:
+        """Throughput, and what it cost."""
+        if not self.rounds:
+            return Row(name, "–", f"not available: {self.problem}")
+        costs = f"{_spread([one.cpu_per_gib for one in self.rounds])} CPU s/GiB; load generator {self._generator()}"
+        if statistics.median(one.lag_seconds for one in self.rounds) > _LAG_SECONDS:
+            rate = statistics.median(one.rate_until_quiet for one in self.rounds)
+            costs += f"; {amount(rate)} MB/s until the digests were done, too"
+        return compared(name, [one.rate for one in self.rounds], "MB/s", costs)
+
+    def small_row(self, name: str) -> Row:
+        """Requests, and what they cost."""
+        if not self.rounds:
+            return Row(name, "–", f"not available: {self.problem}")
+        micros = [one.cpu_per_request * 1e6 for one in self.rounds]
+        p99 = percentile([seconds for one in self.rounds for seconds in one.outcome.took_seconds], 0.99) * 1000
+        costs = f"{_spread(micros)} CPU µs each; p99 {amount(p99)} ms; load generator {self._generator()}"
+        return compared(name, [one.requests for one in self.rounds], "requests/s", costs)
+
+    def _generator(self) -> str:
+        share = max(one.outcome.cpu_seconds / one.outcome.seconds for one in self.rounds)
+        return f"{share:.0%} of a core"
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{amount(statistics.median(values))} ({amount(min(values))} to {amount(max(values))})"
+
+
+def interleaved(places: Places, load: Load, entries: Mapping[str, Entry]) -> dict[str, Result]:
+    """Every contender that can be had, in turn, `load.rounds` times."""
+    results = {name: Result() for name in entries}
+    with ExitStack() as stack:
+        running: dict[str, Contender] = {}
+        for number, (name, entry) in enumerate(entries.items()):
+            directory = (places.disk if entry.on_disk else places.memory) / str(number)
+            try:
+                running[name] = stack.enter_context(entry.start(directory))
+            except (NotAvailable, RuntimeError, OSError, AssertionError) as error:
+                results[name].problem = str(error).strip().partition("\n")[0]
+        for _ in range(load.rounds):
+            for name, contender in list(running.items()):
+                if not _measure(places, load, contender, results[name], on_disk=entries[name].on_disk):
+                    del running[name]
+    return results
+
+
+def _measure(places: Places, load: Load, contender: Contender, result: Result, *, on_disk: bool) -> bool:
+    """One round; whether there can be another one."""
+    try:
+        plan = contender.plan(load)
+        places.warm(load.total_bytes)
+        if on_disk:
+            os.sync()
+        processes.wait_until_quiet(contender.pids)
+        before = processes.cpu_seconds(contender.pids)
+        outcome = send(replace(plan, limit_seconds=load.limit_seconds))
+        lag = processes.wait_until_quiet(contender.pids)
+        result.rounds.append(Round(outcome, processes.cpu_seconds(contender.pids) - before, lag))
+        contender.clear()
+    except (LoadFailed, RuntimeError, OSError) as error:
+        result.problem = str(error).strip().partition("\n")[0][:900]
+        return False
+    return True
+
+
+def rates_to(results: Mapping[str, Result], one: str, other: str) -> list[float]:
+    """How many times as fast one was as the other, round by round; none if either did not take part."""
+    if one not in results or other not in results:
+        return []
+    pairs = zip(results[one].rounds, results[other].rounds, strict=False)
+    return [mine.rate / theirs.rate for mine, theirs in pairs]

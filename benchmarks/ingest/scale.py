@@ -1,0 +1,54 @@
+"""How much is measured: everything, a little of it, or so little that it says nothing but that it runs."""
+
+from dataclasses import dataclass
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """So many chunks over each of so many connections, so many times."""
+
+    connections: int
+    chunks: int
+    chunk_bytes: int
+    rounds: int
+    # Who is slow sends fewer.
+    limit_seconds: float = 3.0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.connections * self.chunks * self.chunk_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    large: Load
+    small: Load
+    # Of the bounds.
+    hashed_bytes: int
+    # Whether servers that have to be installed take part.
+    peers: bool = True
+
+
+FULL = Scale(
+    large=Load(connections=4, chunks=48, chunk_bytes=8 * MIB, rounds=5),
+    small=Load(connections=16, chunks=2000, chunk_bytes=64 * KIB, rounds=5, limit_seconds=2.0),
+    hashed_bytes=GIB,
+)
+QUICK = Scale(
+    large=Load(connections=4, chunks=8, chunk_bytes=8 * MIB, rounds=2),
+    small=Load(connections=16, chunks=600, chunk_bytes=64 * KIB, rounds=2, limit_seconds=1.0),
+    hashed_bytes=GIB // 4,
+)
+TINY = Scale(
+    large=Load(connections=2, chunks=2, chunk_bytes=64 * KIB, rounds=1),
+    small=Load(connections=2, chunks=2, chunk_bytes=64 * KIB, rounds=1),
+    hashed_bytes=MIB,
+    peers=False,
+)
+
+
+def spelled(size: int) -> str:
+    """`8 MiB`, `64 KiB`."""
+    return f"{size // MIB} MiB" if size % MIB == 0 else f"{size // KIB} KiB"

@@ -1,0 +1,33 @@
+"""`uploader` with a server that computes no digests along the frontier: `python -m benchmarks.ingest.undigested serve`.
+
+This is no setting of the product: it is for telling receiving from hashing. A merge still computes both digests.
+"""
+
+from unittest.mock import patch
+
+from starlette.applications import Starlette
+
+from uploader import bootstrap
+from uploader.cli import main, serving
+from uploader.domain.upload import Upload
+from uploader.storage import local
+from uploader.storage.frontier import Frontiers
+
+
+class Unfollowed(Frontiers):
+    """Follows no upload, so it takes no offer either."""
+
+    def follow(self, upload: Upload) -> None:
+        return None
+
+
+def create_app() -> Starlette:
+    """As `bootstrap.create_app`."""
+    with patch.object(local, "Frontiers", Unfollowed):
+        return bootstrap.create_app()
+
+
+if __name__ == "__main__":
+    # By its name, because the server processes of `--workers` import it.
+    with patch.object(serving, "APPLICATION", "benchmarks.ingest.undigested:create_app"):
+        main()
