@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+from uploader.http.cork import CorkedTransport
 from uploader.http.protocol import LimitedProtocol
 
 # What is read at once where no body is received: a head and a chunk of 64 KiB fit, and it stays below the size from which
@@ -20,7 +21,7 @@ class Connection(asyncio.BufferedProtocol):
         self._http = LimitedProtocol(**of_uvicorn)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._http.connection_made(transport)
+        self._http.connection_made(CorkedTransport(transport, self._http.loop))
 
     def get_buffer(self, _size_hint: int) -> memoryview:
         direct = self._http.direct
