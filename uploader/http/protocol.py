@@ -209,7 +209,7 @@ class LimitedProtocol(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and cycle.response_complete:
             cycle = None
-        if cycle is not None and (self._in_head or cycle.response_started):
+        if self.pipeline or (cycle is not None and (self._in_head or cycle.response_started)):
             self.transport.close()  # the next bytes on the connection belong to the answer under way
             return
         if cycle is not None:
