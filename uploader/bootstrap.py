@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,12 @@ from uploader.http.auth import Authenticator
 from uploader.http.body import Intake
 from uploader.http.claims import Verifier
 from uploader.http.keys import keys_in_force
-from uploader.http.limits import LIMITS_STATE, ConnectionLimits, connection_limits
+from uploader.http.limits import LIMITS_STATE, connection_limits
 from uploader.http.native import FileHandlers, UploadHandlers
 from uploader.http.operations import OperationsHandlers
 from uploader.http.origins import Origins
 from uploader.http.pages import PageHandlers
+from uploader.http.sendfile import SENDERS_STATE, Senders
 from uploader.jobs.cleanup import Cleaner
 from uploader.jobs.collector import Collector
 from uploader.jobs.expirer import Expirer
@@ -377,8 +378,9 @@ def create_app() -> Starlette:
     services = create_services(settings)
 
     @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[dict[str, ConnectionLimits]]:
+    async def lifespan(_app: Starlette) -> AsyncIterator[dict[str, Any]]:
         async with running(services, jobs=settings.jobs):
-            yield {LIMITS_STATE: connection_limits(settings)}
+            with closing(Senders()) as senders:
+                yield {LIMITS_STATE: connection_limits(settings), SENDERS_STATE: senders}
 
     return build_application(services, lifespan)

@@ -1,7 +1,7 @@
 """Asyncio tasks that nothing leaves half done."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -9,7 +9,7 @@ T = TypeVar("T")
 _PATIENCE_SECONDS = 0.1
 
 
-async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+async def uninterrupted(work: Awaitable[T]) -> T:
     """Run `work` to its end even if the caller is cancelled meanwhile; the cancellation is raised afterwards.
 
     Whatever holds a lock, a connection in mid-command or a thread goes through here: a cancelled request leaves

@@ -157,6 +157,16 @@ async def test_a_flood_of_requests_ahead_of_their_answers_ends_the_connection(ma
             pytest.fail("all were answered")
 
 
+async def test_a_refusal_does_not_get_into_the_answer_to_a_request_before(make_stack: MakeStack) -> None:
+    async with serving_stack(make_stack) as server, server.connection(narrow=True) as connection:
+        file = (await server.stack.upload(CONTENT)).json()["file"]
+        await connection.request("GET", f"/me/files/{file['id']}/content")
+        await connection.request("PUT", f"{URL}/chunks/0", "Transfer-Encoding: chunked")
+        await connection.send(b"no length\r\n")
+        answers = await connection.rest()
+        assert answers.count(b"HTTP/1.1") <= 1
+
+
 async def test_an_offer_to_upgrade_is_ignored_and_with_a_body_refused(make_stack: MakeStack) -> None:
     async with serving_stack(make_stack) as server:
         await server.stack.open(CONTENT)

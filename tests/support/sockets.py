@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,8 @@ from tests.conftest import MakeStack
 from tests.support.stack import Stack
 from uploader.bootstrap import build_application
 from uploader.http import connection
-from uploader.http.limits import LIMITS_STATE, ConnectionLimits, connection_limits
+from uploader.http.limits import LIMITS_STATE, connection_limits
+from uploader.http.sendfile import SENDERS_STATE, Senders
 
 _READ_TIMEOUT_SECONDS = 10.0
 
@@ -60,6 +62,19 @@ class Connection:
             body = await self._reader.readexactly(int(headers.get("content-length", 0)) if has_body else 0)
         return Answer(int(head[0].split()[1]), headers, body)
 
+    async def take(self, length: int) -> bytes:
+        """The next bytes, fewer only at the end."""
+        async with asyncio.timeout(_READ_TIMEOUT_SECONDS):
+            try:
+                return await self._reader.readexactly(length)
+            except asyncio.IncompleteReadError as end:
+                return end.partial
+
+    async def rest(self) -> bytes:
+        """Everything until the server closes the connection."""
+        async with asyncio.timeout(_READ_TIMEOUT_SECONDS):
+            return await self._reader.read()
+
     async def is_closed(self) -> bool:
         """Whether the server closes the connection without another byte."""
         async with asyncio.timeout(_READ_TIMEOUT_SECONDS):
@@ -91,8 +106,14 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+    async def connection(self, *, narrow: bool = False) -> AsyncIterator[Connection]:
+        """A connection; a `narrow` one takes a few kilobytes in advance, not megabytes."""
+        client = socket.socket()
+        if narrow:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", self.port))
+        reader, writer = await asyncio.open_connection(sock=client)
         connection = Connection(reader, writer, self.stack.client.headers["authorization"])
         try:
             yield connection
@@ -108,8 +129,9 @@ async def serving_stack(
     async with make_stack(**settings) as stack:
 
         @asynccontextmanager
-        async def lifespan(_app: Any) -> AsyncIterator[dict[str, ConnectionLimits]]:
-            yield {LIMITS_STATE: connection_limits(stack.services.settings)}
+        async def lifespan(_app: Any) -> AsyncIterator[dict[str, Any]]:
+            with closing(Senders()) as senders:
+                yield {LIMITS_STATE: connection_limits(stack.services.settings), SENDERS_STATE: senders}
 
         application = build_application(stack.services, lifespan)
         config = uvicorn.Config(

@@ -7,12 +7,14 @@ Owns what is decided before the application sees a request, and refuses it in th
 import asyncio
 
 import httptools
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from uploader.errors import BadRequest, HeadersTooLarge, TargetTooLong, Unavailable, UploaderError
 from uploader.http.direct import DIRECT_BODY, DirectBody
 from uploader.http.envelope import refusal
 from uploader.http.limits import LIMITS_STATE, ConnectionLimits
+from uploader.http.sendfile import SENDERS_STATE, with_sendfile
 
 MAX_TARGET_BYTES = 8 << 10
 MAX_HEAD_BYTES = 32 << 10
@@ -119,6 +121,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self.parsed_body_bytes = 0
         self._offer_direct_body()
 
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        super()._start_asgi_task(cycle, with_sendfile(app, cycle, self.app_state.get(SENDERS_STATE)))
+
     def on_body(self, body: bytes) -> None:
         self._progress = True
         self.parsed_body_bytes += len(body)
@@ -133,7 +138,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def _offer_direct_body(self) -> None:
         length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         if length and self.scheme == "http":
-            self.scope["extensions"] = {DIRECT_BODY: {"body": DirectBody(self, self.cycle, length)}}
+            body = DirectBody(self, self.cycle, length)
+            self.scope.setdefault("extensions", {})[DIRECT_BODY] = {"body": body}
 
     def end_direct_body(self) -> None:
         """All of it was read from the socket: what follows is another request, to another parser."""
@@ -203,7 +209,7 @@ class LimitedProtocol(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and cycle.response_complete:
             cycle = None
-        if cycle is not None and (self._in_head or cycle.response_started):
+        if self.pipeline or (cycle is not None and (self._in_head or cycle.response_started)):
             self.transport.close()  # the next bytes on the connection belong to the answer under way
             return
         if cycle is not None:

@@ -6,7 +6,7 @@ A second implementation (S3, where a chunk is a part) would be another module be
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from uploader.domain.upload import Upload
 from uploader.storage.chunkmap import ChunkMap
@@ -110,6 +110,14 @@ class Blob(Protocol):
         """Up to so many bytes; none at the end."""
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class FileBlob(Blob, Protocol):
+    """A blob that is a file of this machine, which the system can send by itself."""
+
+    def fileno(self) -> int:
+        """Its descriptor, until `close`."""
 
 
 class Spool(Protocol):

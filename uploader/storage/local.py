@@ -76,6 +76,9 @@ class LocalBlob:
     async def read(self, length_bytes: int, offset: int) -> bytes:
         return await self._storage.reading(disk.read, self._descriptor, length_bytes, offset)
 
+    def fileno(self) -> int:
+        return self._descriptor
+
     async def close(self) -> None:
         await self._storage.reading(self._close)
 
