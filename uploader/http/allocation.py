@@ -1,5 +1,4 @@
-"""Keeps memory that was used once: to give it back to the kernel and to touch it anew costs more than what is done with it.
-"""
+"""Keeps memory that was used once: to give it back to the kernel and to touch it anew costs more than its bytes do."""
 
 import ctypes
 

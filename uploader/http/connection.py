@@ -1,7 +1,7 @@
 """What uvicorn is given as its protocol: reads from a socket into what is to take the bytes, and passes on all else."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 from uploader.http.cork import CorkedTransport
 from uploader.http.protocol import LimitedProtocol
@@ -21,7 +21,8 @@ class Connection(asyncio.BufferedProtocol):
         self._http = LimitedProtocol(**of_uvicorn)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._http.connection_made(CorkedTransport(transport, self._http.loop))
+        corked = CorkedTransport(transport, self._http.loop)
+        self._http.connection_made(cast(asyncio.Transport, corked))
 
     def get_buffer(self, _size_hint: int) -> memoryview:
         direct = self._http.direct

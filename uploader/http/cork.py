@@ -44,5 +44,9 @@ class CorkedTransport:
         self.flush()
         self._transport.close()
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.flush()  # so that the transport says at once whether it is over them
+        self._transport.set_write_buffer_limits(high, low)
+
     def get_write_buffer_size(self) -> int:
         return self._transport.get_write_buffer_size() + sum(map(len, self._held))
