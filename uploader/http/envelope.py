@@ -59,7 +59,7 @@ def exchange_of(request: Request) -> Exchange:
 
 def _new_request_id() -> str:
     # Unique is enough, nobody is kept from guessing it; the kernel's randomness costs more than all else here.
-    return f"{random.getrandbits(64):016x}"  # noqa: S311
+    return f"{random.getrandbits(64):016x}"
 
 
 def refusal(error: UploaderError) -> bytes:
