@@ -1,0 +1,304 @@
+"""Bodies past the parser: the same requests, torn at every byte, get the same answers as from uvicorn as it is."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import uvicorn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from uploader.http.connection import Connection
+from uploader.http.direct import DIRECT_BODY
+from uploader.http.limits import LIMITS_STATE, ConnectionLimits
+from uploader.http.source import source_of
+
+LIMITS = ConnectionLimits(max_connections=10, header_timeout_seconds=60, idle_timeout_seconds=60)
+TURNS = 12
+
+
+class Wire:
+    """A connection in memory: what is fed to one end is read by the protocol, as far as it reads."""
+
+    def __init__(self, make_protocol: Callable[..., Any], app: ASGIApp) -> None:
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+        self.state = ServerState()
+        self.protocol = make_protocol(config=config, server_state=self.state, app_state={LIMITS_STATE: LIMITS})
+        self.answers = b""
+        self.reading = True
+        self.closing = False
+        self.protocol.connection_made(self)
+
+    # The protocol's end
+
+    def write(self, content: bytes) -> None:
+        assert not self.closing
+        self.answers += content
+
+    def writelines(self, pieces: list[bytes]) -> None:
+        self.write(b"".join(pieces))
+
+    def close(self) -> None:
+        if not self.closing:
+            self.closing = True
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, _name: str) -> None:
+        return None
+
+    # The client's end
+
+    async def feed(self, content: bytes) -> None:
+        while content and not self.closing:
+            for _ in range(TURNS):
+                if self.reading:
+                    break
+                await asyncio.sleep(0)
+            else:
+                return  # nobody wants more
+            if isinstance(self.protocol, asyncio.BufferedProtocol):
+                buffer: Any = self.protocol.get_buffer(-1)
+                count = min(len(buffer), len(content))
+                assert count > 0
+                buffer[:count] = content[:count]
+                self.protocol.buffer_updated(count)
+                content = content[count:]
+            else:
+                self.protocol.data_received(content)
+                return
+
+    async def turns(self) -> None:
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+
+    async def end(self) -> bytes:
+        """All answers, once the client has sent all it wants."""
+        if not self.closing:
+            self.protocol.eof_received()
+        await self.turns()
+        self.close()
+        while self.state.tasks:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return self.answers
+
+
+class Pieces:
+    """A sink with little room at a time."""
+
+    def __init__(self, room_bytes: int, most_bytes: int) -> None:
+        self._memory = memoryview(bytearray(room_bytes))
+        self._most = most_bytes
+        self._filled = 0
+        self.content = b""
+
+    def refill(self) -> None:
+        self.content += self._memory[: self._filled]
+        self._filled = 0
+
+    def room(self) -> memoryview:
+        return self._memory[self._filled : self._most - len(self.content)]
+
+    def advance(self, count: int) -> None:
+        self._filled += count
+
+
+class Echo:
+    """Answers what it got. `/ignored` reads nothing, `/stopped` stops after some bytes and lets go of the connection."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            content = b"" if scope["path"] == "/ignored" else await self._read(request)
+        except ClientDisconnect:
+            self.seen.append((scope["path"], "gone"))
+            return
+        self.seen.append((scope["path"], hashlib.sha256(content).hexdigest()))
+        headers = {"Connection": "close"} if scope["path"] == "/stopped" else {}
+        answer = json.dumps({"method": scope["method"], "path": scope["path"], "content": content.decode()})
+        await Response(answer, 200, headers, "application/json")(scope, receive, send)
+
+    async def _read(self, request: Request) -> bytes:
+        source = source_of(request)
+        most = 10 if request.url.path == "/stopped" else 1 << 20
+        sink = Pieces(int(request.query_params.get("room", "1000")), most)
+        until = asyncio.get_running_loop().time() + 30
+        while not source.ended and len(sink.content) < most:
+            await source.pour(sink, until)
+            sink.refill()
+        return sink.content
+
+
+def put(path: str, body: bytes, *headers: str, version: str = "1.1") -> bytes:
+    lines = [f"PUT {path} HTTP/{version}", "Host: test", *headers, f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+BODY = b"0123456789abcdefghijklmnopqrstuvwxyz" * 4
+GET = b"GET /after HTTP/1.1\r\nHost: test\r\n\r\n"
+CHUNKED = b"PUT /chunked?room=3 HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED += b"5\r\nabcde\r\n1\r\nf\r\n0\r\nA: b\r\n\r\n"
+STREAMS = {
+    "one after the other": put("/first", BODY) + GET,
+    "little room": put("/first?room=7", BODY) + put("/second?room=1", b"xy"),
+    "nothing in it": put("/first", b"") + put("/second", b"z") + put("/third", BODY),
+    "asks first": put("/first", BODY, "Expect: 100-continue") + GET,
+    "of unknown length": CHUNKED + put("/second", BODY) + GET,
+    "the last one": put("/first", BODY, "Connection: close") + GET,
+    "older": put("/first", BODY, version="1.0"),
+    "nobody reads": put("/ignored", BODY) + put("/second", BODY) + GET,
+    "nobody reads to the end": put("/stopped?room=3", BODY) + GET,
+    "gone in the middle": put("/first?room=50", BODY)[:-30],
+    "white space": put("/first", b"\r\n\r\n" + GET, "X-A:   ") + b"\r\n" + GET,
+}
+
+
+async def answers_of(make_protocol: Callable[..., Any], pieces: list[bytes]) -> tuple[bytes, list[tuple[str, str]]]:
+    echo = Echo()
+    wire = Wire(make_protocol, echo)
+    for piece in pieces:
+        await wire.feed(piece)
+        await wire.turns()
+    return await wire.end(), echo.seen
+
+
+@pytest.mark.parametrize("name", STREAMS)
+async def test_requests_torn_at_every_byte_are_answered_as_uvicorn_answers_them(name: str) -> None:
+    stream = STREAMS[name]
+    wanted = await answers_of(HttpToolsProtocol, [stream])
+    assert wanted[1], "the application was asked"
+    for at in range(1, len(stream)):
+        assert await answers_of(Connection, [stream[:at], stream[at:]]) == wanted, f"torn at {at}"
+    assert await answers_of(Connection, [stream[at : at + 1] for at in range(len(stream))]) == wanted
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    names=st.lists(st.sampled_from(sorted(set(STREAMS) - {"gone in the middle"})), min_size=1, max_size=4),
+    cuts=st.lists(st.integers(0, 1500), max_size=12),
+)
+def test_any_requests_torn_anywhere_are_answered_as_uvicorn_answers_them(names: list[str], cuts: list[int]) -> None:
+    stream = b"".join(STREAMS[name] for name in names)
+    places = sorted({0, len(stream), *(cut % len(stream) for cut in cuts)})
+    pieces = [stream[start:end] for start, end in pairwise(places)]
+
+    async def both() -> None:
+        assert await answers_of(Connection, pieces) == await answers_of(HttpToolsProtocol, pieces)
+
+    asyncio.run(both())
+
+
+async def test_what_comes_after_a_body_stays_in_the_socket_while_the_body_is_poured() -> None:
+    offered: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, _send: Send) -> None:
+        offered.append(scope["extensions"][DIRECT_BODY]["body"])
+        sink = Pieces(1000, 1000)
+        await offered[0].pour(sink, asyncio.get_running_loop().time() + 30)
+        await receive()
+
+    wire = Wire(Connection, app)
+    await wire.feed(put("/first", BODY)[:-20])
+    await wire.turns()
+    assert len(wire.protocol.get_buffer(-1)) == 20
+    await wire.end()
+
+
+async def test_a_body_that_is_not_asked_for_is_not_read_on() -> None:
+    """Beyond what is parsed with the head, which uvicorn bounds."""
+    go_on = asyncio.Event()
+    got = []
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        body = scope["extensions"][DIRECT_BODY]["body"]
+        for _ in range(3):
+            sink = Pieces(10, 10)
+            await body.pour(sink, asyncio.get_running_loop().time() + 30)
+            sink.refill()
+            got.append(sink.content)
+            await go_on.wait()
+
+    wire = Wire(Connection, app)
+    head, body = put("/first", BODY).split(b"\r\n\r\n", 1)
+    await wire.feed(head + b"\r\n\r\n")
+    await wire.turns()
+    await wire.feed(body[:10])
+    await wire.turns()
+    assert [wire.reading] == [False]
+    go_on.set()
+    await wire.turns()
+    assert [wire.reading] == [True]
+    await wire.feed(body[10:20])
+    await wire.turns()
+    assert got == [body[:10], body[10:20]]
+    await wire.end()
+
+
+async def test_a_pour_ends_in_time_with_what_has_come() -> None:
+    loop = asyncio.get_running_loop()
+    poured = []
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        body = scope["extensions"][DIRECT_BODY]["body"]
+        for _ in range(2):
+            sink = Pieces(1000, 1000)
+            await body.pour(sink, loop.time() + 0.01)
+            sink.refill()
+            poured.append(sink.content)
+
+    wire = Wire(Connection, app)
+    await wire.feed(put("/first", BODY)[:-50])
+    async with asyncio.timeout(10):
+        while wire.state.tasks:
+            await asyncio.sleep(0.01)
+    assert poured == [BODY[:-50], b""]
+    await wire.end()
+
+
+async def test_a_cancelled_pour_leaves_nothing_that_writes_into_its_memory() -> None:
+    sink = Pieces(1000, 1000)
+    tasks: list[asyncio.Task[Any] | None] = []
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        tasks.append(asyncio.current_task())
+        await scope["extensions"][DIRECT_BODY]["body"].pour(sink, asyncio.get_running_loop().time() + 30)
+
+    wire = Wire(Connection, app)
+    await wire.feed(put("/first", BODY)[:-50])
+    await wire.turns()
+    assert tasks[0] is not None
+    tasks[0].cancel()
+    await wire.turns()
+    sink.refill()
+    assert not wire.reading
+    wire.resume_reading()
+    await wire.feed(b"x" * 20)
+    sink.refill()
+    assert sink.content == BODY[:-50]
+    await wire.end()
