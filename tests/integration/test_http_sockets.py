@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests.conftest import MakeStack
 from tests.support.content import KIB, MIB, Content
@@ -33,6 +34,38 @@ async def test_several_chunks_go_over_one_connection(make_stack: MakeStack) -> N
             answer = await connection.answer()
             assert answer.status == status
             assert "connection" not in answer.headers
+
+
+async def test_chunks_sent_ahead_of_their_answers_are_all_taken(make_stack: MakeStack) -> None:
+    async with serving(make_stack) as server, server.connection() as connection:
+        for number in (0, 0, 1):
+            await connection.request("PUT", f"{URL}/chunks/{number}", f"Content-Length: {2 * MIB}")
+            await connection.send(CONTENT.chunk(number))
+        assert [(await connection.answer()).status for _ in range(3)] == [200, 200, 201]
+        file_id = (await server.stack.client.get("/me/files")).json()["files"][0]["id"]
+        assert (await server.stack.client.get(f"/me/files/{file_id}/content")).content == CONTENT.data
+
+
+async def test_a_chunk_of_a_told_length_never_goes_through_the_messages_of_asgi(make_stack: MakeStack) -> None:
+    bodies = []
+
+    def listening(app: ASGIApp) -> ASGIApp:
+        async def listen(scope: Scope, receive: Receive, send: Send) -> None:
+            async def heard() -> Message:
+                message = await receive()
+                bodies.append(len(message.get("body", b"")))
+                return message
+
+            await app(scope, heard if scope["type"] == "http" else receive, send)
+
+        return listen
+
+    async with serving_stack(make_stack, around=listening) as server, server.connection() as connection:
+        await server.stack.open(CONTENT)
+        await connection.request("PUT", f"{URL}/chunks/0", f"Content-Length: {2 * MIB}")
+        await connection.send(CONTENT.chunk(0))
+        assert (await connection.answer()).status == 200
+    assert bodies == []
 
 
 async def test_a_body_in_pieces_of_unknown_length_is_counted(make_stack: MakeStack) -> None:
