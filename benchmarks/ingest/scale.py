@@ -25,6 +25,11 @@ class Load:
 class Scale:
     large: Load
     small: Load
+    # All at once: their bodies are there but for the last byte.
+    held: Load
+    idle_connections: int
+    # What uploads while small requests are asked.
+    busy: tuple[Load, ...]
     # Of the bounds.
     hashed_bytes: int
     # Whether servers that have to be installed take part.
@@ -34,16 +39,28 @@ class Scale:
 FULL = Scale(
     large=Load(connections=4, chunks=48, chunk_bytes=8 * MIB, rounds=5),
     small=Load(connections=16, chunks=2000, chunk_bytes=64 * KIB, rounds=5, limit_seconds=2.0),
+    held=Load(connections=64, chunks=1, chunk_bytes=8 * MIB, rounds=3),
+    idle_connections=1000,
+    busy=(
+        Load(connections=4, chunks=200, chunk_bytes=8 * MIB, rounds=3, limit_seconds=4.0),
+        Load(connections=16, chunks=4000, chunk_bytes=64 * KIB, rounds=3, limit_seconds=4.0),
+    ),
     hashed_bytes=GIB,
 )
 QUICK = Scale(
     large=Load(connections=4, chunks=8, chunk_bytes=8 * MIB, rounds=2),
     small=Load(connections=16, chunks=600, chunk_bytes=64 * KIB, rounds=2, limit_seconds=1.0),
+    held=Load(connections=64, chunks=1, chunk_bytes=8 * MIB, rounds=1),
+    idle_connections=1000,
+    busy=(Load(connections=4, chunks=50, chunk_bytes=8 * MIB, rounds=1, limit_seconds=2.0),),
     hashed_bytes=GIB // 4,
 )
 TINY = Scale(
     large=Load(connections=2, chunks=2, chunk_bytes=64 * KIB, rounds=1),
     small=Load(connections=2, chunks=2, chunk_bytes=64 * KIB, rounds=1),
+    held=Load(connections=2, chunks=1, chunk_bytes=64 * KIB, rounds=1),
+    idle_connections=10,
+    busy=(Load(connections=1, chunks=20, chunk_bytes=64 * KIB, rounds=1),),
     hashed_bytes=MIB,
     peers=False,
 )
