@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks import report
-from benchmarks.ingest import large, small
+from benchmarks.ingest import files, large, latency, memory, small
 from benchmarks.ingest.places import Places, memory_directory
 from benchmarks.ingest.scale import FULL, QUICK, Scale
 from benchmarks.report import Row
@@ -21,6 +21,9 @@ Benchmark = Callable[[Places, Scale, Collection[str]], list[Row]]
 BENCHMARKS: dict[str, Benchmark] = {
     "large": large.large,
     "small": small.small,
+    "memory": memory.memory,
+    "latency": latency.latency,
+    "files": files.files,
 }
 
 

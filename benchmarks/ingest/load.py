@@ -63,31 +63,48 @@ def head(method: str, path: str, length: int, headers: dict[str, str] | None = N
 
 def send(plan: Plan) -> Outcome:
     """Send it all. Raises LoadFailed."""
-    with _generating(plan) as generator:
-        assert generator.stdout is not None
-        return _outcome(generator.stdout)
+    with sending(plan) as under_way:
+        return under_way.outcome()
 
 
-class Held:
-    """A generator that waits; what came of it is there after the end of the context."""
+class UnderWay:
+    """A generator that is at work."""
 
-    outcome: Outcome
+    def __init__(self, said: IO[bytes]) -> None:
+        self._said = said
+
+    def outcome(self) -> Outcome:
+        """Wait for its end. Raises LoadFailed."""
+        answer = pickle.load(self._said)
+        if not isinstance(answer, Outcome):
+            raise LoadFailed(answer)
+        return answer
 
 
 @contextmanager
-def holding(plan: Plan) -> Iterator[Held]:
-    """As far as it is to be; the rest is sent at the end. Raises LoadFailed."""
-    held = Held()
+def sending(plan: Plan) -> Iterator[UnderWay]:
+    """Send it meanwhile."""
+    with _generating(plan) as generator:
+        assert generator.stdout is not None
+        yield UnderWay(generator.stdout)
+
+
+@contextmanager
+def holding(plan: Plan) -> Iterator[None]:
+    """As far as it is to be: the ends of bodies kept back, or all answered; the rest is sent at the end.
+
+    Raises LoadFailed.
+    """
     with _generating(plan) as generator:
         assert generator.stdin is not None
         assert generator.stdout is not None
         said = pickle.load(generator.stdout)
         if said != HELD:
             raise LoadFailed(said)
-        yield held
+        yield
         generator.stdin.write(b"\n")
         generator.stdin.close()
-        held.outcome = _outcome(generator.stdout)
+        UnderWay(generator.stdout).outcome()
 
 
 @contextmanager
@@ -102,10 +119,3 @@ def _generating(plan: Plan) -> "Iterator[subprocess.Popen[bytes]]":
     finally:
         generator.kill()
         generator.wait()
-
-
-def _outcome(said: IO[bytes]) -> Outcome:
-    answer = pickle.load(said)
-    if not isinstance(answer, Outcome):
-        raise LoadFailed(answer)
-    return answer

@@ -118,20 +118,25 @@ def interleaved(places: Places, load: Load, entries: Mapping[str, Entry]) -> dic
 def _measure(places: Places, load: Load, contender: Contender, result: Result, *, on_disk: bool) -> bool:
     """One round; whether there can be another one."""
     try:
-        plan = contender.plan(load)
-        places.warm(load.total_bytes)
-        if on_disk:
-            os.sync()
-        processes.wait_until_quiet(contender.pids)
-        before = processes.cpu_seconds(contender.pids)
-        outcome = send(replace(plan, limit_seconds=load.limit_seconds))
-        lag = processes.wait_until_quiet(contender.pids)
-        result.rounds.append(Round(outcome, processes.cpu_seconds(contender.pids) - before, lag))
+        result.rounds.append(measure(places, load, contender, on_disk=on_disk))
         contender.clear()
     except (LoadFailed, RuntimeError, OSError) as error:
         result.problem = str(error).strip().partition("\n")[0][:900]
         return False
     return True
+
+
+def measure(places: Places, load: Load, contender: Contender, *, on_disk: bool = False) -> Round:
+    """One round, in warm memory, of a server that has nothing else to do. Raises LoadFailed."""
+    plan = contender.plan(load)
+    places.warm(load.total_bytes)
+    if on_disk:
+        os.sync()
+    processes.wait_until_quiet(contender.pids)
+    before = processes.cpu_seconds(contender.pids)
+    outcome = send(replace(plan, limit_seconds=load.limit_seconds))
+    lag = processes.wait_until_quiet(contender.pids)
+    return Round(outcome, processes.cpu_seconds(contender.pids) - before, lag)
 
 
 def rates_to(results: Mapping[str, Result], one: str, other: str) -> list[float]:

@@ -22,9 +22,27 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """So many files, so many of them on their way at once."""
+
+    count: int
+    at_once: int
+    rounds: int
+    limit_seconds: float = 12.0
+    # For what the database and the disk can do by themselves.
+    bound_seconds: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     large: Load
     small: Load
+    # All at once: their bodies are there but for the last byte.
+    held: Load
+    idle_connections: int
+    # What uploads while small requests are asked.
+    busy: tuple[Load, ...]
+    files: Files
     # Of the bounds.
     hashed_bytes: int
     # Whether servers that have to be installed take part.
@@ -34,16 +52,31 @@ class Scale:
 FULL = Scale(
     large=Load(connections=4, chunks=48, chunk_bytes=8 * MIB, rounds=5),
     small=Load(connections=16, chunks=2000, chunk_bytes=64 * KIB, rounds=5, limit_seconds=2.0),
+    held=Load(connections=64, chunks=1, chunk_bytes=8 * MIB, rounds=3),
+    idle_connections=1000,
+    busy=(
+        Load(connections=4, chunks=200, chunk_bytes=8 * MIB, rounds=3, limit_seconds=4.0),
+        Load(connections=16, chunks=4000, chunk_bytes=64 * KIB, rounds=3, limit_seconds=4.0),
+    ),
+    files=Files(count=5000, at_once=16, rounds=1),
     hashed_bytes=GIB,
 )
 QUICK = Scale(
     large=Load(connections=4, chunks=8, chunk_bytes=8 * MIB, rounds=2),
     small=Load(connections=16, chunks=600, chunk_bytes=64 * KIB, rounds=2, limit_seconds=1.0),
+    held=Load(connections=64, chunks=1, chunk_bytes=8 * MIB, rounds=1),
+    idle_connections=1000,
+    busy=(Load(connections=4, chunks=50, chunk_bytes=8 * MIB, rounds=1, limit_seconds=2.0),),
+    files=Files(count=500, at_once=16, rounds=1, limit_seconds=3.0, bound_seconds=1.0),
     hashed_bytes=GIB // 4,
 )
 TINY = Scale(
     large=Load(connections=2, chunks=2, chunk_bytes=64 * KIB, rounds=1),
     small=Load(connections=2, chunks=2, chunk_bytes=64 * KIB, rounds=1),
+    held=Load(connections=2, chunks=1, chunk_bytes=64 * KIB, rounds=1),
+    idle_connections=10,
+    busy=(Load(connections=1, chunks=20, chunk_bytes=64 * KIB, rounds=1),),
+    files=Files(count=4, at_once=2, rounds=1, bound_seconds=0.05),
     hashed_bytes=MIB,
     peers=False,
 )
