@@ -17,11 +17,12 @@ import pytest
 from tests.conftest import MakeStack
 from tests.support.bodies import InPieces
 from tests.support.content import KIB, Content
-from tests.support.faults import failing_call, open_files_under, paused_call
+from tests.support.faults import failing_call, open_files_under, paused_call, recorded_calls
 from tests.support.merging import merge_held_up
 from tests.support.reading import counted_reads
 from tests.support.rows import upload_row
 from tests.support.stack import Stack
+from tests.support.waiting import eventually
 from uploader.database import queries, transactions
 from uploader.database.transactions import NotOpen
 from uploader.domain.upload import Reason, Upload
@@ -52,6 +53,12 @@ async def a_worker(root: Path) -> AsyncIterator[LocalStorage]:
         assert open_files_under(root) == []
     finally:
         made.close()
+
+
+@pytest.fixture(autouse=True)
+def chunks_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are taken as 1 MiB and more are; the tests of small ones say so."""
+    monkeypatch.setattr(frontier, "_GATHERED_BYTES", 0)
 
 
 @pytest.fixture
@@ -352,6 +359,63 @@ async def test_following_ends_with_its_upload(storage: LocalStorage, upload: Upl
     assert open_files_under(tmp_path) == []
     with pytest.raises(Gone):
         await storage.digest(upload)
+
+
+# Small chunks
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four chunks are gathered, however long it takes."""
+    monkeypatch.setattr(frontier, "_GATHERED_BYTES", 4 * CHUNK)
+    monkeypatch.setattr(frontier, "_GATHER_SECONDS", 3600)
+
+
+async def test_small_chunks_are_gathered_and_hashed_at_one_go(
+    storage: LocalStorage, upload: Upload, patience: None
+) -> None:
+    async def four_are_hashed() -> bool:
+        return await storage.digested_bytes(upload) == 4 * CHUNK
+
+    with recorded_calls("preadv", "pwrite") as calls:
+        await put(storage, upload, 0, 1, 2)
+        assert not [call for call in calls if call[1] == "digest"]
+        await put(storage, upload, 3)
+        await eventually(four_are_hashed)
+    assert [call for call in calls if call[1] == "digest" or call[0] == "preadv"] == [
+        ("preadv", "data"),
+        ("pwrite", "digest"),
+    ]
+
+
+async def test_small_chunks_of_which_too_few_come_are_not_waited_for(
+    storage: LocalStorage, upload: Upload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frontier, "_GATHERED_BYTES", CONTENT.size)
+    await put(storage, upload, 0, 1)
+
+    async def both_are_hashed() -> bool:
+        return await storage.digested_bytes(upload) == 2 * CHUNK
+
+    await eventually(both_are_hashed)
+
+
+async def test_a_merge_and_the_end_of_the_process_do_not_wait_for_more_small_chunks(
+    storage: LocalStorage, upload: Upload, patience: None
+) -> None:
+    await put(storage, upload, 0)
+    async with asyncio.timeout(60):
+        await storage.drain()
+        await put(storage, upload, *range(1, LAST + 1))
+        assert await storage.digest(upload) == RIGHT
+
+
+async def test_small_chunks_are_not_kept_in_memory(storage: LocalStorage, upload: Upload, patience: None) -> None:
+    body = InPieces(CONTENT.chunk(0))
+    (await storage.hold_chunk(upload, 0, body)).release()
+    assert body.keepers == 1
+    await storage.drain()
+    assert await storage.digested_bytes(upload) == CHUNK
 
 
 # Withdrawal

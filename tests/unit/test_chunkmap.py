@@ -44,6 +44,12 @@ def test_a_packed_record_is_present_and_holds_its_checksum(checksum: int) -> Non
     assert int.from_bytes(record[4:], "little") == checksum
 
 
+@given(st.lists(st.booleans(), max_size=20))
+def test_those_that_are_present_are_counted_up_to_the_first_that_is_not(present: list[bool]) -> None:
+    records = b"".join(chunkmap.pack_record(0xC1) if there else bytes(8) for there in present)
+    assert chunkmap.count_present(records) == [*present, False].index(False)
+
+
 @pytest.mark.parametrize("record", [b"", bytes(8), b"\x01" + bytes(7), b"\xff" * 8])
 def test_anything_but_the_mark_is_absent(record: bytes) -> None:
     assert not chunkmap.is_present(record)

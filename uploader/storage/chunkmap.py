@@ -81,3 +81,9 @@ def is_present(record: bytes) -> bool:
 def are_present(records: bytes, count: int) -> bool:
     """Whether these are the records of `count` chunks that are all there."""
     return records[::RECORD_LENGTH] == bytes([_PRESENT]) * count
+
+
+def count_present(records: bytes) -> int:
+    """How many of these records, from the first on, are of chunks that are there."""
+    flags = records[::RECORD_LENGTH]
+    return len(flags) - len(flags.lstrip(bytes([_PRESENT])))

@@ -5,11 +5,12 @@ from only where it is certain that it is of these bytes; to start again at 0 is 
 """
 
 import errno
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 
 from uploader.crashpoints import crash_point
-from uploader.domain.chunks import chunk_count, chunk_length
+from uploader.domain.chunks import chunk_count
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed
 from uploader.storage import chunkmap, digestfile, disk
@@ -18,9 +19,20 @@ from uploader.storage.hashes import PrefixHashes
 from uploader.storage.locks import try_lock
 from uploader.storage.temp import upload_directory
 
-_READ_BYTES = 2 << 20
+_READ_BYTES = 1 << 20
 # What is hashed at one go. The uploads take turns, so that none waits for another one's hundred gigabytes.
 _TURN_BYTES = 32 << 20
+
+
+_memory = threading.local()
+
+
+def _buffer() -> memoryview:
+    """Memory to read into, of this thread and for good: fresh memory costs more than what is read into it."""
+    if not hasattr(_memory, "buffer"):
+        _memory.buffer = memoryview(bytearray(_READ_BYTES))
+    buffer: memoryview = _memory.buffer
+    return buffer
 
 
 def forget(digest: int) -> None:
@@ -131,30 +143,37 @@ class LockedDigests:
         crash_point("frontier.after_save")
 
     def hash_recorded(self, leave: Callable[[int], bool]) -> bool:
-        """Advance over chunks that are on the map, for one turn, and save; whether there was one.
+        """Advance over chunks that are on the map, for one turn, and save; whether the turn ended before they did.
 
         It stops before a chunk that `leave` says is hashed otherwise. Raises Gone.
         """
         if disk.is_unlinked(self._map):
             raise Gone(self._upload.id)
         start = self._hashes.position
-        while self._hashes.position - start < _TURN_BYTES:
-            number = self.next_chunk
-            # First the map, then who else takes care of it: what is on its way to the map is told to `leave` before.
-            if number is None or not self._is_recorded(number) or leave(number):
+        while (left := start + _TURN_BYTES - self._hashes.position) > 0:
+            end = self._end_of_recorded(left, leave)
+            if end == self._hashes.position:
                 break
-            self._hash_chunk(chunk_length(number, self._upload.size, self._upload.chunk_size))
-        if self._hashes.position == start:
-            return False
-        self.save()
-        return True
+            self._hash_until(end)
+        if self._hashes.position > start:
+            self.save()
+        return left <= 0
 
-    def _is_recorded(self, number: int) -> bool:
-        record = disk.read(self._map, chunkmap.RECORD_LENGTH, chunkmap.record_offset(number))
-        return chunkmap.is_present(record)
+    def _end_of_recorded(self, length: int, leave: Callable[[int], bool]) -> int:
+        """Where the chunks end that can be hashed at one go: as many as fit into `length`, and one at least."""
+        number = self.next_chunk
+        if number is None:
+            return self._hashes.position
+        chunk_size = self._upload.chunk_size
+        at_once = min(max(min(length, _READ_BYTES) // chunk_size, 1), self._count - number)
+        # First the map, then who else takes care of it: what is on its way to the map is told to `leave` before.
+        records = disk.read(self._map, chunkmap.RECORD_LENGTH * at_once, chunkmap.record_offset(number))
+        recorded = chunkmap.count_present(records)
+        ours = next((n for n in range(recorded) if leave(number + n)), recorded)
+        return min((number + ours) * chunk_size, self._upload.size)
 
-    def _hash_chunk(self, length: int) -> None:
-        buffer, end = memoryview(bytearray(min(_READ_BYTES, length))), self._hashes.position + length
+    def _hash_until(self, end: int) -> None:
+        buffer = _buffer()
         while self._hashes.position < end:
             piece = buffer[: end - self._hashes.position]
             count = disk.read_into(self._data, piece, self._hashes.position)

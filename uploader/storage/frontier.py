@@ -1,5 +1,5 @@
-"""Digests that keep up with the chunks: what comes in order is hashed from memory while it is written, the rest is caught up
-from the page cache.
+"""Digests that keep up with the chunks: large ones that come in order are hashed from memory while they are written, all
+others are caught up from the page cache, small ones many at a time.
 
 Nobody waits for this but the merge. In a process at most one task follows an upload; between processes the lock of the
 digest file decides, and nobody waits for that either: who has it advances over what the others have recorded.
@@ -21,6 +21,9 @@ T = TypeVar("T")
 
 # Bodies that outlive their requests in a process; what comes while there are so many is caught up from the page cache.
 _MAX_KEPT_BYTES = 64 << 20
+# Chunks of less are gathered until there is so much, or for so long: to take up the digests costs more than to hash one.
+_GATHERED_BYTES = 1 << 20
+_GATHER_SECONDS = 0.05
 
 
 class InThread(Protocol):
@@ -51,7 +54,32 @@ class _Following:
         self.upload = upload
         self.offers: dict[int | None, Offer] = {}
         self.again = False
+        self.hurried = False
         self.task: asyncio.Task[None]
+        self._enough = asyncio.Event()
+        self._waiting_bytes = 0
+
+    def grow(self) -> None:
+        """There is, or will be, another chunk."""
+        self.again = True
+        self._waiting_bytes += self.upload.chunk_size
+        if self._waiting_bytes >= _GATHERED_BYTES:
+            self._enough.set()
+
+    def hurry(self) -> None:
+        """Somebody waits for its end."""
+        self.hurried = True
+        self._enough.set()
+
+    async def gather(self) -> None:
+        """Wait until there is enough to go on with, or nothing more comes."""
+        if not self.hurried:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GATHER_SECONDS):
+                    await self._enough.wait()
+        self._enough.clear()
+        self._waiting_bytes = 0
+        self.again = False
 
 
 class Frontiers:
@@ -73,6 +101,8 @@ class Frontiers:
             if offer.body is None:
                 self.follow(upload)
 
+        if upload.chunk_size < _GATHERED_BYTES:
+            return Offer(None, settled)
         following = self.follow(upload)
         if following is None or number in following.offers or self._kept_bytes + body.length > _MAX_KEPT_BYTES:
             return Offer(None, settled)
@@ -89,7 +119,7 @@ class Frontiers:
         if following is None:
             following = self._following[upload.id] = _Following(upload)
             following.task = asyncio.create_task(self._run(following), name=f"frontier {upload.id}")
-        following.again = True
+        following.grow()
         return following
 
     async def _run(self, following: _Following) -> None:
@@ -97,7 +127,7 @@ class Frontiers:
         try:
             with suppress(Gone, Stopping, UploaderError):
                 while following.again:
-                    following.again = False
+                    await following.gather()
                     await self._advance(following)
         finally:
             self._let_go(following, *following.offers)
@@ -115,8 +145,8 @@ class Frontiers:
         number = digests.next_chunk
         offer = following.offers.get(number)
         if offer is None:
-            advanced = await self._in_thread(digests.hash_recorded, following.offers.__contains__)
-            return advanced or digests.next_chunk in following.offers
+            more = await self._in_thread(digests.hash_recorded, following.offers.__contains__)
+            return more or digests.next_chunk in following.offers
         await self._in_thread(digests.hash_body, offer.body)
         # Its writer has the lock of its record, and waits for nothing but the disk.
         written = await offer.written
@@ -149,6 +179,7 @@ class Frontiers:
         """Raises Gone, Busy, Stopping."""
         following = self._following.get(upload.id)
         if following is not None:
+            following.hurry()
             await asyncio.wait({following.task})
         self._check_stopping()
         async with self._locked(upload) as digests:
@@ -164,6 +195,8 @@ class Frontiers:
     async def drain(self) -> None:
         """Wait until nothing is left to do for now."""
         while self._following:
+            for following in self._following.values():
+                following.hurry()
             await asyncio.wait({following.task for following in self._following.values()})
 
 
