@@ -17,7 +17,6 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -32,6 +31,7 @@ from uploader.storage.chunkfiles import ChunkFiles, HeldRecord
 from uploader.storage.digests import DigestFiles
 from uploader.storage.frontier import Frontiers
 from uploader.storage.locks import try_lock
+from uploader.storage.threads import run_in
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class LocalStorage:
 
     async def _in_pool(self, pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: object) -> T:
         with _understood():
-            return await asyncio.get_running_loop().run_in_executor(pool, partial(work, *arguments))
+            return await run_in(pool, work, *arguments)
 
     # Open uploads
 
