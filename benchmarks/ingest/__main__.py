@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks import report
-from benchmarks.ingest import files, large, latency, memory, small
+from benchmarks.ingest import files, growth, large, latency, memory, small
 from benchmarks.ingest.places import Places, memory_directory
 from benchmarks.ingest.scale import FULL, QUICK, Scale
 from benchmarks.report import Row
@@ -24,6 +24,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "memory": memory.memory,
     "latency": latency.latency,
     "files": files.files,
+    "connections": growth.connections,
+    "open": growth.open_uploads,
 }
 
 
