@@ -1,6 +1,7 @@
 """Measures receiving, and writes the table of `docs/performance.md`: `python -m benchmarks.ingest`."""
 
 import argparse
+import resource
 import tempfile
 import time
 from collections.abc import Callable, Collection
@@ -9,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks import report
-from benchmarks.ingest import files, large, latency, memory, small
+from benchmarks.ingest import files, growth, installing, large, latency, memory, small
 from benchmarks.ingest.places import Places, memory_directory
 from benchmarks.ingest.scale import FULL, QUICK, Scale
 from benchmarks.report import Row
@@ -24,6 +25,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "memory": memory.memory,
     "latency": latency.latency,
     "files": files.files,
+    "connections": growth.connections,
+    "open": growth.open_uploads,
 }
 
 
@@ -34,6 +37,9 @@ def main() -> None:
     parser.add_argument("--servers", nargs="+", default=(), metavar="TEXT", help="only those whose name contains one")
     parser.add_argument("--directory", type=Path, help="on the disk to be measured; needs 10 GiB there")
     arguments = parser.parse_args()
+    # Servers and the load generator inherit it: a thousand connections are more than most systems allow by default.
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     scale = QUICK if arguments.quick else FULL
     section = measure(scale, arguments.only or list(BENCHMARKS), arguments.servers, arguments.directory)
     print(section)
@@ -43,8 +49,7 @@ def main() -> None:
 
 def measure(scale: Scale, names: list[str], servers: Collection[str], directory: Path | None) -> str:
     """The section of the page: the machine, and a table of all figures."""
-    versions = [f"{name} {version(name)}" for name in ("uvicorn", "starlette")]
-    machine = report.machine(versions)
+    machine = report.machine([f"{name} {version(name)}" for name in ("uvicorn", "starlette", "uvloop")])
     rows: list[Row] = []
     with ExitStack() as stack:
         disk, memory = (
@@ -57,7 +62,8 @@ def measure(scale: Scale, names: list[str], servers: Collection[str], directory:
             measured = BENCHMARKS[name](places.of(name), scale, servers)
             rows += measured
             print(f"{name}: {time.monotonic() - begin:.0f} s", *measured, sep="\n  ", flush=True)
-    return f"{machine}.\n\n{report.table(rows)}"
+    peers = installing.versions() if scale.peers else []
+    return f"{', '.join([machine, *peers])}.\n\n{report.table(rows)}"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Where the peers come from: each is installed once, into a directory that is kept for the next time."""
 
+import json
 import os
 import shutil
 import subprocess
 import venv
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 _PYTHON_PACKAGES = ("tuspyserver==4.4.3", "tuspy==1.1.0", "copyparty==1.20.26", "uvicorn[standard]")
@@ -53,6 +55,24 @@ def node_modules() -> Path:
 def _install_node(directory: Path) -> None:
     command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(directory), *_NODE_PACKAGES]
     subprocess.run(command, check=True, capture_output=True)
+
+
+def versions() -> list[str]:
+    """Of those that are there."""
+    found = []
+    with suppress(NotAvailable):
+        said = subprocess.run([nginx(), "-v"], capture_output=True, text=True, check=False).stderr
+        found.append(f"nginx {said.rpartition('/')[2].split()[0]}")
+    with suppress(NotAvailable):
+        for package in ("@tus/server", "@tus/file-store"):
+            facts = json.loads((node_modules() / "node_modules" / package / "package.json").read_text())
+            found.append(f"{package} {facts['version']}")
+        said = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False).stdout
+        found.append(f"Node {said.strip().lstrip('v')}")
+    with suppress(NotAvailable):
+        python()
+        found += [package.replace("==", " ") for package in _PYTHON_PACKAGES if "==" in package]
+    return found
 
 
 def _once(name: str, install: Callable[[Path], None]) -> Path:

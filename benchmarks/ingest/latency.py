@@ -23,7 +23,7 @@ def latency(places: Places, scale: Scale, _only: Collection[str] = ()) -> list[R
     """Of a server as shipped, on the disk, over a connection that is kept."""
     rows = []
     with ours(places.disk / "latency", Mode()) as server:
-        rows.append(compared("GET /livez, p99, no uploads", [_p99_ms(_ask(server, 1.0))], "ms"))
+        rows.append(compared("GET /livez, p99, no uploads", [_p99_ms(_ask(server, scale.busy[0].limit_seconds))], "ms"))
         for load in scale.busy:
             measured = []
             for _ in range(load.rounds):

@@ -110,12 +110,11 @@ def holding(plan: Plan) -> Iterator[None]:
 @contextmanager
 def _generating(plan: Plan) -> "Iterator[subprocess.Popen[bytes]]":
     command = [sys.executable, "-m", "benchmarks.ingest.generator"]
-    generator = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert generator.stdin is not None
-    try:
-        pickle.dump(plan, generator.stdin)
-        generator.stdin.flush()
-        yield generator
-    finally:
-        generator.kill()
-        generator.wait()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as generator:
+        assert generator.stdin is not None
+        try:
+            pickle.dump(plan, generator.stdin)
+            generator.stdin.flush()
+            yield generator
+        finally:
+            generator.kill()

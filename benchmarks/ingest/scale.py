@@ -43,6 +43,13 @@ class Scale:
     # What uploads while small requests are asked.
     busy: tuple[Load, ...]
     files: Files
+    # As many chunks as this has, over each of these numbers of connections.
+    many: Load
+    connections: tuple[int, ...]
+    # So many are open while chunks of uploads drawn from them are sent.
+    open_uploads: tuple[int, ...]
+    drawn_chunks: int
+    drawn_rounds: int
     # Of the bounds.
     hashed_bytes: int
     # Whether servers that have to be installed take part.
@@ -59,6 +66,11 @@ FULL = Scale(
         Load(connections=16, chunks=4000, chunk_bytes=64 * KIB, rounds=3, limit_seconds=4.0),
     ),
     files=Files(count=5000, at_once=16, rounds=1),
+    many=Load(connections=4, chunks=64, chunk_bytes=8 * MIB, rounds=3, limit_seconds=2.0),
+    connections=(1, 4, 16, 64, 256),
+    open_uploads=(10, 1000, 100_000),
+    drawn_chunks=400,
+    drawn_rounds=5,
     hashed_bytes=GIB,
 )
 QUICK = Scale(
@@ -67,7 +79,12 @@ QUICK = Scale(
     held=Load(connections=64, chunks=1, chunk_bytes=8 * MIB, rounds=1),
     idle_connections=1000,
     busy=(Load(connections=4, chunks=50, chunk_bytes=8 * MIB, rounds=1, limit_seconds=2.0),),
-    files=Files(count=500, at_once=16, rounds=1, limit_seconds=3.0, bound_seconds=1.0),
+    files=Files(count=500, at_once=16, rounds=1, limit_seconds=2.0, bound_seconds=0.5),
+    many=Load(connections=4, chunks=16, chunk_bytes=8 * MIB, rounds=1, limit_seconds=1.0),
+    connections=(1, 16, 64),
+    open_uploads=(10, 1000),
+    drawn_chunks=200,
+    drawn_rounds=3,
     hashed_bytes=GIB // 4,
 )
 TINY = Scale(
@@ -75,8 +92,13 @@ TINY = Scale(
     small=Load(connections=2, chunks=2, chunk_bytes=64 * KIB, rounds=1),
     held=Load(connections=2, chunks=1, chunk_bytes=64 * KIB, rounds=1),
     idle_connections=10,
-    busy=(Load(connections=1, chunks=20, chunk_bytes=64 * KIB, rounds=1),),
+    busy=(Load(connections=1, chunks=20, chunk_bytes=64 * KIB, rounds=1, limit_seconds=0.2),),
     files=Files(count=4, at_once=2, rounds=1, bound_seconds=0.05),
+    many=Load(connections=2, chunks=2, chunk_bytes=64 * KIB, rounds=1),
+    connections=(1, 4),
+    open_uploads=(3,),
+    drawn_chunks=5,
+    drawn_rounds=1,
     hashed_bytes=MIB,
     peers=False,
 )
