@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 
@@ -32,8 +32,6 @@ from uploader.http.allocation import keep_freed_memory
 from uploader.http.app import create_application
 from uploader.http.auth import Authenticator
 from uploader.http.body import Intake
-from uploader.http.claims import Verifier
-from uploader.http.keys import keys_in_force
 from uploader.http.limits import LIMITS_STATE, connection_limits
 from uploader.http.native import FileHandlers, UploadHandlers
 from uploader.http.operations import OperationsHandlers
@@ -72,6 +70,9 @@ from uploader.service.sweeping import Sweeping
 from uploader.service.uploads import Uploads
 from uploader.settings import Settings
 from uploader.storage.local import LocalStorage
+
+if TYPE_CHECKING:
+    from uploader.http.claims import Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -278,9 +279,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> S
     """The HTTP application over services."""
     settings = services.settings
     origins = Origins(settings.cors_origins)
-    verifier = (
-        Verifier(settings, keys_in_force(settings, services.clock), services.clock) if settings.auth == "jwt" else None
-    )
+    verifier = _create_verifier(settings, services.clock)
     authenticator = Authenticator(settings, services.accounts, services.links, origins, verifier)
     intake = Intake(settings, services.storage)
     uploads = UploadHandlers(services.openings, services.instant, services.uploads, services.chunks, intake)
@@ -306,14 +305,24 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> S
     return create_application(operations, authenticator, lifespan, origins=origins, intake=intake)
 
 
+def _create_verifier(settings: Settings, clock: Clock) -> "Verifier | None":
+    """Raises ConfigurationError."""
+    if settings.auth != "jwt":
+        return None
+    # Here, because who does without JWTs does without the memory that cryptography takes.
+    from uploader.http.claims import Verifier
+    from uploader.http.keys import keys_in_force
+
+    return Verifier(settings, keys_in_force(settings, clock), clock)
+
+
 def check_settings(settings: Settings) -> None:
     """What can be told before anything starts. Raises ConfigurationError."""
     if settings.auth == "none" and not _is_loopback(settings.host):
         raise ConfigurationError(
             f"UPLOADER_AUTH: 'none' lets everybody in; it is refused on {settings.host}, which is not a loopback address"
         )
-    if settings.auth == "jwt":
-        keys_in_force(settings, Clock())
+    _create_verifier(settings, Clock())
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,24 +1,27 @@
 """Who is calling: by a token, a JWT, a proxy's header or a signed link; or the local user where authentication is off."""
 
 import ipaddress
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
 from uploader.domain.names import check_user_id
 from uploader.errors import Forbidden, Unauthenticated
-from uploader.http.claims import Verifier
 from uploader.http.origins import Origins, is_local_host
 from uploader.observability import user_id as user_of_log
 from uploader.service.accounts import LOCAL_USER, Accounts, Identity
 from uploader.service.links import Links
 from uploader.settings import Settings
 
+if TYPE_CHECKING:
+    from uploader.http.claims import Verifier
+
 
 class Authenticator:
     """Tells who is calling, as the settings have it."""
 
     def __init__(
-        self, settings: Settings, accounts: Accounts, links: Links, origins: Origins, verifier: Verifier | None
+        self, settings: Settings, accounts: Accounts, links: Links, origins: Origins, verifier: "Verifier | None"
     ) -> None:
         """`verifier`: where tokens are JWTs."""
         self._mode = settings.auth
