@@ -83,12 +83,17 @@ class DirectBody:
 
     def _pour_parsed(self) -> None:
         """What came with the head, or before anybody asked."""
-        parsed = self._cycle.body
-        while parsed and self._room:
-            count = min(len(parsed), len(self._room))
-            self._room[:count] = parsed[:count]
-            del parsed[:count]
-            self._gave(count)
+        parsed, start = self._cycle.body, 0
+        if not parsed:
+            return
+        with memoryview(parsed) as view:
+            while self._room and start < len(view):
+                count = min(len(view) - start, len(self._room))
+                self._room[:count] = view[start : start + count]
+                start += count
+                self._gave(count)
+        # A bytearray would keep the memory of what is taken out of it.
+        self._cycle.body = parsed[start:]
 
     async def _pour_from_wire(self, until: float) -> None:
         if self._cycle.disconnected:
