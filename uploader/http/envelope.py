@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -38,6 +38,7 @@ SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Cache-Control": "no-store",
 }
+_RAW_SECURITY_HEADERS = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 
 
 @dataclass(slots=True)
@@ -158,14 +159,14 @@ class Envelope:
         async def send_wrapped(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-ID"] = identifier
-                for name, value in SECURITY_HEADERS.items():
-                    headers.setdefault(name, value)
+                headers = message["headers"] = list(message.get("headers", ()))
+                given_names = {name.lower() for name, _ in headers}
+                headers.append((b"x-request-id", identifier.encode()))
+                headers += [header for header in _RAW_SECURITY_HEADERS if header[0] not in given_names]
                 if not body.ended and message["status"] != _BODY_TIMEOUT:  # which waited long enough
                     await body.drain()
                 if not body.ended:
-                    headers["Connection"] = "close"
+                    headers.append((b"connection", b"close"))
             await send(message)
 
         # The router works on the decoded path, where an encoded slash would pass for one that separates.
