@@ -74,10 +74,8 @@ class Sent:
 
 def files(places: Places, scale: Scale, _only: Collection[str] = ()) -> list[Row]:
     """On the disk and in memory: on the disk each waits for syncs, in memory none does."""
-    rows = []
-    for name, directory in (("on the disk", places.disk), ("in memory", places.memory)):
-        rows += _rows(name, directory / "files", scale)
-    return rows
+    rows = _rows("in memory", places.memory / "files", scale)
+    return [*_rows("on the disk", places.disk / "files", scale), *rows] if scale.on_disk else rows
 
 
 def _rows(where: str, directory: Path, scale: Scale) -> list[Row]:

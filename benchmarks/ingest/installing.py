@@ -31,6 +31,7 @@ def nginx() -> Path:
 
 
 def _unpack_nginx(directory: Path) -> None:
+    subprocess.run(["apt-get", "update"], check=False, capture_output=True)
     subprocess.run(["apt-get", "download", "nginx"], cwd=directory, check=True, capture_output=True)
     (package,) = directory.glob("nginx_*.deb")
     subprocess.run(["dpkg-deb", "-x", package, directory], check=True, capture_output=True)

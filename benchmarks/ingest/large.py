@@ -44,6 +44,8 @@ def entries(scale: Scale) -> dict[str, Entry]:
             "copyparty": Entry(peers.copyparty),
         }
     found |= {_ours(mode): Entry(partial(ours, mode=mode)) for mode in _MODES}
+    if not scale.on_disk:
+        return found
     found[_BARE + _ON_DISK] = Entry(peers.bare, on_disk=True)
     if scale.peers:
         found |= {

@@ -2,6 +2,7 @@
 
 import os
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
@@ -108,7 +109,10 @@ def interleaved(places: Places, load: Load, entries: Mapping[str, Entry]) -> dic
                 running[name] = stack.enter_context(entry.start(directory))
             except (NotAvailable, RuntimeError, OSError, AssertionError) as error:
                 results[name].problem = str(error).strip().partition("\n")[0]
-        for _ in range(load.rounds):
+        until = time.monotonic() + load.budget_seconds
+        for number in range(load.rounds):
+            if number and time.monotonic() > until:
+                break
             for name, contender in list(running.items()):
                 if not _measure(places, load, contender, results[name], on_disk=entries[name].on_disk):
                     del running[name]

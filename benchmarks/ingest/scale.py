@@ -14,7 +14,9 @@ class Load:
     chunk_bytes: int
     rounds: int
     # Who is slow sends fewer.
-    limit_seconds: float = 3.0
+    limit_seconds: float = 2.5
+    # For all rounds together; none is begun after it.
+    budget_seconds: float = 300.0
 
     @property
     def total_bytes(self) -> int:
@@ -54,11 +56,13 @@ class Scale:
     hashed_bytes: int
     # Whether servers that have to be installed take part.
     peers: bool = True
+    # Whether what is compared in memory is measured on the disk, too.
+    on_disk: bool = True
 
 
 FULL = Scale(
     large=Load(connections=4, chunks=48, chunk_bytes=8 * MIB, rounds=5),
-    small=Load(connections=16, chunks=2000, chunk_bytes=64 * KIB, rounds=5, limit_seconds=2.0),
+    small=Load(connections=16, chunks=2000, chunk_bytes=64 * KIB, rounds=5, limit_seconds=1.5, budget_seconds=120.0),
     held=Load(connections=64, chunks=1, chunk_bytes=8 * MIB, rounds=3),
     idle_connections=1000,
     busy=(
@@ -74,17 +78,18 @@ FULL = Scale(
     hashed_bytes=GIB,
 )
 QUICK = Scale(
-    large=Load(connections=4, chunks=8, chunk_bytes=8 * MIB, rounds=2),
-    small=Load(connections=16, chunks=600, chunk_bytes=64 * KIB, rounds=2, limit_seconds=1.0),
+    on_disk=False,
+    large=Load(connections=4, chunks=8, chunk_bytes=8 * MIB, rounds=1),
+    small=Load(connections=16, chunks=600, chunk_bytes=64 * KIB, rounds=1, limit_seconds=1.0),
     held=Load(connections=64, chunks=1, chunk_bytes=8 * MIB, rounds=1),
     idle_connections=1000,
     busy=(Load(connections=4, chunks=50, chunk_bytes=8 * MIB, rounds=1, limit_seconds=2.0),),
-    files=Files(count=500, at_once=16, rounds=1, limit_seconds=2.0, bound_seconds=0.5),
+    files=Files(count=500, at_once=16, rounds=1, limit_seconds=1.5, bound_seconds=0.3),
     many=Load(connections=4, chunks=16, chunk_bytes=8 * MIB, rounds=1, limit_seconds=1.0),
     connections=(1, 16, 64),
     open_uploads=(10, 1000),
-    drawn_chunks=200,
-    drawn_rounds=3,
+    drawn_chunks=150,
+    drawn_rounds=2,
     hashed_bytes=GIB // 4,
 )
 TINY = Scale(
@@ -101,6 +106,7 @@ TINY = Scale(
     drawn_rounds=1,
     hashed_bytes=MIB,
     peers=False,
+    on_disk=False,
 )
 
 

@@ -28,7 +28,8 @@ def small(places: Places, scale: Scale, only: Collection[str] = ()) -> list[Row]
             _TUS_NODE: Entry(peers.tus_node),
         }
     entries |= {_ours(mode): Entry(partial(ours, mode=mode)) for mode in (_UNDIGESTED, _AS_SHIPPED)}
-    entries[f"{_ours(_AS_SHIPPED)}, on the disk"] = Entry(partial(ours, mode=_AS_SHIPPED), on_disk=True)
+    if scale.on_disk:
+        entries[f"{_ours(_AS_SHIPPED)}, on the disk"] = Entry(partial(ours, mode=_AS_SHIPPED), on_disk=True)
     taking_part = {name: entry for name, entry in entries.items() if not only or any(part in name for part in only)}
     results = interleaved(places, scale.small, taking_part)
     rows = [result.small_row(f"{what}: {name}") for name, result in results.items()]
