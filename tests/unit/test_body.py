@@ -262,6 +262,19 @@ async def test_a_body_that_stands_still_is_given_up(storage: LocalStorage, tmp_p
     assert open_files_under(tmp_path) == []
 
 
+async def test_a_client_is_not_to_blame_for_a_disk_that_stands_still(storage: LocalStorage) -> None:
+    intake = an_intake(storage, body_idle_timeout_seconds=0.5, body_budget_bytes=4)
+    sender = Sender(b"a" * 256 * KIB, b"b" * 8, delay_seconds=0.01)
+    with paused_call("pwrite") as pause:
+        receiving = asyncio.create_task(intake.receive(MessageBody(sender.receive), "alice", 256 * KIB + 8))
+        assert await asyncio.to_thread(pause.reached.wait, 10)
+        await asyncio.sleep(0.7)
+        pause.go_on.set()
+        body = await receiving
+    assert body.length == 256 * KIB + 8
+    body.close()
+
+
 async def test_a_body_below_the_minimum_rate_is_given_up_after_its_first_seconds(
     storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

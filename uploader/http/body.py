@@ -240,28 +240,43 @@ class Intake:
 
     async def _fill(self, body: ReceivedBody, source: BodySource, expected_bytes: int) -> None:
         loop = asyncio.get_running_loop()
-        slow_at = loop.time() + _GRACE_SECONDS
+        pace = _Pace(loop.time(), self._idle_timeout_seconds, self._min_rate_bytes)
         excess = _Excess()
         while not source.ended:
             whole = body.length == expected_bytes
             if not whole:
-                await body.make_room(slow=loop.time() >= slow_at)
-            look_again_at = self._late_at(source, slow_at, body.length)
-            if body.in_memory and loop.time() < slow_at:
-                look_again_at = min(look_again_at, slow_at)
+                began = loop.time()
+                await body.make_room(slow=began >= pace.slow_at)
+                if loop.time() != began:
+                    pace.ready_at = loop.time()
+            look_again_at = pace.late_at(source.progressed_at, body.length)
+            if body.in_memory and loop.time() < pace.slow_at:
+                look_again_at = min(look_again_at, pace.slow_at)
             await source.pour(excess if whole else body, look_again_at)
             if excess.length:
                 raise ChunkLengthMismatch(
                     expected=expected_bytes, received=expected_bytes + excess.length + source.waiting_bytes
                 )
-            if loop.time() >= self._late_at(source, slow_at, body.length):
+            if loop.time() >= pace.late_at(source.progressed_at, body.length):
                 raise BodyTimeout()
         if body.length != expected_bytes:
             raise ChunkLengthMismatch(expected=expected_bytes, received=body.length)
 
-    def _late_at(self, source: BodySource, slow_at: float, length: int) -> float:
-        """When a body that gets no further stands still for too long, or is slower than it may be."""
-        still_at = source.progressed_at + self._idle_timeout_seconds
+
+class _Pace:
+    """When a body stands still for too long, or is slower than it may be; by the loop's clock, in seconds."""
+
+    def __init__(self, started_at: float, idle_timeout_seconds: float, min_rate_bytes: int) -> None:
+        self._started_at = started_at
+        self._idle_timeout_seconds = idle_timeout_seconds
+        self._min_rate_bytes = min_rate_bytes
+        self.slow_at = started_at + _GRACE_SECONDS
+        # Since when it is waited for: what a busy disk takes is not the client's.
+        self.ready_at = started_at
+
+    def late_at(self, progressed_at: float, length: int) -> float:
+        """For a body that gets no further than this."""
+        still_at = max(progressed_at, self.ready_at) + self._idle_timeout_seconds
         if not self._min_rate_bytes:
             return still_at
-        return min(still_at, max(slow_at, slow_at - _GRACE_SECONDS + length / self._min_rate_bytes))
+        return min(still_at, max(self.slow_at, self._started_at + length / self._min_rate_bytes))
