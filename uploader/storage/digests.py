@@ -130,8 +130,7 @@ class LockedDigests:
 
     def hash_body(self, body: Body) -> None:
         """Advance over the next chunk by what is being stored as it. To be saved once it is on the map."""
-        for piece in body.pieces():
-            self._hashes.update(piece)
+        self._hashes.update_by(body.pieces, body.length)
 
     def save(self) -> None:
         """Needs no sync: after a power cut the digests start at 0, or at what was saved earlier, of chunks that are on

@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import os
 import struct
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -111,6 +112,11 @@ def _beside() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sha256")
 
 
+def _update_by(computing: _Hash, pieces: Iterator[memoryview]) -> None:
+    for piece in pieces:
+        computing.update(piece)
+
+
 class PrefixHashes:
     """Both hashes of the first `position` bytes."""
 
@@ -142,19 +148,23 @@ class PrefixHashes:
         return b"".join(each.context.raw for each in hashes if isinstance(each, _OpenSslHash))
 
     def update(self, content: memoryview) -> None:
-        """At one go: each call lets go of the GIL, and has to wait for it in the end."""
-        if not content:
+        self.update_by(lambda: iter((content,)), len(content))
+
+    def update_by(self, pieces: Callable[[], Iterator[memoryview]], length_bytes: int) -> None:
+        """By so many bytes, in pieces that may be asked for twice, and by two threads."""
+        if not length_bytes:
             return
-        if len(content) < _SIDE_BY_SIDE_BYTES:
-            self._md5.update(content)
-            self._sha256.update(content)
+        if length_bytes < _SIDE_BY_SIDE_BYTES:
+            for piece in pieces():
+                self._md5.update(piece)
+                self._sha256.update(piece)
         else:
-            sha256 = _beside().submit(self._sha256.update, content)
+            sha256 = _beside().submit(_update_by, self._sha256, pieces())
             try:
-                self._md5.update(content)
+                _update_by(self._md5, pieces())
             finally:
                 sha256.result()  # in any case, because the bytes are lent to it
-        self.position += len(content)
+        self.position += length_bytes
 
     def digests(self) -> Digests:
         """Of the prefix as it is; it may grow on."""
