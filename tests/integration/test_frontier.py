@@ -6,7 +6,7 @@ import errno
 import os
 import random
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from zlib import crc32
@@ -285,13 +285,13 @@ async def test_a_python_without_openssls_states_hashes_all_at_the_merge(
 @pytest.fixture
 def stalled(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Hashing waits for this event."""
-    go_on, real = threading.Event(), PrefixHashes.update
+    go_on, real = threading.Event(), PrefixHashes.update_by
 
-    def update(hashes: PrefixHashes, content: memoryview) -> None:
+    def update_by(hashes: PrefixHashes, pieces: Callable[[], Iterator[memoryview]], length_bytes: int) -> None:
         assert go_on.wait(30)
-        real(hashes, content)
+        real(hashes, pieces, length_bytes)
 
-    monkeypatch.setattr(PrefixHashes, "update", update)
+    monkeypatch.setattr(PrefixHashes, "update_by", update_by)
     return go_on
 
 
