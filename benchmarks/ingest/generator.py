@@ -147,13 +147,15 @@ def _finish(poll: select.epoll, connections: list[Connection]) -> None:
         for descriptor, event in events:
             connection = active.pop(descriptor, None)
             if connection is None:
-                raise Failed("a connection was closed while it was idle")
+                raise Failed("answered or closed before the end of a body")
             goes_on = True
             if event & ~select.EPOLLOUT:
                 goes_on = not connection.receive() or connection.begin()
             else:
                 connection.send()
-            if goes_on and not connection.holding:
+            if not goes_on:
+                poll.unregister(connection.socket)  # it may be closed by the server, while others are at work
+            elif not connection.holding:
                 active[connection.socket.fileno()] = connection
 
 

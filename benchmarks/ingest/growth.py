@@ -37,7 +37,8 @@ def connections(places: Places, scale: Scale, only: Collection[str] = ()) -> lis
         for count, measured in rounds.items():
             cpu = statistics.median(one.cpu_per_gib for one in measured)
             rates = [one.rate for one in measured]
-            rows.append(compared(f"{name}: {count} connections", rates, "MB/s", f"{amount(cpu)} CPU s/GiB"))
+            figure = f"{name}: {count} connection{'s' * (count > 1)}"
+            rows.append(compared(figure, rates, "MB/s", f"{amount(cpu)} CPU s/GiB"))
     return rows
 
 

@@ -70,7 +70,7 @@ FULL = Scale(
         Load(connections=16, chunks=4000, chunk_bytes=64 * KIB, rounds=3, limit_seconds=4.0),
     ),
     files=Files(count=5000, at_once=16, rounds=1),
-    many=Load(connections=4, chunks=64, chunk_bytes=8 * MIB, rounds=3, limit_seconds=2.0),
+    many=Load(connections=4, chunks=32, chunk_bytes=8 * MIB, rounds=3, limit_seconds=1.5),
     connections=(1, 4, 16, 64, 256),
     open_uploads=(10, 1000, 100_000),
     drawn_chunks=400,
