@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import subprocess
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -15,7 +16,7 @@ from benchmarks import report
 from benchmarks.accounting.stores import mariadb, versions
 from benchmarks.report import Row
 from benchmarks.reports.rows import FULL, QUICK, Scale, fill
-from tests.support.process import run_cli
+from tests.support.process import UPLOADER, environment
 from uploader.bootstrap import build_application, create_services, running
 from uploader.database.engine import Database
 from uploader.database.reporting import UPLOAD_SORTS, USER_SORTS
@@ -115,8 +116,9 @@ async def _row(what: str, ask: Callable[[], Awaitable[None]], rounds: int, targe
 
 async def _commanded(data: Path, url: str) -> Row:
     async def run() -> None:
-        ended = await asyncio.to_thread(run_cli, {"DATA": str(data), "DATABASE_URL": url}, "report")
-        assert ended.returncode == 0, ended.stderr
+        settings = environment({"DATA": str(data), "DATABASE_URL": url})
+        ended = await asyncio.create_subprocess_exec(UPLOADER, "report", env=settings, stdout=subprocess.DEVNULL)
+        assert await ended.wait() == 0
 
     return await _row("`uploader report`, a process from its start to its end", run, 3, None)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.slow_clients.slow import SLOW_BYTES, SLOW_MD5
 from tests.support.content import MIB, Content
-from tests.support.process import Server, ended
+from tests.support.process import UPLOADER, Server, ended
 from uploader.bootstrap import create_services
 from uploader.settings import Settings
 
@@ -35,7 +35,7 @@ class Installation:
 @contextmanager
 def running_installation(directory: Path, slow_users: int) -> Iterator[Installation]:
     data = directory / "data"
-    server = Server(directory / "log", {"DATA": str(data)})
+    server = Server(directory / "log", {"DATA": str(data)}, program=(UPLOADER,))
     with ended(server):
         honest, *slow = asyncio.run(_make_users(data, 1 + slow_users))
         for token in slow:

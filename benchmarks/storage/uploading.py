@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.storage.client import Bytes, Connection, Reply, in_parallel
-from tests.support.process import Server, ended
+from tests.support.process import UPLOADER, Server, ended
 
 _names = itertools.count()
 
@@ -38,7 +38,7 @@ def serving(directory: Path, durability: str = "power") -> Iterator[Server]:
         "DEFAULT_TOTAL_SPACE": "1TiB",
         "DURABILITY": durability,
     }
-    server = Server(directory / "log", settings)
+    server = Server(directory / "log", settings, program=(UPLOADER,))
     with ended(server):
         yield server
         server.stop()  # with its Valkey, so that the directory can go

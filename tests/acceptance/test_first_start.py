@@ -16,7 +16,7 @@ from tests.support.servers import free_port
 
 def test_the_first_start_makes_an_owner_and_says_what_to_do_next(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    server = Server(tmp_path / "log", {"DATA": str(data)})
+    server = Server(tmp_path / "log", {"DATA": str(data)}, program=(UPLOADER,))
     with ended(server):
         token_file = data / "owner.token"
         token = token_file.read_text().strip()

@@ -8,7 +8,7 @@ import httpx2
 
 from tests.support.content import KIB, Content
 from tests.support.jwts import Signer
-from tests.support.process import Server, ended, run_cli
+from tests.support.process import UPLOADER, Server, ended, run_cli
 
 JWT_SECRET = "jwt-secret-of-the-installation-0123456789"
 LINK_SECRET = "link-secret-of-the-installation-012345678"
@@ -33,7 +33,7 @@ def test_no_secret_is_told_to_anybody(tmp_path: Path) -> None:
     good = signer.token({"sub": "alice", "exp": int(time.time()) + 600, "scope": "admin"})
     expired = signer.token({"sub": "alice", "exp": 1})
     forged = Signer("HS256", b"a secret that nobody knows of, and more").token({"sub": "alice", "exp": 1})
-    server = Server(tmp_path / "log", settings | {"LOG_LEVEL": "debug", "LOG_FORMAT": "json"})
+    server = Server(tmp_path / "log", settings | {"LOG_LEVEL": "debug", "LOG_FORMAT": "json"}, program=(UPLOADER,))
     with ended(server):
         answers = []
         with httpx2.Client(base_url=server.url, headers={"Authorization": f"Bearer {good}"}) as client:

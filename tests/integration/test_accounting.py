@@ -172,7 +172,7 @@ async def test_after_a_restart_a_chunk_asks_to_be_hydrated_even_if_everything_wa
     await ledger.hydrate()
     await ledger.record(0)
     await ledger.redis.aclose()
-    own_redis.kill()
+    own_redis.stop()
     own_redis.start()
     assert await ledger.fact("received") == CHUNK
     assert (await ledger.pending.read("u")).state == ""

@@ -3,15 +3,15 @@ at the end of each batch."""
 
 import asyncio
 import json
+import os
 import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from redis.asyncio import Redis
 from sqlalchemy import delete, insert, select, update
@@ -19,6 +19,7 @@ from sqlalchemy import delete, insert, select, update
 from tests.races.after import look
 from tests.races.rounds import ALICE, BOB, CROWD, WAVE, Round
 from tests.races.table import Race
+from tests.support import forkserver
 from tests.support.at_rest import check_at_rest, rests_within
 from tests.support.process import environment
 from uploader.bootstrap import Services, create_services, running
@@ -54,19 +55,25 @@ class Record:
 class _Side:
     """One of the two processes."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: forkserver.Forked, orders: BinaryIO, answers: asyncio.StreamReader) -> None:
         self._process = process
+        self._orders = orders
+        self._answers = answers
 
     async def answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
+        line = await self._answers.readline()
         assert line, "a racer ended; its log says why"
         return json.loads(line)
 
     async def do(self, **order: Any) -> Any:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        self._orders.write(json.dumps(order).encode() + b"\n")
+        self._orders.flush()
         return await self.answer()
+
+    def kill(self) -> None:
+        self._orders.close()
+        self._process.kill()
+        self._process.wait()
 
 
 class Course:
@@ -165,25 +172,25 @@ async def course(directory: Path, database_url: str, redis_url: str) -> AsyncIte
     services = create_services(Settings.load(environment(settings)))
     async with running(services, jobs=False), Redis.from_url(redis_url) as redis:
         await services.database.transact(_make_users)
-        processes = [await _start(side, settings, log) for side in "ab"]
+        a, b = [await _start(side, settings, log) for side in "ab"]
         try:
-            a, b = map(_Side, processes)
             await asyncio.gather(a.answer(), b.answer())
             yield Course(a, b, services, redis)
         finally:
-            for process in processes:
-                process.kill()
-                await process.wait()
+            a.kill()
+            b.kill()
 
 
-async def _start(side: str, settings: dict[str, str], log: Path) -> asyncio.subprocess.Process:
-    with log.open("ab") as output:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.races.racer", side),
-            env=environment(settings),
-            cwd=ROOT,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=output,
-            limit=1 << 24,
-        )
+async def _start(side: str, settings: dict[str, str], log: Path) -> _Side:
+    (stdin, orders), (answers, stdout) = _pipe(), _pipe()
+    reader = asyncio.StreamReader(limit=1 << 24)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), answers)
+    with stdin, stdout, log.open("ab") as output:
+        command = ["-m", "tests.races.racer", side]
+        process = forkserver.start(command, environment(settings), [stdin, stdout, output], ROOT)
+    return _Side(process, orders, reader)
+
+
+def _pipe() -> tuple[BinaryIO, BinaryIO]:
+    read, write = os.pipe()
+    return os.fdopen(read, "rb"), os.fdopen(write, "wb")

@@ -9,7 +9,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from tests.support.process import UPLOADER, environment
+from tests.support.process import UPLOADER, environment, run_to_end
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "events.schema.json"
 _TIMEOUT_SECONDS = 300
@@ -28,15 +28,8 @@ class Commands:
         self, *arguments: str | Path, stdin: str = "", cwd: Path | None = None
     ) -> "subprocess.CompletedProcess[str]":
         """Run a command to its end."""
-        return subprocess.run(
-            [UPLOADER, *arguments],
-            env=self.environment,
-            cwd=cwd or self.home,
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_SECONDS,
-            check=False,
+        return run_to_end(
+            arguments, self.environment, cwd=cwd or self.home, stdin=stdin, timeout_seconds=_TIMEOUT_SECONDS
         )
 
     def events(self, *arguments: str | Path, code: int = 0) -> list[dict[str, Any]]:

@@ -9,7 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 
+from tests.support import forkserver
 from tests.support.servers import free_port
 
 UPLOADER = Path(sys.executable).with_name("uploader")
@@ -27,32 +29,54 @@ def environment(settings: Settings) -> dict[str, str]:
 
 def run_cli(settings: Settings, *arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end."""
-    return subprocess.run(
-        [UPLOADER, *arguments],
-        env=environment(settings),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run_to_end(arguments, environment(settings), cwd=cwd, timeout_seconds=60)
+
+
+def run_to_end(
+    arguments: Sequence[str | Path],
+    environment: Mapping[str, str],
+    *,
+    cwd: Path | None = None,
+    stdin: str = "",
+    timeout_seconds: float,
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command in this environment to its end. Raises subprocess.TimeoutExpired."""
+    with TemporaryFile("w+") as given, TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
+        given.write(stdin)
+        given.seek(0)
+        process = forkserver.start([UPLOADER, *arguments], environment, [given, stdout, stderr], cwd)
+        try:
+            code = process.wait(timeout=timeout_seconds)
+        finally:
+            process.kill()
+        for file in (stdout, stderr):
+            file.seek(0)
+        return subprocess.CompletedProcess([*arguments], code, stdout.read(), stderr.read())
 
 
 class Process:
     """`uploader serve` or `uploader work`, and what it printed."""
 
     def __init__(
-        self, log: Path, settings: Settings, *arguments: str, program: Sequence[str | Path] = (UPLOADER,)
+        self, log: Path, settings: Settings, *arguments: str, program: Sequence[str | Path] | None = None
     ) -> None:
+        """`program`: what a new interpreter is to run, where it matters that it is one."""
         self.log = log
-        with log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [*program, *arguments],
-                env=environment(settings),
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        self.process: subprocess.Popen[bytes] | forkserver.Forked
+        with log.open("ab") as output, Path(os.devnull).open() as nothing:
+            if program is None:
+                self.process = forkserver.start(
+                    [UPLOADER, *arguments], environment(settings), [nothing, output, output]
+                )
+            else:
+                self.process = subprocess.Popen(
+                    [*program, *arguments],
+                    env=environment(settings),
+                    stdin=nothing,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
 
     def kill(self) -> None:
         """SIGKILL to this process alone; what it started has to notice by itself."""
@@ -89,7 +113,7 @@ class Server(Process):
         settings: Settings,
         *arguments: str,
         port: int | None = None,
-        program: Sequence[str | Path] = (UPLOADER,),
+        program: Sequence[str | Path] | None = None,
     ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"

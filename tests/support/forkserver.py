@@ -1,0 +1,190 @@
+"""Starts Python processes without their imports, which are most of what a start costs: one that has imported everything
+forks for each of them. What was forked then runs the console script, or a module, as a new interpreter would.
+
+`python -m tests.support.forkserver FD` is that process; `start` asks for one of its children.
+"""
+
+import atexit
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+_ROOT = Path(__file__).parents[2]
+# What servers, workers, commands and racers import sooner or later.
+_IMPORTED = (
+    *("uploader.bootstrap", "uploader.cli", "uploader.client", "uploader.http.connection", "uploader.cli.running"),
+    *("uvicorn", "uvicorn.supervisors", "uvicorn.lifespan.on", "uvicorn.loops.uvloop", "uvloop", "httptools", "httpx2"),
+    *("alembic.command", "aiosqlite", "asyncmy", "sqlalchemy.dialects.sqlite.aiosqlite", "hiredis"),
+    *("sqlalchemy.dialects.mysql.asyncmy", "rich.progress", "tests.races.racer"),
+)
+# What reads the environment when it is imported.
+_READ_AT_IMPORT = ("uploader.clock", "uploader.crashpoints")
+_MAX_ORDER_BYTES = 1 << 17
+
+
+class Forked:
+    """A process of the fork server, as `subprocess.Popen` has it."""
+
+    def __init__(self, pid: int, status: int) -> None:
+        """`status`: the descriptor on which its end is told."""
+        self.pid = pid
+        self.returncode: int | None = None
+        self._status = status
+        self._close = weakref.finalize(self, os.close, status)
+
+    def poll(self) -> int | None:
+        return self._look(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        code = self._look(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+        return code
+
+    def _look(self, timeout_seconds: float | None) -> int | None:
+        if self.returncode is None and select.select([self._status], [], [], timeout_seconds)[0]:
+            self.returncode = os.waitstatus_to_exitcode(int(os.read(self._status, 16)))
+            self._close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+class _Server:
+    """The process that forks, from the outside."""
+
+    def __init__(self) -> None:
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.forkserver", str(theirs.fileno())],
+                cwd=_ROOT,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        atexit.register(self._end)
+
+    def start(self, order: dict[str, Any], standard: Sequence[int]) -> Forked:
+        status, told = os.pipe()
+        try:
+            with self._lock:
+                socket.send_fds(self._orders, [json.dumps(order).encode()], [*standard, told])
+                pid = int(self._orders.recv(16))
+        finally:
+            os.close(told)
+        return Forked(pid, status)
+
+    def _end(self) -> None:
+        self._orders.close()
+        self._process.wait()
+
+
+_server = functools.cache(_Server)
+
+
+def start(
+    arguments: Sequence[str | Path],
+    environment: Mapping[str, str],
+    standard: Sequence[IO[Any]],
+    cwd: Path | None = None,
+) -> Forked:
+    """Start a script, or `-m` and a module, in a session of its own, with three standard files."""
+    order = {
+        "arguments": [str(argument) for argument in arguments],
+        "environment": dict(environment),
+        "cwd": str(cwd or Path.cwd()),
+    }
+    return _server().start(order, [file.fileno() for file in standard])
+
+
+# The process that forks, from the inside
+
+
+def _serve(orders: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """In each process that was forked what it is to do, and its descriptors; None in this one, at its end."""
+    running: dict[int, tuple[int, int]] = {}  # by their pidfds: their pids, and where their end is told
+    poll = select.poll()
+    poll.register(orders, select.POLLIN)
+    while True:
+        for ready, _ in poll.poll():
+            if ready in running:
+                poll.unregister(ready)
+                pid, told = running.pop(ready)
+                os.write(told, str(os.waitpid(pid, 0)[1]).encode())
+                os.close(told)
+                os.close(ready)
+                continue
+            content, descriptors, _, _ = socket.recv_fds(orders, _MAX_ORDER_BYTES, 4)
+            if not content:
+                return None
+            *standard, told = descriptors
+            pid = os.fork()
+            if pid == 0:
+                for others in (*running, *(other for _, other in running.values()), told):
+                    os.close(others)
+                orders.close()
+                return json.loads(content), standard
+            orders.send(str(pid).encode())
+            pidfd = os.pidfd_open(pid)
+            running[pidfd] = (pid, told)
+            poll.register(pidfd, select.POLLIN)
+            for descriptor in standard:
+                os.close(descriptor)
+
+
+def _become(order: dict[str, Any], standard: list[int]) -> None:
+    """Go on as what was asked for."""
+    os.setsid()
+    for number, descriptor in enumerate(standard):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(order["cwd"])
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    for name in _READ_AT_IMPORT:
+        importlib.reload(sys.modules[name])
+    script, *arguments = order["arguments"]
+    if script == "-m":
+        sys.argv = arguments
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [script, *arguments]
+        runpy.run_path(script, run_name="__main__")
+
+
+def _main() -> None:
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()
+    with socket.socket(fileno=int(sys.argv[1])) as orders:
+        order = _serve(orders)
+    if order is not None:
+        _become(*order)
+
+
+if __name__ == "__main__":
+    _main()
