@@ -23,7 +23,7 @@ CONTENT = Content(33 * 64 * KIB)
 async def test_while_redis_hangs_bodies_wait_on_disk_beyond_the_memory_they_may_take(
     make_stack: MakeStack, own_redis: PrivateRedis
 ) -> None:
-    in_memory = 4
+    in_memory = 16
     budget = 4 * in_memory * 64 * KIB  # of which one user gets a quarter
     settings = {"redis_url": own_redis.url, "body_budget_bytes": budget, "max_concurrent_chunks": 64}
     async with make_stack(**settings) as stack:

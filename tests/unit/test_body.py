@@ -159,16 +159,29 @@ async def test_a_spool_that_cannot_be_opened_for_lack_of_room_is_a_full_disk(sto
 
 
 async def test_closing_twice_gives_back_once(storage: LocalStorage) -> None:
-    budget, segments = BodyBudget(8 * 64 * KIB), Segments(MIB)
+    budget, segments = BodyBudget(4 * 2 * 16 * KIB), Segments(MIB)
     body, other = (ReceivedBody(budget, segments, storage, "alice", 50) for _ in range(2))
     await append(body, bytes(50))
     await append(other, bytes(50))
     body.close()
     body.close()
-    assert budget.charge("alice", 64 * KIB)
+    assert budget.charge("alice", segments.small_bytes)
     assert not budget.charge("alice", 1)
-    assert segments.take().obj is not segments.take().obj, "one body, one segment given back once"
+    taken = [segments.take(segments.small_bytes).obj for _ in range(2)]
+    assert taken[0] is not taken[1], "one body, one segment given back once"
     other.close()
+
+
+@pytest.mark.parametrize("size", [1, 16 * KIB, 16 * KIB + 1, 64 * KIB, 64 * KIB + 1, 200 * KIB])
+async def test_a_body_is_charged_for_the_segments_it_needs(storage: LocalStorage, size: int) -> None:
+    content, budget, segments = Content(size), BodyBudget(MIB), Segments(MIB)
+    assert (segments.small_bytes, segments.large_bytes) == (16 * KIB, 64 * KIB)
+    body = ReceivedBody(budget, segments, storage, "alice", size)
+    await fill(body, content.data, 10 * KIB)
+    assert content_of(body) == content.data
+    assert budget.charged_bytes == (16 * KIB if size <= 16 * KIB else -(-size // (64 * KIB)) * 64 * KIB)
+    body.close()
+    assert is_whole(budget, MIB)
 
 
 async def test_the_memory_of_a_body_is_used_again(storage: LocalStorage) -> None:

@@ -71,6 +71,7 @@ class ReceivedBody:
         self._storage = storage
         self._user_id = user_id
         self._segments: list[memoryview] = []
+        self._segment_bytes = segments.small_bytes
         self._spool: Spool | None = None
         self._batch = memoryview(b"")
         self._batched = 0
@@ -97,7 +98,7 @@ class ReceivedBody:
             return self._batch[self._batched :][:left]
         if not self._has_segment():
             return _NO_ROOM
-        return self._segments[-1][self.length % self._pool.segment_bytes :][:left]
+        return self._segments[-1][self.length % self._segment_bytes :][:left]
 
     def advance(self, count: int) -> None:
         self.length += count
@@ -113,7 +114,7 @@ class ReceivedBody:
     def pieces(self) -> Iterator[memoryview]:
         if self._spool is None:
             for number, segment in enumerate(self._segments):
-                yield segment[: self.length - number * self._pool.segment_bytes]
+                yield segment[: self.length - number * self._segment_bytes]
             return
         for offset in range(0, self.length, _PIECE_BYTES):
             yield memoryview(self._spool.read(_PIECE_BYTES, offset))
@@ -132,17 +133,36 @@ class ReceivedBody:
 
     def _has_segment(self) -> bool:
         """Whether there is memory for the next byte, taking some if need be."""
-        if self.length < len(self._segments) * self._pool.segment_bytes:
+        if self.length < len(self._segments) * self._segment_bytes:
             return True
-        if not self._budget.charge(self._user_id, self._pool.segment_bytes):
+        if not self._segments:
+            return self._take(self._segment_bytes)
+        if not self._take(self._pool.large_bytes):
             return False
-        self._segments.append(self._pool.take())
+        if self._segment_bytes < self._pool.large_bytes:
+            self._move_to_large()
         return True
+
+    def _take(self, size_bytes: int) -> bool:
+        if not self._budget.charge(self._user_id, size_bytes):
+            return False
+        self._segments.append(self._pool.take(size_bytes))
+        return True
+
+    def _move_to_large(self) -> None:
+        """What began in a small segment goes on in the large one after it."""
+        small = self._segments.pop(0)
+        self._segments[0][: len(small)] = small
+        self._give_back(small)
+        self._segment_bytes = self._pool.large_bytes
+
+    def _give_back(self, segment: memoryview) -> None:
+        self._pool.give_back(segment)
+        self._budget.release(self._user_id, len(segment))
 
     def _release_segments(self) -> None:
         for segment in self._segments:
-            self._pool.give_back(segment)
-        self._budget.release(self._user_id, len(self._segments) * self._pool.segment_bytes)
+            self._give_back(segment)
         self._segments = []
 
     async def _move_to_spool(self, batch_bytes: int) -> None:

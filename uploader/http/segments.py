@@ -5,24 +5,29 @@ Owns the segments that are free. How many there may be is their takers' business
 """
 
 import mmap
+from collections import defaultdict
 
-_SEGMENT_BYTES = 1024 << 10
+_LARGE_BYTES = 256 << 10
 # So that a user's share of a small budget is more than one of them.
-_MIN_SEGMENTS = 16
+_MIN_LARGE = 16
+# Of a body that has only begun there is little to hold, and many may begin at once.
+_SMALL_SHARE = 4
 
 
 class Segments:
-    """Free segments, the one that was used last on top, because it is warm."""
+    """Free segments of two sizes, the one that was used last on top, because it is warm."""
 
     def __init__(self, budget_bytes: int) -> None:
         """`budget_bytes`: what all of them may hold together."""
-        self._free: list[memoryview] = []
-        self.segment_bytes = max(min(_SEGMENT_BYTES, budget_bytes // _MIN_SEGMENTS), 1)
+        self._free: dict[int, list[memoryview]] = defaultdict(list)
+        self.large_bytes = max(min(_LARGE_BYTES, budget_bytes // _MIN_LARGE), 1)
+        self.small_bytes = max(self.large_bytes // _SMALL_SHARE, 1)
 
-    def take(self) -> memoryview:
-        """Memory of `segment_bytes`; what is in it is anybody's."""
-        return self._free.pop() if self._free else memoryview(mmap.mmap(-1, self.segment_bytes))
+    def take(self, size_bytes: int) -> memoryview:
+        """Memory of `large_bytes` or `small_bytes`; what is in it is anybody's."""
+        free = self._free[size_bytes]
+        return free.pop() if free else memoryview(mmap.mmap(-1, size_bytes))
 
     def give_back(self, segment: memoryview) -> None:
         """Nothing reads or writes it any more."""
-        self._free.append(segment)
+        self._free[len(segment)].append(segment)
