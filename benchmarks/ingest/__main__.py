@@ -11,7 +11,9 @@ from pathlib import Path
 
 from benchmarks import report
 from benchmarks.ingest import files, growth, installing, large, latency, memory, small
+from benchmarks.ingest.load import LoadFailed
 from benchmarks.ingest.places import Places, memory_directory
+from benchmarks.ingest.rounds import reason
 from benchmarks.ingest.scale import FULL, QUICK, Scale
 from benchmarks.report import Row
 
@@ -59,7 +61,10 @@ def measure(scale: Scale, names: list[str], servers: Collection[str], directory:
         places = Places(memory, disk)
         for name in names:
             begin = time.monotonic()
-            measured = BENCHMARKS[name](places.of(name), scale, servers)
+            try:
+                measured = BENCHMARKS[name](places.of(name), scale, servers)
+            except (LoadFailed, RuntimeError, OSError) as error:
+                measured = [Row(name, "–", f"failed: {reason(error)}")]  # the other parts are worth their time
             rows += measured
             print(f"{name}: {time.monotonic() - begin:.0f} s", *measured, sep="\n  ", flush=True)
     peers = installing.versions() if scale.peers else []

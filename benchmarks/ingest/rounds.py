@@ -108,7 +108,7 @@ def interleaved(places: Places, load: Load, entries: Mapping[str, Entry]) -> dic
             try:
                 running[name] = stack.enter_context(entry.start(directory))
             except (NotAvailable, RuntimeError, OSError, AssertionError) as error:
-                results[name].problem = str(error).strip().partition("\n")[0]
+                results[name].problem = reason(error)
         until = time.monotonic() + load.budget_seconds
         for number in range(load.rounds):
             if number and time.monotonic() > until:
@@ -125,7 +125,7 @@ def _measure(places: Places, load: Load, contender: Contender, result: Result, *
         result.rounds.append(measure(places, load, contender, on_disk=on_disk))
         contender.clear()
     except (LoadFailed, RuntimeError, OSError) as error:
-        result.problem = str(error).strip().partition("\n")[0][:900]
+        result.problem = reason(error)
         return False
     return True
 
@@ -141,6 +141,11 @@ def measure(places: Places, load: Load, contender: Contender, *, on_disk: bool =
     outcome = send(replace(plan, limit_seconds=load.limit_seconds))
     lag = processes.wait_until_quiet(contender.pids)
     return Round(outcome, processes.cpu_seconds(contender.pids) - before, lag)
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, in one line that fits into a table."""
+    return " ".join(f"{type(error).__name__}: {error}".replace("|", "/").split())[:300]
 
 
 def rates_to(results: Mapping[str, Result], one: str, other: str) -> list[float]:
