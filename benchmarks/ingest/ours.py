@@ -28,7 +28,6 @@ class Mode:
     digests: bool = True
     durability: str = "power"
     workers: int = 1
-    database_url: str | None = None
 
     def __str__(self) -> str:
         workers = f", {self.workers} workers" if self.workers > 1 else ""
@@ -88,16 +87,14 @@ def ours(directory: Path, mode: Mode, users: int = _USERS) -> Iterator[Ours]:
     """A server as it is by default but for `mode`."""
     directory.mkdir(parents=True)
     settings = {"DATA": str(directory / "data"), "DURABILITY": mode.durability, "WORKERS": str(mode.workers)}
-    if mode.database_url is not None:
-        settings["DATABASE_URL"] = mode.database_url
     server = Server(directory / "log", settings, program=(UPLOADER,) if mode.digests else _UNDIGESTED)
     with ended(server):
-        yield Ours(server, asyncio.run(_make_users(directory / "data", users, mode.database_url)))
+        yield Ours(server, asyncio.run(_make_users(directory / "data", users)))
         server.stop()  # with its Valkey, so that the directory can go
 
 
-async def _make_users(data: Path, count: int, database_url: str | None) -> list[str]:
-    services = create_services(Settings(data=data, database_url=database_url))
+async def _make_users(data: Path, count: int) -> list[str]:
+    services = create_services(Settings(data=data))
     try:
         return [
             await services.accounts.create_token(f"user-{number}", admin=False, total_space=1 << 50)
