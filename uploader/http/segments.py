@@ -21,7 +21,10 @@ class Segments:
 
     def take(self) -> memoryview:
         """Memory of `segment_bytes`; what is in it is anybody's."""
-        return self._free.pop() if self._free else memoryview(mmap.mmap(-1, self.segment_bytes))
+        if self._free:
+            return self._free.pop()
+        # Private, so that the kernel joins neighbours: it bounds the mappings of a process, and shared ones stay apart.
+        return memoryview(mmap.mmap(-1, self.segment_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
     def give_back(self, segment: memoryview) -> None:
         """Nothing reads or writes it any more."""
