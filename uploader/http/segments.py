@@ -26,7 +26,10 @@ class Segments:
     def take(self, size_bytes: int) -> memoryview:
         """Memory of `large_bytes` or `small_bytes`; what is in it is anybody's."""
         free = self._free[size_bytes]
-        return free.pop() if free else memoryview(mmap.mmap(-1, size_bytes))
+        if free:
+            return free.pop()
+        # Private, so that the kernel joins neighbours: it bounds the mappings of a process, and shared ones stay apart.
+        return memoryview(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
     def give_back(self, segment: memoryview) -> None:
         """Nothing reads or writes it any more."""
