@@ -36,16 +36,20 @@ class Wire:
         self.answers = b""
         self.reading = True
         self.closing = False
+        self.ended = False
         self.protocol.connection_made(self)
 
     # The protocol's end
 
     def write(self, content: bytes) -> None:
-        assert not self.closing
+        assert not (self.closing or self.ended)
         self.answers += content
 
     def writelines(self, pieces: list[bytes]) -> None:
         self.write(b"".join(pieces))
+
+    def write_eof(self) -> None:
+        self.ended = True
 
     def close(self) -> None:
         if not self.closing:
@@ -301,4 +305,56 @@ async def test_a_cancelled_pour_leaves_nothing_that_writes_into_its_memory() -> 
     await wire.feed(b"x" * 20)
     sink.refill()
     assert sink.content == BODY[:-50]
+    await wire.end()
+
+
+async def test_who_takes_a_part_of_a_body_as_messages_does_not_wait_for_it_for_ever() -> None:
+    outcome: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, _send: Send) -> None:
+        await receive()
+        try:
+            await scope["extensions"][DIRECT_BODY]["body"].pour(
+                Pieces(1000, 1000), asyncio.get_running_loop().time() + 30
+            )
+        except ClientDisconnect:
+            outcome.append("gone")
+
+    wire = Wire(Connection, app)
+    await wire.feed(put("/first", BODY))
+    await wire.turns()
+    assert outcome == ["gone"]
+    await wire.end()
+
+
+# What is put together before it is written
+
+
+async def test_a_request_that_was_refused_in_its_body_says_no_more() -> None:
+    """It is asked for the body and refused in one read, before its application has begun."""
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, fault: faults.append(fault))
+    echo = Echo()
+    wire = Wire(Connection, echo)
+    await wire.feed(CHUNKED.partition(b"\r\n\r\n")[0] + b"\r\nExpect: 100-continue\r\n\r\nno length\r\n")
+    await wire.turns()
+    assert (wire.answers[:12], echo.seen, faults) == (b"HTTP/1.1 400", [("/chunked", "gone")], [])
+    await wire.end()
+
+
+async def test_what_an_application_sends_without_a_pause_does_not_pile_up() -> None:
+    waiting: list[int] = []
+
+    async def app(scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        for _ in range(40):
+            await send({"type": "http.response.body", "body": bytes(10_000), "more_body": True})
+            waiting.append(wire.protocol._http.transport.get_write_buffer_size())
+        await send({"type": "http.response.body"})
+
+    wire = Wire(Connection, app)
+    await wire.feed(GET)
+    await wire.turns()
+    assert max(waiting) < 100_000
+    assert wire.answers.count(bytes(10_000)) == 40
     await wire.end()

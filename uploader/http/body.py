@@ -169,7 +169,7 @@ class ReceivedBody:
         pieces = list(self.pieces())
         await uninterrupted(self._open_spool(pieces))
         self._release_segments()
-        self._batch = memoryview(bytearray(batch_bytes))
+        self._batch = memoryview(bytearray(min(batch_bytes, self._expected - self.length)))
 
     async def _open_spool(self, pieces: list[memoryview]) -> None:
         self._spool = await self._storage.open_spool()

@@ -15,20 +15,25 @@ class CorkedTransport:
         self._transport = transport
         self._loop = loop
         self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._ended = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, content: bytes) -> None:
+        if self._ended:
+            return  # as on a connection that is closed: it was refused, and its request may not know yet
         if not self._held:
             self._loop.call_soon(self.flush)
         self._held.append(content)
-        if len(content) > _MAX_HELD_BYTES:
+        self._held_bytes += len(content)
+        if self._held_bytes > _MAX_HELD_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Write what is held."""
-        held, self._held = self._held, []
+        held, self._held, self._held_bytes = self._held, [], 0
         if not held or self._transport.is_closing():
             return
         if len(held[-1]) > _MAX_HELD_BYTES:
@@ -38,6 +43,7 @@ class CorkedTransport:
 
     def write_eof(self) -> None:
         self.flush()
+        self._ended = True
         self._transport.write_eof()
 
     def close(self) -> None:
@@ -49,4 +55,4 @@ class CorkedTransport:
         self._transport.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
-        return self._transport.get_write_buffer_size() + sum(map(len, self._held))
+        return self._transport.get_write_buffer_size() + self._held_bytes

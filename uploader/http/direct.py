@@ -64,13 +64,13 @@ class DirectBody:
     async def pour(self, sink: Sink, until: float) -> None:
         """Give bytes to `sink` until it has no room, the body ends, or the loop's clock says `until`.
 
-        Raises ClientDisconnect.
+        Raises ClientDisconnect, also if the rest was taken otherwise: it never comes.
         """
         self._invite()
         self._sink, self._room = sink, sink.room()
         try:
             self._pour_parsed()
-            if self._room and self._cycle.more_body:
+            if self._room and not self.ended:
                 await self._pour_from_wire(until)
         finally:
             self._sink, self._room = None, _NO_ROOM
@@ -96,7 +96,7 @@ class DirectBody:
         self._cycle.body = parsed[start:]
 
     async def _pour_from_wire(self, until: float) -> None:
-        if self._cycle.disconnected:
+        if self._cycle.disconnected or not self._cycle.more_body:
             raise ClientDisconnect()
         if self._http.direct is None:
             self._on_wire = self._length - self._http.parsed_body_bytes
