@@ -19,6 +19,8 @@ class Segments:
 
     def __init__(self, budget_bytes: int) -> None:
         """`budget_bytes`: what all of them may hold together."""
+        self._budget_bytes = budget_bytes
+        self._made_bytes = 0
         self._free: dict[int, list[memoryview]] = defaultdict(list)
         self.large_bytes = max(min(_LARGE_BYTES, budget_bytes // _MIN_LARGE), 1)
         self.small_bytes = max(self.large_bytes // _SMALL_SHARE, 1)
@@ -26,11 +28,17 @@ class Segments:
     def take(self, size_bytes: int) -> memoryview:
         """Memory of `large_bytes` or `small_bytes`; what is in it is anybody's."""
         free = self._free[size_bytes]
-        if free:
-            return free.pop()
-        # Private, so that the kernel joins neighbours: it bounds the mappings of a process, and shared ones stay apart.
-        return memoryview(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        return free.pop() if free else self._make(size_bytes)
 
     def give_back(self, segment: memoryview) -> None:
         """Nothing reads or writes it any more."""
         self._free[len(segment)].append(segment)
+
+    def _make(self, size_bytes: int) -> memoryview:
+        """In place of free ones of the other size, where together they would be more than the budget."""
+        for free in self._free.values():
+            while free and self._made_bytes + size_bytes > self._budget_bytes:
+                self._made_bytes -= len(free.pop())
+        self._made_bytes += size_bytes
+        # Private, so that the kernel joins neighbours: it bounds the mappings of a process, and shared ones stay apart.
+        return memoryview(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
