@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, Operation
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from uploader.database import sqlite
 from uploader.errors import Unavailable
 
 T = TypeVar("T")
@@ -87,7 +88,14 @@ class Database:
 
 def _create_engine(url: str, read_timeout_seconds: float | None) -> AsyncEngine:
     if url.startswith("sqlite"):
-        engine = create_async_engine(url, pool_size=8, max_overflow=0, pool_timeout=30, hide_parameters=True)
+        engine = create_async_engine(
+            url,
+            pool_size=8,
+            max_overflow=0,
+            pool_timeout=30,
+            connect_args={"async_creator_fn": sqlite.connect},
+            hide_parameters=True,
+        )
         event.listen(engine.sync_engine, "connect", _configure_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
         return engine
