@@ -78,7 +78,10 @@ class UploadHandlers:
             chunk_size=_or_none(body.chunk_size),
             instant=body.instant,
         )
-        return self._opened(await self.openings.open(opening), f"/files/{md5}")
+        opened = await self.openings.open(opening)
+        if isinstance(opened, Standing):
+            self.chunks.remember(Target(call.user_id, md5), opened.upload)
+        return self._opened(opened, f"/files/{md5}")
 
     async def open_upload(self, call: Call) -> Response:
         body = await call.json(wire.OpenUpload)
@@ -93,7 +96,10 @@ class UploadHandlers:
             idempotency_key=_idempotency_key(call.request),
         )
         opened = await self.openings.open(opening)
-        return self._opened(opened, f"/uploads/{opened.upload.id}" if isinstance(opened, Standing) else "")
+        if not isinstance(opened, Standing):
+            return self._opened(opened, "")
+        self.chunks.remember(Target(call.user_id, upload_id=opened.upload.id), opened.upload)
+        return self._opened(opened, f"/uploads/{opened.upload.id}")
 
     def _opened(self, opened: Standing | Complete | Challenge, location: str) -> Response:
         if isinstance(opened, Complete):

@@ -60,10 +60,14 @@ class Chunks:
         self._remembered.pop(target, None)
         found = await self._uploads.find(target)
         if isinstance(found, Upload):
-            self._remembered[target] = found
-            if len(self._remembered) > _REMEMBERED_UPLOADS:
-                self._remembered.popitem(last=False)
+            self.remember(target, found)
         return found
+
+    def remember(self, target: Target, upload: Upload) -> None:
+        """Chunks of this open upload will come."""
+        self._remembered[target] = upload
+        if len(self._remembered) > _REMEMBERED_UPLOADS:
+            self._remembered.popitem(last=False)
 
     async def store(self, target: Target, upload: Upload, number: int, body: Body) -> Stored | Complete:
         """Put a chunk that was received whole, with the right length, on disk and into the accounts.
