@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import httpx2
 import pytest
@@ -17,6 +17,7 @@ from tests.support.content import KIB, MIB, Content
 from tests.support.layout import blob_path
 from tests.support.sockets import Server, serving_stack
 from tests.support.waiting import eventually
+from uploader.http.protocol import LimitedProtocol
 from uploader.http.sendfile import SENDERS_STATE, ZERO_COPY_SEND
 
 # More than a socket takes at once.
@@ -96,6 +97,24 @@ async def test_a_reader_that_is_slow_gets_everything(make_stack: MakeStack, sent
                 await asyncio.sleep(0.005)
         assert answer.partition(b"\r\n\r\n")[2] == CONTENT.data
         assert sent
+
+
+async def test_a_client_that_takes_little_does_not_stand_still(make_stack: MakeStack) -> None:
+    async with serving_stack(make_stack) as server, server.connection(narrow=True) as connection:
+        await connection.request("GET", await upload(server))
+        [protocol] = cast(set[LimitedProtocol], server.uvicorn.server_state.connections)
+        await eventually(lambda: _has_paused(protocol))
+        untaken = protocol.untaken_bytes()
+        await connection.take(400 * KIB)
+        await eventually(lambda: _has_untaken_below(protocol, untaken))
+
+
+async def _has_paused(protocol: LimitedProtocol) -> bool:
+    return protocol.flow.write_paused
+
+
+async def _has_untaken_below(protocol: LimitedProtocol, count: int) -> bool:
+    return protocol.untaken_bytes() < count
 
 
 async def test_a_client_that_goes_away_leaves_no_descriptor(make_stack: MakeStack) -> None:

@@ -19,6 +19,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,7 +47,7 @@ class Forked:
         self._close = weakref.finalize(self, os.close, status)
 
     def poll(self) -> int | None:
-        return self._look(0)
+        return self._look(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
         """Raises subprocess.TimeoutExpired."""
@@ -56,7 +57,11 @@ class Forked:
         return code
 
     def _look(self, timeout_seconds: float | None) -> int | None:
-        if self.returncode is None and select.select([self._status], [], [], timeout_seconds)[0]:
+        if self.returncode is not None:
+            return self.returncode
+        told = select.poll()
+        told.register(self._status, select.POLLIN)
+        if told.poll(None if timeout_seconds is None else timeout_seconds * 1000):
             self.returncode = os.waitstatus_to_exitcode(int(os.read(self._status, 16)))
             self._close()
         return self.returncode
@@ -134,7 +139,9 @@ def _serve(orders: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
             if ready in running:
                 poll.unregister(ready)
                 pid, told = running.pop(ready)
-                os.write(told, str(os.waitpid(pid, 0)[1]).encode())
+                status = os.waitpid(pid, 0)[1]
+                with suppress(BrokenPipeError):  # nobody waits for it
+                    os.write(told, str(status).encode())
                 os.close(told)
                 os.close(ready)
                 continue

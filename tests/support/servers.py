@@ -90,17 +90,18 @@ class PrivateMariaDB:
 
     def start(self) -> "PrivateMariaDB":
         data = self._directory / "data"
+        # A directory of its own: a server that starts removes the temporary tables of another one from a shared one.
+        temporary = self._directory / "tmp"
+        temporary.mkdir(parents=True, exist_ok=True)
         if not data.exists():
-            data.mkdir(parents=True)
+            data.mkdir()
             install = [_program("mariadb-install-db"), "--no-defaults", f"--datadir={data}", "--skip-test-db"]
             install += ["--auth-root-authentication-method=normal", "--skip-name-resolve"]
-            subprocess.run(install, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            environment = os.environ | {"TMPDIR": str(temporary)}
+            subprocess.run(install, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         arguments = [_program("mariadbd"), "--no-defaults", f"--datadir={data}", f"--pid-file={data / 'pid'}"]
         arguments += [f"--socket={self._directory / 's'}", f"--port={self.port}", "--bind-address=127.0.0.1"]
         arguments += ["--innodb-buffer-pool-size=64M", "--max-connections=200", "--skip-name-resolve"]
-        # A directory of its own: a server that starts removes the temporary tables of another one from a shared one.
-        temporary = self._directory / "tmp"
-        temporary.mkdir(exist_ok=True)
         arguments += [f"--log-error={self._directory / 'err'}", f"--tmpdir={temporary}"]
         if os.getuid() == 0:
             arguments.append("--user=root")

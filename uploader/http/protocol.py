@@ -5,6 +5,9 @@ Owns what is decided before the application sees a request, and refuses it in th
 """
 
 import asyncio
+import fcntl
+import sys
+import termios
 
 import httptools
 from uvicorn._types import ASGI3Application
@@ -182,15 +185,24 @@ class LimitedProtocol(HttpToolsProtocol):
             self._stall_timer = None
 
     def _watch_stall(self) -> None:
-        waiting = self.transport.get_write_buffer_size()
-        self._stall_timer = self.loop.call_later(self._limits.idle_timeout_seconds, self._check_stall, waiting)
+        timeout_seconds = self._limits.idle_timeout_seconds
+        self._stall_timer = self.loop.call_later(timeout_seconds, self._check_stall, self.untaken_bytes())
 
-    def _check_stall(self, waiting_before: int) -> None:
+    def _check_stall(self, untaken_before: int) -> None:
         self._stall_timer = None
-        if self.transport.get_write_buffer_size() < waiting_before:
+        if self.untaken_bytes() < untaken_before:
             self._watch_stall()
         else:
             self.transport.abort()
+
+    def untaken_bytes(self) -> int:
+        """What the client has not taken of what was written. The kernel may hold megabytes of it, and tells the transport
+        only when it has room for a third: a client that takes them slowly does not stand still."""
+        try:
+            queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        except OSError:
+            queued = b""  # it is closed
+        return self.transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
 
     # Refusing
 
