@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,17 @@ async def test_the_memory_of_a_body_is_used_again(storage: LocalStorage) -> None
         used.append({id(piece.obj) for piece in body.pieces()})
         body.close()
     assert used[0] == used[1]
+
+
+def test_segments_of_both_sizes_together_are_no_more_than_the_budget() -> None:
+    segments = Segments(MIB)
+    seen: weakref.WeakSet[Any] = weakref.WeakSet()
+    for size, count in [(segments.small_bytes, 64), (segments.large_bytes, 10), (segments.small_bytes, 64)]:
+        taken = [segments.take(size) for _ in range(count)]
+        seen.update(segment.obj for segment in taken)
+        assert MIB - segments.large_bytes < sum(map(len, seen)) <= MIB
+        while taken:
+            segments.give_back(taken.pop())
 
 
 async def test_a_body_that_is_cancelled_while_its_file_is_opened_leaves_no_descriptor(
