@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import mmap
 import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -119,6 +120,24 @@ async def test_a_body_beyond_the_budget_moves_to_an_unlinked_file(
     assert content_of(body) == content_of(body) == content.data
     body.close()
     assert open_files_under(tmp_path) == []
+
+
+async def test_a_body_that_the_system_has_no_memory_for_moves_to_an_unlinked_file(
+    storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, budget = Content(300 * KIB), BodyBudget(4 * MIB)
+    body = ReceivedBody(budget, Segments(4 * MIB), storage, "alice", content.size)
+    await append(body, content.data[: 10 * KIB])
+
+    def refuse(*_arguments: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    await fill(body, content.data, 64 * KIB)
+    assert len(open_files_under(tmp_path / "spool")) == 1
+    assert is_whole(budget, 4 * MIB)
+    assert content_of(body) == content.data
+    body.close()
 
 
 async def test_a_slow_body_gives_its_memory_back(storage: LocalStorage, tmp_path: Path) -> None:
