@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import mmap
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,24 @@ async def test_a_body_beyond_the_budget_moves_to_an_unlinked_file(
     assert open_files_under(tmp_path) == []
 
 
+async def test_a_body_that_the_system_has_no_memory_for_moves_to_an_unlinked_file(
+    storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, budget = Content(300 * KIB), BodyBudget(4 * MIB)
+    body = ReceivedBody(budget, Segments(4 * MIB), storage, "alice", content.size)
+    await append(body, content.data[: 10 * KIB])
+
+    def refuse(*_arguments: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    await fill(body, content.data, 64 * KIB)
+    assert len(open_files_under(tmp_path / "spool")) == 1
+    assert is_whole(budget, 4 * MIB)
+    assert content_of(body) == content.data
+    body.close()
+
+
 async def test_a_slow_body_gives_its_memory_back(storage: LocalStorage, tmp_path: Path) -> None:
     content, budget = Content(500 * KIB), BodyBudget(4 * MIB)
     body = ReceivedBody(budget, Segments(4 * MIB), storage, "alice", content.size)
@@ -194,6 +214,17 @@ async def test_the_memory_of_a_body_is_used_again(storage: LocalStorage) -> None
         used.append({id(piece.obj) for piece in body.pieces()})
         body.close()
     assert used[0] == used[1]
+
+
+def test_segments_of_both_sizes_together_are_no_more_than_the_budget() -> None:
+    segments = Segments(MIB)
+    seen: weakref.WeakSet[Any] = weakref.WeakSet()
+    for size, count in [(segments.small_bytes, 64), (segments.large_bytes, 10), (segments.small_bytes, 64)]:
+        taken = [segments.take(size) for _ in range(count)]
+        seen.update(segment.obj for segment in taken)
+        assert MIB - segments.large_bytes < sum(map(len, seen)) <= MIB
+        while taken:
+            segments.give_back(taken.pop())
 
 
 async def test_a_body_that_is_cancelled_while_its_file_is_opened_leaves_no_descriptor(

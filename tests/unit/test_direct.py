@@ -1,8 +1,10 @@
 """Bodies past the parser: the same requests, torn at every byte, get the same answers as from uvicorn as it is."""
 
 import asyncio
+import gc
 import hashlib
 import json
+import weakref
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -324,6 +326,27 @@ async def test_who_takes_a_part_of_a_body_as_messages_does_not_wait_for_it_for_e
     await wire.feed(put("/first", BODY))
     await wire.turns()
     assert outcome == ["gone"]
+    await wire.end()
+
+
+async def test_the_memory_of_a_request_does_not_wait_for_the_garbage_collector() -> None:
+    bodies: list[weakref.ref[Any]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        bodies.extend(weakref.ref(offer["body"]) for offer in scope.get("extensions", {}).values())
+        await Echo()(scope, receive, send)
+
+    wire = Wire(Connection, app)
+    gc.disable()
+    try:
+        await wire.feed(put("/first", BODY))
+        await wire.turns()
+        assert [body() is None for body in bodies] == [False]
+        await wire.feed(GET)
+        await wire.turns()
+        assert [body() is None for body in bodies] == [True]
+    finally:
+        gc.enable()
     await wire.end()
 
 

@@ -146,7 +146,11 @@ class ReceivedBody:
     def _take(self, size_bytes: int) -> bool:
         if not self._budget.charge(self._user_id, size_bytes):
             return False
-        self._segments.append(self._pool.take(size_bytes))
+        try:
+            self._segments.append(self._pool.take(size_bytes))
+        except OSError:
+            self._budget.release(self._user_id, size_bytes)
+            return False
         return True
 
     def _move_to_large(self) -> None:

@@ -6,6 +6,7 @@ anything may take stays with the protocol and with whoever asks.
 """
 
 import asyncio
+import weakref
 from typing import TYPE_CHECKING, Protocol
 
 from starlette.requests import ClientDisconnect
@@ -35,8 +36,9 @@ class DirectBody:
     """The body of one request."""
 
     def __init__(self, http: "LimitedProtocol", cycle: RequestResponseCycle, length_bytes: int) -> None:
-        self._http = http
-        self._cycle = cycle
+        # Both refer to this; in a circle the memory of each request would wait for the garbage collector.
+        self._http: LimitedProtocol = weakref.proxy(http)
+        self._cycle: RequestResponseCycle = weakref.proxy(cycle)
         self._length = length_bytes
         self._poured = 0
         self._on_wire = 0  # what of it was not read from the socket yet, once the parser sees no more of it

@@ -26,7 +26,7 @@ class Segments:
         self.small_bytes = max(self.large_bytes // _SMALL_SHARE, 1)
 
     def take(self, size_bytes: int) -> memoryview:
-        """Memory of `large_bytes` or `small_bytes`; what is in it is anybody's."""
+        """Memory of `large_bytes` or `small_bytes`; what is in it is anybody's. Raises OSError if the system has none."""
         free = self._free[size_bytes]
         return free.pop() if free else self._make(size_bytes)
 
@@ -39,6 +39,7 @@ class Segments:
         for free in self._free.values():
             while free and self._made_bytes + size_bytes > self._budget_bytes:
                 self._made_bytes -= len(free.pop())
-        self._made_bytes += size_bytes
         # Private, so that the kernel joins neighbours: it bounds the mappings of a process, and shared ones stay apart.
-        return memoryview(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        made = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._made_bytes += size_bytes
+        return memoryview(made)
