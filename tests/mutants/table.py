@@ -333,7 +333,7 @@ MUTANTS = (
     ),
     _mutant(
         "answers that may stand still",
-        (_PROTOCOL, "            self.transport.abort()\n\n    # Refusing", "            return\n\n    # Refusing"),
+        (_PROTOCOL, "            self.transport.abort()\n\n    def untaken", "            return\n\n    def untaken"),
         tests=_LIMITS,
     ),
 )
