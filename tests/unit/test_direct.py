@@ -350,6 +350,23 @@ async def test_the_memory_of_a_request_does_not_wait_for_the_garbage_collector()
     await wire.end()
 
 
+async def test_a_request_with_others_behind_it_learns_that_its_client_is_gone() -> None:
+    outcome: list[str] = []
+
+    async def app(_scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        for _ in range(2):
+            outcome.append((await receive())["type"])
+
+    wire = Wire(Connection, app)
+    await wire.feed(GET + GET)
+    await wire.turns()
+    wire.close()
+    await wire.turns()
+    assert outcome == ["http.request", "http.disconnect"]
+    assert not wire.state.tasks
+
+
 # What is put together before it is written
 
 

@@ -43,6 +43,9 @@ class LimitedProtocol(HttpToolsProtocol):
     _progress = False  # whether what is being parsed held a part of a body, or ended a head
     parsed_body_bytes = 0  # of the last request's body, what came through the parser
     direct: DirectBody | None = None  # the body that is received past the parser
+    _answered: RequestResponseCycle | None = (
+        None  # the request whose turn it is; uvicorn's `cycle` is the one that came last
+    )
 
     @property
     def _limits(self) -> ConnectionLimits:
@@ -66,6 +69,9 @@ class LimitedProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         if self.direct is not None:
             self.direct.lose()
 
@@ -125,6 +131,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._offer_direct_body()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
         super()._start_asgi_task(cycle, with_sendfile(app, cycle, self.app_state.get(SENDERS_STATE)))
 
     def on_body(self, body: bytes) -> None:
