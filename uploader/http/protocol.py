@@ -43,9 +43,8 @@ class LimitedProtocol(HttpToolsProtocol):
     _progress = False  # whether what is being parsed held a part of a body, or ended a head
     parsed_body_bytes = 0  # of the last request's body, what came through the parser
     direct: DirectBody | None = None  # the body that is received past the parser
-    _answered: RequestResponseCycle | None = (
-        None  # the request whose turn it is; uvicorn's `cycle` is the one that came last
-    )
+    # The request whose turn it is; uvicorn's `cycle` is the one that came last.
+    _answered: RequestResponseCycle | None = None
 
     @property
     def _limits(self) -> ConnectionLimits:
