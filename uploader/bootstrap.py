@@ -28,7 +28,7 @@ from uploader.exposition import Exposition
 from uploader.http import routes
 from uploader.http.admin import AdminHandlers
 from uploader.http.admin_routes import admin_operations
-from uploader.http.allocation import keep_freed_memory
+from uploader.http.allocation import collect_seldom, keep_freed_memory
 from uploader.http.app import create_application
 from uploader.http.auth import Authenticator
 from uploader.http.body import Intake
@@ -382,6 +382,7 @@ def create_app() -> Starlette:
     """For uvicorn, in each server process: an application that starts and ends its services, set up by the environment."""
     _follow_parent()
     keep_freed_memory()
+    collect_seldom()
     settings = Settings.load()
     configure_logging(settings.log_level, settings.log_format)
     services = create_services(settings)
