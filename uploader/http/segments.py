@@ -7,10 +7,11 @@ Owns the segments that are free. How many there may be is their takers' business
 import mmap
 from collections import defaultdict
 
-_LARGE_BYTES = 256 << 10
+_LARGE_BYTES = 1 << 20
 # So that a user's share of a small budget is more than one of them.
 _MIN_LARGE = 16
 # Of a body that has only begun there is little to hold, and many may begin at once.
+_SMALL_BYTES = 64 << 10
 _SMALL_SHARE = 4
 
 
@@ -23,7 +24,7 @@ class Segments:
         self._made_bytes = 0
         self._free: dict[int, list[memoryview]] = defaultdict(list)
         self.large_bytes = max(min(_LARGE_BYTES, budget_bytes // _MIN_LARGE), 1)
-        self.small_bytes = max(self.large_bytes // _SMALL_SHARE, 1)
+        self.small_bytes = max(min(_SMALL_BYTES, self.large_bytes // _SMALL_SHARE), 1)
 
     def take(self, size_bytes: int) -> memoryview:
         """Memory of `large_bytes` or `small_bytes`; what is in it is anybody's. Raises OSError if the system has none."""
