@@ -45,10 +45,10 @@ def wait_until_quiet(pids: Sequence[int]) -> float:
     return quiet_at - began
 
 
-def resident_bytes(pids: Sequence[int], *, peak: bool = False) -> int:
-    """The memory they hold now, or the sum of the most that each has ever held."""
+def resident_bytes(pids: Sequence[int], *, peak: bool = False, alone: bool = False) -> int:
+    """The memory they hold now, with or without their descendants, or the sum of the most that each has ever held."""
     name, total = "VmHWM:" if peak else "VmRSS:", 0
-    for pid in tree(pids):
+    for pid in pids if alone else tree(pids):
         with suppress(OSError):
             total += int(Path(f"/proc/{pid}/status").read_text().partition(name)[2].split()[0]) * 1024
     return total
