@@ -1,6 +1,7 @@
 """Receiving and nothing else, for comparison: a thread for each connection reads into a warm buffer and writes a file.
 
-What a server costs beyond this, it costs for what it does with the bytes.
+What a server costs beyond this, it costs for what it does with the bytes. The third argument is how many of them it gathers
+before it writes them.
 """
 
 import os
@@ -9,13 +10,12 @@ import sys
 import threading
 from pathlib import Path
 
-_BUFFER_BYTES = 1 << 20
 _ANSWER = b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n"
 
 
-def serve(connection: socket.socket, directory: Path) -> None:
+def serve(connection: socket.socket, directory: Path, buffer_bytes: int) -> None:
     """Until the client goes away."""
-    buffer = memoryview(bytearray(os.urandom(_BUFFER_BYTES)))
+    buffer = memoryview(bytearray(os.urandom(buffer_bytes)))
     while received := connection.recv_into(buffer):
         end = bytes(buffer[:received]).find(b"\r\n\r\n") + 4
         head = bytes(buffer[:end])
@@ -33,7 +33,7 @@ def _receive(connection: socket.socket, file: int, buffer: memoryview, first: me
     offset = os.pwrite(file, first, 0) if first else 0
     left -= offset
     while left:
-        received = connection.recv_into(buffer, min(left, _BUFFER_BYTES), socket.MSG_WAITALL)
+        received = connection.recv_into(buffer, min(left, len(buffer)), socket.MSG_WAITALL)
         if not received:
             return
         offset += os.pwrite(file, buffer[:received], offset)
@@ -41,12 +41,12 @@ def _receive(connection: socket.socket, file: int, buffer: memoryview, first: me
 
 
 def main() -> None:
-    directory = Path(sys.argv[1])
+    directory, buffer_bytes = Path(sys.argv[1]), int(sys.argv[3])
     with socket.create_server(("127.0.0.1", int(sys.argv[2])), backlog=128) as listener:
         while True:
             connection, _ = listener.accept()
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=serve, args=(connection, directory), daemon=True).start()
+            threading.Thread(target=serve, args=(connection, directory, buffer_bytes), daemon=True).start()
 
 
 if __name__ == "__main__":

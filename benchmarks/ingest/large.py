@@ -34,7 +34,8 @@ def _ours(mode: Mode) -> str:
 
 def entries(scale: Scale) -> dict[str, Entry]:
     """All contenders, by name."""
-    found = {_BARE: Entry(peers.bare), _NAIVE: Entry(peers.naive)}
+    whole = partial(peers.bare, buffer_bytes=scale.large.chunk_bytes)
+    found = {_BARE: Entry(peers.bare), f"{_BARE}, each body whole": Entry(whole), _NAIVE: Entry(peers.naive)}
     if scale.peers:
         found |= {
             _TUNED: Entry(partial(peers.nginx, tuned=True)),

@@ -99,23 +99,23 @@ def copyparty(directory: Path) -> Iterator[PutContender]:
 
 
 @contextmanager
-def naive(directory: Path) -> Iterator[PutContender]:
-    """Starlette and aiofiles."""
-    with _own("benchmarks.ingest.naive", directory) as contender:
+def naive(directory: Path, *, verb: str = "put") -> Iterator[PutContender]:
+    """Starlette and aiofiles; `drop`: Starlette alone."""
+    with _own("benchmarks.ingest.naive", directory, verb) as contender:
         yield contender
 
 
 @contextmanager
-def bare(directory: Path) -> Iterator[PutContender]:
+def bare(directory: Path, *, buffer_bytes: int = 1 << 20) -> Iterator[PutContender]:
     """Receiving and nothing else."""
-    with _own("benchmarks.ingest.bare", directory) as contender:
+    with _own("benchmarks.ingest.bare", directory, str(buffer_bytes)) as contender:
         yield contender
 
 
 @contextmanager
-def _own(module: str, directory: Path) -> Iterator[PutContender]:
+def _own(module: str, directory: Path, option: str) -> Iterator[PutContender]:
     port, files = free_port(), _prepared(directory)
-    with running([sys.executable, "-m", module, files, str(port)], directory, port) as pid:
+    with running([sys.executable, "-m", module, files, str(port), option], directory, port) as pid:
         yield PutContender(port, [pid], files)
 
 

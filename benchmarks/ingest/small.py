@@ -20,7 +20,11 @@ _TARGETS = ((_NGINX, 0.7), (_PER_CHUNK, 4.0), (_TUSPYSERVER, 5.0), (_TUS_NODE, 5
 def small(places: Places, scale: Scale, only: Collection[str] = ()) -> list[Row]:
     """`only`: contenders whose name contains one of these."""
     what = f"{spelled(scale.small.chunk_bytes)} chunks"
-    entries = {"Starlette and aiofiles, the naive way": Entry(peers.naive), _PER_CHUNK: Entry(per_chunk)}
+    entries = {
+        "Starlette that stores nothing": Entry(partial(peers.naive, verb="drop")),
+        "Starlette and aiofiles, the naive way": Entry(peers.naive),
+        _PER_CHUNK: Entry(per_chunk),
+    }
     if scale.peers:
         entries |= {
             _NGINX: Entry(partial(peers.nginx, tuned=True)),
