@@ -7,6 +7,7 @@ from tests.support.content import KIB, Content
 from tests.support.merging import merge_held_up
 from tests.support.problems import problem
 from tests.support.stack import GIB, Stack
+from tests.support.waiting import eventually
 from uploader.domain.digest import EMPTY_MD5
 
 CONTENT = Content(100 * KIB)
@@ -232,5 +233,9 @@ async def test_a_wrong_md5_told_while_merging_is_still_refused(make_stack: MakeS
         async with merge_held_up(stack, url.rsplit("/", 1)[1]):
             assert await _send(stack, url) == 202
             assert (await stack.client.patch(url, json={"md5": "0" * 32})).json()["state"] == "merging"
-        await stack.services.merging.close()  # waits for the merge
+
+        async def merge_has_ended() -> bool:
+            return (await stack.client.get(url)).status_code != 200
+
+        await eventually(merge_has_ended)
         assert problem(await stack.client.get(url), 410, "upload-gone")["reason"] == "md5-mismatch"
