@@ -159,7 +159,7 @@ async def mariadb_template(mariadb_server_url: str, worker_number: int) -> str:
 async def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A migrated SQLite file; `database_url` copies it for each test."""
     path = tmp_path_factory.mktemp("sqlite") / "template.db"
-    database = Database(f"sqlite+aiosqlite:///{path}")
+    database = Database(f"sqlite:///{path}")
     await migrate.upgrade(database)
     await database.close()
     return path
@@ -170,7 +170,7 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
     """A migrated, empty SQLite database."""
     path = tmp_path / "test.db"
     shutil.copy(sqlite_template, path)
-    return f"sqlite+aiosqlite:///{path}"
+    return f"sqlite:///{path}"
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ logger = logging.getLogger(__name__)
 
 def database_url(settings: Settings) -> str:
     """The URL of the database in force."""
-    return settings.database_url or f"sqlite+aiosqlite:///{settings.data.absolute() / 'uploader.db'}"
+    return settings.database_url or f"sqlite:///{settings.data.absolute() / 'uploader.db'}"
 
 
 def redis_directory(settings: Settings) -> Path:

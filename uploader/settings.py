@@ -249,9 +249,9 @@ class Settings:
         if self.max_chunk_size_bytes > 2**30:
             problems.append("UPLOADER_MAX_CHUNK_SIZE: larger than 1GiB")
         if self.database_url is not None and not self.database_url.startswith(
-            ("mysql+asyncmy://", "sqlite+aiosqlite:")
+            ("mysql+asyncmy://", "sqlite:", "sqlite+aiosqlite:")
         ):
-            problems.append("UPLOADER_DATABASE_URL: does not start with mysql+asyncmy:// or sqlite+aiosqlite:")
+            problems.append("UPLOADER_DATABASE_URL: does not start with mysql+asyncmy:// or sqlite:")
         if self.redis_url is not None and not self.redis_url.startswith(_REDIS_SCHEMES):
             problems.append(f"UPLOADER_REDIS_URL: does not start with {', '.join(_REDIS_SCHEMES)}")
         problems += self._problems_of_authentication()

@@ -144,7 +144,7 @@ async def test_a_directory_of_small_files_arrives_whole(tmp_path: Path) -> None:
         names = sorted(event["file"]["name"] for event in listed)
     expected = sorted(f"files/{number // 100:02}/{number}.txt" for number in range(FILES))
     assert names == expected
-    database = Database(f"sqlite+aiosqlite:///{tmp_path / 'data' / 'uploader.db'}")
+    database = Database(f"sqlite:///{tmp_path / 'data' / 'uploader.db'}")
     usage = await database.read(lambda connection: queries.usage(connection, "owner"))
     await database.close()
     assert usage is not None

@@ -239,7 +239,7 @@ class Installation:
         self.data, self.log = directory / "data", directory / "log"
         self.data.mkdir(mode=0o700)
         shutil.copy(template, self.data / "uploader.db")
-        self.database = Database(f"sqlite+aiosqlite:///{self.data / 'uploader.db'}")
+        self.database = Database(f"sqlite:///{self.data / 'uploader.db'}")
         self.settings = SETTINGS | {"DATA": str(self.data)}
 
     def stray_blob(self, content: Content) -> None:

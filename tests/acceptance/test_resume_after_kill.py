@@ -61,7 +61,7 @@ def _settings(data: Path, **more: str) -> dict[str, str]:
 @pytest.fixture
 def embedded(tmp_path: Path) -> Installation:
     data = tmp_path / "data"
-    return Installation(data, f"sqlite+aiosqlite:///{data / 'uploader.db'}", _settings(data))
+    return Installation(data, f"sqlite:///{data / 'uploader.db'}", _settings(data))
 
 
 @pytest.fixture

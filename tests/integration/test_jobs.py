@@ -320,6 +320,7 @@ async def test_a_merge_that_died_after_its_commit_is_tidied_by_the_merger(make_s
 
         async def commit() -> File:
             async with services.storage.closing(upload) as closer:
+                place = services.database.outside(lambda keep: closer.place_blob(CONTENT.sha256, keep_existing=keep))
                 return await services.database.transact(
                     lambda connection: transactions.merge(
                         connection,
@@ -327,7 +328,7 @@ async def test_a_merge_that_died_after_its_commit_is_tidied_by_the_merger(make_s
                         file_id=file_id,
                         md5=CONTENT.md5,
                         sha256=CONTENT.sha256,
-                        place_blob=lambda keep: closer.place_blob(CONTENT.sha256, keep_existing=keep),
+                        place_blob=place,
                         now=services.clock.now(),
                     )
                 )

@@ -29,7 +29,7 @@ BYTE_COLUMNS = [
 def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database without tables."""
     if request.param == "sqlite":
-        return f"sqlite+aiosqlite:///{tmp_path / 'empty.db'}"
+        return f"sqlite:///{tmp_path / 'empty.db'}"
     url: str = request.getfixturevalue("blank_mariadb_url")
     return url
 
@@ -200,7 +200,7 @@ async def test_the_command_upgrades_from_any_directory(empty_url: str, tmp_path:
 async def test_the_command_makes_the_embedded_database(tmp_path: Path) -> None:
     result = await asyncio.to_thread(run_cli, {"DATA": str(tmp_path / "data")}, "db", "upgrade", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
-    database = Database(f"sqlite+aiosqlite:///{tmp_path / 'data' / 'uploader.db'}")
+    database = Database(f"sqlite:///{tmp_path / 'data' / 'uploader.db'}")
     await migrate.check(database)
     await database.close()
 

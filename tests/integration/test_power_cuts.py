@@ -215,7 +215,7 @@ async def _record(place: Place, way: str, **settings: Any) -> Recording:
         redis.flushdb()
     recording = Recording(data)
     with recording.running():
-        database_url = f"sqlite+aiosqlite:///{database}"
+        database_url = f"sqlite:///{database}"
         async with running_stack(data, database_url, place.redis_url, **SETTINGS, **settings) as stack:
             _mark_commits(stack, recording)
             bob = await stack.client_of("bob", total_space=1 << 30)
@@ -237,9 +237,9 @@ def _mark_commits(stack: Stack, recording: Recording) -> None:
     path = Path(str(database.engine.url.database))
     transact = database.transact
 
-    async def marked(work: Any) -> Any:
+    async def marked(work: Any, **how: Any) -> Any:
         try:
-            return await transact(work)
+            return await transact(work, **how)
         finally:
             recording.mark(Snapshot.of(path))
 
@@ -260,7 +260,7 @@ class Restarter:
         self._durability = durability
         self._restarts = 0
         # One for all: its statements are compiled once.
-        self.database = Database(f"sqlite+aiosqlite:///{self._database_path}")
+        self.database = Database(f"sqlite:///{self._database_path}")
         event.listen(self.database.engine.sync_engine, "connect", _sync_nothing)
 
     async def check(self, tree: Tree, promised: Promises) -> None:

@@ -548,7 +548,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
 
 
 async def test_the_command_tells_and_mends_while_the_server_runs(tmp_path: Path, settings: dict[str, str]) -> None:
-    url = settings.get("DATABASE_URL", f"sqlite+aiosqlite:///{tmp_path}/data/uploader.db")
+    url = settings.get("DATABASE_URL", f"sqlite:///{tmp_path}/data/uploader.db")
     server = Server(tmp_path / "server.log", settings)
     with ended(server):
         clean = run_cli(settings, "reconcile")

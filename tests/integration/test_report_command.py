@@ -83,6 +83,6 @@ async def test_bad_usage_and_a_database_that_is_not_migrated_are_refused(
 ) -> None:
     for options in (("--csv", "--json"), ("--top", "0"), ("--top", "1001"), ("--idle", "0"), ("--idle", "x")):
         assert (await run(settings, *options)).exit_code == 2, options
-    result = await run(settings | {"UPLOADER_DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path}/empty.db"})
+    result = await run(settings | {"UPLOADER_DATABASE_URL": f"sqlite:///{tmp_path}/empty.db"})
     assert (result.exit_code, result.stdout) == (2, "")
     assert "run `uploader db upgrade`" in result.stderr

@@ -125,7 +125,7 @@ async def _is_quiet(server: Server, tasks: dict[str, int]) -> bool:
 async def _every_store_answers_what_it_is_asked(stack: Stack) -> None:
     redis = stack.services.redis
     assert isinstance(redis, Redis)
-    pool = stack.services.database.engine.pool
+    pool = stack.services.database.engine.sync_engine.pool
     assert isinstance(pool, QueuePool)
     assert pool.checkedout() == 0
     # On a connection with the reply to another's command the next reply would be that one.

@@ -49,7 +49,7 @@ async def _run(directory: Path, names: list[str] | None, rounds: int | None, dat
 async def _database(place: Path, mariadb: PrivateMariaDB, kind: str) -> AsyncIterator[str]:
     """The URL of a migrated, empty database."""
     if kind == "sqlite":
-        url = f"sqlite+aiosqlite:///{place / 'races.db'}"
+        url = f"sqlite:///{place / 'races.db'}"
     else:
         mariadb.start()
         server = Database(mariadb.url("mysql"))

@@ -28,7 +28,7 @@ _ROOT = Path(__file__).parents[2]
 _IMPORTED = (
     *("uploader.bootstrap", "uploader.cli", "uploader.client", "uploader.http.connection", "uploader.cli.running"),
     *("uvicorn", "uvicorn.supervisors", "uvicorn.lifespan.on", "uvicorn.loops.uvloop", "uvloop", "httptools", "httpx2"),
-    *("alembic.command", "aiosqlite", "asyncmy", "sqlalchemy.dialects.sqlite.aiosqlite", "hiredis"),
+    *("alembic.command", "asyncmy", "sqlalchemy.dialects.sqlite.pysqlite", "hiredis"),
     *("sqlalchemy.dialects.mysql.asyncmy", "rich.progress", "tests.races.racer"),
 )
 # What reads the environment when it is imported.

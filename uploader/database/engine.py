@@ -6,7 +6,6 @@ Every transaction is a function of a connection, so that it can be run again who
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from sqlalchemy import event
@@ -14,7 +13,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, Operation
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from uploader.database import sqlite
+from uploader.database.sqlite import Sqlite, SqliteEngine, on_the_loop
 from uploader.errors import Unavailable
 
 T = TypeVar("T")
@@ -33,7 +32,6 @@ _MYSQL_LOST = 2013
 _ATTEMPTS = 10
 # Longer than a lock wait of InnoDB (50 s), which has an error of its own.
 _READ_TIMEOUT_SECONDS = 60.0
-_SQLITE_BUSY_TIMEOUT_MS = 30_000
 
 
 class Duplicate(Exception):
@@ -45,16 +43,20 @@ class Database:
 
     def __init__(self, url: str, *, read_timeout_seconds: float | None = _READ_TIMEOUT_SECONDS) -> None:
         """`read_timeout_seconds`: how long an answer may take, so that a server that hangs is given up."""
-        self.engine = _create_engine(url, read_timeout_seconds)
-        # SQLite has one writer: waiting here is fair and cheap, waiting for its lock is neither.
-        self._writers = asyncio.Lock() if self.engine.dialect.name == "sqlite" else None
+        self._sqlite = Sqlite(url) if url.startswith("sqlite") else None
+        self.engine: AsyncEngine | SqliteEngine = (
+            self._sqlite.engine if self._sqlite else _create_mysql_engine(url, read_timeout_seconds)
+        )
 
-    async def transact(self, work: "Work[T]") -> T:
-        """Run `work` in one transaction, again after a deadlock. Raises Duplicate, Unavailable, and what `work` raises."""
+    async def transact(self, work: "Work[T]", *, alone: bool = False) -> T:
+        """Run `work` in one transaction, again after a deadlock. Raises Duplicate, Unavailable, and what `work` raises.
+
+        It waits for the database and nothing else, but for what it was given by `outside`. `alone`: what others have
+        written and not committed is not to be seen, because `work` does what can't be rolled back.
+        """
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                async with self._writers or nullcontext(), self.engine.begin() as connection:
-                    return await work(connection)
+                return await self._write(work, alone)
             except IntegrityError as error:
                 if _is_duplicate(error):
                     raise Duplicate(str(error.orig)) from error
@@ -67,38 +69,40 @@ class Database:
                 await asyncio.sleep(random.uniform(0, 0.02 * attempt))  # noqa: S311 (jitter)
         raise AssertionError("unreachable")
 
+    async def _write(self, work: "Work[T]", alone: bool) -> T:
+        if self._sqlite is not None:
+            return await self._sqlite.write(work, alone=alone)
+        async with self.engine.begin() as connection:
+            return await work(connection)
+
     async def read(self, work: "Work[T]", *, snapshot: bool = False) -> T:
         """Run `work` in a transaction that writes nothing. Raises Unavailable, and what `work` raises.
 
         `snapshot`: all it reads is of one moment (on SQLite it always is).
         """
         try:
+            if self._sqlite is not None:
+                return await self._sqlite.read(work)
             async with self.engine.connect() as connection:
-                await connection.execution_options(uploader_read_only=True)
-                if snapshot and connection.dialect.name != "sqlite":
+                if snapshot:
                     # For one transaction; an execution option would let the driver's own errors through.
                     await connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 return await work(connection)
         except (DBAPIError, PoolTimeoutError, OSError) as error:
             raise _translated(error) from error
 
+    def outside(self, work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+        """`work`, which waits for something else, as a transaction may call it."""
+        return work if self._sqlite is None else on_the_loop(work)
+
     async def close(self) -> None:
-        await self.engine.dispose()
+        if self._sqlite is not None:
+            await self._sqlite.close()
+        else:
+            await self.engine.dispose()
 
 
-def _create_engine(url: str, read_timeout_seconds: float | None) -> AsyncEngine:
-    if url.startswith("sqlite"):
-        engine = create_async_engine(
-            url,
-            pool_size=8,
-            max_overflow=0,
-            pool_timeout=30,
-            connect_args={"async_creator_fn": sqlite.connect},
-            hide_parameters=True,
-        )
-        event.listen(engine.sync_engine, "connect", _configure_sqlite)
-        event.listen(engine.sync_engine, "begin", _begin_sqlite)
-        return engine
+def _create_mysql_engine(url: str, read_timeout_seconds: float | None) -> AsyncEngine:
     engine = create_async_engine(
         url,
         isolation_level="READ COMMITTED",
@@ -120,21 +124,6 @@ def _connect_mysql(dialect: Any, _record: Any, arguments: Any, options: Any) -> 
         return dialect.connect(*arguments, **options)
     except RuntimeError as error:
         raise dialect.loaded_dbapi.OperationalError(_MYSQL_LOST, str(error)) from error
-
-
-def _configure_sqlite(connection: Any, _record: Any) -> None:
-    # The driver begins nothing by itself; `_begin_sqlite` does.
-    connection.isolation_level = None
-    cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_SQLITE_BUSY_TIMEOUT_MS}"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
-def _begin_sqlite(connection: Any) -> None:
-    # A writer takes the lock at once: upgrading a read lock later could only fail (https://sqlite.org/isolation.html).
-    read_only = connection.get_execution_options().get("uploader_read_only")
-    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
 
 def _code(error: Exception) -> object:

@@ -1,10 +1,14 @@
-"""Reads: each function is one question, asked on a connection that the caller holds."""
+"""Reads: each function is one question, asked on a connection that the caller holds.
+
+Those that every file asks are put together once: to build a statement costs several times what it costs to run it.
+"""
 
 from dataclasses import dataclass, fields
 from datetime import datetime
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, Select, func, select
+from sqlalchemy import RowMapping, Select, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
@@ -45,12 +49,27 @@ _USAGE_COLUMNS = [models.user_info.c[field.name] for field in fields(Usage)]
 _TOKEN_COLUMNS = [models.token.c[field.name] for field in fields(Token)]
 
 
+_UPLOAD, _FILE, _BLOB = select(*_UPLOAD_COLUMNS), select(*_FILE_COLUMNS), select(*_BLOB_COLUMNS)
+_UPLOAD_BY_ID = _UPLOAD.where(models.upload.c.id == bindparam("upload_id")).limit(1)
+_LOCKED_UPLOAD_BY_ID = _UPLOAD_BY_ID.with_for_update()
+_OPEN_UPLOADS_OF_USER = (models.upload.c.user_id == bindparam("user_id"), models.upload.c.open_flag == 1)
+_OPEN_UPLOAD_BY_MD5 = _UPLOAD.where(*_OPEN_UPLOADS_OF_USER, models.upload.c.md5 == bindparam("md5")).limit(1)
+_COUNT_OF_OPEN_UPLOADS = select(func.count()).select_from(models.upload).where(*_OPEN_UPLOADS_OF_USER)
+_FILE_BY_CONTENT = _FILE.where(
+    *(models.file.c[name] == bindparam(name) for name in ("user_id", "sha256", "name")),
+).limit(1)
+_BLOBS_BY_MD5 = _BLOB.where(
+    *(models.blob.c[name] == bindparam(name) for name in ("md5", "size")), models.blob.c.refs > 0
+).order_by(models.blob.c.sha256)
+_USAGE = select(*_USAGE_COLUMNS).where(models.user_info.c.user_id == bindparam("user_id")).limit(1)
+
+
 def _upload_of(row: RowMapping) -> Upload:
     return Upload(**{**row, "state": State(row["state"])})
 
 
-async def _first(connection: AsyncConnection, query: "Select[Any]") -> RowMapping | None:
-    row: RowMapping | None = (await connection.execute(query.limit(1))).mappings().first()
+async def _first(connection: AsyncConnection, query: "Select[Any]", **values: object) -> RowMapping | None:
+    row: RowMapping | None = (await connection.execute(query, values)).mappings().first()
     return row
 
 
@@ -59,21 +78,18 @@ async def _first(connection: AsyncConnection, query: "Select[Any]") -> RowMappin
 
 async def upload_by_id(connection: AsyncConnection, upload_id: str, *, lock: bool = False) -> Upload | None:
     """An upload; `lock` keeps its row until the transaction ends."""
-    query = select(*_UPLOAD_COLUMNS).where(models.upload.c.id == upload_id)
-    row = await _first(connection, query.with_for_update() if lock else query)
+    row = await _first(connection, _LOCKED_UPLOAD_BY_ID if lock else _UPLOAD_BY_ID, upload_id=upload_id)
     return None if row is None else _upload_of(row)
 
 
 async def uploads_by_id(connection: AsyncConnection, upload_ids: list[str]) -> dict[str, Upload]:
     """Those of `upload_ids` that have a row."""
-    query = select(*_UPLOAD_COLUMNS).where(models.upload.c.id.in_(upload_ids))
+    query = _UPLOAD.where(models.upload.c.id.in_(upload_ids))
     return {row["id"]: _upload_of(row) for row in (await connection.execute(query)).mappings()}
 
 
 async def open_upload_by_md5(connection: AsyncConnection, user_id: str, md5: str) -> Upload | None:
-    table = models.upload.c
-    query = select(*_UPLOAD_COLUMNS).where(table.user_id == user_id, table.md5 == md5, table.open_flag == 1)
-    row = await _first(connection, query)
+    row = await _first(connection, _OPEN_UPLOAD_BY_MD5, user_id=user_id, md5=md5)
     return None if row is None else _upload_of(row)
 
 
@@ -82,9 +98,9 @@ async def newest_closed_upload(
 ) -> Upload | None:
     table = models.upload.c
     query = (
-        select(*_UPLOAD_COLUMNS)
-        .where(table.user_id == user_id, table.md5 == md5, table.closed_at > closed_after)
+        _UPLOAD.where(table.user_id == user_id, table.md5 == md5, table.closed_at > closed_after)
         .order_by(table.closed_at.desc(), table.id.desc())
+        .limit(1)
     )
     row = await _first(connection, query)
     return None if row is None else _upload_of(row)
@@ -92,7 +108,7 @@ async def newest_closed_upload(
 
 async def upload_by_idempotency_key(connection: AsyncConnection, user_id: str, key: str) -> Upload | None:
     table = models.upload.c
-    query = select(*_UPLOAD_COLUMNS).where(table.user_id == user_id, table.idempotency_key == key)
+    query = _UPLOAD.where(table.user_id == user_id, table.idempotency_key == key).limit(1)
     row = await _first(connection, query)
     return None if row is None else _upload_of(row)
 
@@ -100,14 +116,12 @@ async def upload_by_idempotency_key(connection: AsyncConnection, user_id: str, k
 async def open_uploads(connection: AsyncConnection, user_id: str) -> list[Upload]:
     """The open uploads of a user, newest first."""
     table = models.upload.c
-    query = select(*_UPLOAD_COLUMNS).where(table.user_id == user_id, table.open_flag == 1).order_by(table.id.desc())
+    query = _UPLOAD.where(table.user_id == user_id, table.open_flag == 1).order_by(table.id.desc())
     return [_upload_of(row) for row in (await connection.execute(query)).mappings()]
 
 
 async def count_open_uploads(connection: AsyncConnection, user_id: str) -> int:
-    table = models.upload.c
-    query = select(func.count()).select_from(models.upload).where(table.user_id == user_id, table.open_flag == 1)
-    return int((await connection.execute(query)).scalar_one())
+    return int((await connection.execute(_COUNT_OF_OPEN_UPLOADS, {"user_id": user_id})).scalar_one())
 
 
 async def count_all_open_uploads(connection: AsyncConnection) -> int:
@@ -118,7 +132,7 @@ async def count_all_open_uploads(connection: AsyncConnection) -> int:
 async def open_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) -> dict[str, Upload]:
     """Those of `md5s` that the user has an open upload of."""
     table = models.upload.c
-    query = select(*_UPLOAD_COLUMNS).where(table.user_id == user_id, table.md5.in_(md5s), table.open_flag == 1)
+    query = _UPLOAD.where(table.user_id == user_id, table.md5.in_(md5s), table.open_flag == 1)
     uploads = [_upload_of(row) for row in (await connection.execute(query)).mappings()]
     return {upload.md5: upload for upload in uploads if upload.md5 is not None}
 
@@ -127,8 +141,7 @@ async def idle_uploads(connection: AsyncConnection, updated_before: datetime, af
     """Open uploads that nothing was accounted for since `updated_before`, by id, after the id `after`."""
     table = models.upload.c
     query = (
-        select(*_UPLOAD_COLUMNS)
-        .where(table.open_flag == 1, table.updated_at < updated_before, table.id > after)
+        _UPLOAD.where(table.open_flag == 1, table.updated_at < updated_before, table.id > after)
         .order_by(table.id)
         .limit(limit)
     )
@@ -138,7 +151,7 @@ async def idle_uploads(connection: AsyncConnection, updated_before: datetime, af
 async def all_open_uploads(connection: AsyncConnection, *, after: str, limit: int) -> list[Upload]:
     """Open uploads of everybody, by id, after the id `after`."""
     table = models.upload.c
-    query = select(*_UPLOAD_COLUMNS).where(table.open_flag == 1, table.id > after).order_by(table.id).limit(limit)
+    query = _UPLOAD.where(table.open_flag == 1, table.id > after).order_by(table.id).limit(limit)
     return [_upload_of(row) for row in (await connection.execute(query)).mappings()]
 
 
@@ -152,6 +165,12 @@ async def promised_bytes(connection: AsyncConnection) -> int:
 # Files and blobs
 
 
+@cache
+def _newest_file(*facts: str) -> "Select[Any]":
+    conditions = [models.file.c[fact] == bindparam(fact) for fact in facts]
+    return _FILE.where(*conditions).order_by(models.file.c.id.desc()).limit(1)
+
+
 async def newest_file(
     connection: AsyncConnection,
     user_id: str,
@@ -162,28 +181,20 @@ async def newest_file(
     name: str | None = None,
 ) -> File | None:
     """The newest file of a user with this MD5 and, where given, this size, SHA-256 and name."""
-    table = models.file.c
-    conditions: list[ColumnElement[bool]] = [table.user_id == user_id, table.md5 == md5]
-    if size is not None:
-        conditions.append(table.size == size)
-    if sha256 is not None:
-        conditions.append(table.sha256 == sha256)
-    if name is not None:
-        conditions.append(table.name == name)
-    row = await _first(connection, select(*_FILE_COLUMNS).where(*conditions).order_by(table.id.desc()))
+    asked = {"user_id": user_id, "md5": md5, "size": size, "sha256": sha256, "name": name}
+    given = {fact: value for fact, value in asked.items() if value is not None}
+    row = await _first(connection, _newest_file(*given), **given)
     return None if row is None else File(**row)
 
 
 async def file_by_id(connection: AsyncConnection, user_id: str, file_id: str) -> File | None:
     table = models.file.c
-    row = await _first(connection, select(*_FILE_COLUMNS).where(table.id == file_id, table.user_id == user_id))
+    row = await _first(connection, _FILE.where(table.id == file_id, table.user_id == user_id).limit(1))
     return None if row is None else File(**row)
 
 
 async def file_by_content(connection: AsyncConnection, user_id: str, sha256: str, name: str) -> File | None:
-    table = models.file.c
-    conditions = (table.user_id == user_id, table.sha256 == sha256, table.name == name)
-    row = await _first(connection, select(*_FILE_COLUMNS).where(*conditions))
+    row = await _first(connection, _FILE_BY_CONTENT, user_id=user_id, sha256=sha256, name=name)
     return None if row is None else File(**row)
 
 
@@ -192,7 +203,7 @@ async def files(
 ) -> list[File]:
     """Files of a user, newest first, after the id `after`, with names that start with `prefix`, byte by byte."""
     table = models.file.c
-    query = select(*_FILE_COLUMNS).where(table.user_id == user_id).order_by(table.id.desc()).limit(limit)
+    query = _FILE.where(table.user_id == user_id).order_by(table.id.desc()).limit(limit)
     if after is not None:
         query = query.where(table.id < after)
     if prefix:
@@ -203,7 +214,7 @@ async def files(
 
 async def files_by_sha256(connection: AsyncConnection, sha256: str) -> list[File]:
     """The files of all users that have this content."""
-    query = select(*_FILE_COLUMNS).where(models.file.c.sha256 == sha256).order_by(models.file.c.id)
+    query = _FILE.where(models.file.c.sha256 == sha256).order_by(models.file.c.id)
     return [File(**row) for row in (await connection.execute(query)).mappings()]
 
 
@@ -216,9 +227,7 @@ async def finished_md5s(connection: AsyncConnection, user_id: str, md5s: list[st
 
 async def blobs_by_md5(connection: AsyncConnection, md5: str, size: int) -> list[Blob]:
     """Blobs in use with this MD5 and size; several if it has twins."""
-    table = models.blob.c
-    query = select(*_BLOB_COLUMNS).where(table.md5 == md5, table.size == size, table.refs > 0)
-    return [Blob(**row) for row in (await connection.execute(query.order_by(table.sha256))).mappings()]
+    return [Blob(**row) for row in (await connection.execute(_BLOBS_BY_MD5, {"md5": md5, "size": size})).mappings()]
 
 
 async def known_blobs(connection: AsyncConnection, sha256s: list[str]) -> set[str]:
@@ -236,12 +245,13 @@ async def blobs_without_refs(connection: AsyncConnection, limit: int) -> list[st
 
 
 async def usage(connection: AsyncConnection, user_id: str) -> Usage | None:
-    row = await _first(connection, select(*_USAGE_COLUMNS).where(models.user_info.c.user_id == user_id))
+    row = await _first(connection, _USAGE, user_id=user_id)
     return None if row is None else Usage(**row)
 
 
 async def token_by_hash(connection: AsyncConnection, token_sha256: str) -> Token | None:
-    row = await _first(connection, select(*_TOKEN_COLUMNS).where(models.token.c.token_sha256 == token_sha256))
+    query = select(*_TOKEN_COLUMNS).where(models.token.c.token_sha256 == token_sha256).limit(1)
+    row = await _first(connection, query)
     return None if row is None else Token(**row)
 
 
@@ -259,12 +269,12 @@ async def tokens(connection: AsyncConnection, user_id: str | None) -> list[Token
 async def blobs_in_use(connection: AsyncConnection, *, after: str, limit: int) -> list[Blob]:
     """Blobs with refs, by SHA-256, after the SHA-256 `after`."""
     table = models.blob.c
-    query = select(*_BLOB_COLUMNS).where(table.refs > 0, table.sha256 > after).order_by(table.sha256).limit(limit)
+    query = _BLOB.where(table.refs > 0, table.sha256 > after).order_by(table.sha256).limit(limit)
     return [Blob(**row) for row in (await connection.execute(query)).mappings()]
 
 
 async def blob_by_sha256(connection: AsyncConnection, sha256: str, *, lock: bool = False) -> Blob | None:
     """A blob; `lock` keeps its row until the transaction ends."""
-    query = select(*_BLOB_COLUMNS).where(models.blob.c.sha256 == sha256)
+    query = _BLOB.where(models.blob.c.sha256 == sha256).limit(1)
     row = await _first(connection, query.with_for_update() if lock else query)
     return None if row is None else Blob(**row)

@@ -1,71 +1,224 @@
-"""SQLite by aiosqlite with one hop to its thread and back for each statement, where a cursor of its own takes four."""
+"""SQLite: a transaction runs in a thread from its beginning to its end, and writers that wait commit together.
 
-import sqlite3
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+The functions of a transaction are written for a driver that waits on the event loop. Nothing they ask for waits here, so a
+thread runs them as they are: one hop for a transaction, where a driver behind the event loop takes one for each statement.
+"""
 
-import aiosqlite
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
+from sqlalchemy import Connection, QueuePool, create_engine, event, make_url
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-def connect(*arguments: Any, **options: Any) -> "_Connection":
-    """As `aiosqlite.connect`; for SQLAlchemy's `async_creator_fn`."""
-    (database,) = arguments
-    connection = _Connection(partial(sqlite3.connect, database, **options), iter_chunk_size=64)
-    connection._thread.daemon = True  # as SQLAlchemy has it with a connection that it makes
-    return connection
+T = TypeVar("T")
+Work = Callable[[AsyncConnection], Awaitable[T]]
 
-
-class _Connection(aiosqlite.Connection):
-    def cursor(self) -> "_Cursor":  # type: ignore[override]
-        return _Cursor(self)
-
-    async def run(self, verb: str, operation: str, parameters: Any) -> tuple[list[Any], Any, int, int | None]:
-        """The rows of a statement, and what its cursor tells."""
-        done: tuple[list[Any], Any, int, int | None] = await self._execute(  # type: ignore[no-untyped-call]
-            _run, self._conn, verb, operation, parameters
-        )
-        return done
-
-
-def _run(connection: sqlite3.Connection, verb: str, operation: str, parameters: Any) -> Any:
-    cursor = connection.cursor()
-    try:
-        getattr(cursor, verb)(operation, parameters)
-        rows = cursor.fetchall() if cursor.description else []
-        return rows, cursor.description, cursor.rowcount, cursor.lastrowid
-    finally:
-        cursor.close()
+_BUSY_TIMEOUT_MS = 30_000
+_CONNECTIONS = 8
+_READERS = min(4, (os.cpu_count() or 1) + 1)
+# Of a commit: whoever is the last of them waits for all.
+_MAX_TOGETHER = 64
 
 
-class _Cursor:
-    """What SQLAlchemy asks of a cursor that does not stream."""
+class _Statements:
+    """The part of an `AsyncConnection` that transactions use, over a plain one: nothing in it waits."""
 
-    arraysize = 1
-
-    def __init__(self, connection: _Connection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._rows: list[Any] = []
-        self.description: Any = None
-        self.rowcount = -1
-        self.lastrowid: int | None = None
+        self.dialect = connection.dialect
 
-    async def __aenter__(self) -> "_Cursor":
-        return self
+    async def execute(self, *arguments: Any) -> Any:
+        return self._connection.execute(*arguments)
 
-    async def execute(self, operation: str, parameters: Any = ()) -> None:
-        await self._do("execute", operation, parameters)
+    async def run_sync(self, work: Callable[..., T], *arguments: Any) -> T:
+        return work(self._connection, *arguments)
 
-    async def executemany(self, operation: str, parameters: Any) -> None:
-        await self._do("executemany", operation, parameters)
 
-    async def _do(self, verb: str, operation: str, parameters: Any) -> None:
-        done = await self._connection.run(verb, operation, parameters)
-        self._rows, self.description, self.rowcount, self.lastrowid = done
+def _statements(connection: Connection) -> AsyncConnection:
+    return cast(AsyncConnection, _Statements(connection))
 
-    async def fetchall(self) -> Sequence[Any]:
-        rows, self._rows = self._rows, []
-        return rows
+
+class SqliteEngine:
+    """The part of an `AsyncEngine` that is used, over a plain one: nothing in it waits."""
+
+    def __init__(self, url: str) -> None:
+        self.sync_engine = create_engine(
+            make_url(url).set(drivername="sqlite"),
+            poolclass=QueuePool,
+            pool_size=_CONNECTIONS,
+            max_overflow=0,
+            hide_parameters=True,
+        )
+        self.url = self.sync_engine.url
+        self.dialect = self.sync_engine.dialect
+        self._reading = self.sync_engine.execution_options(uploader_read_only=True)
+        event.listen(self.sync_engine, "connect", _configure)
+        event.listen(self.sync_engine, "begin", _begin)
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction that writes."""
+        with self.sync_engine.begin() as connection:
+            yield _statements(connection)
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction that only reads."""
+        with self._reading.connect() as connection:
+            yield _statements(connection)
+
+    async def dispose(self) -> None:
+        self.sync_engine.dispose()
+
+
+@dataclass(slots=True)
+class _Write:
+    """A transaction that waits to be run, and what became of it."""
+
+    work: "Work[Any]"
+    alone: bool
+    outcome: "asyncio.Future[Any]"
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    result: Any = None
+    error: BaseException | None = None
+
+
+class Sqlite:
+    """Runs transactions."""
+
+    def __init__(self, url: str) -> None:
+        self.engine = SqliteEngine(url)
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reading database")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="writing database")
+        self._lock = threading.Lock()
+        self._waiting: deque[_Write] = deque()
+        self._writing = False
+
+    async def read(self, work: "Work[T]") -> T:
+        async def run() -> T:
+            async with self.engine.connect() as connection:
+                return await work(connection)
+
+        return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: _run_to_its_end(run()))
+
+    async def write(self, work: "Work[T]", *, alone: bool) -> T:
+        """`alone`: no other transaction may be in its commit."""
+        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            self._waiting.append(_Write(work, alone, outcome))
+            idle, self._writing = not self._writing, True
+        if idle:
+            self._writer.submit(self._write_all)
+        return await outcome
 
     async def close(self) -> None:
-        """It was closed with its statement."""
+        """After what is under way."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._writer.shutdown()
+        self._readers.shutdown()
+        self.engine.sync_engine.dispose()
+
+    # In the thread that writes
+
+    def _write_all(self) -> None:
+        while batch := self._next_batch():
+            try:
+                self._commit(batch)
+            except BaseException as error:
+                for write in batch:
+                    write.error = write.error or error
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                batch[0].loop.call_soon_threadsafe(_tell, batch)
+
+    def _next_batch(self) -> list[_Write]:
+        """Those that wait, in their order, as far as they may be in one commit."""
+        batch: list[_Write] = []
+        with self._lock:
+            while self._waiting and len(batch) < _MAX_TOGETHER:
+                write = self._waiting[0]
+                if write.outcome.cancelled():
+                    self._waiting.popleft()
+                    continue
+                if batch and (write.alone or batch[0].alone or write.loop is not batch[0].loop):
+                    break
+                batch.append(self._waiting.popleft())
+            self._writing = bool(batch)
+        return batch
+
+    def _commit(self, batch: list[_Write]) -> None:
+        with self.engine.sync_engine.begin() as connection:
+            for write in batch:
+                if len(batch) == 1:
+                    write.result = _run_to_its_end(write.work(_statements(connection)))
+                else:
+                    _run_within(connection, write)
+
+
+def _run_within(connection: Connection, write: _Write) -> None:
+    """Run a transaction as a part of a larger one, which goes on without it if it fails."""
+    try:
+        with connection.begin_nested():
+            write.result = _run_to_its_end(write.work(_statements(connection)))
+    except Exception as error:
+        write.error = error
+        # Some errors end the whole transaction (https://sqlite.org/lang_transaction.html), and a savepoint would begin
+        # another one.
+        if not cast(Any, connection.connection.dbapi_connection).in_transaction:
+            raise
+
+
+def _run_to_its_end(work: Awaitable[T]) -> T:
+    """What a coroutine that never waits returns."""
+    steps = work.__await__()
+    try:
+        next(steps)
+    except StopIteration as end:
+        return cast(T, end.value)
+    raise RuntimeError("a transaction waited for something else than the database")
+
+
+def _tell(batch: list[_Write]) -> None:
+    for write in batch:
+        if write.outcome.done():
+            continue  # its caller is gone
+        if write.error is None:
+            write.outcome.set_result(write.result)
+        else:
+            write.outcome.set_exception(write.error)
+
+
+def on_the_loop(work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    """As `work`, for a transaction to call from its thread, which waits for it."""
+    loop = asyncio.get_running_loop()
+
+    async def called(*arguments: Any) -> T:
+        async def call() -> T:
+            return await work(*arguments)
+
+        return asyncio.run_coroutine_threadsafe(call(), loop).result()
+
+    return called
+
+
+def _configure(connection: Any, _record: Any) -> None:
+    # The driver begins nothing by itself; `_begin` does.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_BUSY_TIMEOUT_MS}"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin(connection: Connection) -> None:
+    # A writer takes the lock at once: upgrading a read lock later could only fail (https://sqlite.org/isolation.html).
+    read_only = connection.get_execution_options().get("uploader_read_only")
+    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")

@@ -7,15 +7,13 @@ may be run again from its start; what it raises rolls everything back.
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
-from sqlalchemy import delete, insert, select, update
-from sqlalchemy.dialects.mysql import insert as mysql_insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy import CursorResult, Executable, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.crashpoints import crash_point
-from uploader.database import batches, models, queries
+from uploader.database import batches, models, queries, statements
 from uploader.domain.upload import STATE_OF_REASON, TRANSITIONS, File, Reason, State, Upload
 from uploader.errors import QuotaExceeded, TooManyUploads
 
@@ -48,10 +46,10 @@ class Flushed:
     open_ids: frozenset[str]
 
 
-async def changed(connection: AsyncConnection, statement: object) -> int:
+async def changed(connection: AsyncConnection, statement: Executable, **values: object) -> int:
     """Execute a statement that changes rows; returns how many it found."""
-    result = await connection.execute(statement)  # type: ignore[call-overload]
-    return int(result.rowcount)
+    result = await connection.execute(statement, values)
+    return int(cast("CursorResult[Any]", result).rowcount)
 
 
 # Uploads
@@ -59,19 +57,9 @@ async def changed(connection: AsyncConnection, statement: object) -> int:
 
 async def open_upload(connection: AsyncConnection, upload: Upload, *, max_open_uploads: int) -> None:
     """Insert an upload and reserve its size. Raises Duplicate (from the engine), QuotaExceeded, TooManyUploads."""
-    await connection.execute(
-        insert(models.upload).values(
-            **{name: getattr(upload, name) for name in Upload.__dataclass_fields__}, open_flag=1
-        )
-    )
-    users = models.user_info.c
-    reserve = (
-        update(models.user_info)
-        .where(users.user_id == upload.user_id)
-        .where(users.total_space - users.use_space_finished - users.reserved >= upload.size)
-        .values(reserved=users.reserved + upload.size)
-    )
-    if await changed(connection, reserve) == 0:
+    values = {name: getattr(upload, name) for name in Upload.__dataclass_fields__}
+    await connection.execute(statements.INSERT_UPLOAD, values | {"open_flag": 1})
+    if await changed(connection, statements.RESERVE, of_user=upload.user_id, more=upload.size) == 0:
         raise await _quota_refusal(connection, upload.user_id, upload.size)
     # The user's row is locked by now, so racing callers count one after the other.
     if await queries.count_open_uploads(connection, upload.user_id) > max_open_uploads:
@@ -194,33 +182,21 @@ async def _close_row(
     md5: str | None = None,
 ) -> None:
     assert state in TRANSITIONS[upload.state], (upload.state, state)
-    await connection.execute(
-        update(models.upload)
-        .where(models.upload.c.id == upload.id)
-        .values(
-            state=state.value,
-            close_reason=close_reason,
-            file_id=file_id,
-            md5=md5 or upload.md5,
-            open_flag=None,
-            closed_at=now,
-            updated_at=now,
-        )
-    )
+    values = {
+        "of_upload": upload.id,
+        "new_state": state.value,
+        "new_close_reason": close_reason,
+        "new_file_id": file_id,
+        "new_md5": md5 or upload.md5,
+        "new_closed_at": now,
+    }
+    await connection.execute(statements.CLOSE_UPLOAD, values)
 
 
 async def _settle_user(connection: AsyncConnection, upload: Upload, finished: int) -> None:
     """Take an upload out of its user's account (the compensation, by the row's own figure) and add `finished` bytes."""
-    users = models.user_info.c
-    await connection.execute(
-        update(models.user_info)
-        .where(users.user_id == upload.user_id)
-        .values(
-            use_space_unfinished=users.use_space_unfinished - upload.flushed_bytes,
-            reserved=users.reserved - upload.size,
-            use_space_finished=users.use_space_finished + finished,
-        )
-    )
+    values = {"flushed": upload.flushed_bytes, "size": upload.size, "finished": finished}
+    await connection.execute(statements.SETTLE_USER, values | {"of_user": upload.user_id})
 
 
 async def merge(
@@ -266,14 +242,8 @@ async def merge(
 async def _add_ref(connection: AsyncConnection, sha256: str, md5: str, size: int, now: datetime) -> int:
     """Insert a blob's row or lock it, with one ref more; returns the refs it has now."""
     values = {"sha256": sha256, "md5": md5, "size": size, "refs": 1, "created_at": now}
-    more = {"refs": models.blob.c.refs + 1}
-    if connection.dialect.name == "sqlite":
-        on_sqlite = sqlite_insert(models.blob).values(**values)
-        await connection.execute(on_sqlite.on_conflict_do_update(index_elements=["sha256"], set_=more))
-    else:
-        await connection.execute(mysql_insert(models.blob).values(**values).on_duplicate_key_update(**more))
-    query = select(models.blob.c.refs).where(models.blob.c.sha256 == sha256)
-    return int((await connection.execute(query)).scalar_one())
+    await connection.execute(statements.ADD_REF[connection.dialect.name], values)
+    return int((await connection.execute(statements.REFS, {"sha256": sha256})).scalar_one())
 
 
 async def _drop_ref(connection: AsyncConnection, sha256: str) -> None:
@@ -283,7 +253,7 @@ async def _drop_ref(connection: AsyncConnection, sha256: str) -> None:
 
 async def _insert_file(connection: AsyncConnection, file: File) -> None:
     values = {name: getattr(file, name) for name in File.__dataclass_fields__}
-    await connection.execute(insert(models.file).values(**values))
+    await connection.execute(statements.INSERT_FILE, values)
 
 
 # Files
@@ -298,7 +268,7 @@ async def add_instant_file(
     it fits at the edge of the quota. Raises Lost if the blob has no refs (any more), NotOpen, QuotaExceeded, Duplicate.
     """
     replaced = None if replaced_upload_id is None else await lock_open(connection, replaced_upload_id)
-    blobs, users = models.blob.c, models.user_info.c
+    blobs = models.blob.c
     take = update(models.blob).where(blobs.sha256 == file.sha256, blobs.refs > 0).values(refs=blobs.refs + 1)
     if await changed(connection, take) == 0:
         raise Lost(file.sha256)
@@ -311,15 +281,8 @@ async def add_instant_file(
     if replaced is not None:
         await _close_row(connection, replaced, State.DONE, file.created_at, file_id=result.id, md5=file.md5)
         await _settle_user(connection, replaced, finished=0)
-    if present is None:
-        charge = (
-            update(models.user_info)
-            .where(users.user_id == file.user_id)
-            .where(users.total_space - users.use_space_finished - users.reserved >= file.size)
-            .values(use_space_finished=users.use_space_finished + file.size)
-        )
-        if await changed(connection, charge) == 0:
-            raise await _quota_refusal(connection, file.user_id, file.size)
+    if present is None and await changed(connection, statements.CHARGE, of_user=file.user_id, more=file.size) == 0:
+        raise await _quota_refusal(connection, file.user_id, file.size)
     return result, present is None
 
 

@@ -204,10 +204,9 @@ class _Run:
             # on that way for an hour begins anew.
             return await self._storage.remove(found)
         try:
+            remove = self._database.outside(lambda: self._storage.remove(found))
             return await self._database.transact(
-                lambda connection: transactions.remove_stray_blob(
-                    connection, found.name, lambda: self._storage.remove(found), self._now
-                )
+                lambda connection: transactions.remove_stray_blob(connection, found.name, remove, self._now), alone=True
             )
         except Duplicate:
             return False  # it has a row by now

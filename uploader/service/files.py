@@ -69,11 +69,10 @@ class Files:
 
     async def collect(self, sha256: str) -> bool:
         """Remove a blob that has no refs; False if it is in use."""
+        remove = self._database.outside(lambda: self._storage.remove_blob(sha256))
         return await uninterrupted(
             self._database.transact(
-                lambda connection: transactions.collect_blob(
-                    connection, sha256, lambda: self._storage.remove_blob(sha256)
-                )
+                lambda connection: transactions.collect_blob(connection, sha256, remove), alone=True
             )
         )
 

@@ -198,6 +198,7 @@ class Merging:
     async def _commit(self, upload: Upload, digests: Digests) -> File:
         file_id = new_id()
         async with self._storage.closing(upload) as closer:
+            place = self._database.outside(lambda keep: closer.place_blob(digests.sha256, keep_existing=keep))
             await self._closers.announce(upload)
             file = await self._database.transact(
                 lambda connection: transactions.merge(
@@ -206,7 +207,7 @@ class Merging:
                     file_id=file_id,
                     md5=digests.md5,
                     sha256=digests.sha256,
-                    place_blob=lambda keep: closer.place_blob(digests.sha256, keep_existing=keep),
+                    place_blob=place,
                     now=self._clock.now(),
                 )
             )

@@ -82,11 +82,13 @@ class Reconciling:
     async def _look_at_blob(self, sha256: str) -> list[Drift]:
         """Its row is locked, so it is not collected or placed meanwhile."""
 
+        sizes = self._database.outside(self._storage.blob_sizes)
+
         async def look(connection: Connection) -> list[Drift]:
             blob = await queries.blob_by_sha256(connection, sha256, lock=True)
             if blob is None or blob.refs == 0:
                 return []
-            (size,) = await self._storage.blob_sizes([sha256])
+            (size,) = await sizes([sha256])
             return [] if size == blob.size else [Drift(Kind.BLOB_BYTES, sha256, blob.size, size)]
 
         return await self._database.transact(look)

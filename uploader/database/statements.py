@@ -1,0 +1,41 @@
+"""The statements that each file takes, put together once: to build one costs several times what it costs to run it."""
+
+from sqlalchemy import BigInteger, BindParameter, bindparam, insert, select, update
+from sqlalchemy.dialects.mysql import insert as mysql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+from uploader.database.models import blob, file, upload, user_info
+
+
+def _bytes(name: str) -> BindParameter[int]:
+    return bindparam(name, type_=BigInteger)
+
+
+_users = user_info.c
+_OF_USER = update(user_info).where(_users.user_id == bindparam("of_user"))
+_THAT_HAS_ROOM = _OF_USER.where(_users.total_space - _users.use_space_finished - _users.reserved >= _bytes("more"))
+RESERVE = _THAT_HAS_ROOM.values(reserved=_users.reserved + _bytes("more"))
+CHARGE = _THAT_HAS_ROOM.values(use_space_finished=_users.use_space_finished + _bytes("more"))
+SETTLE_USER = _OF_USER.values(
+    use_space_unfinished=_users.use_space_unfinished - _bytes("flushed"),
+    reserved=_users.reserved - _bytes("size"),
+    use_space_finished=_users.use_space_finished + _bytes("finished"),
+)
+
+INSERT_UPLOAD = insert(upload)
+CLOSE_UPLOAD = (
+    update(upload)
+    .where(upload.c.id == bindparam("of_upload"))
+    .values(
+        {name: bindparam(f"new_{name}") for name in ("state", "close_reason", "file_id", "md5", "closed_at")}
+        | {"open_flag": None, "updated_at": bindparam("new_closed_at")}
+    )
+)
+
+INSERT_FILE = insert(file)
+_MORE = {"refs": blob.c.refs + 1}
+ADD_REF = {
+    "sqlite": sqlite_insert(blob).on_conflict_do_update(index_elements=["sha256"], set_=_MORE),
+    "mysql": mysql_insert(blob).on_duplicate_key_update(**_MORE),
+}
+REFS = select(blob.c.refs).where(blob.c.sha256 == bindparam("sha256"))
