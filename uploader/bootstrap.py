@@ -49,6 +49,7 @@ from uploader.jobs.snapshot import Snapshot
 from uploader.jobs.sweeper import Sweeper
 from uploader.observability import configure_logging
 from uploader.service.accounts import Accounts
+from uploader.service.admission import Admission
 from uploader.service.chunks import Chunks
 from uploader.service.cleanup import Cleanup
 from uploader.service.closers import Closers
@@ -186,6 +187,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
             window_seconds=BUDGET_WINDOW_SECONDS,
         ),
     )
+    admission = Admission(settings, database, storage, clock)
     instant = Instant(settings, database, storage, closers, uploads, challenges, clock)
     files = Files(database, storage)
     recounting = Recounting(database)
@@ -201,12 +203,12 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         merging=merging,
         flushing=Flushing(database, pending, closers, clock),
         uploads=uploads,
-        openings=Openings(settings, database, storage, instant, uploads, clock),
+        openings=Openings(settings, database, storage, instant, uploads, admission, clock),
         instant=instant,
         chunks=Chunks(storage, pending, closers, uploads),
         files=files,
         reports=Reports(database, files, clock),
-        overview=Overview(settings, database, storage, clock),
+        overview=Overview(database, storage, admission, clock),
         links=Links(database, clock, settings.link_secret, lifetime_seconds=settings.link_lifetime_seconds),
         gauges=Gauges(database, storage, pending),
         exposition=Exposition(settings.data.absolute() / "metrics", alone=settings.workers == 1),

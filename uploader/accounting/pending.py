@@ -190,9 +190,17 @@ class Pending:
         """Rebuild an upload from its map; `era` was read before the map. Raises Unavailable."""
         arguments = [
             *(_time(now_ms), _era_token(), upload_id, era, generation, bitmap, size, chunk_size, chunk_count),
-            *(flushed_bytes, _ms(self._delays.quiet_seconds)),
+            *(flushed_bytes, _ms(self._delays.quiet_seconds), ""),
         ]
         return _figures(await _HYDRATE.run(self._redis, self._keys(upload_id), arguments))
+
+    async def introduce(self, upload_id: str, *, era: str, size: int, chunk_size: int, chunk_count: int) -> None:
+        """Make an upload known that was opened after `era` was read, unless somebody else did. Raises Unavailable.
+
+        Nobody need hold it: who is not known in the era of its opening has no chunk that was recorded.
+        """
+        arguments = ["", _era_token(), upload_id, era, 0, b"", size, chunk_size, chunk_count, 0, 0, "1"]
+        await _HYDRATE.run(self._redis, self._keys(upload_id), arguments)
 
     async def read(self, upload_id: str) -> Known:
         """What is known of an upload, and the present era. Raises Unavailable."""

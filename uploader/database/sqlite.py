@@ -119,13 +119,8 @@ class Sqlite:
         return await outcome
 
     async def close(self) -> None:
-        """After what is under way."""
-        await asyncio.to_thread(self._close)
-
-    def _close(self) -> None:
-        self._writer.shutdown()
-        self._readers.shutdown()
-        self.engine.sync_engine.dispose()
+        """The threads end with this, or with what they are at."""
+        await asyncio.to_thread(self.engine.sync_engine.dispose)
 
     # In the thread that writes
 

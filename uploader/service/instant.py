@@ -33,6 +33,10 @@ BUDGET_WINDOW_SECONDS = 3600.0
 _CHALLENGE_SECONDS = 60.0
 _NONCE_BYTES = 32
 
+# The very file that is asked for, and the content that may be used as it is.
+Source = tuple[File | None, str | None]
+NO_SOURCE: Source = (None, None)
+
 
 class Instant:
     """All ways to finish without bytes."""
@@ -55,12 +59,12 @@ class Instant:
         self._challenges = challenges
         self._clock = clock
 
-    async def finish(self, opening: Opening, md5: str, existing: Upload | None) -> Complete | None:
+    async def finish(self, opening: Opening, md5: str, source: Source, existing: Upload | None) -> Complete | None:
         """The file, if the caller has it under this name, or if its content is there and may be used as it is.
 
         `existing` is the caller's open upload of this content, which is closed by it. Raises NotOpen, QuotaExceeded.
         """
-        same, sha256 = await self._source(opening, md5)
+        same, sha256 = source
         if same is not None:
             if existing is not None and opening.instant:
                 return await self._add_file(opening, md5, same.sha256, existing)
@@ -72,27 +76,19 @@ class Instant:
         except Lost:
             return None  # the blob went at this moment: the bytes are needed after all
 
-    async def _source(self, opening: Opening, md5: str) -> tuple[File | None, str | None]:
-        """The very file, and the content that may be used as it is."""
+    async def source(self, connection: Connection, opening: Opening, md5: str) -> Source:
+        """What there is to finish from."""
         mode = self._settings.instant
-
-        async def look(connection: Connection) -> tuple[File | None, str | None]:
-            ask = partial(
-                queries.newest_file, connection, opening.user_id, md5, size=opening.size, sha256=opening.sha256
-            )
-            same = await ask(name=opening.name)
-            if same is not None or mode == "off":
-                return same, None
-            own = await ask()
-            if own is not None:
-                return None, own.sha256
-            if mode != "trust":
-                return None, None
-            blobs = await queries.blobs_by_md5(connection, md5, opening.size)
-            fitting = [blob.sha256 for blob in blobs if opening.sha256 in (None, blob.sha256)]
-            return None, fitting[0] if fitting else None
-
-        return await self._database.read(look)
+        ask = partial(queries.newest_file, connection, opening.user_id, md5, size=opening.size, sha256=opening.sha256)
+        own = await ask()
+        if own is not None:
+            same = own if own.name == opening.name else await ask(name=opening.name)
+            return same, own.sha256 if same is None and mode != "off" else None
+        if mode != "trust":
+            return NO_SOURCE
+        blobs = await queries.blobs_by_md5(connection, md5, opening.size)
+        fitting = [blob.sha256 for blob in blobs if opening.sha256 in (None, blob.sha256)]
+        return None, fitting[0] if fitting else None
 
     # Proof of possession
 

@@ -4,7 +4,7 @@ Whether it may finish without bytes is asked of `instant.py` first.
 """
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
@@ -16,7 +16,6 @@ from uploader.domain.digest import EMPTY_MD5, EMPTY_SHA256
 from uploader.domain.months import month_path
 from uploader.domain.proof import Challenge
 from uploader.domain.quota import Usage
-from uploader.domain.room import Room, floor_of
 from uploader.domain.upload import State, Upload
 from uploader.errors import (
     FileTooLarge,
@@ -27,21 +26,31 @@ from uploader.errors import (
     Sha256Conflict,
     Sha256Mismatch,
     SizeMismatch,
-    StorageFull,
     TooManyUploads,
     Unavailable,
     UploadExists,
 )
 from uploader.observability import QUOTA_REFUSALS
+from uploader.service.admission import Admission
 from uploader.service.answers import Complete, Opening, Standing, Target
 from uploader.service.ids import new_id
-from uploader.service.instant import Instant
+from uploader.service.instant import NO_SOURCE, Instant, Source
 from uploader.service.uploads import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.settings import Settings
 from uploader.storage.base import Gone, Storage
 from uploader.tasks import uninterrupted
 
 _TOO_FAST = "This upload is changing too fast, or its bytes can't be found; try again."
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the database has to say of a request to open; of the account only if nothing else answers it."""
+
+    existing: Upload | None
+    source: Source
+    usage: Usage | None = None
+    open_uploads: int = 0
 
 
 class Openings:
@@ -54,6 +63,7 @@ class Openings:
         storage: Storage,
         instant: Instant,
         uploads: Uploads,
+        admission: Admission,
         clock: Clock,
     ) -> None:
         self._settings = settings
@@ -61,6 +71,7 @@ class Openings:
         self._storage = storage
         self._instant = instant
         self._uploads = uploads
+        self._admission = admission
         self._clock = clock
         self.chunk_sizes = ChunkSizes(
             settings.chunk_size_bytes, settings.min_chunk_size_bytes, settings.max_chunk_size_bytes
@@ -81,30 +92,39 @@ class Openings:
         raise Unavailable(_TOO_FAST)
 
     async def _open_once(self, opening: Opening) -> Standing | Complete | Challenge:
-        md5 = opening.md5
-        if md5 is None:
-            existing = await self._by_idempotency_key(opening)
-            if existing is not None and existing.state is not State.OPEN:
-                return await self._uploads.ended(existing)
-        else:
-            existing = await self._uploads.by_md5(opening.user_id, md5)
+        found = await self._database.read(lambda connection: self._look(connection, opening))
+        existing, md5 = found.existing, opening.md5
+        if md5 is not None:
             if existing is not None:
                 _check_claims(existing, opening.size, opening.sha256)
-            known = opening if existing is None else replace(opening, sha256=opening.sha256 or existing.sha256)
-            at_once = await self._instant.finish(known, md5, existing) or await self._instant.challenge(opening, md5)
+            known = _completed(opening, existing)
+            complete = await self._instant.finish(known, md5, found.source, existing)
+            at_once = complete or await self._instant.challenge(opening, md5)
             if at_once is not None:
                 return at_once
-        if existing is None:
-            return await self._open_new(opening)
-        return await self._resume(existing, opening.sha256)
+        elif existing is not None and existing.state is not State.OPEN:
+            return await self._uploads.ended(existing)
+        if existing is not None:
+            return await self._resume(existing, opening.sha256)
+        self._refuse_early(opening, found)
+        await self._admission.check(opening.size)
+        return await self._open_new(opening)
 
-    async def _by_idempotency_key(self, opening: Opening) -> Upload | None:
-        key = opening.idempotency_key
-        if key is None:
-            return None
-        upload = await self._database.read(
-            lambda connection: queries.upload_by_idempotency_key(connection, opening.user_id, key)
-        )
+    async def _look(self, connection: Connection, opening: Opening) -> _Found:
+        """All that the database has to say, at one go."""
+        existing, source = None, NO_SOURCE
+        if opening.md5 is not None:
+            existing = await queries.open_upload_by_md5(connection, opening.user_id, opening.md5)
+            source = await self._instant.source(connection, _completed(opening, existing), opening.md5)
+        elif opening.idempotency_key is not None:
+            existing = await self._by_idempotency_key(connection, opening, opening.idempotency_key)
+        if existing is not None or (opening.instant and source != NO_SOURCE):
+            return _Found(existing, source)
+        usage = await queries.usage(connection, opening.user_id)
+        return _Found(None, source, usage, await queries.count_open_uploads(connection, opening.user_id))
+
+    async def _by_idempotency_key(self, connection: Connection, opening: Opening, key: str) -> Upload | None:
+        upload = await queries.upload_by_idempotency_key(connection, opening.user_id, key)
         if upload is not None and (upload.name, upload.size) != (opening.name, opening.size):
             raise InvalidRequest.field("Idempotency-Key", "was used with another name or size")
         return upload
@@ -117,7 +137,6 @@ class Openings:
         return await self._uploads.standing(upload)
 
     async def _open_new(self, opening: Opening) -> Standing | Complete:
-        await self._refuse_early(opening)
         now = self._clock.now()
         upload_id = new_id()
         upload = Upload(
@@ -140,15 +159,17 @@ class Openings:
             updated_at=now,
             closed_at=None,
         )
-        await uninterrupted(self._create(upload))
+        era = await self._uploads.era(upload_id)
+        made_at = await uninterrupted(self._create(upload))
         crash_point("open.after_commit")
+        self._admission.promise(upload.size)
         if upload.size == 0:
             return await self._uploads.merge_now(upload)
-        return replace(await self._uploads.standing(upload), created=True)
+        return await self._uploads.begun(upload, era, made_at)
 
-    async def _create(self, upload: Upload) -> None:
+    async def _create(self, upload: Upload) -> float:
         """The directory first, then the row: a row without bytes would lose what is acknowledged."""
-        await self._storage.create(upload)
+        made_at = await self._storage.create(upload)
         crash_point("open.after_create")
         try:
             await self._database.transact(
@@ -162,6 +183,7 @@ class Openings:
             if isinstance(error, QuotaExceeded):
                 QUOTA_REFUSALS.inc()
             raise
+        return made_at
 
     async def _may_have_committed(self, upload: Upload) -> bool:
         """Whether an answer that was lost may hide a commit: then the row stands, and its directory has to."""
@@ -171,15 +193,9 @@ class Openings:
             return True
         return row is not None
 
-    async def _refuse_early(self, opening: Opening) -> None:
+    def _refuse_early(self, opening: Opening, found: _Found) -> None:
         """Refuse what is sure to be refused before anything is written; the transaction decides."""
-
-        async def look(connection: Connection) -> tuple[Usage | None, int, int]:
-            usage = await queries.usage(connection, opening.user_id)
-            count = await queries.count_open_uploads(connection, opening.user_id)
-            return usage, count, await queries.promised_bytes(connection)
-
-        usage, count, promised_bytes = await self._database.read(look)
+        usage = found.usage
         if usage is not None and not usage.fits(opening.size):
             QUOTA_REFUSALS.inc()
             raise QuotaExceeded(
@@ -189,17 +205,8 @@ class Openings:
                 reserved=usage.reserved,
                 requested=opening.size,
             )
-        if count >= self._settings.max_open_uploads:
+        if found.open_uploads >= self._settings.max_open_uploads:
             raise TooManyUploads(limit=self._settings.max_open_uploads)
-        space = await self._storage.space()
-        room = Room(
-            total_bytes=space.total,
-            free_bytes=space.free,
-            floor_bytes=floor_of(space.total, self._settings.free_space_floor_bytes),
-            promised_bytes=promised_bytes,
-        )
-        if not room.fits(opening.size):
-            raise StorageFull("The disk has no room for a file of this size; try again later.")
 
     # Telling the digests
 
@@ -237,8 +244,9 @@ class Openings:
             chunk_size=None,
             instant=True,
         )
-        known = replace(opening, sha256=sha256 or upload.sha256)
-        complete = await self._instant.finish(known, md5, upload)
+        known = _completed(opening, upload)
+        source = await self._database.read(lambda connection: self._instant.source(connection, known, md5))
+        complete = await self._instant.finish(known, md5, source, upload)
         if complete is not None:
             return replace(complete, created=True)
         told = await self._tell(upload, md5, sha256)
@@ -255,6 +263,11 @@ class Openings:
         if sha256 is not None and told.sha256 != sha256:
             raise Sha256Conflict()
         return told
+
+
+def _completed(opening: Opening, existing: Upload | None) -> Opening:
+    """With what was claimed before."""
+    return opening if existing is None else replace(opening, sha256=opening.sha256 or existing.sha256)
 
 
 def _check_claims(upload: Upload, size: int, sha256: str | None) -> None:

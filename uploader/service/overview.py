@@ -12,8 +12,8 @@ from uploader.database import reporting
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.reporting import Day, OpenSums, Totals
 from uploader.domain.growth import SPANS_DAYS, Growth, Moment, growth
-from uploader.domain.room import Room, floor_of
-from uploader.settings import Settings
+from uploader.domain.room import Room
+from uploader.service.admission import Admission
 from uploader.storage.base import Storage
 
 
@@ -31,10 +31,10 @@ class Summary:
 class Overview:
     """The summary, and the snapshots of days."""
 
-    def __init__(self, settings: Settings, database: Database, storage: Storage, clock: Clock) -> None:
-        self._settings = settings
+    def __init__(self, database: Database, storage: Storage, admission: Admission, clock: Clock) -> None:
         self._database = database
         self._storage = storage
+        self._admission = admission
         self._clock = clock
 
     async def summary(self) -> Summary:
@@ -48,22 +48,13 @@ class Overview:
             return totals, months, days
 
         totals, months, days = await self._database.read(look, snapshot=True)
-        room = await self._room(sum(month.quota_bytes - month.disk_bytes for month in months))
+        room = await self._admission.room(sum(month.quota_bytes - month.disk_bytes for month in months))
         present = _moment(as_of, totals)
         growths = [
             growth(span, present, None if day is None else _moment(day.taken_at, day.totals), room.available_bytes)
             for span, day in zip(SPANS_DAYS, days, strict=True)
         ]
         return Summary(as_of=as_of, totals=totals, months=months, room=room, growths=growths)
-
-    async def _room(self, promised_bytes: int) -> Room:
-        space = await self._storage.space()
-        return Room(
-            total_bytes=space.total,
-            free_bytes=space.free,
-            floor_bytes=floor_of(space.total, self._settings.free_space_floor_bytes),
-            promised_bytes=promised_bytes,
-        )
 
     async def history(self, days: int) -> list[Day]:
         """The last `days` days, today included, in order; those on which nobody looked are left out."""

@@ -1,6 +1,7 @@
 """The use cases of an upload as a whole: find it, say where it stands, merge it, cancel it. Knows nothing of HTTP."""
 
 import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 from uploader.accounting.pending import Pending
@@ -8,7 +9,7 @@ from uploader.clock import Clock
 from uploader.database import queries
 from uploader.database.engine import Connection, Database
 from uploader.database.transactions import NotOpen
-from uploader.domain.chunks import missing_ranges, received_bytes
+from uploader.domain.chunks import chunk_count, missing_ranges, received_bytes
 from uploader.domain.upload import Reason, State, Upload
 from uploader.errors import Unavailable, UploadActive, UploadGone, UploadNotFound
 from uploader.service.answers import Complete, Standing, Target
@@ -117,15 +118,42 @@ class Uploads:
         chunk_map = await self._closers.read_map(upload)
         last_write = await self._storage.last_write(upload)
         await self._compare_with_redis(upload, sum(chunk_map.present))
-        expiry = timedelta(seconds=self._settings.upload_expiry_seconds)
         return Standing(
             upload=upload,
             merging=chunk_map.complete,
             received_bytes=received_bytes(chunk_map.present, upload.size, upload.chunk_size),
             missing=missing_ranges(chunk_map.present),
             merged_bytes=await self._storage.digested_bytes(upload) if chunk_map.complete else 0,
-            expires_at=datetime.fromtimestamp(last_write, UTC) + expiry,
+            expires_at=self._expires_at(last_write),
         )
+
+    async def era(self, upload_id: str) -> str:
+        """The present era of Redis, for `begun`; empty if Redis is away."""
+        try:
+            return (await self._pending.read(upload_id)).era
+        except Unavailable:
+            return ""
+
+    async def begun(self, upload: Upload, era: str, made_at: float) -> Standing:
+        """Where an upload stands that was just opened, after `era` was read: nobody need look at its bytes for that."""
+        count = chunk_count(upload.size, upload.chunk_size)
+        if era:
+            with suppress(Unavailable):  # it is made known by the first chunk
+                await self._pending.introduce(
+                    upload.id, era=era, size=upload.size, chunk_size=upload.chunk_size, chunk_count=count
+                )
+        return Standing(
+            upload=upload,
+            merging=False,
+            received_bytes=0,
+            missing=[(0, count - 1)],
+            merged_bytes=0,
+            expires_at=self._expires_at(made_at),
+            created=True,
+        )
+
+    def _expires_at(self, last_write: float) -> datetime:
+        return datetime.fromtimestamp(last_write, UTC) + timedelta(seconds=self._settings.upload_expiry_seconds)
 
     async def _compare_with_redis(self, upload: Upload, chunks_on_disk: int) -> None:
         """Hydrate where Redis does not know, or knows something else than the disk. Without Redis the disk alone answers."""

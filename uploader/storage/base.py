@@ -138,8 +138,8 @@ class Storage(Protocol):
     async def prepare(self) -> None:
         """Make ready to store. Raises ConfigurationError if this place is unfit."""
 
-    async def create(self, upload: Upload) -> None:
-        """Make room for a new upload, durably, before its row commits."""
+    async def create(self, upload: Upload) -> float:
+        """Make room for a new upload, durably, before its row commits. Returns when, as `last_write` would."""
 
     async def discard(self, upload: Upload) -> bool:
         """Remove an upload's bytes without its locks: its row did not commit, or its map is gone. Repeatable.

@@ -45,8 +45,8 @@ class ChunkFiles:
         self._boot_id = boot_id
         self._check_stopping = check_stopping
 
-    def create(self, upload: Upload) -> None:
-        """The files of an upload without chunks, durably."""
+    def create(self, upload: Upload) -> float:
+        """The files of an upload without chunks, durably; returns when its map was written."""
         count = chunk_count(upload.size, upload.chunk_size)
         with new_upload_directory(self._root, upload) as directory:
             # The size of the data is durable with the first chunk, and until then it says nothing.
@@ -57,6 +57,7 @@ class ChunkFiles:
             boot_id = "" if self._durable else self._boot_id
             directory.create("map", chunkmap.new_map(boot_id, upload.size, upload.chunk_size, count))
             crash_point("open.after_map_file")
+            return directory.status("map").st_mtime
 
     # Chunks
 

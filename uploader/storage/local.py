@@ -165,8 +165,8 @@ class LocalStorage:
 
     # Open uploads
 
-    async def create(self, upload: Upload) -> None:
-        await self.in_thread(self._chunks.create, upload)
+    async def create(self, upload: Upload) -> float:
+        return await self.in_thread(self._chunks.create, upload)
 
     async def discard(self, upload: Upload) -> bool:
         return await self.in_thread(temp.discard, self._root, upload)

@@ -4,6 +4,7 @@
 -- KEYS  1 up  2 chunks  3 era  4 due:flush  5 minutes:flush  6 due:merge  7 minutes:merge
 -- ARGV  1 now_ms ('' for TIME)  2 era token  3 upload id  4 era that was read before the map
 --       5 generation  6 the map as a bitmap  7 size  8 chunk_size  9 chunk_count  10 flushed bytes  11 quiet_ms
+--       12 '1' if an upload that is known in this era is to be left as it is; then nobody need hold it
 -- Returns {word, received, chunks, chunk_count, state}; word is one of
 --   hydrated                done
 --   era-moved               Redis was lost after the era was read: look again
@@ -20,6 +21,8 @@ local state, flushed = facts[3], tonumber(ARGV[10])
 if state and state ~= 'open' and state ~= 'merging' then return {state, 0, 0, 0, state} end
 local era = current_era(KEYS[3], ARGV[2])
 if era ~= ARGV[4] then return {'era-moved', 0, 0, 0, ''} end
+
+if ARGV[12] == '1' and facts[1] == era then return {'hydrated', 0, 0, 0, state} end
 
 if facts[1] == era and facts[2] == generation then
   flushed = math.max(flushed, tonumber(facts[4]))

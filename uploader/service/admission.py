@@ -1,0 +1,57 @@
+"""Whether the disk has room for one more file: the floor, and what open uploads were promised.
+
+To add up what was promised is a look at every open upload. So what is far from the floor is admitted by figures that are a
+moment old; refused is only by those of now. It is approximate in any case, which the floor absorbs.
+"""
+
+from dataclasses import replace
+
+from uploader.clock import Clock
+from uploader.database import queries
+from uploader.database.engine import Database
+from uploader.domain.room import Room, floor_of
+from uploader.errors import StorageFull
+from uploader.settings import Settings
+from uploader.storage.base import Storage
+
+_MOMENT_SECONDS = 1.0
+
+
+class Admission:
+    """The room of the disk, as this process knows it."""
+
+    def __init__(self, settings: Settings, database: Database, storage: Storage, clock: Clock) -> None:
+        self._floor_bytes = settings.free_space_floor_bytes
+        self._database = database
+        self._storage = storage
+        self._clock = clock
+        self._known: Room | None = None
+        self._known_at = 0.0
+
+    async def room(self, promised_bytes: int) -> Room:
+        """The room there is now, if so much was promised."""
+        space = await self._storage.space()
+        return Room(
+            total_bytes=space.total,
+            free_bytes=space.free,
+            floor_bytes=floor_of(space.total, self._floor_bytes),
+            promised_bytes=promised_bytes,
+        )
+
+    async def check(self, size: int) -> None:
+        """Raises StorageFull if there is no room for a file of this size."""
+        if self._known is not None and self._is_recent() and self._known.fits(size):
+            return
+        looked_at = self._clock.monotonic()
+        self._known = await self.room(await self._database.read(queries.promised_bytes))
+        self._known_at = looked_at
+        if not self._known.fits(size):
+            raise StorageFull("The disk has no room for a file of this size; try again later.")
+
+    def _is_recent(self) -> bool:
+        return self._clock.monotonic() - self._known_at < _MOMENT_SECONDS
+
+    def promise(self, size: int) -> None:
+        """A file of this size was opened."""
+        if self._known is not None:
+            self._known = replace(self._known, promised_bytes=self._known.promised_bytes + size)
