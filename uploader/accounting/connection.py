@@ -1,5 +1,6 @@
 """Connects to Redis or Valkey by URL: a server, a Cluster, or the master that Sentinels name."""
 
+import asyncio
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -7,6 +8,7 @@ from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster, UnixDomai
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from uploader.accounting.pipelined import PipelinedRedis
@@ -18,6 +20,7 @@ Connection = Redis | RedisCluster
 AWAY = (RedisError, OSError, TimeoutError, RuntimeError)
 
 _CONNECTIONS = 64
+_PAUSES_SECONDS = (0.01, 0.05, 0.25, 1.0)
 _OPTIONS: dict[str, Any] = {"socket_timeout": 5, "socket_connect_timeout": 2, "protocol": 2}
 
 
@@ -28,7 +31,7 @@ def connect(url: str) -> Connection:
     `redis+sentinel://host:port,host:port/service`, the Sentinels and the name of their master.
     """
     if url.startswith("redis+cluster://"):
-        return RedisCluster.from_url(url.replace("redis+cluster://", "redis://", 1), **_OPTIONS)
+        return _Cluster.from_url(url.replace("redis+cluster://", "redis://", 1), **_OPTIONS)
     if url.startswith("redis+sentinel://"):
         return _connect_by_sentinel(url)
     return PipelinedRedis.from_pool(  # which it closes
@@ -48,6 +51,19 @@ def connect_to_socket(path: str) -> Connection:
             **_OPTIONS,
         )
     )
+
+
+class _Cluster(RedisCluster):
+    """Where one call reads the slots anew, redis-py closes the connections of all others, also those that are just being
+    made: they meet what is no longer there. To call again is safe, since every script is idempotent."""
+
+    async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        for pause_seconds in _PAUSES_SECONDS:
+            try:
+                return await super().execute_command(*args, **kwargs)
+            except AttributeError:
+                await asyncio.sleep(pause_seconds)
+        raise RedisConnectionError("The connections to the Cluster keep being closed.")
 
 
 def _connect_by_sentinel(url: str) -> Redis:
