@@ -14,7 +14,7 @@ from uploader.domain.chunks import chunk_count
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed
 from uploader.storage import chunkmap, digestfile, disk
-from uploader.storage.base import Body, Digests, Gone
+from uploader.storage.base import Body, Busy, Digests, Gone
 from uploader.storage.hashes import PrefixHashes
 from uploader.storage.locks import try_lock
 from uploader.storage.temp import upload_directory
@@ -67,6 +67,18 @@ class DigestFiles:
             locked.load()
             locked.close = opened.pop_all().close
         return locked
+
+    def finish(self, upload: Upload) -> Digests:
+        """The digests of the whole, at one go. Raises Gone, Busy, StorageFailed."""
+        locked = self.try_lock(upload)
+        if locked is None:
+            raise Busy(upload.id)
+        try:
+            while locked.hash_recorded():
+                pass
+            return locked.finish()
+        finally:
+            locked.close()
 
     def open(self, upload: Upload) -> int:
         """A descriptor to take the lock by. Raises Gone."""
@@ -141,7 +153,7 @@ class LockedDigests:
         disk.write(self._digest, memoryview(digestfile.pack(record)), 0)
         crash_point("frontier.after_save")
 
-    def hash_recorded(self, leave: Callable[[int], bool]) -> bool:
+    def hash_recorded(self, leave: Callable[[int], bool] = lambda _number: False) -> bool:
         """Advance over chunks that are on the map, for one turn, and save; whether the turn ended before they did.
 
         It stops before a chunk that `leave` says is hashed otherwise. Raises Gone.
@@ -180,8 +192,8 @@ class LockedDigests:
                 raise OSError(errno.EIO, "the data file does not have the size of its upload")
             self._hashes.update(piece[:count])
 
-    def finish(self) -> Digests | None:
-        """The digests of the whole, the data of which is durable; None if a chunk is missing.
+    def finish(self) -> Digests:
+        """The digests of the whole, the data of which is durable. Raises Busy if a chunk is missing: it was withdrawn.
 
         They need no sync: it would only spare hashing again.
         """
@@ -193,6 +205,8 @@ class LockedDigests:
             disk.write(self._digest, memoryview(digestfile.pack(record)), 0)
             crash_point("merge.after_digest_write")
             self._finished = digests
+        if self._finished is None:
+            raise Busy(self._upload.id)
         return self._finished
 
     def _sync_data(self) -> None:

@@ -113,8 +113,8 @@ class Frontiers:
 
     def follow(self, upload: Upload) -> _Following | None:
         """Look after an upload: its map has grown, or is about to."""
-        if not states_are_portable():
-            return None  # all is hashed by the merge, at one go
+        if not states_are_portable() or upload.size <= min(upload.chunk_size, _GATHERED_BYTES):
+            return None  # all is hashed by the merge, at one go; of one small chunk it is the next thing to come
         following = self._following.get(upload.id)
         if following is None:
             following = self._following[upload.id] = _Following(upload)
@@ -182,15 +182,14 @@ class Frontiers:
             following.hurry()
             await asyncio.wait({following.task})
         self._check_stopping()
+        if upload.size <= _GATHERED_BYTES:
+            return await self._in_thread(self._files.finish, upload)
         async with self._locked(upload) as digests:
             if digests is None:
                 raise Busy(upload.id)
-            while await self._in_thread(digests.hash_recorded, _nobody_takes):
+            while await self._in_thread(digests.hash_recorded):
                 self._check_stopping()
-            finished = await self._in_thread(digests.finish)
-        if finished is None:
-            raise Busy(upload.id)  # a chunk is being withdrawn
-        return finished
+            return await self._in_thread(digests.finish)
 
     async def drain(self) -> None:
         """Wait until nothing is left to do for now."""
@@ -198,7 +197,3 @@ class Frontiers:
             for following in self._following.values():
                 following.hurry()
             await asyncio.wait({following.task for following in self._following.values()})
-
-
-def _nobody_takes(_number: int) -> bool:
-    return False
