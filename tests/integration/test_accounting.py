@@ -69,6 +69,17 @@ class Ledger:
         await self.check()
         return figures
 
+    async def introduce(self, upload_id: str = "u", *, era: str | None = None) -> None:
+        self.shapes[upload_id] = SHAPE
+        await self.pending.introduce(
+            upload_id,
+            era=era or (await self.pending.read(upload_id)).era,
+            size=SHAPE.size,
+            chunk_size=SHAPE.chunk_size,
+            chunk_count=chunk_count(SHAPE.size, SHAPE.chunk_size),
+        )
+        await self.check()
+
     async def record(self, number: int, now: float = 0, upload_id: str = "u") -> Figures:
         shape = self.shapes.get(upload_id, SHAPE)
         length = chunk_length(number, shape.size, shape.chunk_size)
@@ -157,6 +168,30 @@ async def test_a_duplicate_counts_nothing_and_pushes_nothing_back(opened: Ledger
 async def test_an_unknown_upload_asks_to_be_hydrated_and_leaves_nothing(ledger: Ledger) -> None:
     assert (await ledger.record(0)).word is Word.REHYDRATE
     assert await ledger.redis.keys() == [b"era:{s00}"]
+
+
+async def test_an_upload_that_was_introduced_takes_chunks(ledger: Ledger) -> None:
+    await ledger.introduce()
+    assert await ledger.record(3) == Figures(Word.RECORDED, CHUNK, 1, 10, settled=False)
+    assert await ledger.due(ledger.flush) == QUIET
+
+
+async def test_to_introduce_leaves_alone_what_others_made_of_the_upload_meanwhile(ledger: Ledger) -> None:
+    await ledger.hydrate(present=(0, 1), generation=1, flushed=CHUNK)
+    await ledger.introduce()
+    assert (await ledger.record(1)).word is Word.DUPLICATE
+    assert await ledger.fact("generation") == 1
+    assert await ledger.fact("flushed") == CHUNK
+    await ledger.forget()
+    await ledger.introduce()
+    assert (await ledger.record(2)).word is Word.CANCELLED
+
+
+async def test_to_introduce_after_a_loss_of_redis_is_left_to_whoever_reads_the_map(ledger: Ledger) -> None:
+    era = (await ledger.pending.read("u")).era
+    await ledger.redis.flushall()
+    await ledger.introduce(era=era)
+    assert (await ledger.record(1)).word is Word.REHYDRATE
 
 
 async def test_after_flushall_a_chunk_asks_to_be_hydrated(opened: Ledger) -> None:

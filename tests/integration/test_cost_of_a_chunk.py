@@ -1,4 +1,5 @@
-"""What an acknowledged chunk costs once its upload is known to the process: one round trip to Redis, no statement of SQL."""
+"""What an acknowledged chunk costs once its upload is known to the process: one round trip to Redis, no statement of SQL.
+And what a small file costs as a whole."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -6,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from redis.asyncio import Redis
-from sqlalchemy import event
+from sqlalchemy import Engine, event
 
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
@@ -31,6 +32,25 @@ def statements(stack: Stack) -> Iterator[list[str]]:
         yield sent
     finally:
         event.remove(engine, "before_cursor_execute", take_down)
+
+
+@contextmanager
+def transactions(engine: Engine, kinds: list[str]) -> Iterator[None]:
+    """Takes down how each transaction ends; one that only reads is rolled back."""
+
+    def commit(_connection: Any) -> None:
+        kinds.append("commit")
+
+    def rollback(_connection: Any) -> None:
+        kinds.append("read")
+
+    event.listen(engine, "commit", commit)
+    event.listen(engine, "rollback", rollback)
+    try:
+        yield
+    finally:
+        event.remove(engine, "commit", commit)
+        event.remove(engine, "rollback", rollback)
 
 
 @asynccontextmanager
@@ -78,6 +98,20 @@ async def test_chunks_in_parallel_and_duplicates_cost_no_more(stack: Stack) -> N
     assert [command.split()[1] for command in redis if command.startswith("EVALSHA")] == [RECORD_CHUNK] * 8
     # A connection that the pool opens for them introduces itself; that is not a chunk's.
     assert all(command.split()[0] in ("EVALSHA", "CLIENT", "SELECT", "HELLO") for command in redis)
+
+
+async def test_a_file_of_one_chunk_costs_two_looks_and_two_commits(make_stack_on: MakeStack) -> None:
+    async with make_stack_on() as stack:
+        before, small = Content(1000, seed=1), Content(1000, seed=2)
+        await stack.open(before)  # so that the user, and the room of the disk, are known
+        await stack.put(before, 0)
+        kinds: list[str] = []
+        engine = stack.services.database.engine.sync_engine
+        with statements(stack) as sql, transactions(engine, kinds):
+            assert (await stack.open(small)).status_code == 201
+            assert (await stack.put(small, 0)).status_code == 201
+        assert kinds == ["read", "commit", "read", "commit"]
+        assert len([statement for statement in sql if not statement.startswith("BEGIN")]) <= 16
 
 
 async def test_the_counting_sees_the_statements_and_commands_of_other_calls(stack: Stack) -> None:

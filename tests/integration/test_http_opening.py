@@ -11,6 +11,7 @@ from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.stack import GIB, Stack
 from uploader.domain.digest import EMPTY_MD5, EMPTY_SHA256
+from uploader.storage.base import Space
 
 CONTENT = Content(100 * KIB)
 _UPLOAD_MEMBERS = {
@@ -286,6 +287,23 @@ async def test_an_opening_that_the_disk_has_no_room_for_is_refused(make_stack: M
         problem(await stack.open(CONTENT), 507, "storage-full")
         assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
         assert stack.bytes_on_disk() == []
+
+
+async def test_room_is_promised_to_each_upload_and_free_again_at_once_when_it_ends(
+    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with make_stack(free_space_floor_bytes=0) as stack:
+
+        async def space() -> Space:
+            return Space(total=10**6, free=2500)
+
+        monkeypatch.setattr(stack.services.storage, "space", space)
+        contents = [Content(1000, seed=seed) for seed in range(3)]
+        for content in contents[:2]:
+            assert (await stack.open(content)).status_code == 201
+        problem(await stack.open(contents[2]), 507, "storage-full")
+        await stack.client.delete(f"/files/{contents[0].md5}")
+        assert (await stack.open(contents[2])).status_code == 201
 
 
 async def test_a_refused_opening_leaves_nothing(stack: Stack) -> None:
