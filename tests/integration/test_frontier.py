@@ -50,9 +50,14 @@ async def a_worker(root: Path) -> AsyncIterator[LocalStorage]:
     try:
         yield made
         await made.drain()
-        assert open_files_under(root) == []
     finally:
         made.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_open(tmp_path: Path) -> Iterator[None]:
+    yield
+    assert open_files_under(tmp_path / "temp") == []
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import MakeStack
 from tests.support.bodies import InPieces
 from tests.support.content import KIB, Content
-from tests.support.faults import failing_call, open_files_under, paused_call, recorded_calls, short_writes
+from tests.support.faults import failing_call, left_open, open_files_under, paused_call, recorded_calls, short_writes
 from tests.support.layout import blob_path
 from tests.support.rows import upload_row
 from uploader.database import queries
@@ -175,7 +175,7 @@ async def test_an_opening_that_fails_at_any_call_leaves_nothing(
         if not fault.hits:
             break
         assert not (tmp_path / refused.temp_path).exists()
-        assert open_files_under(tmp_path) == []
+        assert await left_open(storage, tmp_path) == []
     assert at > 1
     assert await present(storage, refused) == [], "without a fault it succeeds"
 
@@ -204,7 +204,7 @@ async def test_a_chunk_is_written_to_its_place_and_recorded_with_its_checksum(
     record = (tmp_path / upload.temp_path / "map").read_bytes()[chunkmap.record_offset(number) :][:8]
     assert record == chunkmap.pack_record(crc32(CONTENT.chunk(number)))
     assert await present(storage, upload) == [number]
-    assert open_files_under(tmp_path) == []
+    assert await left_open(storage, tmp_path) == []
 
 
 async def test_all_chunks_together_are_the_content(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
@@ -224,7 +224,7 @@ async def test_without_a_body_a_chunk_has_to_be_there(storage: LocalStorage, tmp
     (await storage.hold_chunk(upload, 1, None)).release()
     with pytest.raises(Gone):
         await storage.hold_chunk(upload, 0, None)
-    assert open_files_under(tmp_path) == []
+    assert await left_open(storage, tmp_path) == []
 
 
 async def test_of_two_writers_of_one_chunk_the_second_waits_and_writes_nothing(
@@ -266,7 +266,7 @@ async def test_many_writers_of_all_chunks_at_once_leave_the_content(
 ) -> None:
     await asyncio.gather(*(put(storage, upload, number) for number in [*range(LAST + 1)] * 4))
     assert (tmp_path / upload.temp_path / "data").read_bytes() == CONTENT.data
-    assert open_files_under(tmp_path) == []
+    assert await left_open(storage, tmp_path) == []
 
 
 async def test_a_writer_whose_upload_is_unlinked_between_its_look_and_its_lock_finds_it_gone(
@@ -279,7 +279,7 @@ async def test_a_writer_whose_upload_is_unlinked_between_its_look_and_its_lock_f
     monkeypatch.setattr(chunkfiles, "try_lock", unlink_and_lock)
     with pytest.raises(Gone):
         await put(storage, full, 0)
-    assert open_files_under(tmp_path) == []
+    assert await left_open(storage, tmp_path) == []
 
 
 async def test_a_writer_that_waits_too_long_gives_up(
@@ -292,7 +292,7 @@ async def test_a_writer_that_waits_too_long_gives_up(
     with pytest.raises(Unavailable):
         await place_blob(storage, upload)
     held.release()
-    assert open_files_under(tmp_path) == []
+    assert await left_open(storage, tmp_path) == []
 
 
 async def test_a_write_tells_when_the_last_chunk_arrived(storage: LocalStorage, tmp_path: Path, upload: Upload) -> None:
@@ -367,7 +367,7 @@ async def test_a_chunk_whose_write_fails_at_any_call_is_missing_and_can_be_sent_
         if not fault.hits:
             break
         assert chunk not in await present(storage, upload)
-        assert open_files_under(tmp_path) == []
+        assert await left_open(storage, tmp_path) == []
     assert await present(storage, upload) == [chunk]
     assert chunk >= 2, "the data and the map, at least"
     await put_all(storage, upload)
@@ -467,7 +467,7 @@ async def test_what_waited_for_a_closer_that_unlinked_finds_the_upload_gone(
         with pytest.raises(Gone):
             await waiting
     assert not (tmp_path / upload.temp_path).exists()
-    assert open_files_under(tmp_path) == []
+    assert await left_open(storage, tmp_path) == []
 
 
 async def test_nothing_finds_an_upload_after_it_was_unlinked(storage: LocalStorage, full: Upload) -> None:
@@ -491,7 +491,7 @@ async def test_a_closer_that_fails_gives_up_its_locks(storage: LocalStorage, tmp
         async with storage.closing(upload):
             raise ValueError("broken")
     await put(storage, upload, 0)
-    assert open_files_under(tmp_path) == []
+    assert await left_open(storage, tmp_path) == []
 
 
 # Discarding
@@ -655,7 +655,7 @@ async def test_only_one_worker_computes_the_digests(storage: LocalStorage, tmp_p
         await storage.digest(full)
     os.close(other)
     assert await storage.digest(full) == Digests(CONTENT.md5, CONTENT.sha256)
-    assert open_files_under(tmp_path) == []
+    assert await left_open(storage, tmp_path) == []
 
 
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, StorageFull), (errno.EIO, StorageFailed)])
@@ -666,7 +666,7 @@ async def test_digests_that_cannot_be_saved_fail_and_are_right_the_next_time(
         await storage.digest(full)
     assert fault.hits == 1
     assert await storage.digest(full) == Digests(CONTENT.md5, CONTENT.sha256)
-    assert open_files_under(tmp_path) == []
+    assert await left_open(storage, tmp_path) == []
 
 
 async def test_a_data_file_of_the_wrong_size_is_no_content(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
@@ -692,7 +692,7 @@ async def test_computing_digests_ends_when_the_upload_is_cancelled(
         pause.go_on.set()
         with pytest.raises(Gone):
             await computing
-    assert open_files_under(tmp_path) == []
+    assert await left_open(storage, tmp_path) == []
 
 
 async def test_the_digests_of_nothing_are_computed_too(storage: LocalStorage) -> None:
@@ -718,7 +718,7 @@ async def test_a_spool_file_has_no_name(storage: LocalStorage, tmp_path: Path) -
     assert opened.endswith("(deleted)")
     assert list((tmp_path / "spool").iterdir()) == []
     spool.close()
-    assert open_files_under(tmp_path) == []
+    assert await left_open(storage, tmp_path) == []
 
 
 # Cancellation
@@ -736,7 +736,7 @@ async def test_a_cancelled_put_leaves_no_lock_and_no_descriptor(make_stack: Make
             pause.go_on.set()
             with pytest.raises(asyncio.CancelledError):
                 await task
-        assert open_files_under(stack.data / "temp") == []
+        assert await left_open(stack.services.storage, stack.data / "temp") == []
         again = (await stack.put(CONTENT, 0)).json()
         assert (again["duplicate"], again["received_bytes"]) == (True, CONTENT.chunk_size)
 
@@ -753,7 +753,7 @@ async def test_a_put_that_is_cancelled_while_it_waits_for_its_chunk_leaves_nothi
         held.release()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert open_files_under(stack.data / "temp") == []
+        assert await left_open(stack.services.storage, stack.data / "temp") == []
         async with stack.services.storage.closing(upload) as closer:
             assert sum((await closer.read_map()).present) == 1
 
@@ -789,7 +789,7 @@ async def test_no_symlink_in_temp_is_followed(
     assert refused
     assert path.is_symlink() or not path.exists(), "the link itself may go"
     assert _everything_under(outside) == before
-    assert open_files_under(tmp_path) == []
+    assert await left_open(storage, tmp_path) == []
 
 
 @pytest.mark.parametrize("planted", ["blobs", "ab", "cd", "blob"])
@@ -812,7 +812,7 @@ async def test_no_symlink_in_blobs_is_followed(
     with suppress(StorageFailed):
         await storage.remove_blob(CONTENT.sha256)
     assert _everything_under(outside) == before
-    assert open_files_under(tmp_path) == []
+    assert await left_open(storage, tmp_path) == []
 
 
 @pytest.mark.parametrize("path", ["../outside", "temp/../../outside", "/etc", "temp//x", "."])

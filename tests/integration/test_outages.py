@@ -11,7 +11,7 @@ from tests.conftest import MakeStack
 from tests.integration.test_http_jwt import claims_at, settings_for
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
-from tests.support.faults import open_files_under
+from tests.support.faults import left_open, open_files_under
 from tests.support.jwts import hmac_signer
 from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
@@ -73,7 +73,7 @@ async def test_a_hundred_refused_chunks_hold_nothing_and_the_next_one_is_taken(
             responses = await asyncio.gather(*(stack.put(CONTENT, number) for number in range(1, 21)))
             assert {response.status_code for response in responses} <= {429, 503}
             assert all(int(response.headers["retry-after"]) > 0 for response in responses)
-        assert open_files_under(stack.data) == open_before
+        assert await left_open(stack.services.storage, stack.data) == open_before
         own_redis.start()
 
         async def taken() -> bool:

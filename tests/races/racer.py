@@ -59,6 +59,7 @@ class Racer:
             case "end":
                 await self._end()
             case "rest":
+                await self._worker.services.storage.drain()  # of what it keeps open on purpose
                 data = self._worker.services.settings.data
                 return [path for name in ("temp", "blobs", "spool") for path in open_files_under(data / name)]
         return None

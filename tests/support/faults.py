@@ -14,6 +14,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from uploader.storage import disk
+from uploader.storage.base import Storage
 
 # The calls that take part; the rest of `os` is constants.
 CALLS = frozenset(
@@ -234,3 +235,9 @@ def open_files_under(directory: Path) -> list[str]:
         with suppress(OSError):  # the descriptor of this very listing
             found.append(str(entry.readlink()))
     return sorted(target for target in found if target.startswith(f"{directory}/"))
+
+
+async def left_open(storage: Storage, directory: Path) -> list[str]:
+    """As `open_files_under`, without what this storage keeps open from chunk to chunk."""
+    await storage.drain()
+    return open_files_under(directory)

@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from uploader.storage.threads import run_in
+from uploader.storage import threads
+from uploader.storage.threads import Batches, run_in
 
 
 @pytest.fixture
@@ -46,3 +47,58 @@ async def test_a_pool_that_is_shut_down_refuses_work(pool: ThreadPoolExecutor) -
     pool.shutdown()
     with pytest.raises(RuntimeError):
         run_in(pool, list)
+
+
+# Batches
+
+
+async def test_what_comes_in_one_turn_shares_a_hop_and_each_has_its_own_outcome(pool: ThreadPoolExecutor) -> None:
+    batches, hops = Batches(pool), count_hops(pool)
+    outcomes = await asyncio.gather(*(batches.run(divmod, 7, by) for by in (2, 0, 3)), return_exceptions=True)
+    assert (outcomes[0], type(outcomes[1]), outcomes[2]) == ((3, 1), ZeroDivisionError, (2, 1))
+    assert len(hops) == 1
+    assert await batches.run(divmod, 7, 4) == (1, 3)
+    assert len(hops) == 2
+
+
+async def test_what_comes_while_a_batch_is_under_way_is_the_next_one(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_MAX_BATCH", 3)
+    batches, hops = Batches(pool), count_hops(pool)
+    begun, go_on = threading.Event(), threading.Event()
+    done: list[int] = []
+
+    def work() -> None:
+        begun.set()
+        assert go_on.wait(30)
+
+    first = batches.run(work)
+    assert await asyncio.to_thread(begun.wait, 30)
+    rest = [batches.run(done.append, number) for number in range(5)]
+    rest[1].cancel()
+    first.cancel()
+    go_on.set()
+    await asyncio.gather(*rest, return_exceptions=True)
+    assert done == [0, 2, 3, 4], "in order, and what is given up is left undone"
+    assert len(hops) == 3, "of three at most"
+
+
+async def test_a_pool_that_is_shut_down_refuses_every_batch(pool: ThreadPoolExecutor) -> None:
+    batches = Batches(pool)
+    pool.shutdown()
+    for _ in range(2):
+        outcomes = await asyncio.gather(batches.run(str), batches.run(str), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [RuntimeError] * 2
+
+
+def count_hops(pool: ThreadPoolExecutor) -> list[object]:
+    hops: list[object] = []
+    submit = pool.submit
+
+    def counted(work: Callable[[], None]) -> "Future[None]":
+        hops.append(work)
+        return submit(work)
+
+    pool.submit = counted  # type: ignore[method-assign,assignment]
+    return hops

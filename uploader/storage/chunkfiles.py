@@ -15,7 +15,8 @@ from uploader.domain.upload import Upload
 from uploader.errors import Unverified
 from uploader.storage import chunkmap, disk
 from uploader.storage.base import Body, Gone
-from uploader.storage.locks import is_locked, try_lock
+from uploader.storage.locks import is_locked, try_lock, unlock_all
+from uploader.storage.openfiles import OpenFiles
 from uploader.storage.temp import new_upload_directory, upload_directory
 
 _READ_BYTES = 1 << 20
@@ -23,24 +24,38 @@ _TURN_BYTES = 64 << 20
 
 
 class HeldRecord:
-    """A chunk on disk; the descriptor holds the lock of its record."""
+    """A chunk on disk; the descriptor of the map holds the lock of its record."""
 
-    def __init__(self, map_descriptor: int, *, written: bool) -> None:
-        self._map = map_descriptor
+    def __init__(self, files: OpenFiles, *, written: bool, keep: Callable[[OpenFiles], None]) -> None:
+        self._files = files
+        self._keep = keep
         self.written = written
 
     def release(self) -> None:
-        disk.close(self._map)
+        try:
+            unlock_all(self._files.map)
+        except OSError:
+            self._files.close()  # which unlocks, too
+        else:
+            self._keep(self._files)
 
 
 class ChunkFiles:
     """Makes, fills and reads the files of uploads."""
 
     def __init__(
-        self, root: disk.Directory, *, durable: bool, boot_id: str, check_stopping: Callable[[], None]
+        self,
+        root: disk.Directory,
+        *,
+        durable: bool,
+        boot_id: str,
+        keep: Callable[[OpenFiles], None],
+        check_stopping: Callable[[], None],
     ) -> None:
-        """`durable`: an acknowledged chunk survives a power cut, not only the end of the process."""
+        """`durable`: an acknowledged chunk survives a power cut, not only the end of the process. `keep` takes the files of
+        chunks that were released."""
         self._root = root
+        self._keep = keep
         self._durable = durable
         self._boot_id = boot_id
         self._check_stopping = check_stopping
@@ -61,37 +76,38 @@ class ChunkFiles:
 
     # Chunks
 
-    def try_hold(self, upload: Upload, number: int, body: Body | None) -> HeldRecord | None:
-        """Put a chunk on disk unless it is there, and keep its record locked; None if another holds it. Raises Gone."""
-        with upload_directory(self._root, upload) as directory:
-            map_descriptor = directory.open_to_write("map")
-            held = None
-            try:
-                if _try_lock_record(map_descriptor, number):
-                    if disk.is_unlinked(map_descriptor):
-                        raise Gone(upload.id)
-                    written = self._write_missing(directory, map_descriptor, upload, number, body)
-                    held = HeldRecord(map_descriptor, written=written)
-            finally:
-                if held is None:
-                    disk.close(map_descriptor)
+    def try_hold(
+        self, upload: Upload, number: int, body: Body | None, files: OpenFiles | None = None
+    ) -> HeldRecord | None:
+        """Put a chunk on disk unless it is there, and keep its record locked; None if another holds it. Raises Gone.
+
+        `files`, if they are open already, are this call's own: it closes what it does not return.
+        """
+        files = files or OpenFiles(self._root, upload)
+        held = None
+        try:
+            if _try_lock_record(files.map, number):
+                files.check()
+                written = self._write_missing(files, upload, number, body)
+                held = HeldRecord(files, written=written, keep=self._keep)
+        finally:
+            if held is None:
+                files.close()
         return held
 
-    def _write_missing(
-        self, directory: disk.Directory, map_descriptor: int, upload: Upload, number: int, body: Body | None
-    ) -> bool:
+    def _write_missing(self, files: OpenFiles, upload: Upload, number: int, body: Body | None) -> bool:
         """Whether the chunk had to be written."""
-        boot_id = chunkmap.parse_boot_id(disk.read(map_descriptor, chunkmap.BOOT_ID_LENGTH, chunkmap.BOOT_ID_OFFSET))
-        self._refuse_unverified(boot_id)
         record = chunkmap.record_offset(number)
-        if chunkmap.is_present(disk.read(map_descriptor, chunkmap.RECORD_LENGTH, record)):
+        boot_id = chunkmap.parse_boot_id(disk.read(files.map, chunkmap.BOOT_ID_LENGTH, chunkmap.BOOT_ID_OFFSET))
+        self._refuse_unverified(boot_id)
+        if chunkmap.is_present(disk.read(files.map, chunkmap.RECORD_LENGTH, record)):
             return False
         if body is None:
             raise Gone(upload.id)
         if not (self._durable or boot_id):
-            self._write_boot_id(map_descriptor, self._boot_id)
-        checksum = self._write_data(directory, number * upload.chunk_size, body)
-        self._write_record(map_descriptor, chunkmap.pack_record(checksum), record)
+            self._write_boot_id(files.map, self._boot_id)
+        checksum = self._write_data(files.data, number * upload.chunk_size, body)
+        self._write_record(files.map, chunkmap.pack_record(checksum), record)
         return True
 
     def _refuse_unverified(self, boot_id: str) -> None:
@@ -103,21 +119,17 @@ class ChunkFiles:
         disk.write(map_descriptor, memoryview(chunkmap.pack_boot_id(boot_id)), chunkmap.BOOT_ID_OFFSET)
         disk.sync_data(map_descriptor)
 
-    def _write_data(self, directory: disk.Directory, offset: int, body: Body) -> int:
+    def _write_data(self, descriptor: int, offset: int, body: Body) -> int:
         checksum = 0
-        data = directory.open_to_write("data")
-        try:
-            for piece in body.pieces():
-                disk.write(data, piece, offset)
-                offset += len(piece)
-                checksum = crc32(piece, checksum)
-            crash_point("chunk.after_data_write")
-            # An error here fails this chunk and is never retried: the kernel may have dropped the pages
-            # (https://wiki.postgresql.org/wiki/Fsync_Errors), but the map does not claim them.
-            self._sync_data(data)
-            crash_point("chunk.after_data_sync")
-        finally:
-            disk.close(data)
+        for piece in body.pieces():
+            disk.write(descriptor, piece, offset)
+            offset += len(piece)
+            checksum = crc32(piece, checksum)
+        crash_point("chunk.after_data_write")
+        # An error here fails this chunk and is never retried: the kernel may have dropped the pages
+        # (https://wiki.postgresql.org/wiki/Fsync_Errors), but the map does not claim them.
+        self._sync_data(descriptor)
+        crash_point("chunk.after_data_sync")
         return checksum
 
     def _write_record(self, map_descriptor: int, content: bytes, offset: int) -> None:

@@ -150,6 +150,15 @@ class Directory:
         """What a name stands for, be it a symlink."""
         return os.stat(_checked(name), dir_fd=self._descriptor, follow_symlinks=False)
 
+    def has(self, path: str, opened: os.stat_result) -> bool:
+        """Whether a path below this directory leads to a file that was opened. It may lead through a symlink: nothing is
+        opened by it."""
+        try:
+            found = os.stat(path, dir_fd=self._descriptor, follow_symlinks=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return os.path.samestat(found, opened)
+
     def _create(self, name: str) -> int:
         return self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 

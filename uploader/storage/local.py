@@ -17,6 +17,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -31,7 +32,8 @@ from uploader.storage.chunkfiles import ChunkFiles, HeldRecord
 from uploader.storage.digests import DigestFiles
 from uploader.storage.frontier import Frontiers
 from uploader.storage.locks import try_lock
-from uploader.storage.threads import run_in
+from uploader.storage.openfiles import KeptFiles, OpenFiles, close_files
+from uploader.storage.threads import Batches, run_in
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,8 @@ T = TypeVar("T")
 
 _LOCK_TIMEOUT_SECONDS = 30.0
 _WALK_BATCH = 250
+# Chunks of no more are written to memory in less time than it takes to change threads.
+_QUICK_BYTES = 256 << 10
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -109,11 +113,21 @@ class LocalStorage:
         self._root = disk.Root(self._path)
         self._stopping = threading.Event()
         boot_id = _boot_id()
-        self._chunks = ChunkFiles(self._root, durable=durable, boot_id=boot_id, check_stopping=self._check_stopping)
+        self._kept = KeptFiles(self._close_files)
+        self._closing: set[asyncio.Future[None]] = set()
+        self._chunks = ChunkFiles(
+            self._root,
+            durable=durable,
+            boot_id=boot_id,
+            keep=self._kept.keep,
+            check_stopping=self._check_stopping,
+        )
         self._digests = DigestFiles(self._root, boot_id=boot_id)
         self._frontiers = Frontiers(self._digests, self.hashing, self._check_stopping)
         self.blobs = Blobs(self._root, check_stopping=self._check_stopping)
+        self._durable = durable
         self._disk = ThreadPoolExecutor(16, thread_name_prefix="disk")
+        self._quick = Batches(self._disk)
         # Of their own, so that downloads do not wait for writes to be synced, nor either for long work.
         self._reading = ThreadPoolExecutor(8, thread_name_prefix="reading")
         self._hashing = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="hashing")
@@ -138,8 +152,17 @@ class LocalStorage:
 
     async def drain(self) -> None:
         await self._frontiers.drain()
+        self._close_files(self._kept.take_all())
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    def _close_files(self, gone: list[OpenFiles]) -> None:
+        closing = run_in(self._disk, close_files, gone)
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     def close(self) -> None:
+        close_files(self._kept.take_all())
         for pool in (self._disk, self._reading, self._hashing):
             pool.shutdown(wait=False)
 
@@ -169,7 +192,11 @@ class LocalStorage:
         return await self.in_thread(self._chunks.create, upload)
 
     async def discard(self, upload: Upload) -> bool:
-        return await self.in_thread(temp.discard, self._root, upload)
+        return await self.in_thread(self._discard, upload, self._kept.take_all(upload.id))
+
+    def _discard(self, upload: Upload, kept: list[OpenFiles]) -> bool:
+        close_files(kept)
+        return temp.discard(self._root, upload)
 
     async def hold_chunk(self, upload: Upload, number: int, body: Body | None) -> HeldRecord:
         """One thread hop, and another one for each time the chunk is busy."""
@@ -180,7 +207,7 @@ class LocalStorage:
                 raise Unavailable("This chunk is busy; try again.")
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.05)
-            held = await self.in_thread(self._chunks.try_hold, upload, number, body)
+            held = await self._try_hold(upload, number, body)
             self._frontiers.follow(upload)
         return held
 
@@ -189,11 +216,24 @@ class LocalStorage:
         offer = None if body is None else self._frontiers.offer(upload, number, body)
         held = None
         try:
-            held = await self.in_thread(self._chunks.try_hold, upload, number, body)
+            held = await self._try_hold(upload, number, body)
         finally:
             if offer is not None:
                 offer.settle(written=held is not None and held.written)
         return held
+
+    async def _try_hold(self, upload: Upload, number: int, body: Body | None) -> HeldRecord | None:
+        """What may wait for the disk has a thread of its own; what only goes to memory shares one hop with others."""
+        files = self._kept.take(upload.id)
+        if files is not None:
+            quick = not self._durable and body is not None and body.length <= _QUICK_BYTES
+            hop = self._quick.run if quick else partial(run_in, self._disk)
+            try:
+                with _understood():
+                    return await hop(self._chunks.try_hold, upload, number, body, files)
+            except Gone:  # or what was open was replaced
+                self._close_files(self._kept.take_all(upload.id))
+        return await self.in_thread(self._chunks.try_hold, upload, number, body)
 
     async def read_map(self, upload: Upload, *, verified: bool = True) -> chunkmap.ChunkMap:
         return await self.in_thread(self._chunks.read_map, upload, verified)

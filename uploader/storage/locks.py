@@ -28,6 +28,11 @@ def try_lock(descriptor: int, start: int, length: int) -> bool:
     return _set(descriptor, fcntl.F_WRLCK, start, length)
 
 
+def unlock_all(descriptor: int) -> None:
+    """Give up every range that this descriptor holds."""
+    _set(descriptor, fcntl.F_UNLCK, 0, 0)  # 0: to the end of the file, and beyond
+
+
 def is_locked(descriptor: int, start: int, length: int) -> bool:
     """Whether another descriptor holds any of the range. To look holds up nobody, not even for a moment."""
     lock = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, start, length, 0)

@@ -3,9 +3,13 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+# So that the first of a batch does not wait for long until the last is done.
+_MAX_BATCH = 32
 
 
 def run_in(pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
@@ -14,17 +18,64 @@ def run_in(pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: object)
     outcome: asyncio.Future[T] = loop.create_future()
 
     def run() -> None:
-        if outcome.cancelled():
-            return
-        try:
-            result = work(*arguments)
-        except BaseException as error:
-            loop.call_soon_threadsafe(_fail, outcome, error)
-        else:
-            loop.call_soon_threadsafe(_succeed, outcome, result)
+        settle = _attempt(outcome, work, arguments)
+        if settle is not None:
+            loop.call_soon_threadsafe(settle)
 
     pool.submit(run)
     return outcome
+
+
+class Batches:
+    """Short work that waits for nothing: what comes in one turn of the event loop, or while the thread is busy with what
+    came before, goes to a thread together and comes back together."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._waiting: list[tuple[asyncio.Future[Any], Callable[..., Any], tuple[object, ...]]] = []
+        self._busy = False
+
+    def run(self, work: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
+        """As `run_in`, one after the other."""
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[T] = loop.create_future()
+        self._waiting.append((outcome, work, arguments))
+        if not self._busy:
+            self._busy = True
+            loop.call_soon(self._begin, loop)
+        return outcome
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        batch, self._waiting = self._waiting[:_MAX_BATCH], self._waiting[_MAX_BATCH:]
+
+        def run() -> None:
+            settled = [_attempt(*item) for item in batch]
+            loop.call_soon_threadsafe(self._end, loop, settled)
+
+        try:
+            self._pool.submit(run)
+        except RuntimeError as error:  # it was shut down
+            self._end(loop, [partial(_fail, outcome, error) for outcome, _, _ in batch])
+
+    def _end(self, loop: asyncio.AbstractEventLoop, settled: list[Callable[[], None] | None]) -> None:
+        for settle in settled:
+            if settle is not None:
+                settle()
+        self._busy = bool(self._waiting)
+        if self._busy:
+            self._begin(loop)
+
+
+def _attempt(
+    outcome: "asyncio.Future[T]", work: Callable[..., T], arguments: tuple[object, ...]
+) -> Callable[[], None] | None:
+    """In the thread: what is to be called on the event loop then, if anybody still waits for it."""
+    if outcome.cancelled():
+        return None
+    try:
+        return partial(_succeed, outcome, work(*arguments))
+    except BaseException as error:
+        return partial(_fail, outcome, error)
 
 
 def _succeed(outcome: "asyncio.Future[T]", result: T) -> None:
