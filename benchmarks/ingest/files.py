@@ -12,20 +12,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import text
-
-from benchmarks.ingest import installing, peers, processes
+from benchmarks.ingest import installing, peers, processes, sql
 from benchmarks.ingest.ours import Mode, ours
 from benchmarks.ingest.places import Places
 from benchmarks.ingest.scale import Files, Scale
 from benchmarks.report import Row, amount, at_least, compared
-from uploader.bootstrap import database_url
-from uploader.database.engine import Connection, Database
-from uploader.settings import Settings
 
 _TIMES_TUSPY = 5.0
-# At its opening and at its merge.
-_COMMITS_A_FILE = 2
 _BLOCK = bytes(4096)
 _TUSPY = """
 import io, json, os, sys, threading, time
@@ -80,20 +73,21 @@ def files(places: Places, scale: Scale, _only: Collection[str] = ()) -> list[Row
 
 def _rows(where: str, directory: Path, scale: Scale) -> list[Row]:
     what = f"files of 4 KiB, {where}"
-    mine, theirs, commits, syncs = [], [], [], []
+    mine, theirs, commits, looked_up, syncs = [], [], [], [], []
     left_out = "" if scale.peers else "left out"
     for number in range(scale.files.rounds):
         own = directory / str(number)
         mine.append(_ours(own / "ours", scale.files))
-        commits.append(asyncio.run(_commits(own, scale.files)))
+        commits.append(asyncio.run(sql.commits(own, scale.files)))
+        looked_up.append(asyncio.run(sql.files(own, scale.files)))
         syncs.append(_syncs(own, scale.files))
         if not left_out:
             try:
                 theirs.append(_tuspy(own / "tuspy", scale.files))
             except installing.NotAvailable as error:
                 left_out = str(error)
-    rates, bound = [one.rate for one in mine], [rate / _COMMITS_A_FILE for rate in commits]
-    shares = [rate / most for rate, most in zip(rates, bound, strict=True)]
+    rates = [one.rate for one in mine]
+    shares = [rate / most for rate, most in zip(rates, looked_up, strict=True)]
     rows = [compared(f"{what}: this server and its client", rates, "files/s", mine[-1].costs())]
     if theirs:
         rows.append(
@@ -105,9 +99,10 @@ def _rows(where: str, directory: Path, scale: Scale) -> list[Row]:
         rows.append(Row(f"{what}: tuspyserver and tuspy", "–", f"not available: {left_out}"))
     return [
         *rows,
-        compared(f"{what}: commits of SQLite alone", commits, "commits/s", f"a file needs {_COMMITS_A_FILE}"),
+        compared(f"{what}: commits of SQLite alone", commits, "commits/s", "a file needs 2"),
         compared(f"{what}: syncs of 4 KiB alone, {scale.files.at_once} at once", syncs, "syncs/s"),
-        compared(f"{what}: share of the rate at which SQLite alone could commit them", shares, "times"),
+        compared(f"{what}: all that SQLite has to do for them, alone", looked_up, "files/s", sql.OF_A_FILE),
+        compared(f"{what}: share of the rate at which SQLite alone could do its part", shares, "times"),
     ]
 
 
@@ -139,33 +134,6 @@ def _run(command: list[str]) -> dict[str, float]:
         raise RuntimeError(done.stderr)
     said: dict[str, float] = json.loads(done.stdout)
     return said
-
-
-async def _commits(directory: Path, load: Files) -> float:
-    """Transactions a second of the embedded database, by itself, over the same driver: one row changed in each."""
-    database = Database(database_url(Settings(data=directory)))
-    until = time.perf_counter() + load.bound_seconds
-
-    async def create(connection: Connection) -> None:
-        await connection.execute(text("CREATE TABLE counted (id INTEGER PRIMARY KEY, value BIGINT)"))
-        await connection.execute(text("INSERT INTO counted VALUES (1, 0)"))
-
-    async def count(connection: Connection) -> None:
-        await connection.execute(text("UPDATE counted SET value = value + 1 WHERE id = 1"))
-
-    async def work() -> int:
-        done = 0
-        while time.perf_counter() < until:
-            await database.transact(count)
-            done += 1
-        return done
-
-    await database.transact(create)
-    began = time.perf_counter()
-    done = sum(await asyncio.gather(*(work() for _ in range(load.at_once))))
-    seconds = time.perf_counter() - began
-    await database.close()
-    return done / seconds
 
 
 def _syncs(directory: Path, load: Files) -> float:
