@@ -80,7 +80,7 @@ class UploadHandlers:
         )
         opened = await self.openings.open(opening)
         if isinstance(opened, Standing):
-            self.chunks.remember(Target(call.user_id, md5), opened.upload)
+            self.chunks.expect(opened.upload)
         return self._opened(opened, f"/files/{md5}")
 
     async def open_upload(self, call: Call) -> Response:
@@ -98,7 +98,7 @@ class UploadHandlers:
         opened = await self.openings.open(opening)
         if not isinstance(opened, Standing):
             return self._opened(opened, "")
-        self.chunks.remember(Target(call.user_id, upload_id=opened.upload.id), opened.upload)
+        self.chunks.expect(opened.upload)
         return self._opened(opened, f"/uploads/{opened.upload.id}")
 
     def _opened(self, opened: Standing | Complete | Challenge, location: str) -> Response:

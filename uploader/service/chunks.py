@@ -60,11 +60,16 @@ class Chunks:
         self._remembered.pop(target, None)
         found = await self._uploads.find(target)
         if isinstance(found, Upload):
-            self.remember(target, found)
+            self._remember(target, found)
         return found
 
-    def remember(self, target: Target, upload: Upload) -> None:
-        """Chunks of this open upload will come."""
+    def expect(self, upload: Upload) -> None:
+        """Chunks of this open upload will come, under either of its names."""
+        self._remember(Target(upload.user_id, upload_id=upload.id), upload)
+        if upload.md5 is not None:
+            self._remember(Target(upload.user_id, upload.md5), upload)
+
+    def _remember(self, target: Target, upload: Upload) -> None:
         self._remembered[target] = upload
         if len(self._remembered) > _REMEMBERED_UPLOADS:
             self._remembered.popitem(last=False)
