@@ -68,6 +68,16 @@ class DigestFiles:
             locked.close = opened.pop_all().close
         return locked
 
+    def advance(self, upload: Upload) -> bool:
+        """One turn of `LockedDigests.hash_recorded`, at one go; none if another worker has them. Raises Gone, StorageFailed."""
+        locked = self.try_lock(upload)
+        if locked is None:
+            return False
+        try:
+            return locked.hash_recorded()
+        finally:
+            locked.close()
+
     def finish(self, upload: Upload) -> Digests:
         """The digests of the whole, at one go. Raises Gone, Busy, StorageFailed."""
         locked = self.try_lock(upload)

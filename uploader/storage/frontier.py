@@ -23,7 +23,7 @@ T = TypeVar("T")
 _MAX_KEPT_BYTES = 64 << 20
 # Chunks of less are gathered until there is so much, or for so long: to take up the digests costs more than to hash one.
 _GATHERED_BYTES = 1 << 20
-_GATHER_SECONDS = 0.05
+_GATHER_SECONDS = 0.5
 
 
 class InThread(Protocol):
@@ -134,6 +134,10 @@ class Frontiers:
             del self._following[following.upload.id]
 
     async def _advance(self, following: _Following) -> None:
+        if following.upload.chunk_size < _GATHERED_BYTES:
+            while await self._in_thread(self._files.advance, following.upload):
+                self._check_stopping()
+            return
         async with self._locked(following.upload) as digests:
             while digests is not None and await self._advance_once(following, digests):
                 self._check_stopping()
