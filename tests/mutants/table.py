@@ -241,11 +241,11 @@ MUTANTS = (
         "the map before the bytes",
         (
             _CHUNK_FILES,
-            "        checksum = self._write_data(directory, number * upload.chunk_size, body)\n"
-            "        self._write_record(map_descriptor, chunkmap.pack_record(checksum), record)\n",
+            "        checksum = self._write_data(files.data, number * upload.chunk_size, body)\n"
+            "        self._write_record(files.map, chunkmap.pack_record(checksum), record)\n",
             "        checksum = crc32(b''.join(body.pieces()))\n"
-            "        self._write_record(map_descriptor, chunkmap.pack_record(checksum), record)\n"
-            "        self._write_data(directory, number * upload.chunk_size, body)\n",
+            "        self._write_record(files.map, chunkmap.pack_record(checksum), record)\n"
+            "        self._write_data(files.data, number * upload.chunk_size, body)\n",
         ),
     ),
     _mutant(

@@ -69,7 +69,7 @@ class DigestFiles:
         return locked
 
     def advance(self, upload: Upload) -> bool:
-        """One turn of `LockedDigests.hash_recorded`, at one go; none if another worker has them. Raises Gone, StorageFailed."""
+        """One turn of `LockedDigests.hash_recorded`, at one go; none while another worker has them. Raises Gone."""
         locked = self.try_lock(upload)
         if locked is None:
             return False
