@@ -22,6 +22,7 @@ _INSTANT = "service/instant.py"
 _CHALLENGES = "accounting/challenges.py"
 _PROOFS = "tests/integration/test_proof_of_possession.py"
 _PROTOCOL = "http/protocol.py"
+_KEPT_FILES = "tests/integration/test_kept_files.py"
 _LIMITS = "tests/integration/test_limits.py"
 
 
@@ -247,6 +248,16 @@ MUTANTS = (
             "        self._write_record(files.map, chunkmap.pack_record(checksum), record)\n"
             "        self._write_data(files.data, number * upload.chunk_size, body)\n",
         ),
+    ),
+    _mutant(
+        "open files are believed without a look",
+        (_CHUNK_FILES, "                files.check()\n", ""),
+        tests=_KEPT_FILES,
+    ),
+    _mutant(
+        "a lock that stays with the open file",
+        (_CHUNK_FILES, "            unlock_all(self._files.map)\n", "            pass\n"),
+        tests=_KEPT_FILES,
     ),
     _mutant(
         "a chunk on the map is not recorded again",
