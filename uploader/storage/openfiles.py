@@ -9,6 +9,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable
+from itertools import islice
 
 from uploader.domain.upload import Upload
 from uploader.storage import disk
@@ -81,7 +82,7 @@ class KeptFiles:
         self._all[files] = None
         self._of_upload.setdefault(files.upload_id, []).append(files)
         if len(self._all) > _MAX_KEPT:
-            self._let_go(next(iter(self._all)))
+            self._let_go(*islice(self._all, 1 + _MAX_KEPT // 4))  # many in one hop, where it goes round many uploads
         if self._timer is None:
             self._close_later(_KEPT_SECONDS)
 
