@@ -5,13 +5,11 @@ import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from starlette.applications import Starlette
 
 from uploader.accounting.audit import Audit
 from uploader.accounting.challenges import Budgets, Challenges
@@ -29,7 +27,7 @@ from uploader.http import routes
 from uploader.http.admin import AdminHandlers
 from uploader.http.admin_routes import admin_operations
 from uploader.http.allocation import collect_seldom, keep_freed_memory
-from uploader.http.app import create_application
+from uploader.http.app import Application, Lifespan
 from uploader.http.auth import Authenticator
 from uploader.http.body import Intake
 from uploader.http.limits import LIMITS_STATE, connection_limits
@@ -274,10 +272,7 @@ async def reset_redis(services: Services) -> int:
     return deleted
 
 
-Lifespan = Callable[[Starlette], AbstractAsyncContextManager[Mapping[str, Any]]]
-
-
-def build_application(services: Services, lifespan: Lifespan | None = None) -> Starlette:
+def build_application(services: Services, lifespan: Lifespan | None = None) -> Application:
     """The HTTP application over services."""
     settings = services.settings
     origins = Origins(settings.cors_origins)
@@ -304,7 +299,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> S
         ),
         *routes.page_operations(PageHandlers(settings)),
     ]
-    return create_application(operations, authenticator, lifespan, origins=origins, intake=intake)
+    return Application(operations, authenticator, lifespan, origins=origins, intake=intake)
 
 
 def _create_verifier(settings: Settings, clock: Clock) -> "Verifier | None":
@@ -380,7 +375,7 @@ def _follow_parent() -> None:
         raise SystemExit(1)
 
 
-def create_app() -> Starlette:
+def create_app() -> Application:
     """For uvicorn, in each server process: an application that starts and ends its services, set up by the environment."""
     _follow_parent()
     keep_freed_memory()
@@ -390,7 +385,7 @@ def create_app() -> Starlette:
     services = create_services(settings)
 
     @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[dict[str, Any]]:
+    async def lifespan(_app: Any) -> AsyncIterator[dict[str, Any]]:
         async with running(services, jobs=settings.jobs):
             with closing(Senders()) as senders:
                 yield {LIMITS_STATE: connection_limits(settings), SENDERS_STATE: senders}

@@ -5,11 +5,10 @@ This is no setting of the product: it is for telling receiving from hashing. A m
 
 from unittest.mock import patch
 
-from starlette.applications import Starlette
-
 from uploader import bootstrap
 from uploader.cli import main, serving
 from uploader.domain.upload import Upload
+from uploader.http.app import Application
 from uploader.storage import local
 from uploader.storage.frontier import Frontiers
 
@@ -21,7 +20,7 @@ class Unfollowed(Frontiers):
         return None
 
 
-def create_app() -> Starlette:
+def create_app() -> Application:
     """As `bootstrap.create_app`."""
     with patch.object(local, "Frontiers", Unfollowed):
         return bootstrap.create_app()

@@ -1,17 +1,14 @@
-"""The Starlette application that serves a route table: who calls is found out, and what is raised becomes a problem."""
+"""The ASGI application that serves a route table: who calls is found out, and what is raised becomes a problem."""
 
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Router
+from starlette.types import Receive, Scope, Send
 
 from uploader.errors import BadRequest, MethodNotAllowed, NotFound, UploaderError
 from uploader.http.auth import Authenticator
@@ -20,103 +17,111 @@ from uploader.http.envelope import Envelope, exchange_of
 from uploader.http.native import answer
 from uploader.http.openapi import document
 from uploader.http.operation import Call, Operation
-from uploader.http.origins import Cors, Origins
+from uploader.http.origins import Origins
 from uploader.http.problem import problem_response
+from uploader.http.routing import Routing
 from uploader.service.accounts import Identity
 
 logger = logging.getLogger(__name__)
 
 _NOBODY = Identity("", admin=False)
 
+Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]
 
-def create_application(
-    operations: list[Operation],
-    authenticator: Authenticator,
-    lifespan: Callable[[Starlette], AbstractAsyncContextManager[Mapping[str, Any]]] | None = None,
-    *,
-    origins: Origins,
-    intake: Intake,
-) -> Starlette:
-    """The application that serves a route table."""
 
-    async def openapi(_call: Call) -> Response:
-        return answer(described)
+class Application:
+    """Answers requests by the route table, in their envelope."""
 
-    itself = Operation(
+    def __init__(
+        self,
+        operations: list[Operation],
+        authenticator: Authenticator,
+        lifespan: Lifespan | None = None,
+        *,
+        origins: Origins,
+        intake: Intake,
+    ) -> None:
+        operations = [*operations, _itself(self._describe)]
+        self._authenticator = authenticator
+        self._origins = origins
+        self._intake = intake
+        self._described = document(operations)
+        self._envelope = Envelope(self._serve)
+        self._router = Router(lifespan=lifespan)  # for what is no request of HTTP
+        self.routing = Routing(operations)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._envelope(scope, receive, send)
+        else:
+            await self._router(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._respond(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+    async def _respond(self, request: Request) -> Response:
+        # What is looked up is the decoded path, where an encoded slash would pass for one that separates.
+        if b"%2f" in request.scope.get("raw_path", b"").lower():
+            return _problem(request, NotFound())
+        response = self._origins.preflight(request) or await self._dispatch(request)
+        self._origins.mark(request, response)
+        return response
+
+    async def _dispatch(self, request: Request) -> Response:
+        found = self.routing.find(request.scope["path"])
+        if found is None:
+            return _problem(request, NotFound())
+        request.scope["path_params"] = found.path_params
+        exchange_of(request).route = found.place.path
+        operation = found.place.by_method.get(request.method)
+        if operation is None:
+            return _problem(request, MethodNotAllowed(), {"Allow": found.place.allow})
+        return await self._run(operation, request)
+
+    async def _run(self, operation: Operation, request: Request) -> Response:
+        """Authenticate, handle, and turn what is raised into a problem."""
+        try:
+            identity = await self._identify(operation, request)
+            return await operation.handler(Call(request, identity, self._intake))
+        except UploaderError as error:
+            unsatisfiable = error.code == "range-not-satisfiable"
+            return _problem(
+                request, error, {"Content-Range": f"bytes */{error.fields['size']}"} if unsatisfiable else {}
+            )
+        except ClientDisconnect:
+            exchange_of(request).outcome = "client-gone"
+            return problem_response(BadRequest("The client went away."))
+        except Exception:
+            logger.exception("request failed", extra={"method": request.method, "route": operation.path})
+            return _problem(request, UploaderError("Something went wrong in the server; its log has the request id."))
+
+    async def _identify(self, operation: Operation, request: Request) -> Identity:
+        """Who calls, as far as the operation asks. Raises Unauthenticated, Forbidden, Unavailable."""
+        if operation.access == "open":
+            return _NOBODY
+        if operation.access == "user":
+            return await self._authenticator.user(request)
+        if operation.access == "reader":
+            return await self._authenticator.reader(request)
+        return await self._authenticator.admin(request)
+
+    async def _describe(self, _call: Call) -> Response:
+        return answer(self._described)
+
+
+def _itself(handler: Callable[[Call], Any]) -> Operation:
+    return Operation(
         method="GET",
         path="/openapi.json",
-        handler=openapi,
+        handler=handler,
         summary="This document",
         tag="operations",
         access="open",
         responses={200: None},
     )
-    operations = [*operations, itself]
-    described = document(operations)
-    by_path: dict[str, list[Operation]] = defaultdict(list)
-    for operation in operations:
-        by_path[operation.path].append(operation)
-    application = Starlette(
-        routes=[_route(path, at_path, authenticator, intake) for path, at_path in by_path.items()],
-        middleware=[Middleware(Envelope), Middleware(Cors, origins)],
-        exception_handlers={HTTPException: _routing_problem},
-        lifespan=lifespan,
-    )
-    application.router.redirect_slashes = False
-    return application
 
 
-def _route(path: str, operations: list[Operation], authenticator: Authenticator, intake: Intake) -> Route:
-    by_method = {operation.method: operation for operation in operations}
-    if "GET" in by_method:
-        by_method["HEAD"] = by_method["GET"]
-    allow = {"Allow": ", ".join(sorted(by_method))}
-
-    async def endpoint(request: Request) -> Response:
-        operation = by_method.get(request.method)
-        exchange = exchange_of(request)
-        exchange.route = path
-        if operation is None:
-            exchange.outcome = MethodNotAllowed.code
-            return problem_response(MethodNotAllowed(), allow)
-        return await _run(operation, request, authenticator, intake)
-
-    route = Route(path, endpoint)
-    route.methods = None  # the endpoint answers 405 itself: the router would not know what to allow
-    return route
-
-
-async def _run(operation: Operation, request: Request, authenticator: Authenticator, intake: Intake) -> Response:
-    """Authenticate, handle, and turn what is raised into a problem."""
-    try:
-        identity = await _identify(operation, request, authenticator)
-        return await operation.handler(Call(request, identity, intake))
-    except UploaderError as error:
-        exchange_of(request).outcome = error.code
-        headers = {"Content-Range": f"bytes */{error.fields['size']}"} if error.code == "range-not-satisfiable" else {}
-        return problem_response(error, headers)
-    except ClientDisconnect:
-        exchange_of(request).outcome = "client-gone"
-        return problem_response(BadRequest("The client went away."))
-    except Exception:
-        exchange_of(request).outcome = UploaderError.code
-        logger.exception("request failed", extra={"method": request.method, "route": operation.path})
-        return problem_response(UploaderError("Something went wrong in the server; its log has the request id."))
-
-
-async def _identify(operation: Operation, request: Request, authenticator: Authenticator) -> Identity:
-    """Who calls, as far as the operation asks. Raises Unauthenticated, Forbidden, Unavailable."""
-    if operation.access == "open":
-        return _NOBODY
-    if operation.access == "user":
-        return await authenticator.user(request)
-    if operation.access == "reader":
-        return await authenticator.reader(request)
-    return await authenticator.admin(request)
-
-
-def _routing_problem(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    problem = {404: NotFound, 405: MethodNotAllowed}.get(status, BadRequest)()
-    exchange_of(request).outcome = problem.code
-    return problem_response(problem)
+def _problem(request: Request, error: UploaderError, headers: dict[str, str] | None = None) -> Response:
+    exchange_of(request).outcome = error.code
+    return problem_response(error, headers)

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from uploader.errors import NotFound, UploaderError
+from uploader.errors import UploaderError
 from uploader.http.direct import DIRECT_BODY, DirectBody
 from uploader.http.problem import problem_response
 from uploader.observability import REQUESTS, request_id, user_id
@@ -134,21 +134,13 @@ class _Drain:
         self._left -= count
 
 
-async def _nothing_there(scope: Scope, receive: Receive, send: Send) -> None:
-    scope[_SCOPE_KEY].outcome = NotFound.code
-    await problem_response(NotFound())(scope, receive, send)
-
-
 class Envelope:
-    """The outermost layer."""
+    """The outermost layer, around each request of HTTP."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         given = Headers(scope=scope).get("x-request-id", "")
         identifier = given if _REQUEST_ID.fullmatch(given) else _new_request_id()
         reset, reset_user = request_id.set(identifier), user_id.set("")
@@ -169,10 +161,8 @@ class Envelope:
                     headers.append((b"connection", b"close"))
             await send(message)
 
-        # The router works on the decoded path, where an encoded slash would pass for one that separates.
-        app = _nothing_there if b"%2f" in scope.get("raw_path", b"").lower() else self._app
         try:
-            await app(scope, body.receive, send_wrapped)
+            await self._app(scope, body.receive, send_wrapped)
         except BaseException:
             exchange.outcome = "aborted"
             raise
