@@ -1,15 +1,18 @@
 """A log record is one line, whatever is in it, and carries the id of its request."""
 
+import asyncio
+import io
 import json
 import logging
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uploader.observability import JsonFormatter, TextFormatter, configure_logging, request_id
+from uploader.observability import JsonFormatter, LineHandler, TextFormatter, configure_logging, request_id
 
 FORGED = "failed\n12:00:00 info    all is well\r\x1b[2J\u2028\u0085x"
 
@@ -71,8 +74,21 @@ def test_a_text_line_is_for_a_person() -> None:
     assert TextFormatter().format(a_record("merged", size=5)) == "00:00:00 warning merged size=5"
 
 
-def test_what_is_no_json_is_spelt_out() -> None:
-    assert json.loads(JsonFormatter().format(a_record("event", value={1, 2} - {2})))["value"] == "{1}"
+@pytest.mark.parametrize(
+    ("value", "spelt"),
+    [
+        (Path("a/b"), "a/b"),
+        (ValueError("broken"), "broken"),
+        ({1: Path("a")}, {"1": "a"}),
+        ("\udcff", "\udcff"),
+        (1 << 70, 1 << 70),
+    ],
+    ids=["path", "error", "nested", "surrogate", "huge"],
+)
+def test_what_json_has_no_word_for_is_spelt_out(value: object, spelt: object) -> None:
+    line = JsonFormatter().format(a_record("event", value=value))
+    assert line.isprintable()
+    assert json.loads(line)["value"] == spelt
 
 
 @pytest.mark.usefixtures("in_a_request")
@@ -112,3 +128,71 @@ def test_logs_go_to_standard_error_in_the_format_and_from_the_level_that_are_set
     captured = capsys.readouterr()
     assert captured.out == ""
     assert [json.loads(line)["event"] for line in captured.err.splitlines()] == ["enough"]
+
+
+class Stream(io.StringIO):
+    """Keeps each write apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.writes.append(text)
+        return super().write(text)
+
+
+@pytest.fixture
+def stream() -> Stream:
+    return Stream()
+
+
+@pytest.fixture
+def log(stream: Stream) -> logging.Logger:
+    log = logging.Logger("uploader.test")
+    log.addHandler(LineHandler(stream))
+    return log
+
+
+async def test_the_lines_of_one_turn_are_written_together(stream: Stream, log: logging.Logger) -> None:
+    log.info("one")
+    log.info("two")
+    assert stream.writes == []
+    await asyncio.sleep(0)
+    log.info("three")
+    await asyncio.sleep(0)
+    assert stream.writes == ["one\ntwo\n", "three\n"]
+
+
+async def test_a_warning_is_written_at_once_after_what_was_held(stream: Stream, log: logging.Logger) -> None:
+    log.info("one")
+    log.warning("two")
+    assert stream.writes == ["one\ntwo\n"]
+    await asyncio.sleep(0)
+    assert stream.writes == ["one\ntwo\n"]
+
+
+async def test_threads_write_at_once_and_in_order(stream: Stream, log: logging.Logger) -> None:
+    log.info("one")
+    await asyncio.to_thread(log.info, "two")
+    await asyncio.sleep(0)
+    assert stream.getvalue() == "one\ntwo\n"
+
+
+def test_without_a_loop_and_at_the_end_nothing_is_left(stream: Stream, log: logging.Logger) -> None:
+    log.info("one")
+    assert stream.writes == ["one\n"]
+
+    async def last_words() -> None:
+        log.info("two")
+
+    asyncio.run(last_words())
+    assert stream.writes == ["one\n", "two\n"]
+
+
+async def test_a_line_that_nobody_reads_is_no_error(log: logging.Logger, stream: Stream) -> None:
+    stream.close()
+    log.warning("one")
+    log.info("two")
+    await asyncio.sleep(0)
+    assert stream.writes == ["one\n", "two\n"]
