@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import sys
+import time
 from contextlib import suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -68,15 +69,19 @@ def _extra_of(record: logging.LogRecord) -> dict[str, object]:
 
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
+_encode_all = json.JSONEncoder(default=str, separators=(",", ":")).encode
 
 
 def _spelt(value: object) -> str:
     """As JSON, in printable ASCII; what JSON has no word for as text."""
-    with suppress(ValueError, TypeError, OverflowError):
+    if isinstance(value, str):
+        return _encode_all(value)
+    try:
         text = _encode(value).decode()
-        if text.isascii() and text.isprintable():
-            return text
-    return json.dumps(value, default=str, separators=(",", ":"))  # escapes all else, but takes four times as long
+    except (TypeError, ValueError, OverflowError):
+        return _encode_all(value)
+    # It escapes only what it must, in a quarter of the time.
+    return text if text.isascii() and text.isprintable() else _encode_all(value)
 
 
 class JsonFormatter(logging.Formatter):
@@ -99,9 +104,9 @@ class TextFormatter(logging.Formatter):
     """For a person at a terminal: time, level, message, then what else is known, escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S")
+        clock = time.strftime("%H:%M:%S", time.gmtime(record.created))
         extra = " ".join(f"{name}={_spelt(value)}" for name, value in _extra_of(record).items())
-        line = f"{time} {record.levelname.lower():7} {_printable(record.getMessage())} {extra}".rstrip()
+        line = f"{clock} {record.levelname.lower():7} {_printable(record.getMessage())} {extra}".rstrip()
         if not record.exc_info:
             return line
         # Indented, so that no error's text looks like a line of the log.

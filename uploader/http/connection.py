@@ -31,7 +31,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, count: int) -> None:
         direct = self._http.direct
         if direct is None:
-            self._http.data_received(bytes(self._scratch[:count]))
+            self._http.data_received(self._scratch[:count])
         else:
             direct.received(count)
 

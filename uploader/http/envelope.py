@@ -8,9 +8,9 @@ import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
 
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,7 +21,7 @@ from uploader.observability import REQUESTS, request_id, user_id
 
 logger = logging.getLogger(__name__)
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _MAX_DRAINED_BYTES = 1 << 20
 _MAX_DRAIN_SECONDS = 2.0
 _DRAIN_BYTES = 64 << 10
@@ -29,6 +29,7 @@ _BODY_TIMEOUT = 408
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # What load balancers and Prometheus ask all day.
 _PROBES = frozenset({"/livez", "/readyz", "/metrics"})
+_requests = cache(REQUESTS.labels)  # to look one up costs more than to count
 _SCOPE_KEY = "uploader.exchange"
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -81,13 +82,12 @@ def refusal(error: UploaderError) -> bytes:
 class _BodyWatch:
     """Knows whether a request's body was read to its end, and reads the rest if it is small."""
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        headers = Headers(scope=scope)
-        length = headers.get("content-length")
-        self._received = length in (None, "0") and "transfer-encoding" not in headers
+    def __init__(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> None:
+        length = headers.get(b"content-length")
+        self._received = length in (None, b"0") and b"transfer-encoding" not in headers
         offered = scope.get("extensions", {}).get(DIRECT_BODY)
         self._direct: DirectBody | None = offered["body"] if offered else None
-        self._waits_for_continue = headers.get("expect", "").lower() == "100-continue"
+        self._waits_for_continue = headers.get(b"expect", b"").lower() == b"100-continue"
         self._receive = receive
         self._touched = False
 
@@ -141,12 +141,13 @@ class Envelope:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = Headers(scope=scope).get("x-request-id", "")
-        identifier = given if _REQUEST_ID.fullmatch(given) else _new_request_id()
+        headers_given = dict(reversed(scope["headers"]))  # the first of several
+        given = headers_given.get(b"x-request-id", b"")
+        identifier = given.decode() if _REQUEST_ID.fullmatch(given) else _new_request_id()
         reset, reset_user = request_id.set(identifier), user_id.set("")
         exchange, started = Exchange(), time.perf_counter()
         scope[_SCOPE_KEY] = exchange
-        body = _BodyWatch(scope, receive)
+        body = _BodyWatch(scope, headers_given, receive)
 
         async def send_wrapped(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -175,7 +176,7 @@ class Envelope:
 def _tell(exchange: Exchange, method: str, peer: str, seconds: float) -> None:
     """One line in the log, and one more request in the metrics."""
     method = method if method in _METHODS else "other"
-    REQUESTS.labels(method, exchange.route or "other", exchange.status).inc()
+    _requests(method, exchange.route or "other", exchange.status).inc()
     facts = {"method": method, "route": exchange.route, "status": exchange.status, "outcome": exchange.outcome}
     facts |= {"peer": peer, "duration_ms": round(seconds * 1000, 1)}
     level = logging.DEBUG if exchange.route in _PROBES else logging.WARNING if exchange.status >= 500 else logging.INFO

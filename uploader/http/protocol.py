@@ -33,6 +33,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """One connection."""
 
     _head_timer: asyncio.TimerHandle | None = None
+    _head_late_at: float | None = None  # by the loop's clock, in seconds; None between heads
     _stall_timer: asyncio.TimerHandle | None = None
     _linger_timer: asyncio.TimerHandle | None = None
     _refused = False
@@ -74,7 +75,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.direct is not None:
             self.direct.lose()
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes | memoryview) -> None:
         if self._refused:
             return
         self._progress = False
@@ -165,17 +166,22 @@ class LimitedProtocol(HttpToolsProtocol):
     # The head takes too long
 
     def _start_head_timer(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(self._limits.header_timeout_seconds, self._head_is_late)
+        """One timer for all heads of a connection: most are whole at once, and to set it and take it back costs more."""
+        if self._head_late_at is None:
+            self._head_late_at = self.loop.time() + self._limits.header_timeout_seconds
+            if self._head_timer is None:
+                self._head_timer = self.loop.call_at(self._head_late_at, self._check_head)
 
     def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        self._head_late_at = None
 
-    def _head_is_late(self) -> None:
+    def _check_head(self) -> None:
         self._head_timer = None
-        if not self.transport.is_closing():
+        if self._head_late_at is None or self.transport.is_closing():
+            return
+        if self.loop.time() < self._head_late_at:
+            self._head_timer = self.loop.call_at(self._head_late_at, self._check_head)
+        else:
             self.transport.close()
 
     # The client does not take its answer
@@ -244,11 +250,14 @@ def _fault_of(headers: list[tuple[bytes, bytes]], http_version: str) -> str | No
     """What makes a request ambiguous (RFC 9112, sections 3.2 and 6.1), beyond what the parser refuses."""
     if http_version not in ("1.0", "1.1"):
         return "Only HTTP/1.1 and HTTP/1.0 are spoken here."
-    hosts = sum(name == b"host" for name, _ in headers)
+    names = [name for name, _ in headers]
+    hosts = names.count(b"host")
     if hosts > 1 or (hosts == 0 and http_version == "1.1"):
         return "A request has one Host header."
-    codings = [value for name, value in headers if name == b"transfer-encoding"]
-    if codings and (http_version == "1.0" or [value.strip().lower() for value in codings] != [b"chunked"]):
+    if b"transfer-encoding" not in names:
+        return None
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if http_version == "1.0" or codings != [b"chunked"]:
         return "The only Transfer-Encoding is chunked."
     return None
 

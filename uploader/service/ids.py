@@ -1,8 +1,11 @@
 """Ids of uploads and files: 32 hexadecimal digits that sort by the time they were made, and can't be guessed."""
 
+import re
 import secrets
 import threading
 import time
+
+_ID = re.compile(r"[0-9a-f]{32}")
 
 _lock = threading.Lock()
 _last_us = 0
@@ -17,4 +20,4 @@ def new_id() -> str:
 
 
 def is_id(text: str) -> bool:
-    return len(text) == 32 and all(character in "0123456789abcdef" for character in text)
+    return _ID.fullmatch(text) is not None
