@@ -22,6 +22,7 @@ from uploader.http.body import BodyBudget, Intake, ReceivedBody
 from uploader.http.segments import Segments
 from uploader.http.source import MessageBody
 from uploader.settings import Settings
+from uploader.storage.base import Body
 from uploader.storage.local import LocalStorage
 
 
@@ -33,7 +34,7 @@ async def storage(tmp_path: Path) -> AsyncIterator[LocalStorage]:
     made.close()
 
 
-def content_of(body: ReceivedBody) -> bytes:
+def content_of(body: Body) -> bytes:
     return b"".join(body.pieces())
 
 
@@ -337,6 +338,47 @@ async def test_a_body_that_takes_longer_than_its_first_seconds_moves_out_of_memo
     assert len(open_files_under(tmp_path / "spool")) == 1
     assert content_of(body) == b"x" * 60 + b"y" * 4
     body.close()
+
+
+class Waiting(MessageBody):
+    """A body that came with its head."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(Sender(content).receive)
+        self._rest, self._more = memoryview(content), False
+
+    @property
+    def is_whole(self) -> bool:
+        return True
+
+
+async def test_a_body_that_is_there_is_charged_until_the_last_who_keeps_it_closes_it(storage: LocalStorage) -> None:
+    intake = an_intake(storage, body_budget_bytes=16)
+    body = await intake.receive(Waiting(b"abcd"), "alice", 4)
+    body.keep()
+    assert (body.length, content_of(body), content_of(body)) == (4, b"abcd", b"abcd")
+    body.close()
+    assert intake._budget.charged_bytes == 4
+    body.close()
+    assert intake._budget.charged_bytes == 0
+
+
+async def test_a_body_that_is_there_moves_to_a_file_where_there_is_no_budget(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
+    body = await an_intake(storage, body_budget_bytes=4).receive(Waiting(b"abcd"), "alice", 4)
+    assert len(open_files_under(tmp_path / "spool")) == 1
+    assert content_of(body) == b"abcd"
+    body.close()
+
+
+@pytest.mark.parametrize("content", [b"abc", b"abcde"])
+async def test_a_body_that_is_there_in_another_length_is_refused(storage: LocalStorage, content: bytes) -> None:
+    intake = an_intake(storage, body_budget_bytes=32)
+    with pytest.raises(ChunkLengthMismatch) as caught:
+        await intake.receive(Waiting(content), "alice", 4)
+    assert caught.value.fields == {"expected": 4, "received": len(content)}
+    assert intake._budget.charged_bytes == 0
 
 
 async def test_a_user_sends_so_many_bodies_at_once_and_no_more(storage: LocalStorage) -> None:

@@ -133,7 +133,8 @@ class Pieces:
 
 
 class Echo:
-    """Answers what it got. `/ignored` reads nothing, `/stopped` stops after some bytes and lets go of the connection."""
+    """Answers what it got. `/ignored` reads nothing, `/stopped` stops after some bytes and lets go of the connection, and
+    `/whole` takes a body that is there as it is."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, str]] = []
@@ -152,6 +153,8 @@ class Echo:
 
     async def _read(self, request: Request) -> bytes:
         source = source_of(request)
+        if request.url.path == "/whole" and source.is_whole:
+            return source.take()
         most = 10 if request.url.path == "/stopped" else 1 << 20
         sink = Pieces(int(request.query_params.get("room", "1000")), most)
         until = asyncio.get_running_loop().time() + 30
@@ -177,6 +180,7 @@ STREAMS = {
     "asks first": put("/first", BODY, "Expect: 100-continue") + GET,
     "of unknown length": CHUNKED + put("/second", BODY) + GET,
     "the last one": put("/first", BODY, "Connection: close") + GET,
+    "taken whole": put("/whole", BODY) + put("/whole?room=3", b"xy", "Expect: 100-continue") + GET,
     "older": put("/first", BODY, version="1.0"),
     "nobody reads": put("/ignored", BODY) + put("/second", BODY) + GET,
     "nobody reads to the end": put("/stopped?room=3", BODY) + GET,
@@ -218,6 +222,23 @@ def test_any_requests_torn_anywhere_are_answered_as_uvicorn_answers_them(names: 
         assert await answers_of(Connection, pieces) == await answers_of(HttpToolsProtocol, pieces)
 
     asyncio.run(both())
+
+
+async def test_a_body_that_came_with_its_head_is_taken_as_it_is() -> None:
+    outcome: list[Any] = []
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        body = scope["extensions"][DIRECT_BODY]["body"]
+        outcome.append(body.is_whole)
+        if body.is_whole:
+            outcome.extend([body.take(), body.is_whole, body.ended])
+
+    for stream in (put("/first", BODY), put("/first", BODY)[:-1]):
+        wire = Wire(Connection, app)
+        await wire.feed(stream)
+        await wire.turns()
+        await wire.end()
+    assert outcome == [True, BODY, False, True, False]
 
 
 async def test_what_comes_after_a_body_stays_in_the_socket_while_the_body_is_poured() -> None:

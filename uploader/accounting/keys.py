@@ -1,12 +1,14 @@
 """Every Redis key is made here. The hash tag `{sNN}` keeps the keys of a shard in one slot of a Cluster."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from zlib import crc32
 
 FLUSH_QUEUE = "flush"
 MERGE_QUEUE = "merge"
 
+# How many uploads' keys a process keeps at hand: each chunk needs them.
+_REMEMBERED_UPLOADS = 1000
 # What every key of an installation begins with, for those who look at all of them. The era first: whoever deletes them
 # all and dies has begun another one, so that what is left counts for nothing.
 KINDS = (
@@ -81,6 +83,7 @@ def upload_queue_keys(shard: int, queue: str) -> QueueKeys:
     return QueueKeys(f"due:{tag}:{queue}", f"minutes:{tag}:{queue}", f"up:{tag}:", f"wake:{tag}:{queue}")
 
 
+@lru_cache(_REMEMBERED_UPLOADS)
 def upload_keys(shard: int, upload_id: str) -> UploadKeys:
     tag = _tag(shard)
     return UploadKeys(

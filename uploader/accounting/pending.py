@@ -156,6 +156,10 @@ class Pending:
     def __init__(self, redis: Connection, *, shards: int, delays: Delays) -> None:
         self._redis = redis
         self._delays = delays
+        self._delays_of_chunk = (
+            *(_ms(delays.quiet_seconds), _ms(delays.max_delay_seconds)),
+            *(delays.max_pending_bytes, _ms(delays.lease_seconds)),
+        )
         self._claimant = secrets.token_hex(8)
         self.shards = shards
         lease = delays.lease_seconds
@@ -166,12 +170,7 @@ class Pending:
         self, upload_id: str, chunk_number: int, length_bytes: int, now_ms: int | None = None
     ) -> Figures:
         """Count a chunk that is on disk. Raises Unavailable."""
-        delays = self._delays
-        arguments = [
-            *(_time(now_ms), _era_token(), upload_id, chunk_number, length_bytes),
-            *(_ms(delays.quiet_seconds), _ms(delays.max_delay_seconds)),
-            *(delays.max_pending_bytes, _ms(delays.lease_seconds)),
-        ]
+        arguments = [_time(now_ms), _era_token(), upload_id, chunk_number, length_bytes, *self._delays_of_chunk]
         return _figures(await _RECORD_CHUNK.run(self._redis, self._keys(upload_id), arguments))
 
     async def hydrate(

@@ -14,7 +14,7 @@ from uploader.errors import BodyTimeout, ChunkLengthMismatch, InvalidRequest, To
 from uploader.http.segments import Segments
 from uploader.http.source import BodySource
 from uploader.settings import Settings
-from uploader.storage.base import Spool, Storage
+from uploader.storage.base import Body, Spool, Storage
 from uploader.tasks import uninterrupted
 
 _PIECE_BYTES = 1 << 20
@@ -186,6 +186,30 @@ class ReceivedBody:
         self._batched = 0
 
 
+class WholeBody:
+    """A body that was there before anybody asked: it stays where the parser left it. Close it, as one that gathers."""
+
+    def __init__(self, budget: BodyBudget, user_id: str, content: bytes) -> None:
+        """Its length is charged to the budget already."""
+        self._budget = budget
+        self._user_id = user_id
+        self._content = content
+        self._keepers = 1
+        self.length = len(content)
+
+    def pieces(self) -> Iterator[memoryview]:
+        yield memoryview(self._content)
+
+    def keep(self) -> None:
+        self._keepers += 1
+
+    def close(self) -> None:
+        self._keepers -= 1
+        if not self._keepers:
+            self._content = b""
+            self._budget.release(self._user_id, self.length)
+
+
 class _Excess:
     """Room for the one byte that is too many."""
 
@@ -224,11 +248,13 @@ class Intake:
         if count:
             self._bodies[user_id] = count
 
-    async def receive(self, source: BodySource, user_id: str, expected_bytes: int) -> ReceivedBody:
+    async def receive(self, source: BodySource, user_id: str, expected_bytes: int) -> Body:
         """A body of exactly `expected_bytes`; one that is longer is cut off at the limit.
 
         Raises ChunkLengthMismatch, BodyTimeout, StorageFull, and ClientDisconnect if the client went away.
         """
+        if source.is_whole and self._budget.charge(user_id, source.waiting_bytes):
+            return _checked(WholeBody(self._budget, user_id, source.take()), expected_bytes)
         body = ReceivedBody(self._budget, self._segments, self._storage, user_id, expected_bytes)
         try:
             await self._fill(body, source, expected_bytes)
@@ -285,6 +311,13 @@ class Intake:
                 raise BodyTimeout()
         if body.length != expected_bytes:
             raise ChunkLengthMismatch(expected=expected_bytes, received=body.length)
+
+
+def _checked(body: WholeBody, expected_bytes: int) -> WholeBody:
+    if body.length != expected_bytes:
+        body.close()
+        raise ChunkLengthMismatch(expected=expected_bytes, received=body.length)
+    return body
 
 
 class _Pace:

@@ -63,6 +63,18 @@ class DirectBody:
         """What came with the head and was not poured."""
         return len(self._cycle.body)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it came before anybody asked for any."""
+        return self.waiting_bytes == self._length
+
+    def take(self) -> bytes:
+        """What is waiting, in place of pouring it: no copy of it, if it is all of the body and came in one piece."""
+        self._invite()
+        taken, self._cycle.body = bytes(self._cycle.body), bytearray()
+        self._poured += len(taken)
+        return taken
+
     async def pour(self, sink: Sink, until: float) -> None:
         """Give bytes to `sink` until it has no room, the body ends, or the loop's clock says `until`.
 

@@ -11,6 +11,7 @@ import termios
 
 import httptools
 from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from uploader.errors import BadRequest, HeadersTooLarge, TargetTooLong, Unavailable, UploaderError
@@ -42,6 +43,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _header_bytes = 0
     _header_count = 0
     _progress = False  # whether what is being parsed held a part of a body, or ended a head
+    _content_length = 0  # as the last request told it
     parsed_body_bytes = 0  # of the last request's body, what came through the parser
     direct: DirectBody | None = None  # the body that is received past the parser
     # The request whose turn it is; uvicorn's `cycle` is the one that came last.
@@ -137,7 +139,11 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._progress = True
         self.parsed_body_bytes += len(body)
-        super().on_body(body)
+        if len(body) == self._content_length <= HIGH_WATER_LIMIT and not self.cycle.response_complete:
+            self.cycle.body = body  # type: ignore[assignment]  # all of it: nothing will be added, so it needs no copy
+            self.cycle.message_event.set()
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_head, self._progress = True, True
@@ -147,6 +153,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _offer_direct_body(self) -> None:
         length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        self._content_length = length
         if length and self.scheme == "http":
             body = DirectBody(self, self.cycle, length)
             self.scope.setdefault("extensions", {})[DIRECT_BODY] = {"body": body}

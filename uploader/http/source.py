@@ -18,6 +18,13 @@ class BodySource(Protocol):
         """Whether all of it was poured."""
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all of it is waiting, and nothing was poured."""
+
+    def take(self) -> bytes:
+        """What is waiting, in place of pouring it."""
+
+    @property
     def progressed_at(self) -> float:
         """When a byte last came, or when it began, by the loop's clock, in seconds."""
 
@@ -48,6 +55,14 @@ class MessageBody:
     @property
     def waiting_bytes(self) -> int:
         return len(self._rest)
+
+    @property
+    def is_whole(self) -> bool:
+        return False  # it may be, but nobody asked
+
+    def take(self) -> bytes:
+        taken, self._rest = bytes(self._rest), memoryview(b"")
+        return taken
 
     async def pour(self, sink: Sink, until: float) -> None:
         with suppress(TimeoutError):
