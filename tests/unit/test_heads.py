@@ -1,0 +1,59 @@
+"""How long the head of a request may take, where one timer serves all heads of a connection."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit import test_direct
+from tests.unit.test_direct import GET, LIMITS, Echo, Wire
+from uploader.http.connection import Connection
+
+
+@pytest.fixture
+async def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
+    monkeypatch.setattr(test_direct, "LIMITS", replace(LIMITS, header_timeout_seconds=0.05))
+    return Wire(Connection, Echo())
+
+
+async def is_closed(wire: Wire) -> bool:
+    async with asyncio.timeout(10):
+        while not wire.closing:
+            await asyncio.sleep(0.01)
+    return True
+
+
+async def rang(wire: Wire) -> None:
+    """The timer that was set for an earlier head has run out."""
+    timer: Any = wire.protocol._http._head_timer
+    async with asyncio.timeout(10):
+        while timer is not None and wire.protocol._http._head_timer is timer:
+            await asyncio.sleep(0.01)
+
+
+async def test_between_two_requests_no_head_is_late(wire: Wire) -> None:
+    await wire.feed(GET)
+    await wire.turns()
+    await rang(wire)
+    assert not wire.closing
+    await wire.end()
+
+
+async def test_a_head_has_its_own_time_whatever_those_before_it_took(wire: Wire) -> None:
+    await wire.feed(GET)
+    await wire.turns()
+    await wire.feed(GET[:-1])
+    wire.protocol._http._head_late_at += 60
+    await rang(wire)
+    assert not wire.closing
+    await wire.end()
+
+
+async def test_a_head_that_is_late_after_others_were_in_time_closes_the_connection(wire: Wire) -> None:
+    await wire.feed(GET)
+    await wire.turns()
+    await rang(wire)
+    await wire.feed(GET[:-1])
+    assert await is_closed(wire)
+    await wire.end()
