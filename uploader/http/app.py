@@ -1,14 +1,14 @@
-"""The ASGI application that serves a route table: who calls is found out, and what is raised becomes a problem."""
+"""The Starlette application that serves a route table: who calls is found out, and what is raised becomes a problem."""
 
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
+from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from uploader.errors import BadRequest, MethodNotAllowed, NotFound, UploaderError
 from uploader.http.auth import Authenticator
@@ -29,8 +29,8 @@ _NOBODY = Identity("", admin=False)
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]
 
 
-class Application:
-    """Answers requests by the route table, in their envelope."""
+class Application(Starlette):
+    """Starlette, without its layers around each request: a path is looked up here, and errors end where they are raised."""
 
     def __init__(
         self,
@@ -41,20 +41,23 @@ class Application:
         origins: Origins,
         intake: Intake,
     ) -> None:
+        super().__init__(lifespan=lifespan)
         operations = [*operations, _itself(self._describe)]
         self._authenticator = authenticator
         self._origins = origins
         self._intake = intake
         self._described = document(operations)
         self._envelope = Envelope(self._serve)
-        self._router = Router(lifespan=lifespan)  # for what is no request of HTTP
         self.routing = Routing(operations)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def build_middleware_stack(self) -> ASGIApp:
+        return self._receive
+
+    async def _receive(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._envelope(scope, receive, send)
         else:
-            await self._router(scope, receive, send)
+            await self.router(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = await self._respond(Request(scope, receive, send))
