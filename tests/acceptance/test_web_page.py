@@ -184,7 +184,7 @@ async def test_after_a_reload_and_in_another_browser_it_goes_on_where_it_was(
         sample = await sample_of(open_source(path))
         key = select(models.upload.c.idempotency_key)
         async with site.server.stack.services.database.engine.connect() as connection:
-            assert await connection.scalar(key) == plan.resume_key("disk.img", content.size, sample, 0)
+            assert (await connection.execute(key)).scalar() == plan.resume_key("disk.img", content.size, sample, 0)
 
 
 async def test_a_network_that_is_cut_and_returns_only_costs_time(

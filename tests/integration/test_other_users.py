@@ -65,6 +65,7 @@ class Victim:
         await self.stack.put(FINISHED, 1)
         self.file_id = (await self.stack.client.get(f"/files/{FINISHED.md5}")).json()["file"]["id"]
         assert (await self.stack.client.delete(f"/files/{CLOSED.md5}")).status_code == 204
+        await self.stack.services.storage.drain()  # the digests follow a moment later
         return self
 
     async def all_there_is(self) -> dict[str, Any]:
