@@ -308,6 +308,36 @@ async def test_a_pour_ends_in_time_with_what_has_come() -> None:
     await wire.end()
 
 
+async def test_a_client_that_sends_as_fast_as_it_is_read_gives_all_others_their_turn() -> None:
+    length = 3 << 20
+    sink = Pieces(length, length)
+
+    async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
+        await scope["extensions"][DIRECT_BODY]["body"].pour(sink, asyncio.get_running_loop().time() + 30)
+
+    def push(count: int) -> int:
+        """What is read of so many bytes before the event loop goes on."""
+        pushed = 0
+        while wire.reading and pushed < count:
+            room = wire.protocol.get_buffer(-1)[: min(64 << 10, count - pushed)]
+            wire.protocol.buffer_updated(len(room))
+            pushed += len(room)
+        return pushed
+
+    wire = Wire(Connection, app)
+    await wire.feed(put("/first", bytes(length)).partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+    await wire.turns()
+    pushed = 0
+    for _ in range(10):
+        once = push(length - pushed)
+        assert once < length
+        pushed += once
+        await wire.turns()
+    sink.refill()
+    assert (pushed, len(sink.content)) == (length, length)
+    await wire.end()
+
+
 async def test_a_cancelled_pour_leaves_nothing_that_writes_into_its_memory() -> None:
     sink = Pieces(1000, 1000)
     tasks: list[asyncio.Task[Any] | None] = []

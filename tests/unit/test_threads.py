@@ -1,6 +1,7 @@
 """Work in threads: its result or error comes back, and a caller that is gone harms nobody."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,13 +9,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from uploader.storage import threads
-from uploader.storage.threads import Batches, run_in
+from uploader.storage.threads import Batches, give_way, run_in
 
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(1) as made:
         yield made
+
+
+def test_a_thread_that_gives_way_does_so_alone() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
+    before = niceness()
+    with ThreadPoolExecutor(1, initializer=give_way) as patient:
+        assert patient.submit(niceness).result(30) > before
+    assert niceness() == before
 
 
 async def test_the_result_and_the_error_come_back(pool: ThreadPoolExecutor) -> None:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 # Under this name `scope["extensions"]` holds the `DirectBody` of a request.
 DIRECT_BODY = "uploader.direct_body"
 
-
+# Of one body, before all other connections have their turn.
+_TURN_BYTES = 1 << 20
 _NO_ROOM = memoryview(b"")
 
 
@@ -41,6 +42,7 @@ class DirectBody:
         self._cycle: RequestResponseCycle = weakref.proxy(cycle)
         self._length = length_bytes
         self._poured = 0
+        self._read_in_turn = 0
         self._on_wire = 0  # what of it was not read from the socket yet, once the parser sees no more of it
         self._sink: Sink | None = None
         self._room = _NO_ROOM
@@ -156,6 +158,20 @@ class DirectBody:
         elif not self._room:
             self._http.flow.pause_reading()
             self._wake()
+        else:
+            self._take_turns(count)
+
+    def _take_turns(self, count: int) -> None:
+        """A client that sends as fast as it is read would be read on and on, and nobody else be heard."""
+        self._read_in_turn += count
+        if self._read_in_turn >= _TURN_BYTES:
+            self._read_in_turn = 0
+            self._http.flow.pause_reading()
+            self._http.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._paused is not None and not self._paused.done():
+            self._http.flow.resume_reading()
 
     def lose(self) -> None:
         """The connection is gone."""

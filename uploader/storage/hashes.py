@@ -17,6 +17,7 @@ from functools import cache
 from typing import Protocol
 
 from uploader.storage.base import Digests
+from uploader.storage.threads import give_way
 
 # Before it, some distributions end a process that calls these functions in FIPS mode.
 _OLDEST_OPENSSL = 0x3_00_00_00_0
@@ -109,7 +110,7 @@ def states_are_portable() -> bool:
 @cache
 def _beside() -> ThreadPoolExecutor:
     """Threads that hash the second digest: not those that ask for it, or they would wait for each other."""
-    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sha256")
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sha256", initializer=give_way)
 
 
 def _update_by(computing: _Hash, pieces: Iterator[memoryview]) -> None:

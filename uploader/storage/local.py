@@ -33,7 +33,7 @@ from uploader.storage.digests import DigestFiles
 from uploader.storage.frontier import Frontiers
 from uploader.storage.locks import try_lock
 from uploader.storage.openfiles import KeptFiles, OpenFiles, close_files
-from uploader.storage.threads import Batches, run_in
+from uploader.storage.threads import Batches, give_way, run_in
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class LocalStorage:
         self._quick = Batches(self._disk)
         # Of their own, so that downloads do not wait for writes to be synced, nor either for long work.
         self._reading = ThreadPoolExecutor(8, thread_name_prefix="reading")
-        self._hashing = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="hashing")
+        self._hashing = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="hashing", initializer=give_way)
 
     # Setting up
 

@@ -1,6 +1,7 @@
 """Work in threads, for the event loop: `run_in_executor` with fewer steps in between, because each chunk takes some."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,6 +11,16 @@ T = TypeVar("T")
 
 # So that the first of a batch does not wait for long until the last is done.
 _MAX_BATCH = 32
+
+
+# Of a thread that gives way: about a third of what others get where they compete for a core (sched(7)).
+_NICENESS = 5
+
+
+def give_way() -> None:
+    """Let this thread have a core only when the others leave one: what it does takes long, and the event loop waits for
+    nobody. On Linux 0 is the calling thread, not its process (setpriority(2))."""
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
 
 
 def run_in(pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
