@@ -35,7 +35,12 @@ def _ours(mode: Mode) -> str:
 def entries(scale: Scale) -> dict[str, Entry]:
     """All contenders, by name."""
     whole = partial(peers.bare, buffer_bytes=scale.large.chunk_bytes)
-    found = {_BARE: Entry(peers.bare), f"{_BARE}, each body whole": Entry(whole), _NAIVE: Entry(peers.naive)}
+    found = {
+        _BARE: Entry(peers.bare),
+        f"{_BARE}, each body whole": Entry(whole),
+        f"{_BARE}, each body whole and hashed": Entry(partial(whole, hashed=True)),
+        _NAIVE: Entry(peers.naive),
+    }
     if scale.peers:
         found |= {
             _TUNED: Entry(partial(peers.nginx, tuned=True)),

@@ -17,19 +17,29 @@ from uploader.bootstrap import create_services
 from uploader.settings import Settings
 
 _UNDIGESTED = (sys.executable, "-m", "benchmarks.ingest.undigested")
+_HOLLOW = (sys.executable, "-m", "benchmarks.ingest.hollow")
 _USERS = 16
 _names = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """How it runs. As shipped it has digests and `power`."""
+    """How it runs. As shipped it has digests and `power`, and stores what comes."""
 
     digests: bool = True
     durability: str = "power"
     workers: int = 1
+    stores: bool = True
+
+    @property
+    def program(self) -> Sequence[str | Path]:
+        if not self.stores:
+            return _HOLLOW
+        return (UPLOADER,) if self.digests else _UNDIGESTED
 
     def __str__(self) -> str:
+        if not self.stores:
+            return "that stores and accounts for nothing"
         workers = f", {self.workers} workers" if self.workers > 1 else ""
         return f"`{self.durability}`, digests {'on' if self.digests else 'off'}{workers}"
 
@@ -87,7 +97,7 @@ def ours(directory: Path, mode: Mode, users: int = _USERS) -> Iterator[Ours]:
     """A server as it is by default but for `mode`."""
     directory.mkdir(parents=True)
     settings = {"DATA": str(directory / "data"), "DURABILITY": mode.durability, "WORKERS": str(mode.workers)}
-    server = Server(directory / "log", settings, program=(UPLOADER,) if mode.digests else _UNDIGESTED)
+    server = Server(directory / "log", settings, program=mode.program)
     with ended(server):
         yield Ours(server, asyncio.run(_make_users(directory / "data", users)))
         server.stop()  # with its Valkey, so that the directory can go

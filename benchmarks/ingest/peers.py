@@ -106,16 +106,16 @@ def naive(directory: Path, *, verb: str = "put") -> Iterator[PutContender]:
 
 
 @contextmanager
-def bare(directory: Path, *, buffer_bytes: int = 1 << 20) -> Iterator[PutContender]:
-    """Receiving and nothing else."""
-    with _own("benchmarks.ingest.bare", directory, str(buffer_bytes)) as contender:
+def bare(directory: Path, *, buffer_bytes: int = 1 << 20, hashed: bool = False) -> Iterator[PutContender]:
+    """Receiving and nothing else, but perhaps hashing."""
+    with _own("benchmarks.ingest.bare", directory, str(buffer_bytes), *(["hashed"] if hashed else [])) as contender:
         yield contender
 
 
 @contextmanager
-def _own(module: str, directory: Path, option: str) -> Iterator[PutContender]:
+def _own(module: str, directory: Path, *options: str) -> Iterator[PutContender]:
     port, files = free_port(), _prepared(directory)
-    with running([sys.executable, "-m", module, files, str(port), option], directory, port) as pid:
+    with running([sys.executable, "-m", module, files, str(port), *options], directory, port) as pid:
         yield PutContender(port, [pid], files)
 
 

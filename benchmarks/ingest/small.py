@@ -13,7 +13,7 @@ from benchmarks.report import Row, at_least
 
 _NGINX, _PER_CHUNK = "nginx dav, tuned", "one UPDATE in MariaDB for each chunk"
 _TUSPYSERVER, _TUS_NODE = "tuspyserver", "@tus/server"
-_UNDIGESTED, _AS_SHIPPED = Mode(durability="process", digests=False), Mode()
+_UNDIGESTED, _AS_SHIPPED, _HOLLOW = Mode(durability="process", digests=False), Mode(), Mode(stores=False)
 _TARGETS = ((_NGINX, 0.7), (_PER_CHUNK, 4.0), (_TUSPYSERVER, 5.0), (_TUS_NODE, 5.0))
 
 
@@ -31,7 +31,7 @@ def small(places: Places, scale: Scale, only: Collection[str] = ()) -> list[Row]
             _TUSPYSERVER: Entry(peers.tuspyserver),
             _TUS_NODE: Entry(peers.tus_node),
         }
-    entries |= {_ours(mode): Entry(partial(ours, mode=mode)) for mode in (_UNDIGESTED, _AS_SHIPPED)}
+    entries |= {_ours(mode): Entry(partial(ours, mode=mode)) for mode in (_HOLLOW, _UNDIGESTED, _AS_SHIPPED)}
     if scale.on_disk:
         entries[f"{_ours(_AS_SHIPPED)}, on the disk"] = Entry(partial(ours, mode=_AS_SHIPPED), on_disk=True)
     taking_part = {name: entry for name, entry in entries.items() if not only or any(part in name for part in only)}
@@ -45,4 +45,4 @@ def small(places: Places, scale: Scale, only: Collection[str] = ()) -> list[Row]
 
 
 def _ours(mode: Mode) -> str:
-    return f"this server, {mode}"
+    return f"this server{'' if mode is _HOLLOW else ','} {mode}"
