@@ -5,16 +5,15 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 from sqlalchemy import text
 
 from benchmarks.ingest.scale import Files
+from tests.support.rows import upload_row
 from uploader.bootstrap import database_url
 from uploader.database import migrate, queries, transactions, users
 from uploader.database.engine import Connection, Database
-from uploader.domain.upload import State, Upload
 from uploader.service.ids import new_id
 from uploader.settings import Settings
 
@@ -42,7 +41,7 @@ async def files(directory: Path, load: Files) -> float:
 
 
 async def _one_file(database: Database) -> None:
-    upload = _upload()
+    upload = upload_row(_USER, _SIZE)
     sha256 = hashlib.sha256(upload.id.encode()).hexdigest()
 
     async def look(connection: Connection) -> None:
@@ -69,30 +68,6 @@ async def _one_file(database: Database) -> None:
             place_blob=place_nothing,
             now=upload.created_at,
         )
-    )
-
-
-def _upload() -> Upload:
-    upload_id, now = new_id(), datetime.now(UTC)
-    return Upload(
-        id=upload_id,
-        user_id=_USER,
-        md5=hashlib.md5(upload_id.encode(), usedforsecurity=False).hexdigest(),
-        sha256=None,
-        name=upload_id,
-        size=_SIZE,
-        chunk_size=1 << 20,
-        flushed_bytes=0,
-        flushed_generation=0,
-        generation=0,
-        state=State.OPEN,
-        close_reason=None,
-        file_id=None,
-        temp_path=f"temp/2030/01/{upload_id}",
-        idempotency_key=None,
-        created_at=now,
-        updated_at=now,
-        closed_at=None,
     )
 
 
