@@ -1,15 +1,19 @@
 """`/me`: finished files, their content in whole and in ranges, and the accounts of a user."""
 
+import asyncio
 import base64
 import re
 from typing import Any
 from urllib.parse import quote, unquote
 
 import pytest
+from sqlalchemy import text
 
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.stack import Stack
+from uploader.database import transactions
+from uploader.database.engine import Connection
 from uploader.domain.digest import EMPTY_MD5
 
 CONTENT = Content(100 * KIB)
@@ -310,3 +314,43 @@ async def test_what_is_available_is_never_negative(stack: Stack) -> None:
     usage = (await user.get("/me/usage")).json()
     assert (usage["total_space"], usage["use_space_finished"], usage["available"]) == (10, 100 * KIB, 0)
     problem(await user.post("/uploads", json={"name": "a", "size": 1}), 413, "quota-exceeded")
+
+
+# Removing content
+
+
+async def test_content_is_removed_only_for_a_deletion_that_is_committed(stack: Stack) -> None:
+    """Writers that wait commit together on SQLite: bytes that went for a deletion that is then undone would be lost."""
+    file = await _upload(stack)
+    database, files = stack.services.database, stack.services.files
+    go_on, held = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        held.set()
+        await go_on.wait()
+
+    waiting = database.outside(wait)
+
+    async def hold_up(_connection: Connection) -> None:
+        await waiting()
+
+    async def end_all(connection: Connection) -> None:
+        await connection.execute(text("ROLLBACK"))
+        raise KeyError("as a full disk does")
+
+    row = await files.get("alice", file.rpartition("/")[2])
+    first = asyncio.create_task(database.transact(hold_up))
+    await held.wait()
+    others = []
+    for work in (
+        database.transact(lambda connection: transactions.delete_file(connection, row)),
+        files.collect(CONTENT.sha256),
+        database.transact(end_all),
+    ):
+        others.append(asyncio.create_task(work))
+        for _ in range(10):
+            await asyncio.sleep(0)  # until it waits for its turn
+    go_on.set()
+    await asyncio.gather(first, *others, return_exceptions=True)
+    statuses = [(await stack.client.get(place)).status_code for place in (file, f"{file}/content")]
+    assert statuses == [404, 404], "it was deleted; or else its bytes would have to be there"

@@ -1,8 +1,9 @@
 """Every way in which the client of Redis says that the server is away is the same to the rest of the server."""
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
+from redis.asyncio import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from uploader.accounting.connection import connect
@@ -28,3 +29,33 @@ async def test_a_connection_that_is_lost_in_the_middle_of_a_script_is_unavailabl
     with pytest.raises(Unavailable):
         await Pending(redis, shards=1, delays=DELAYS).read("upload")
     await redis.aclose()
+
+
+@pytest.mark.parametrize("losses", [1, 3])
+async def test_a_call_whose_connection_to_the_cluster_was_closed_under_it_is_made_again(
+    losses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    async def execute_command(_self: RedisCluster, *command: Any, **_options: Any) -> str:
+        calls.append(command)
+        if len(calls) <= losses:
+            raise AttributeError("'NoneType' object has no attribute 'writelines'")
+        return "done"
+
+    monkeypatch.setattr(RedisCluster, "execute_command", execute_command)
+    cluster = connect("redis+cluster://127.0.0.1:9")
+    assert await cluster.execute_command("PING") == "done"
+    assert calls == [("PING",)] * (losses + 1)
+    await cluster.aclose()
+
+
+async def test_a_cluster_whose_connections_keep_being_closed_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def execute_command(_self: RedisCluster, *_command: Any, **_options: Any) -> NoReturn:
+        raise AttributeError("'NoneType' object has no attribute 'writelines'")
+
+    monkeypatch.setattr(RedisCluster, "execute_command", execute_command)
+    cluster = connect("redis+cluster://127.0.0.1:9")
+    with pytest.raises(Unavailable):
+        await Pending(cluster, shards=1, delays=DELAYS).read("upload")
+    await cluster.aclose()
