@@ -288,28 +288,28 @@ async def test_a_python_without_openssls_states_hashes_all_at_the_merge(
 
 
 @pytest.fixture
-def stalled(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Hashing waits for this event."""
-    go_on, real = threading.Event(), PrefixHashes.update_by
+def stalled(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
+    """Hashing waits to be let go on, once for each piece."""
+    go_on, real = threading.Semaphore(0), PrefixHashes.update_by
 
     def update_by(hashes: PrefixHashes, pieces: Callable[[], Iterator[memoryview]], length_bytes: int) -> None:
-        assert go_on.wait(30)
+        assert go_on.acquire(timeout=30)
         real(hashes, pieces, length_bytes)
 
     monkeypatch.setattr(PrefixHashes, "update_by", update_by)
     return go_on
 
 
-async def test_a_chunk_is_acknowledged_before_it_is_hashed(stack: Stack, stalled: threading.Event) -> None:
+async def test_a_chunk_is_acknowledged_before_it_is_hashed(stack: Stack, stalled: threading.Semaphore) -> None:
     await stack.open(CONTENT)
     for number in range(LAST):
         assert (await stack.put(CONTENT, number)).status_code == 200
-    stalled.set()
+    stalled.release(CONTENT.chunk_count)
     assert (await stack.put(CONTENT, LAST)).status_code == 201
 
 
 async def test_bodies_are_kept_until_they_are_hashed_and_only_so_many(
-    storage: LocalStorage, upload: Upload, stalled: threading.Event, monkeypatch: pytest.MonkeyPatch
+    storage: LocalStorage, upload: Upload, stalled: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frontier, "_MAX_KEPT_BYTES", 2 * CHUNK)
     bodies = [InPieces(CONTENT.chunk(number)) for number in range(4)]
@@ -318,7 +318,7 @@ async def test_bodies_are_kept_until_they_are_hashed_and_only_so_many(
         body.close()
     assert [body.keepers for body in bodies] == [1, 1, 0, 0]
     with counted_reads("data") as read:
-        stalled.set()
+        stalled.release(CONTENT.chunk_count)
         await storage.drain()
     assert [body.keepers for body in bodies] == [0, 0, 0, 0]
     assert await storage.digested_bytes(upload) == 4 * CHUNK
@@ -364,6 +364,135 @@ async def test_following_ends_with_its_upload(storage: LocalStorage, upload: Upl
     assert open_files_under(tmp_path) == []
     with pytest.raises(Gone):
         await storage.digest(upload)
+
+
+# Who sends faster than the digests go
+
+
+@pytest.fixture
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk is near that begins two chunks or less ahead of the digests, and two chunks are much nearer."""
+    monkeypatch.setattr(frontier, "_NEAR_BYTES", 2 * CHUNK)
+    monkeypatch.setattr(frontier, "_NEARER_BYTES", 2 * CHUNK)
+    monkeypatch.setattr(frontier, "_PATIENCE_SECONDS", 3600)
+
+
+class Pace:
+    """An answer that may have to wait for the digests."""
+
+    def __init__(self, storage: LocalStorage, upload: Upload, number: int) -> None:
+        self._task = asyncio.create_task(storage.keep_pace(upload, number))
+
+    async def waits(self) -> bool:
+        await asyncio.wait({self._task}, timeout=0.05)
+        return not self._task.done()
+
+    async def ends(self) -> bool:
+        await asyncio.wait({self._task}, timeout=30)
+        return self._task.done()
+
+
+async def taken_up(storage: LocalStorage, upload: Upload) -> None:
+    """Until it is known how far the digests of an upload are that somebody looks after."""
+
+    async def position_is_known() -> bool:
+        return storage._frontiers._following[upload.id]._position is not None
+
+    await eventually(position_is_known)
+
+
+async def test_a_chunk_far_ahead_of_the_digests_is_answered_once_they_are_near(
+    storage: LocalStorage, upload: Upload, stalled: threading.Semaphore, near: None
+) -> None:
+    await put(storage, upload, *range(4))
+    await taken_up(storage, upload)
+    assert await Pace(storage, upload, 2).ends()
+    far = Pace(storage, upload, 3)
+    assert await far.waits()
+    stalled.release(CONTENT.chunk_count)
+    assert await far.ends()
+
+
+async def test_over_http_the_answer_waits_and_the_chunk_counts_already(
+    stack: Stack, stalled: threading.Semaphore, near: None
+) -> None:
+    upload = await _opened(stack)
+    for number in range(3):
+        assert (await stack.put(CONTENT, number)).status_code == 200
+    far = asyncio.create_task(stack.put(CONTENT, 3))
+
+    async def is_counted() -> bool:
+        answer = (await stack.client.get(f"/uploads/{upload.id}")).json()
+        return bool(answer["upload"]["received_bytes"] == 4 * CHUNK)
+
+    await eventually(is_counted)
+    await asyncio.wait({far}, timeout=0.05)
+    assert not far.done()
+    stalled.release(CONTENT.chunk_count)
+    assert (await far).json()["received_chunks"] == 4
+
+
+async def test_nobody_waits_for_digests_that_a_gap_holds_up(storage: LocalStorage, upload: Upload, near: None) -> None:
+    await put(storage, upload, *range(1, LAST))
+    await storage.drain()
+    assert await Pace(storage, upload, LAST - 1).ends()
+
+
+async def test_what_is_far_beyond_a_stretch_that_is_hashed_does_not_wait_for_all_of_it(
+    storage: LocalStorage, upload: Upload, stalled: threading.Semaphore, near: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "_TURN_BYTES", CHUNK)
+    await put(storage, upload, *range(LAST))
+    await taken_up(storage, upload)
+    far = Pace(storage, upload, LAST - 1)
+    stalled.release(1)
+    assert await far.waits()
+    stalled.release(1)
+    assert await far.ends(), "two chunks were hashed meanwhile"
+    stalled.release(LAST)
+
+
+async def test_nobody_waits_for_long(
+    storage: LocalStorage,
+    upload: Upload,
+    stalled: threading.Semaphore,
+    near: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await put(storage, upload, *range(4))
+    await taken_up(storage, upload)
+    monkeypatch.setattr(frontier, "_PATIENCE_SECONDS", 0.01)
+    assert await Pace(storage, upload, 3).ends()
+    stalled.release(CONTENT.chunk_count)
+
+
+async def test_who_waits_for_digests_is_let_go_with_their_upload(
+    storage: LocalStorage, upload: Upload, stalled: threading.Semaphore, near: None
+) -> None:
+    await put(storage, upload, *range(4))
+    await taken_up(storage, upload)
+    far = Pace(storage, upload, 3)
+    assert await far.waits()
+    assert await storage.discard(upload)
+    stalled.release(CONTENT.chunk_count)
+    assert await far.ends()
+
+
+async def test_digests_of_another_worker_are_kept_pace_with_while_they_come_any_further(
+    storage: LocalStorage, upload: Upload, tmp_path: Path, stalled: threading.Semaphore, near: None
+) -> None:
+    async with a_worker(tmp_path) as another:
+        await put(another, upload, 0)
+        await taken_up(another, upload)
+        await put(storage, upload, *range(1, 4))
+        await taken_up(storage, upload)
+        far = Pace(storage, upload, 3)
+        assert await far.waits()
+        assert await far.ends(), "they stand still"
+        stalled.release(CONTENT.chunk_count)
+        await asyncio.gather(storage.drain(), another.drain())
+        await put(storage, upload, *range(4, LAST + 1))
+        assert await storage.digest(upload) == RIGHT
 
 
 # Small chunks

@@ -58,6 +58,7 @@ class Stored:
     """A chunk that is on disk and counts; `written` says whether this call put it there."""
 
     upload: Upload
+    number: int
     figures: Figures
     written: bool
     length_bytes: int

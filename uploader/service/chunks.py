@@ -117,7 +117,7 @@ class Chunks:
             finally:
                 held.release()
             if figures.word is not Word.REHYDRATE:
-                return Stored(upload=upload, figures=figures, written=written, length_bytes=length)
+                return Stored(upload=upload, number=number, figures=figures, written=written, length_bytes=length)
             # Hydrating adds the chunk: it is on the map. It is recorded again to learn where the upload stands.
             await self._closers.hydrate(upload)
         raise Unavailable("The accounting store keeps restarting; try again.")
@@ -130,6 +130,7 @@ class Chunks:
         if new:
             BYTES_RECEIVED.inc(stored.length_bytes)
         if not figures.settled:
+            await self._storage.keep_pace(stored.upload, stored.number)
             return Acknowledged(
                 received_bytes=figures.received,
                 received_chunks=figures.chunks,

@@ -154,6 +154,9 @@ class Storage(Protocol):
         Raises Gone, StorageFull, Unverified, Unavailable.
         """
 
+    async def keep_pace(self, upload: Upload, number: int) -> None:
+        """Wait while the digests are far behind a chunk that was put on disk, and come nearer."""
+
     def closing(self, upload: Upload) -> AbstractAsyncContextManager[Closer]:
         """Lock all chunks of an upload. Raises Gone, Unavailable."""
 

@@ -8,6 +8,7 @@ import errno
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from uploader.crashpoints import crash_point
 from uploader.domain.chunks import chunk_count
@@ -43,6 +44,14 @@ def forget(digest: int) -> None:
     disk.write(digest, memoryview(bytes(digestfile.RECORD_LENGTH)), 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Where a turn ended, in bytes, and whether there was more to hash."""
+
+    more: bool
+    position: int
+
+
 class DigestFiles:
     """Opens digest files."""
 
@@ -68,13 +77,13 @@ class DigestFiles:
             locked.close = opened.pop_all().close
         return locked
 
-    def advance(self, upload: Upload) -> bool:
-        """One turn of `LockedDigests.hash_recorded`, at one go; none while another worker has them. Raises Gone."""
+    def advance(self, upload: Upload) -> Turn | None:
+        """One turn of `LockedDigests.hash_recorded`, at one go; None while another worker has them. Raises Gone."""
         locked = self.try_lock(upload)
         if locked is None:
-            return False
+            return None
         try:
-            return locked.hash_recorded()
+            return Turn(more=locked.hash_recorded(), position=locked.position)
         finally:
             locked.close()
 
@@ -126,6 +135,11 @@ class LockedDigests:
         if self._finished is not None or self._hashes.position == self._upload.size:
             return None
         return self._hashes.position // self._upload.chunk_size
+
+    @property
+    def position(self) -> int:
+        """How far they are, in bytes."""
+        return self._hashes.position
 
     def load(self) -> None:
         """Go on from what was saved, or start at 0. Raises StorageFailed if the disk lost bytes."""

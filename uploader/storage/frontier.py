@@ -1,8 +1,9 @@
 """Digests that keep up with the chunks: large ones that come in order are hashed from memory while they are written, all
 others are caught up from the page cache, small ones many at a time.
 
-Nobody waits for this but the merge. In a process at most one task follows an upload; between processes the lock of the
-digest file decides, and nobody waits for that either: who has it advances over what the others have recorded.
+The merge waits for this, and so does who sends faster than it goes: an upload may not come to its end with gigabytes left
+to hash. In a process at most one task follows an upload; between processes the lock of the digest file decides, which
+nobody waits for: who has it advances over what the others have recorded.
 """
 
 import asyncio
@@ -20,10 +21,18 @@ from uploader.tasks import uninterrupted
 T = TypeVar("T")
 
 # Bodies that outlive their requests in a process; what comes while there are so many is caught up from the page cache.
-_MAX_KEPT_BYTES = 64 << 20
+_MAX_KEPT_BYTES = 128 << 20
 # Chunks of less are gathered until there is so much, or for so long: to take up the digests costs more than to hash one.
 _GATHERED_BYTES = 1 << 20
 _GATHER_SECONDS = 0.5
+# A chunk that begins further ahead of the digests is answered once they are near, so that little is left to hash when the
+# last one comes; or once they have come so much nearer, or after so long.
+_NEAR_BYTES = 16 << 20
+_NEARER_BYTES = 128 << 20
+_PATIENCE_SECONDS = 5.0
+# How often a process looks how far another one has come with the digests, and how often it has to see it stand still.
+_WATCH_SECONDS = 0.02
+_WATCHES = 10
 
 
 class InThread(Protocol):
@@ -58,6 +67,9 @@ class _Following:
         self.task: asyncio.Task[None]
         self._enough = asyncio.Event()
         self._waiting_bytes = 0
+        self._position: int | None = None
+        self._moved = asyncio.Event()
+        self._watches = 0
 
     def grow(self) -> None:
         """There is, or will be, another chunk."""
@@ -80,6 +92,34 @@ class _Following:
         self._enough.clear()
         self._waiting_bytes = 0
         self.again = False
+
+    def move(self, position: int | None) -> None:
+        """The digests are so far; None if nothing brings them any further."""
+        self._position = position
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    def watch(self, position: int) -> None:
+        """Another process has the digests, which are so far; to be tried again, as long as they move."""
+        self._watches = self._watches + 1 if position == self._position else 0
+        self.move(position)
+        if self._watches < _WATCHES and not self.hurried:
+            self.again = True
+            self._enough.set()
+
+    async def come_near(self, offset: int) -> None:
+        """Wait until the digests are near or have come nearer, as long as they come any further."""
+        begun = self._position
+        if begun is None:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                while (
+                    self._position is not None
+                    and offset - self._position > _NEAR_BYTES
+                    and self._position - begun < _NEARER_BYTES
+                ):
+                    await self._moved.wait()
 
 
 class Frontiers:
@@ -128,21 +168,34 @@ class Frontiers:
             with suppress(Gone, Stopping, UploaderError):
                 while following.again:
                     await following.gather()
-                    await self._advance(following)
+                    if await self._advance(following):
+                        following.move(None)
+                    else:
+                        await self._watch(following)
         finally:
             self._let_go(following, *following.offers)
             del self._following[following.upload.id]
+            following.move(None)
 
-    async def _advance(self, following: _Following) -> None:
+    async def _advance(self, following: _Following) -> bool:
+        """As far as there is no gap; False if another worker has the digests."""
         if following.upload.chunk_size < _GATHERED_BYTES:
-            while await self._in_thread(self._files.advance, following.upload):
-                self._check_stopping()
-            return
+            return await self._advance_gathered(following)
         async with self._locked(following.upload) as digests:
-            while digests is not None and await self._advance_once(following, digests):
+            while digests is not None:
+                following.move(digests.position)
+                if not await self._advance_once(following, digests):
+                    break
                 self._check_stopping()
             # None of these is next, and nobody waits for a chunk that may never come.
             self._let_go(following, *following.offers)
+        return digests is not None
+
+    async def _advance_gathered(self, following: _Following) -> bool:
+        while (turn := await self._in_thread(self._files.advance, following.upload)) is not None and turn.more:
+            following.move(turn.position)
+            self._check_stopping()
+        return turn is not None
 
     async def _advance_once(self, following: _Following, digests: LockedDigests) -> bool:
         """Whether it came any further, or may."""
@@ -157,6 +210,17 @@ class Frontiers:
         await self._in_thread(digests.save if written else digests.load)
         self._let_go(following, number)
         return True
+
+    async def _watch(self, following: _Following) -> None:
+        """See how far another process has come, and whether it still comes any further."""
+        following.watch(await self._in_thread(self._files.position, following.upload))
+        await asyncio.sleep(_WATCH_SECONDS)
+
+    async def keep_pace(self, upload: Upload, number: int) -> None:
+        """Wait until the digests are near a chunk that was stored, unless nothing brings them there."""
+        following = self._following.get(upload.id)
+        if following is not None:
+            await following.come_near(number * upload.chunk_size)
 
     def _let_go(self, following: _Following, *numbers: int | None) -> None:
         for number in numbers:

@@ -235,6 +235,9 @@ class LocalStorage:
                 self._close_files(self._kept.take_all(upload.id))
         return await self.in_thread(self._chunks.try_hold, upload, number, body)
 
+    async def keep_pace(self, upload: Upload, number: int) -> None:
+        await self._frontiers.keep_pace(upload, number)
+
     async def read_map(self, upload: Upload, *, verified: bool = True) -> chunkmap.ChunkMap:
         return await self.in_thread(self._chunks.read_map, upload, verified)
 
