@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from uploader.http.lowwater import LowWaterMark
+
 if TYPE_CHECKING:
     from uploader.http.protocol import LimitedProtocol
 
@@ -47,6 +49,7 @@ class DirectBody:
         self._sink: Sink | None = None
         self._room = _NO_ROOM
         self._paused: asyncio.Future[None] | None = None
+        self._low_water: LowWaterMark | None = None
         # When a byte last came, by the loop's clock, in seconds.
         self.progressed_at = http.loop.time()
 
@@ -117,6 +120,7 @@ class DirectBody:
         if self._http.direct is None:
             self._on_wire = self._length - self._http.parsed_body_bytes
             self._http.direct = self
+            self._low_water = LowWaterMark(self._http.transport, self._http.loop, self._on_wire)
         self._paused = self._http.loop.create_future()
         timer = self._http.loop.call_at(until, self._wake)
         self._http.flow.resume_reading()
@@ -150,9 +154,12 @@ class DirectBody:
         """So many bytes were put there."""
         self.progressed_at = self._http.loop.time()
         self._on_wire -= count
+        assert self._low_water is not None
+        self._low_water.received(count, self._on_wire)
         if self._room:
             self._gave(count)
         if not self._on_wire:
+            self._low_water.end()
             self._http.end_direct_body()
             self._wake()
         elif not self._room:
@@ -175,4 +182,6 @@ class DirectBody:
 
     def lose(self) -> None:
         """The connection is gone."""
+        if self._low_water is not None:
+            self._low_water.end()
         self._wake()

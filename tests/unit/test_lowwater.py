@@ -1,0 +1,176 @@
+"""Bytes of a body that comes fast wake nobody up before there are many of them; those of a slow one are seen soon."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from uploader.http import lowwater
+from uploader.http.lowwater import LowWaterMark
+
+MARK = lowwater._MARK_BYTES
+BODY = 8 * MARK
+
+
+class Reader(asyncio.BufferedProtocol):
+    """Notes what is read at once."""
+
+    def __init__(self) -> None:
+        self.memory = bytearray(2 * MARK)
+        self.reads: list[int] = []
+        self.mark: LowWaterMark | None = None
+        self.left = 0
+        self.lost = asyncio.Event()
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def expect(self, left: int) -> None:
+        self.left = left
+        self.mark = LowWaterMark(self.transport, asyncio.get_running_loop(), left)
+
+    def get_buffer(self, _size_hint: int) -> bytearray:
+        return self.memory
+
+    def buffer_updated(self, count: int) -> None:
+        self.reads.append(count)
+        if self.mark is not None:
+            self.left -= count
+            self.mark.received(count, self.left)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        if self.mark is not None:
+            self.mark.end()
+        self.lost.set()
+
+    @property
+    def low_water(self) -> int:
+        found: int = self.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+        return found
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[Reader, socket.socket]]:
+    """The server's end of a connection, and the client's."""
+    loop = asyncio.get_running_loop()
+    made: asyncio.Future[Reader] = loop.create_future()
+
+    class Noted(Reader):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            made.set_result(self)
+
+    server = await loop.create_server(Noted, "127.0.0.1", 0)
+    client = socket.create_connection(server.sockets[0].getsockname())
+    client.setblocking(False)
+    try:
+        reader = await made
+        yield reader, client
+        reader.transport.close()
+        await reader.lost.wait()
+    finally:
+        client.close()
+        server.close()
+        await server.wait_closed()
+
+
+async def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowwater, "_PATIENCE_SECONDS", 3600)
+
+
+async def test_a_body_is_read_once_there_is_much_of_it_and_at_its_end(patient: None) -> None:
+    async with connected() as (reader, client):
+        reader.expect(2 * MARK)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(client, bytes(MARK - 1))
+        await asyncio.sleep(0.05)
+        assert not reader.reads
+        await loop.sock_sendall(client, bytes(1001))
+        await until(lambda: sum(reader.reads) == MARK + 1000)
+        assert reader.low_water == reader.left == MARK - 1000
+        await loop.sock_sendall(client, bytes(MARK - 1000))
+        await until(lambda: reader.left == 0)
+        assert reader.low_water == 1
+
+
+async def test_what_follows_a_body_is_read_at_once(patient: None) -> None:
+    async with connected() as (reader, client):
+        loop = asyncio.get_running_loop()
+        reader.expect(MARK)
+        await loop.sock_sendall(client, bytes(MARK))
+        await until(lambda: reader.left == 0)
+        assert reader.mark is not None
+        reader.mark.end()
+        reader.reads.clear()
+        await loop.sock_sendall(client, b"GET")
+        await until(lambda: reader.reads == [3])
+
+
+async def test_the_bytes_of_a_slow_client_are_seen_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowwater, "_PATIENCE_SECONDS", 0.02)
+    async with connected() as (reader, client):
+        reader.expect(BODY)
+        assert reader.low_water == MARK
+        await asyncio.get_running_loop().sock_sendall(client, b"x")
+        await until(lambda: reader.reads == [1])
+        assert reader.low_water == 1
+
+
+async def test_one_that_becomes_fast_is_read_in_large_pieces_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowwater, "_PATIENCE_SECONDS", 0.02)
+    async with connected() as (reader, client):
+        reader.expect(BODY)
+        await until(lambda: reader.low_water == 1)
+        reader.transport.pause_reading()
+        monkeypatch.setattr(lowwater, "_PATIENCE_SECONDS", 3600)
+        await asyncio.get_running_loop().sock_sendall(client, bytes(lowwater._FAST_BYTES))
+        reader.transport.resume_reading()
+        await until(lambda: reader.low_water == MARK)
+
+
+async def test_a_body_that_goes_on_keeps_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowwater, "_PATIENCE_SECONDS", 0.2)
+    async with connected() as (reader, client):
+        reader.expect(BODY)
+        for _ in range(7):
+            await asyncio.get_running_loop().sock_sendall(client, bytes(MARK))
+            await asyncio.sleep(0.05)
+        assert reader.low_water == MARK
+        assert len(reader.reads) <= 7
+
+
+async def test_short_bodies_are_read_as_they_come() -> None:
+    async with connected() as (reader, client):
+        reader.expect(MARK - 1)
+        assert reader.low_water == 1
+        await asyncio.get_running_loop().sock_sendall(client, b"x")
+        await until(lambda: reader.reads == [1])
+
+
+async def test_a_connection_that_is_lost_is_let_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lowwater, "_PATIENCE_SECONDS", 0.02)
+    async with connected() as (reader, _client):
+        reader.expect(BODY)
+        reader.transport.abort()
+        await reader.lost.wait()
+        await asyncio.sleep(0.05)
+        assert reader.mark is not None
+        assert reader.mark._timer is None
+
+
+async def test_a_client_that_goes_away_is_noticed_at_once(patient: None) -> None:
+    async with connected() as (reader, client):
+        reader.expect(BODY)
+        await asyncio.get_running_loop().sock_sendall(client, b"x")
+        client.close()
+        await asyncio.wait_for(reader.lost.wait(), 20)
