@@ -160,6 +160,18 @@ async def test_a_body_that_stands_still_is_given_up(make_stack: MakeStack) -> No
         assert standing["missing"] == [[0, 1]]
 
 
+async def test_a_body_that_comes_slowly_does_not_stand_still(make_stack: MakeStack) -> None:
+    """However few its bytes are: nobody waits for many of them."""
+    content, slow_bytes = CONTENT.chunk(0), 8
+    async with serving(make_stack, body_idle_timeout_seconds=1.0) as server, server.connection() as connection:
+        await connection.request("PUT", f"{URL}/chunks/0", f"Content-Length: {2 * MIB}")
+        for at in range(slow_bytes):
+            await connection.send(content[at : at + 1])
+            await asyncio.sleep(0.2)
+        await connection.send(content[slow_bytes:])
+        assert (await connection.answer()).status == 200
+
+
 async def test_a_body_that_breaks_off_leaves_nothing(make_stack: MakeStack) -> None:
     async with serving(make_stack) as server:
         async with server.connection() as connection:
