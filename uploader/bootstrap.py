@@ -251,7 +251,7 @@ async def _jobs(services: Services) -> AsyncIterator[None]:
 async def _check_shards(services: Services) -> None:
     """The number of shards is part of every key in Redis: another one would not find them."""
     wanted = str(services.settings.shards)
-    stored = await services.database.transact(lambda connection: meta.remember(connection, "shards", wanted))
+    stored = await meta.remember(services.database, "shards", wanted)
     if stored != wanted:
         raise ConfigurationError(
             f"UPLOADER_SHARDS: this installation has {stored}, not {wanted}: stop all servers and workers, then run "

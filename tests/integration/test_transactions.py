@@ -620,7 +620,12 @@ async def test_only_uploads_closed_long_ago_are_purged(act: Transactions) -> Non
 
 async def test_a_fact_about_the_installation_is_stored_once(act: Transactions) -> None:
     for value in ("1", "2"):
-        stored = await act.database.transact(
-            lambda connection, value=value: meta.remember(connection, "shards", value)  # type: ignore[misc]
-        )
-        assert stored == "1"
+        assert await meta.remember(act.database, "shards", value) == "1"
+
+
+async def test_of_processes_that_start_at_once_each_gets_what_the_first_one_stored(act: Transactions) -> None:
+    for number in range(30):
+        values = [f"{number}.{process}" for process in range(4)]
+        stored = await asyncio.gather(*(meta.remember(act.database, f"fact {number}", value) for value in values))
+        assert len(set(stored)) == 1
+        assert stored[0] in values

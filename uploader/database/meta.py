@@ -4,6 +4,7 @@ from sqlalchemy import delete, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
+from uploader.database.engine import Database, Duplicate
 
 
 async def durability(connection: AsyncConnection) -> dict[str, str]:
@@ -28,8 +29,15 @@ async def fact(connection: AsyncConnection, name: str) -> str | None:
     return stored
 
 
-async def remember(connection: AsyncConnection, name: str, value: str) -> str:
-    """Store a fact about this installation once; returns what is stored, perhaps by an earlier start."""
+async def remember(database: Database, name: str, value: str) -> str:
+    """Store a fact about this installation once; returns what is stored, perhaps by an earlier start. Raises Unavailable."""
+    try:
+        return await database.transact(lambda connection: _store_unless_there(connection, name, value))
+    except Duplicate:  # another process was first by a moment: what it stored is there now
+        return await database.transact(lambda connection: _store_unless_there(connection, name, value))
+
+
+async def _store_unless_there(connection: AsyncConnection, name: str, value: str) -> str:
     stored = await fact(connection, name)
     if stored is None:
         await connection.execute(insert(models.meta).values(name=name, value=value))

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from uploader.clock import Clock
 from uploader.database import meta
-from uploader.database.engine import Database, Duplicate
+from uploader.database.engine import Database
 from uploader.errors import Unauthenticated
 
 _FACT = "link_secret"
@@ -51,9 +51,5 @@ class Links:
 
     async def _key(self) -> bytes:
         if self._secret is None:
-            made = secrets.token_hex(32)
-            try:
-                self._secret = await self._database.transact(lambda connection: meta.remember(connection, _FACT, made))
-            except Duplicate:  # another process made it at the same moment
-                self._secret = await self._database.transact(lambda connection: meta.remember(connection, _FACT, made))
+            self._secret = await meta.remember(self._database, _FACT, secrets.token_hex(32))
         return self._secret.encode()
