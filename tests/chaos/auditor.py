@@ -10,14 +10,15 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.chaos.clients import Client
-from tests.support.at_rest import check_at_rest, read_directory, rests_within
-from tests.support.invariants import checked_accounts
+from tests.support.at_rest import OnDisk, check_at_rest, read_directory, rests_within
+from tests.support.invariants import Shape, checked_accounts
 from uploader.database import models
 from uploader.database.engine import Database
 from uploader.errors import Unavailable
 
 _POLL_SECONDS = 0.2
 _REST_SECONDS = 30.0
+_NOTHING = OnDisk(Shape(0, 0), frozenset(), frozenset())
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Auditor:
         query = select(uploads.md5, uploads.temp_path).where(uploads.user_id == client.user_id, uploads.state == "OPEN")
         rows = await self._database.read(lambda connection: _pairs(connection, query))
         for md5, acknowledged in client.promises.acknowledged.items():
-            sound = read_directory(self._data / rows[md5]).sound if md5 in rows else frozenset()
+            sound = self._on_disk(rows[md5]).sound if md5 in rows else frozenset()
             if not acknowledged <= sound:
                 lost = sorted(acknowledged - sound)
                 self.findings.violations.append(f"acknowledged chunks {lost} of {client.user_id}'s {md5} are lost")
@@ -84,7 +85,7 @@ class Auditor:
         unfinished: dict[str, int] = {}
         reserved: dict[str, int] = {}
         for user_id, path, size in await connection.execute(opened):
-            unfinished[user_id] = unfinished.get(user_id, 0) + read_directory(self._data / path).received
+            unfinished[user_id] = unfinished.get(user_id, 0) + self._on_disk(path).received
             reserved[user_id] = reserved.get(user_id, 0) + size
         summed = select(files.user_id, func.sum(files.size)).group_by(files.user_id)
         finished = {row[0]: int(row[1]) for row in await connection.execute(summed)}
@@ -95,6 +96,10 @@ class Auditor:
             + abs(row[3] - reserved.get(row[0], 0))
             for row in await connection.execute(figures)
         )
+
+    def _on_disk(self, path: str) -> OnDisk:
+        directory = self._data / path
+        return read_directory(directory) if directory.exists() else _NOTHING
 
     async def close(self) -> None:
         await self._database.close()

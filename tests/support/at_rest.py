@@ -75,7 +75,10 @@ async def check_at_rest(
     directories of uploads that are not open."""
     accounts = await checked_accounts(database)
     rows = await database.read(_rows)
-    on_disk = {upload_id: read_directory(data / path) for upload_id, path, _ in rows.open_uploads}
+    on_disk = {}
+    for upload_id, temp_path, _ in rows.open_uploads:
+        assert (data / temp_path).exists(), f"invariant 6: the directory of {upload_id}, which is open, is gone"
+        on_disk[upload_id] = read_directory(data / temp_path)
     for upload_id, _, flushed in rows.open_uploads:
         disk = on_disk[upload_id]
         assert disk.sound == disk.present, f"invariant 6: {upload_id} lost bytes of {disk.present - disk.sound}"
