@@ -184,6 +184,27 @@ async def mariadb_url(mariadb_template: str) -> str:
     return mariadb_template
 
 
+@pytest.fixture
+def own_mariadb(tmp_path: Path) -> Iterator[PrivateMariaDB]:
+    """A MariaDB that the test may kill."""
+    server = PrivateMariaDB(tmp_path / "own-mariadb").start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def own_mariadb_url(own_mariadb: PrivateMariaDB) -> str:
+    """A migrated database on it."""
+    server = Database(own_mariadb.url("mysql"))
+    async with server.engine.connect() as connection:
+        await connection.execute(text("CREATE DATABASE uploader"))
+    await server.close()
+    database = Database(own_mariadb.url("uploader"))
+    await migrate.upgrade(database)
+    await database.close()
+    return own_mariadb.url("uploader")
+
+
 @pytest.fixture(params=["sqlite", "mariadb"])
 def database_url(request: pytest.FixtureRequest) -> str:
     """A migrated, empty database: the test runs once on each kind."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
-from sqlalchemy import text, update
+from sqlalchemy import update
 
 from tests.conftest import MakeStack
 from tests.support.bodies import InPieces
@@ -22,8 +22,7 @@ from tests.support.servers import PrivateMariaDB, PrivateRedis
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
 from uploader.accounting.pending import UploadQueue
-from uploader.database import migrate, models, queries, transactions
-from uploader.database.engine import Database
+from uploader.database import models, queries, transactions
 from uploader.domain.upload import File, Reason, Upload
 from uploader.errors import Unavailable
 from uploader.jobs.collector import Collector
@@ -120,27 +119,6 @@ async def assert_merged(stack: Stack, content: Content = CONTENT) -> None:
 
     await eventually(nothing_is_due)  # a job takes the task away after the answer
     assert [path.parts[-4] for path in stack.bytes_on_disk()] == ["blobs"]
-
-
-@pytest.fixture
-def own_mariadb(tmp_path: Path) -> Iterator[PrivateMariaDB]:
-    """A MariaDB that the test may kill."""
-    server = PrivateMariaDB(tmp_path / "own-mariadb").start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-async def own_mariadb_url(own_mariadb: PrivateMariaDB) -> str:
-    """A migrated database on it."""
-    server = Database(own_mariadb.url("mysql"))
-    async with server.engine.connect() as connection:
-        await connection.execute(text("CREATE DATABASE uploader"))
-    await server.close()
-    database = Database(own_mariadb.url("uploader"))
-    await migrate.upgrade(database)
-    await database.close()
-    return own_mariadb.url("uploader")
 
 
 # The flusher

@@ -528,7 +528,9 @@ async def test_a_blob_whose_bytes_can_not_be_removed_stays_collectable(act: Tran
         raise OSError("the disk is away")
 
     with pytest.raises(UploaderError):
-        await act.database.transact(lambda connection: transactions.collect_blob(connection, file.sha256, fail))
+        await act.database.transact(
+            lambda connection: transactions.collect_blob(connection, file.sha256, sync=act.database.sync, remove=fail)
+        )
     assert await act.database.read(lambda connection: queries.blobs_without_refs(connection, 10)) == [file.sha256]
     assert await act.collect(file.sha256)
 

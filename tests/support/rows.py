@@ -116,4 +116,6 @@ class Transactions:
             if removed is not None:
                 removed.append(sha256)
 
-        return await self.database.transact(lambda connection: transactions.collect_blob(connection, sha256, remove))
+        return await self.database.transact(
+            lambda connection: transactions.collect_blob(connection, sha256, sync=self.database.sync, remove=remove)
+        )

@@ -5,6 +5,7 @@ Every transaction is a function of a connection, so that it can be run again who
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, Operation
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from uploader.database import statements
 from uploader.database.sqlite import Sqlite, SqliteEngine, on_the_loop
 from uploader.errors import Unavailable
 
@@ -91,6 +93,28 @@ class Database:
         except (DBAPIError, PoolTimeoutError, OSError) as error:
             raise _translated(error) from error
 
+    async def read_durably(self, work: "Work[T]") -> T:
+        """Run `work`, which reads, and return only once all it read would survive a crash of the database server, too.
+
+        InnoDB lets others read a commit before the log of it is on the disk (decision 0012). But it acknowledges no
+        commit whose log, and all before it, is not. So this one writes. SQLite lets nobody read what is not durable.
+        Raises as `transact`.
+        """
+        if self._sqlite is not None:
+            return await self.read(work)
+
+        async def read_and_write(connection: AsyncConnection) -> T:
+            found = await work(connection)
+            await connection.execute(statements.WRITE_SOMETHING, {"value": str(time.time_ns())})
+            return found
+
+        return await self.transact(read_and_write)
+
+    async def sync(self) -> None:
+        """Return once all that anybody could read when this began would survive a crash of the database server."""
+        if self._sqlite is None:
+            await self.read_durably(_nothing)
+
     def outside(self, work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
         """`work`, which waits for something else, as a transaction may call it."""
         return work if self._sqlite is None else on_the_loop(work)
@@ -100,6 +124,10 @@ class Database:
             await self._sqlite.close()
         else:
             await self.engine.dispose()
+
+
+async def _nothing(_connection: AsyncConnection) -> None:
+    pass
 
 
 def _create_mysql_engine(url: str, read_timeout_seconds: float | None) -> AsyncEngine:

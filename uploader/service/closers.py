@@ -129,9 +129,20 @@ class Closers:
             return False
         try:
             async with self._storage.closing(row) as closer:
-                return await self.clear(row, row.state, closer)
+                return await self._tidy_held(row, closer)
         except Gone:
             return await self.clear(row, row.state, None)
+
+    async def _tidy_held(self, upload: Upload, closer: Closer) -> bool:
+        """`upload` was closed when it was read. Whose commit that was may not have been told so yet, and the database may
+        have crashed since: then it is open. What is read here stays."""
+        row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
+        if row is not None and row.state is State.OPEN:
+            with suppress(NotOpen):
+                await self._hydrate_held(row, closer)
+            return False
+        closed = row or upload
+        return await self.clear(closed, closed.state, closer)
 
     async def clear(self, upload: Upload, state: State, closer: Closer | None) -> bool:
         """After the commit that closed an upload: Redis, then the disk; whether its bytes went.

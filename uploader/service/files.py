@@ -1,5 +1,7 @@
 """The use cases of finished files: list, rename, delete, download; and the caller's accounts."""
 
+import asyncio
+
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
@@ -10,6 +12,9 @@ from uploader.service.ids import is_id
 from uploader.storage.base import Blob, Gone, Storage
 from uploader.tasks import uninterrupted
 
+# Each takes two connections, the second while it has the first: all of the pool must never be first ones.
+_COLLECTED_AT_ONCE = 4
+
 
 class Files:
     """All that can be done to files."""
@@ -17,6 +22,7 @@ class Files:
     def __init__(self, database: Database, storage: Storage) -> None:
         self._database = database
         self._storage = storage
+        self._collecting = asyncio.Semaphore(_COLLECTED_AT_ONCE)
 
     async def list(
         self, user_id: str, *, limit: int, after: str | None, prefix: str | None
@@ -69,12 +75,17 @@ class Files:
 
     async def collect(self, sha256: str) -> bool:
         """Remove a blob that has no refs; False if it is in use."""
+        return await uninterrupted(self._collect(sha256))
+
+    async def _collect(self, sha256: str) -> bool:
         remove = self._database.outside(lambda: self._storage.remove_blob(sha256))
-        return await uninterrupted(
-            self._database.transact(
-                lambda connection: transactions.collect_blob(connection, sha256, remove), alone=True
+        async with self._collecting:
+            return await self._database.transact(
+                lambda connection: transactions.collect_blob(
+                    connection, sha256, sync=self._database.sync, remove=remove
+                ),
+                alone=True,
             )
-        )
 
     async def collect_all(self, limit: int = 1000) -> int:
         """Remove blobs without refs; returns how many."""

@@ -1,0 +1,178 @@
+"""Commits that others have read already when the database crashes, which then comes back without them (decision 0012)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Table, select, text, update
+
+from tests.conftest import MakeStack
+from tests.support.content import KIB, Content
+from tests.support.faults import paused_call
+from tests.support.invariants import Account, checked_accounts
+from tests.support.rows import Transactions
+from tests.support.servers import PrivateMariaDB
+from tests.support.stack import Stack
+from uploader.database import meta, models, queries, transactions
+from uploader.database.engine import Connection, Database
+from uploader.domain.upload import State, Upload
+from uploader.errors import Unavailable
+
+CHUNK = 64 * KIB
+CONTENT = Content(3 * CHUNK - 7)
+# A background thread of InnoDB may write the log just before the crash; hardly this often in a row.
+_ATTEMPTS = 8
+
+
+@pytest.fixture
+async def own_database(own_mariadb_url: str) -> AsyncIterator[Database]:
+    database = Database(own_mariadb_url)
+    yield database
+    await database.close()
+
+
+@asynccontextmanager
+async def commits_under_way(database: Database) -> AsyncIterator[None]:
+    """Commits within stay where every commit is for a moment: others read them, and their log is not on the disk."""
+    await _set(database, innodb_flush_log_at_timeout=2700, innodb_flush_log_at_trx_commit=0)
+    yield
+    await _set(database, innodb_flush_log_at_trx_commit=1)
+
+
+async def _set(database: Database, **variables: int) -> None:
+    async with database.engine.connect() as connection:
+        for name, value in variables.items():
+            await connection.execute(text(f"SET GLOBAL {name} = {value}"))
+
+
+def crash(mariadb: PrivateMariaDB) -> None:
+    mariadb.kill()
+    mariadb.start()
+
+
+async def fact_after_a_crash(
+    database: Database, mariadb: PrivateMariaDB, name: str, read: Callable[..., Awaitable[str | None]]
+) -> str | None:
+    """A fact whose commit is under way, which `read` sees before the crash: what is there after it."""
+    async with commits_under_way(database):
+        await database.transact(lambda connection: meta.replace_fact(connection, name, "there"))
+    assert await read(lambda connection: meta.fact(connection, name)) == "there"
+    crash(mariadb)
+    return await database.read(lambda connection: meta.fact(connection, name))
+
+
+async def test_what_was_read_durably_survives_a_crash_and_what_was_read_may_not(
+    own_mariadb: PrivateMariaDB, own_database: Database
+) -> None:
+    survived = await fact_after_a_crash(own_database, own_mariadb, "durably", own_database.read_durably)
+    assert survived == "there"
+    for attempt in range(_ATTEMPTS):
+        if await fact_after_a_crash(own_database, own_mariadb, f"read {attempt}", own_database.read) is None:
+            return
+    raise AssertionError("this database undoes nothing that was read, so the test can't tell")
+
+
+async def test_a_content_goes_only_when_no_crash_brings_its_file_back(
+    own_mariadb: PrivateMariaDB, own_database: Database
+) -> None:
+    act = Transactions(own_database)
+    await act.create_user()
+    file = await act.upload_and_merge()
+    async with commits_under_way(own_database):
+        assert await act.delete(file)
+
+    async def remove() -> None:
+        crash(own_mariadb)
+
+    with pytest.raises(Unavailable):  # the commit after the removal
+        await own_database.transact(
+            lambda connection: transactions.collect_blob(connection, file.sha256, sync=own_database.sync, remove=remove)
+        )
+    assert await checked_accounts(own_database) == {"alice": Account()}
+    assert await own_database.read(lambda connection: queries.blobs_without_refs(connection, 10)) == [file.sha256]
+
+
+async def test_a_content_stays_if_the_database_crashes_between_the_look_and_the_removal(
+    own_mariadb: PrivateMariaDB, own_database: Database
+) -> None:
+    act = Transactions(own_database)
+    await act.create_user()
+    file = await act.upload_and_merge()
+    await act.delete(file)
+    removed: list[str] = []
+
+    async def crash_and_sync() -> None:
+        crash(own_mariadb)
+        await own_database.sync()
+
+    async def remove() -> None:
+        removed.append(file.sha256)
+
+    with pytest.raises(Unavailable):
+        await own_database.transact(
+            lambda connection: transactions.collect_blob(connection, file.sha256, sync=crash_and_sync, remove=remove)
+        )
+    assert removed == []
+
+
+async def test_forty_contents_are_collected_at_once_over_fewer_connections(make_stack_on: MakeStack) -> None:
+    async with make_stack_on() as stack:
+        contents = [Content(100, seed=seed, name=f"{seed}.bin") for seed in range(40)]
+        files = [(await stack.upload(content)).json()["file"]["id"] for content in contents]
+        answers = await asyncio.gather(*(stack.client.delete(f"/me/files/{file_id}") for file_id in files))
+        assert {answer.status_code for answer in answers} == {204}
+        assert stack.bytes_on_disk() == []
+
+
+async def open_with_a_chunk(stack: Stack) -> Upload:
+    assert (await stack.open(CONTENT)).status_code == 201
+    assert (await stack.put(CONTENT, 0)).status_code == 200
+    upload = await stack.services.database.read(
+        lambda connection: queries.open_upload_by_md5(connection, "alice", CONTENT.md5)
+    )
+    assert upload is not None
+    return upload
+
+
+async def test_an_upload_whose_close_was_undone_keeps_its_bytes(make_stack_on: MakeStack) -> None:
+    """A visitor reads that it is closed. Until the visitor has the locks, the commit of the closer has failed."""
+    async with make_stack_on() as stack:
+        upload, database = await open_with_a_chunk(stack), stack.services.database
+        before = await database.read(rows_before)
+        await Transactions(database).close(upload)
+        with paused_call("open", only=lambda path: path.name == "map") as pause:
+            visit = asyncio.create_task(stack.services.closers.tidy(upload.id))
+            assert await asyncio.to_thread(pause.reached.wait, 30)
+            await database.transact(lambda connection: write_back(connection, before))
+        assert not await visit
+        assert await checked_accounts(database) == {"alice": Account(reserved=CONTENT.size)}
+        assert [(await stack.put(CONTENT, number)).status_code for number in (1, 2)] == [200, 201]
+
+
+async def test_the_bytes_of_an_upload_go_only_when_no_crash_opens_it_again(
+    make_stack: MakeStack, own_mariadb: PrivateMariaDB, own_mariadb_url: str
+) -> None:
+    async with make_stack(database_url=own_mariadb_url) as stack:
+        upload, database = await open_with_a_chunk(stack), stack.services.database
+        async with commits_under_way(database):
+            await Transactions(database).close(upload)
+        with paused_call("unlink") as pause:
+            visit = asyncio.create_task(stack.services.closers.tidy(upload.id))
+            assert await asyncio.to_thread(pause.reached.wait, 30)
+            crash(own_mariadb)
+        assert await visit
+        row = await database.read(lambda connection: queries.upload_by_id(connection, upload.id))
+        assert row is not None
+        assert row.state is State.CANCELLED
+
+
+async def rows_before(connection: Connection) -> list[tuple[Table, dict[str, Any]]]:
+    tables = (models.upload, models.user_info)
+    return [(table, dict((await connection.execute(select(table))).mappings().one())) for table in tables]
+
+
+async def write_back(connection: Connection, rows: list[tuple[Table, dict[str, Any]]]) -> None:
+    for table, row in rows:
+        await connection.execute(update(table).values(row))
