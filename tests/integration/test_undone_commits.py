@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Table, select, text, update
 
 from tests.conftest import MakeStack
+from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.faults import paused_call
 from tests.support.invariants import Account, checked_accounts
@@ -24,6 +25,8 @@ CHUNK = 64 * KIB
 CONTENT = Content(3 * CHUNK - 7)
 # A background thread of InnoDB may write the log just before the crash; hardly this often in a row.
 _ATTEMPTS = 8
+# So much later nothing is on its way any more, by the rules of the cleanup.
+_SETTLED_SECONDS = 2 * 3600.0
 
 
 @pytest.fixture
@@ -166,6 +169,25 @@ async def test_the_bytes_of_an_upload_go_only_when_no_crash_opens_it_again(
         row = await database.read(lambda connection: queries.upload_by_id(connection, upload.id))
         assert row is not None
         assert row.state is State.CANCELLED
+
+
+async def test_a_cleanup_removes_no_directory_of_an_upload_that_a_crash_opens_again(
+    make_stack: MakeStack, own_mariadb: PrivateMariaDB, own_mariadb_url: str
+) -> None:
+    clock = ManualClock()
+    async with make_stack(database_url=own_mariadb_url, clock=clock) as stack:
+        upload, database = await open_with_a_chunk(stack), stack.services.database
+        clock.advance(_SETTLED_SECONDS)
+        async with commits_under_way(database):
+            await Transactions(database).close(upload)
+        with paused_call("open", only=lambda path: path.name == "map") as pause:
+            cleaning = asyncio.create_task(stack.services.cleanup.clean(before="9999/12"))
+            assert await asyncio.to_thread(pause.reached.wait, 30)
+            crash(own_mariadb)
+        await cleaning
+        row = await database.read(lambda connection: queries.upload_by_id(connection, upload.id))
+        assert row is not None
+        assert (stack.data / upload.temp_path).exists() == (row.state is State.OPEN)
 
 
 async def rows_before(connection: Connection) -> list[tuple[Table, dict[str, Any]]]:
