@@ -177,21 +177,14 @@ class Openings:
                     connection, upload, max_open_uploads=self._settings.max_open_uploads
                 )
             )
-        except BaseException as error:
-            if not (isinstance(error, Unavailable) and await self._may_have_committed(upload)):
+        except Exception as error:
+            # An answer that was lost may hide a commit, even one that is still to come: the directory stays.
+            if not isinstance(error, Unavailable):
                 await self._storage.discard(upload)
             if isinstance(error, QuotaExceeded):
                 QUOTA_REFUSALS.inc()
             raise
         return made_at
-
-    async def _may_have_committed(self, upload: Upload) -> bool:
-        """Whether an answer that was lost may hide a commit: then the row stands, and its directory has to."""
-        try:
-            row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload.id))
-        except Unavailable:
-            return True
-        return row is not None
 
     def _refuse_early(self, opening: Opening, found: _Found) -> None:
         """Refuse what is sure to be refused before anything is written; the transaction decides."""

@@ -1,4 +1,5 @@
-"""Commits that others have read already when the database crashes, which then comes back without them (decision 0012)."""
+"""Commits that were read by others and then undone by a crash of the database (decision 0012), and one that was taken for
+lost and came after all. No bytes may go for the word of either."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -6,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Table, select, text, update
+from sqlalchemy import Table, make_url, select, text, update
 
 from tests.conftest import MakeStack
 from tests.support.clock import ManualClock
@@ -16,6 +17,7 @@ from tests.support.invariants import Account, checked_accounts
 from tests.support.rows import Transactions
 from tests.support.servers import PrivateMariaDB
 from tests.support.stack import Stack
+from tests.support.waiting import eventually
 from uploader.database import meta, models, queries, transactions
 from uploader.database.engine import Connection, Database
 from uploader.domain.upload import State, Upload
@@ -198,3 +200,63 @@ async def rows_before(connection: Connection) -> list[tuple[Table, dict[str, Any
 async def write_back(connection: Connection, rows: list[tuple[Table, dict[str, Any]]]) -> None:
     for table, row in rows:
         await connection.execute(update(table).values(row))
+
+
+class LateCommit:
+    """Between a server and its database: loses one connection at its commit, which arrives all the same, later."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._armed = False
+        self.arrives = asyncio.Event()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        async with await asyncio.start_server(self._serve, "127.0.0.1", 0) as listener:
+            yield listener.sockets[0].getsockname()[1]
+
+    def arm(self) -> None:
+        self._armed = True
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, commands = await asyncio.open_connection("127.0.0.1", self._port)
+        answering = asyncio.create_task(self._answer(answers, writer))
+        while command := await reader.read(1 << 16):
+            if self._armed and command.endswith(b"COMMIT"):
+                self._armed = False
+                writer.transport.abort()
+                await self.arrives.wait()
+            commands.write(command)
+        commands.close()
+        await answering
+
+    async def _answer(self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while answer := await answers.read(1 << 16):
+            if not writer.is_closing():
+                writer.write(answer)
+        writer.close()
+
+
+async def test_an_opening_whose_commit_arrives_after_its_connection_was_lost_has_a_place_for_its_bytes(
+    make_stack: MakeStack, mariadb_url: str
+) -> None:
+    url = make_url(mariadb_url)
+    assert url.port is not None
+    late = LateCommit(url.port)
+    async with late.listening() as port:
+        proxied = url.set(port=port).render_as_string(hide_password=False)
+        async with make_stack(database_url=proxied) as stack:
+            late.arm()
+            assert (await stack.open(CONTENT)).status_code == 503
+            late.arrives.set()
+
+            async def committed() -> bool:
+                return "alice" in await accounts_that_reserve(stack.services.database)
+
+            await eventually(committed)
+            assert (await stack.open(CONTENT)).status_code == 200
+            assert (await stack.upload(CONTENT)).status_code == 201
+
+
+async def accounts_that_reserve(database: Database) -> list[str]:
+    return [user for user, account in (await checked_accounts(database)).items() if account.reserved]
