@@ -99,7 +99,7 @@ class Auditor:
 
     def _on_disk(self, path: str) -> OnDisk:
         directory = self._data / path
-        return read_directory(directory) if directory.exists() else _NOTHING
+        return read_directory(directory) if (directory / "map").exists() else _NOTHING
 
     async def close(self) -> None:
         await self._database.close()

@@ -618,9 +618,23 @@ async def test_placing_a_blob_that_failed_at_any_call_can_be_repeated(
 
 async def test_removing_a_blob_is_repeatable(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
     await place_blob(storage, full)
-    await storage.remove_blob(CONTENT.sha256)
-    await storage.remove_blob(CONTENT.sha256)
+    found = await storage.find_blob(CONTENT.sha256)
+    assert found is not None
+    assert await storage.remove(found)
+    assert not await storage.remove(found)
     assert not blob_path(tmp_path, CONTENT.sha256).exists()
+    assert await storage.find_blob(CONTENT.sha256) is None
+
+
+async def test_a_blob_that_is_another_one_by_now_stays(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
+    await place_blob(storage, full)
+    found = await storage.find_blob(CONTENT.sha256)
+    assert found is not None
+    await asyncio.sleep(0.02)  # a tick of the kernel, which is as exact as its times are
+    other = Path(shutil.copy(blob_path(tmp_path, CONTENT.sha256), tmp_path / "other"))
+    other.replace(blob_path(tmp_path, CONTENT.sha256))
+    assert not await storage.remove(found)
+    assert blob_path(tmp_path, CONTENT.sha256).read_bytes() == CONTENT.data
 
 
 # Digests
@@ -810,7 +824,9 @@ async def test_no_symlink_in_blobs_is_followed(
     with suppress(StorageFailed):
         await place_blob(storage, full)
     with suppress(StorageFailed):
-        await storage.remove_blob(CONTENT.sha256)
+        found = await storage.find_blob(CONTENT.sha256)
+        assert found is not None  # the link itself
+        assert await storage.remove(found)
     assert _everything_under(outside) == before
     assert await left_open(storage, tmp_path) == []
 

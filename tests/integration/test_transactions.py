@@ -529,7 +529,9 @@ async def test_a_blob_whose_bytes_can_not_be_removed_stays_collectable(act: Tran
 
     with pytest.raises(UploaderError):
         await act.database.transact(
-            lambda connection: transactions.collect_blob(connection, file.sha256, sync=act.database.sync, remove=fail)
+            lambda connection: transactions.collect_blob(
+                connection, file.sha256, prepare=act.database.sync, remove=fail
+            )
         )
     assert await act.database.read(lambda connection: queries.blobs_without_refs(connection, 10)) == [file.sha256]
     assert await act.collect(file.sha256)

@@ -3,11 +3,11 @@ lost and came after all. No bytes may go for the word of either."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import pytest
-from sqlalchemy import Table, make_url, select, text, update
+from sqlalchemy import URL, Table, make_url, select, text, update
 
 from tests.conftest import MakeStack
 from tests.support.clock import ManualClock
@@ -17,8 +17,7 @@ from tests.support.invariants import Account, checked_accounts
 from tests.support.rows import Transactions
 from tests.support.servers import PrivateMariaDB
 from tests.support.stack import Stack
-from tests.support.waiting import eventually
-from uploader.database import meta, models, queries, transactions
+from uploader.database import meta, models, queries
 from uploader.database.engine import Connection, Database
 from uploader.domain.upload import State, Upload
 from uploader.errors import Unavailable
@@ -79,47 +78,31 @@ async def test_what_was_read_durably_survives_a_crash_and_what_was_read_may_not(
     raise AssertionError("this database undoes nothing that was read, so the test can't tell")
 
 
+@pytest.mark.parametrize("deleted", ["just now", "before"])
 async def test_a_content_goes_only_when_no_crash_brings_its_file_back(
-    own_mariadb: PrivateMariaDB, own_database: Database
+    make_stack: MakeStack, own_mariadb: PrivateMariaDB, own_mariadb_url: str, deleted: str
 ) -> None:
-    act = Transactions(own_database)
-    await act.create_user()
-    file = await act.upload_and_merge()
-    async with commits_under_way(own_database):
-        assert await act.delete(file)
-
-    async def remove() -> None:
-        crash(own_mariadb)
-
-    with pytest.raises(Unavailable):  # the commit after the removal
-        await own_database.transact(
-            lambda connection: transactions.collect_blob(connection, file.sha256, sync=own_database.sync, remove=remove)
-        )
-    assert await checked_accounts(own_database) == {"alice": Account()}
-    assert await own_database.read(lambda connection: queries.blobs_without_refs(connection, 10)) == [file.sha256]
-
-
-async def test_a_content_stays_if_the_database_crashes_between_the_look_and_the_removal(
-    own_mariadb: PrivateMariaDB, own_database: Database
-) -> None:
-    act = Transactions(own_database)
-    await act.create_user()
-    file = await act.upload_and_merge()
-    await act.delete(file)
-    removed: list[str] = []
-
-    async def crash_and_sync() -> None:
-        crash(own_mariadb)
-        await own_database.sync()
-
-    async def remove() -> None:
-        removed.append(file.sha256)
-
-    with pytest.raises(Unavailable):
-        await own_database.transact(
-            lambda connection: transactions.collect_blob(connection, file.sha256, sync=crash_and_sync, remove=remove)
-        )
-    assert removed == []
+    """The database crashes right before the bytes go, and before the last statement that comes before that."""
+    async with make_stack(database_url=own_mariadb_url) as stack:
+        services = stack.services
+        file_id = (await stack.upload(CONTENT)).json()["file"]["id"]
+        file = await services.files.get("alice", file_id)
+        async with commits_under_way(services.database) if deleted == "just now" else nullcontext():
+            assert await Transactions(services.database).delete(file)
+        call = "unlink" if deleted == "just now" else "stat"
+        with paused_call(call, only=lambda path: path.name == CONTENT.sha256) as pause:
+            collecting = asyncio.create_task(services.files.collect(CONTENT.sha256))
+            assert await asyncio.to_thread(pause.reached.wait, 30)
+            crash(own_mariadb)
+        with pytest.raises(Unavailable):  # from its commit, or from the statement
+            await collecting
+        assert bool(stack.bytes_on_disk()) == (deleted == "before")
+        assert await checked_accounts(services.database) == {"alice": Account()}
+        assert await services.database.read(lambda connection: queries.blobs_without_refs(connection, 10)) == [
+            file.sha256
+        ]
+        assert await services.files.collect_all() == 1
+        assert stack.bytes_on_disk() == []
 
 
 async def test_forty_contents_are_collected_at_once_over_fewer_connections(make_stack_on: MakeStack) -> None:
@@ -189,7 +172,28 @@ async def test_a_cleanup_removes_no_directory_of_an_upload_that_a_crash_opens_ag
         await cleaning
         row = await database.read(lambda connection: queries.upload_by_id(connection, upload.id))
         assert row is not None
-        assert (stack.data / upload.temp_path).exists() == (row.state is State.OPEN)
+        assert row.state is State.CANCELLED
+        assert not (stack.data / upload.temp_path).exists()
+
+
+@pytest.mark.parametrize("visitor", ["flusher", "closer"])
+async def test_redis_takes_for_flushed_what_no_crash_takes_back(
+    make_stack: MakeStack, own_mariadb: PrivateMariaDB, own_mariadb_url: str, visitor: str
+) -> None:
+    """One worker has flushed, and its commit is under way; another one looks what there is to flush."""
+    async with make_stack(database_url=own_mariadb_url, max_pending_bytes=1) as stack:
+        upload, services = await open_with_a_chunk(stack), stack.services
+        async with commits_under_way(services.database):
+            await Transactions(services.database).flush((upload, 0, CHUNK))
+        if visitor == "closer":
+            await services.closers.hydrate(upload)
+        else:
+            assert await services.flushing.flush_due(services.pending.flush_queues[0]) == 1
+        assert await services.pending.flush_queues[0].next_due() is None
+        crash(own_mariadb)
+        row = await services.database.read(lambda connection: queries.upload_by_id(connection, upload.id))
+        assert row is not None
+        assert row.flushed_bytes == CHUNK
 
 
 async def rows_before(connection: Connection) -> list[tuple[Table, dict[str, Any]]]:
@@ -205,21 +209,24 @@ async def write_back(connection: Connection, rows: list[tuple[Table, dict[str, A
 class LateCommit:
     """Between a server and its database: loses one connection at its commit, which arrives all the same, later."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, url: URL) -> None:
+        self._url = url
         self._armed = False
         self.arrives = asyncio.Event()
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
         async with await asyncio.start_server(self._serve, "127.0.0.1", 0) as listener:
-            yield listener.sockets[0].getsockname()[1]
+            try:
+                yield listener.sockets[0].getsockname()[1]
+            finally:
+                self.arrives.set()
 
     def arm(self) -> None:
         self._armed = True
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers, commands = await asyncio.open_connection("127.0.0.1", self._port)
+        answers, commands = await asyncio.open_connection(self._url.host, self._url.port or 3306)
         answering = asyncio.create_task(self._answer(answers, writer))
         while command := await reader.read(1 << 16):
             if self._armed and command.endswith(b"COMMIT"):
@@ -241,22 +248,12 @@ async def test_an_opening_whose_commit_arrives_after_its_connection_was_lost_has
     make_stack: MakeStack, mariadb_url: str
 ) -> None:
     url = make_url(mariadb_url)
-    assert url.port is not None
-    late = LateCommit(url.port)
+    late = LateCommit(url)
     async with late.listening() as port:
-        proxied = url.set(port=port).render_as_string(hide_password=False)
+        proxied = url.set(host="127.0.0.1", port=port).render_as_string(hide_password=False)
         async with make_stack(database_url=proxied) as stack:
             late.arm()
             assert (await stack.open(CONTENT)).status_code == 503
             late.arrives.set()
-
-            async def committed() -> bool:
-                return "alice" in await accounts_that_reserve(stack.services.database)
-
-            await eventually(committed)
-            assert (await stack.open(CONTENT)).status_code == 200
+            assert (await stack.open(CONTENT)).status_code == 200  # it waits for the row that is on its way
             assert (await stack.upload(CONTENT)).status_code == 201
-
-
-async def accounts_that_reserve(database: Database) -> list[str]:
-    return [user for user, account in (await checked_accounts(database)).items() if account.reserved]

@@ -24,6 +24,7 @@ _PROOFS = "tests/integration/test_proof_of_possession.py"
 _PROTOCOL = "http/protocol.py"
 _KEPT_FILES = "tests/integration/test_kept_files.py"
 _LIMITS = "tests/integration/test_limits.py"
+_UNCERTAIN = "tests/integration/test_uncertain_commits.py"
 
 
 @dataclass(frozen=True)
@@ -346,6 +347,26 @@ MUTANTS = (
         "answers that may stand still",
         (_PROTOCOL, "            self.transport.abort()\n\n    def untaken", "            return\n\n    def untaken"),
         tests=_LIMITS,
+    ),
+    _mutant(
+        "an upload that is tidied by what was read before its locks",
+        (_CLOSERS, "return await self._tidy_held(row, closer)", "return await self.clear(row, row.state, closer)"),
+        tests=_UNCERTAIN,
+    ),
+    _mutant(
+        "a content that goes while its file may come back",
+        ("service/files.py", "            await self._database.sync()\n", ""),
+        tests=_UNCERTAIN,
+    ),
+    _mutant(
+        "a flush that is acknowledged for a commit under way",
+        (_FLUSHING, "            await self._database.sync()\n", "            pass\n"),
+        tests=_UNCERTAIN,
+    ),
+    _mutant(
+        "a directory that goes while its row may come",
+        ("database/queries.py", ".with_for_update(nowait=True)", ""),
+        tests=_UNCERTAIN,
     ),
 )
 

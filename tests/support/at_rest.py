@@ -77,7 +77,7 @@ async def check_at_rest(
     rows = await database.read(_rows)
     on_disk = {}
     for upload_id, temp_path, _ in rows.open_uploads:
-        assert (data / temp_path).exists(), f"invariant 6: the directory of {upload_id}, which is open, is gone"
+        assert (data / temp_path / "map").exists(), f"invariant 6: the bytes of {upload_id}, which is open, are gone"
         on_disk[upload_id] = read_directory(data / temp_path)
     for upload_id, _, flushed in rows.open_uploads:
         disk = on_disk[upload_id]

@@ -117,5 +117,5 @@ class Transactions:
                 removed.append(sha256)
 
         return await self.database.transact(
-            lambda connection: transactions.collect_blob(connection, sha256, sync=self.database.sync, remove=remove)
+            lambda connection: transactions.collect_blob(connection, sha256, prepare=self.database.sync, remove=remove)
         )

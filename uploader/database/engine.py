@@ -5,16 +5,16 @@ Every transaction is a function of a connection, so that it can be run again who
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
+from uuid import uuid4
 
-from sqlalchemy import event
+from sqlalchemy import delete, event, insert
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from uploader.database import statements
+from uploader.database import models
 from uploader.database.sqlite import Sqlite, SqliteEngine, on_the_loop
 from uploader.errors import Unavailable
 
@@ -23,8 +23,9 @@ T = TypeVar("T")
 Connection = AsyncConnection
 Work = Callable[[AsyncConnection], Awaitable[T]]
 
-# Lock wait timeout and deadlock of MySQL and MariaDB: the whole transaction is to be run again.
-_MYSQL_RETRIED = frozenset({1205, 1213})
+# Lock wait timeout and deadlock of MySQL and MariaDB, and what MySQL says to NOWAIT (MariaDB: the first): the whole
+# transaction is to be run again.
+_MYSQL_RETRIED = frozenset({1205, 1213, 3572})
 _MYSQL_DUPLICATE = 1062
 # A value out of range, and a failed CHECK of MySQL and of MariaDB: the driver calls them operational, but waiting helps
 # none of them.
@@ -32,6 +33,8 @@ _MYSQL_BAD_FIGURES = frozenset({1690, 3819, 4025})
 # The code of a connection that was lost.
 _MYSQL_LOST = 2013
 _ATTEMPTS = 10
+_CONNECTIONS = 20
+_SYNCING_CONNECTIONS = 2
 # Longer than a lock wait of InnoDB (50 s), which has an error of its own.
 _READ_TIMEOUT_SECONDS = 60.0
 
@@ -47,8 +50,10 @@ class Database:
         """`read_timeout_seconds`: how long an answer may take, so that a server that hangs is given up."""
         self._sqlite = Sqlite(url) if url.startswith("sqlite") else None
         self.engine: AsyncEngine | SqliteEngine = (
-            self._sqlite.engine if self._sqlite else _create_mysql_engine(url, read_timeout_seconds)
+            self._sqlite.engine if self._sqlite else _create_mysql_engine(url, read_timeout_seconds, _CONNECTIONS)
         )
+        # Of its own: who syncs in the middle of a transaction must not wait for a connection that such another one has.
+        self._syncing = None if self._sqlite else _create_mysql_engine(url, read_timeout_seconds, _SYNCING_CONNECTIONS)
 
     async def transact(self, work: "Work[T]", *, alone: bool = False) -> T:
         """Run `work` in one transaction, again after a deadlock. Raises Duplicate, Unavailable, and what `work` raises.
@@ -56,20 +61,7 @@ class Database:
         It waits for the database and nothing else, but for what it was given by `outside`. `alone`: what others have
         written and not committed is not to be seen, because `work` does what can't be rolled back.
         """
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return await self._write(work, alone)
-            except IntegrityError as error:
-                if _is_duplicate(error):
-                    raise Duplicate(str(error.orig)) from error
-                raise
-            except (DBAPIError, PoolTimeoutError, OSError) as error:
-                if not _is_retried(error):
-                    raise _translated(error) from error
-                if attempt == _ATTEMPTS:
-                    raise Unavailable("The database is busy; nothing was acknowledged.") from error
-                await asyncio.sleep(random.uniform(0, 0.02 * attempt))  # noqa: S311 (jitter)
-        raise AssertionError("unreachable")
+        return await _tried_again(lambda: self._write(work, alone))
 
     async def _write(self, work: "Work[T]", alone: bool) -> T:
         if self._sqlite is not None:
@@ -105,15 +97,25 @@ class Database:
 
         async def read_and_write(connection: AsyncConnection) -> T:
             found = await work(connection)
-            await connection.execute(statements.WRITE_SOMETHING, {"value": str(time.time_ns())})
+            await _write_something(connection)
             return found
 
         return await self.transact(read_and_write)
 
     async def sync(self) -> None:
-        """Return once all that anybody could read when this began would survive a crash of the database server."""
-        if self._sqlite is None:
-            await self.read_durably(_nothing)
+        """Return once all that anybody could read when this began would survive a crash of the database server.
+
+        May be called in the middle of a transaction. Raises Unavailable.
+        """
+        if self._syncing is None:
+            return
+        syncing = self._syncing
+
+        async def write() -> None:
+            async with syncing.begin() as connection:
+                await _write_something(connection)
+
+        await _tried_again(write)
 
     def outside(self, work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
         """`work`, which waits for something else, as a transaction may call it."""
@@ -124,18 +126,42 @@ class Database:
             await self._sqlite.close()
         else:
             await self.engine.dispose()
+        if self._syncing is not None:
+            await self._syncing.dispose()
 
 
-async def _nothing(_connection: AsyncConnection) -> None:
-    pass
+async def _tried_again(attempt: Callable[[], Awaitable[T]]) -> T:
+    """A transaction, again after a deadlock."""
+    for number in range(1, _ATTEMPTS + 1):
+        try:
+            return await attempt()
+        except IntegrityError as error:
+            if _is_duplicate(error):
+                raise Duplicate(str(error.orig)) from error
+            raise
+        except (DBAPIError, PoolTimeoutError, OSError) as error:
+            if not _is_retried(error):
+                raise _translated(error) from error
+            if number == _ATTEMPTS:
+                raise Unavailable("The database is busy; nothing was acknowledged.") from error
+            await asyncio.sleep(random.uniform(0, 0.02 * number))  # noqa: S311 (jitter)
+    raise AssertionError("unreachable")
 
 
-def _create_mysql_engine(url: str, read_timeout_seconds: float | None) -> AsyncEngine:
+async def _write_something(connection: AsyncConnection) -> None:
+    """For what its commit makes durable: a row that nobody sees, and that nobody waits for."""
+    name = f"written {uuid4().hex}"
+    await connection.execute(insert(models.meta).values(name=name, value=""))
+    await connection.execute(delete(models.meta).where(models.meta.c.name == name))
+
+
+def _create_mysql_engine(url: str, read_timeout_seconds: float | None, connections: int) -> AsyncEngine:
+    """`connections`: how many at most; half of them are kept."""
     engine = create_async_engine(
         url,
         isolation_level="READ COMMITTED",
-        pool_size=10,
-        max_overflow=10,
+        pool_size=connections // 2,
+        max_overflow=connections // 2,
         pool_timeout=10,
         pool_pre_ping=True,
         pool_recycle=1800,

@@ -82,6 +82,12 @@ async def upload_by_id(connection: AsyncConnection, upload_id: str, *, lock: boo
     return None if row is None else _upload_of(row)
 
 
+async def is_inserted(connection: AsyncConnection, upload_id: str) -> bool:
+    """Whether an upload has a row; an error that is retried while a transaction that inserts one has not ended."""
+    query = select(models.upload.c.id).where(models.upload.c.id == upload_id).with_for_update(nowait=True)
+    return (await connection.execute(query)).first() is not None
+
+
 async def uploads_by_id(connection: AsyncConnection, upload_ids: list[str]) -> dict[str, Upload]:
     """Those of `upload_ids` that have a row."""
     query = _UPLOAD.where(models.upload.c.id.in_(upload_ids))

@@ -4,7 +4,7 @@ from sqlalchemy import BigInteger, BindParameter, bindparam, insert, select, upd
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-from uploader.database.models import blob, file, meta, upload, user_info
+from uploader.database.models import blob, file, upload, user_info
 
 
 def _bytes(name: str) -> BindParameter[int]:
@@ -39,10 +39,3 @@ ADD_REF = {
     "mysql": mysql_insert(blob).on_duplicate_key_update(**_MORE),
 }
 REFS = select(blob.c.refs).where(blob.c.sha256 == bindparam("sha256"))
-
-# For what its commit makes durable: a row of its own, and never with the value that it has.
-WRITE_SOMETHING = (
-    mysql_insert(meta)
-    .values(name="written", value=bindparam("value"))
-    .on_duplicate_key_update(value=bindparam("value"))
-)

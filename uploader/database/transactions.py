@@ -313,19 +313,20 @@ async def collect_blob(
     connection: AsyncConnection,
     sha256: str,
     *,
-    sync: Callable[[], Awaitable[None]],
+    prepare: Callable[[], Awaitable[None]],
     remove: Callable[[], Awaitable[None]],
 ) -> bool:
     """Remove a blob without refs, its bytes before the commit: a row without bytes is mended by the next merge, bytes
     without a row by nobody. False if it is in use or gone.
 
-    `sync` makes durable that it has no refs. The statement after it fails if the database is another one by then.
+    `prepare` makes durable that it has no refs. If the database crashed meanwhile, this connection is gone and the
+    statement after it fails.
     """
     blobs = models.blob.c
     query = select(blobs.refs).where(blobs.sha256 == sha256).with_for_update()
     if (await connection.execute(query)).scalar() != 0:
         return False
-    await sync()
+    await prepare()
     await connection.execute(delete(models.blob).where(blobs.sha256 == sha256))
     await remove()
     crash_point("collect.after_unlink")

@@ -168,8 +168,7 @@ class _Run:
             return True
 
     async def _remove_directory(self, found: Found) -> bool:
-        """Remove what no open upload has; the row is asked for again, as it may have come or gone since the batch, and so
-        that it stays what it is (decision 0012)."""
+        """Remove what no open upload has; the row is asked for again, durably: it may have come or gone since the batch."""
         row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, found.name))
         if row is not None and row.state is State.OPEN:
             return False

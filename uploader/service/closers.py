@@ -134,11 +134,11 @@ class Closers:
             return await self.clear(row, row.state, None)
 
     async def _tidy_held(self, upload: Upload, closer: Closer) -> bool:
-        """`upload` was closed when it was read. Whose commit that was may not have been told so yet, and the database may
-        have crashed since: then it is open. What is read here stays."""
+        """`upload` was read as closed, perhaps before that commit was durable, and a crash of the database may have undone
+        it since (decision 0012). So it is read again, durably."""
         row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
         if row is not None and row.state is State.OPEN:
-            with suppress(NotOpen):
+            with suppress(Gone, NotOpen):
                 await self._hydrate_held(row, closer)
             return False
         closed = row or upload
@@ -172,7 +172,8 @@ class Closers:
         chunk_map = await self._read_held(upload, closer)  # which may renew the generation
         for _ in range(_HYDRATE_ATTEMPTS):
             era = (await self._pending.read(upload.id)).era
-            row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload.id))
+            # Durably: what Redis holds to be flushed is flushed by nobody else.
+            row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
             if row is None or row.state is not State.OPEN:
                 raise NotOpen(upload.id)
             figures = await self._pending.hydrate(

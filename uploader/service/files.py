@@ -1,7 +1,5 @@
 """The use cases of finished files: list, rename, delete, download; and the caller's accounts."""
 
-import asyncio
-
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
@@ -9,11 +7,8 @@ from uploader.domain.quota import Usage
 from uploader.domain.upload import File
 from uploader.errors import FileNotFound, InvalidRequest, NameTaken, StorageFailed, UploaderError
 from uploader.service.ids import is_id
-from uploader.storage.base import Blob, Gone, Storage
+from uploader.storage.base import Blob, Found, Gone, Storage
 from uploader.tasks import uninterrupted
-
-# Each takes two connections, the second while it has the first: all of the pool must never be first ones.
-_COLLECTED_AT_ONCE = 4
 
 
 class Files:
@@ -22,7 +17,6 @@ class Files:
     def __init__(self, database: Database, storage: Storage) -> None:
         self._database = database
         self._storage = storage
-        self._collecting = asyncio.Semaphore(_COLLECTED_AT_ONCE)
 
     async def list(
         self, user_id: str, *, limit: int, after: str | None, prefix: str | None
@@ -78,14 +72,22 @@ class Files:
         return await uninterrupted(self._collect(sha256))
 
     async def _collect(self, sha256: str) -> bool:
-        remove = self._database.outside(lambda: self._storage.remove_blob(sha256))
-        async with self._collecting:
-            return await self._database.transact(
-                lambda connection: transactions.collect_blob(
-                    connection, sha256, sync=self._database.sync, remove=remove
-                ),
-                alone=True,
-            )
+        found: Found | None = None
+
+        async def prepare() -> None:
+            nonlocal found
+            await self._database.sync()
+            found = await self._storage.find_blob(sha256)
+
+        async def remove() -> None:
+            # If the lock of the row was lost since, these may be the bytes of a merge by now; then they have changed.
+            if found is not None:
+                await self._storage.remove(found)
+
+        steps = {"prepare": self._database.outside(prepare), "remove": self._database.outside(remove)}
+        return await self._database.transact(
+            lambda connection: transactions.collect_blob(connection, sha256, **steps), alone=True
+        )
 
     async def collect_all(self, limit: int = 1000) -> int:
         """Remove blobs without refs; returns how many."""

@@ -40,6 +40,8 @@ from uploader.settings import Settings
 from uploader.storage.base import Gone, Storage
 from uploader.tasks import uninterrupted
 
+# Raised by the transaction of an opening before its commit.
+_ROLLED_BACK = (Duplicate, Lost, QuotaExceeded, TooManyUploads)
 _TOO_FAST = "This upload is changing too fast, or its bytes can't be found; try again."
 
 
@@ -178,13 +180,20 @@ class Openings:
                 )
             )
         except Exception as error:
-            # An answer that was lost may hide a commit, even one that is still to come: the directory stays.
-            if not isinstance(error, Unavailable):
+            if isinstance(error, _ROLLED_BACK) or not await self._may_have_committed(upload):
                 await self._storage.discard(upload)
             if isinstance(error, QuotaExceeded):
                 QUOTA_REFUSALS.inc()
             raise
         return made_at
+
+    async def _may_have_committed(self, upload: Upload) -> bool:
+        """Whether an answer that was lost may hide a commit, even one that is still to come: then the row has to find its
+        directory."""
+        try:
+            return await self._database.transact(lambda connection: queries.is_inserted(connection, upload.id))
+        except Unavailable:
+            return True
 
     def _refuse_early(self, opening: Opening, found: _Found) -> None:
         """Refuse what is sure to be refused before anything is written; the transaction decides."""

@@ -5,7 +5,7 @@ A second implementation (S3, where a chunk is a part) would be another module be
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from uploader.domain.upload import Upload
@@ -48,8 +48,8 @@ class Found:
     path: str
     # When anything about it last changed, in seconds since the epoch: the ctime, which nobody can set.
     changed_at: float
-    # What its removal gives back.
-    disk_bytes: int
+    # What its removal gives back; what is written back to the disk may still change it.
+    disk_bytes: int = field(compare=False)
 
     @property
     def name(self) -> str:
@@ -188,8 +188,8 @@ class Storage(Protocol):
         """The SHA-256 of a blob's bytes as they are read from the disk now, in lower-case hexadecimal; None if there are
         none. `pace` is told the bytes of every read, in a thread, and may sleep. Raises StorageFailed, Stopping."""
 
-    async def remove_blob(self, sha256: str) -> None:
-        """Remove a blob's bytes. Repeatable. The caller holds the lock of its row."""
+    async def find_blob(self, sha256: str) -> Found | None:
+        """A blob's bytes, to `remove` them. The caller holds the lock of its row."""
 
     async def months(self) -> list[str]:
         """The months that have a directory in temp, such as `2026/11`, the oldest first."""

@@ -84,20 +84,16 @@ class Blobs:
             disk.close(descriptor)
         return digest.hexdigest()
 
-    def remove(self, sha256: str) -> None:
-        """Repeatable."""
-        try:
-            with self._directory(sha256) as directory:
-                directory.unlink(sha256)
-        except FileNotFoundError:
-            return
-
     def _directory(self, sha256: str) -> Directory:
         return self._root.enter(f"blobs/{_fan_out(sha256)}")
 
     def _make(self, sha256: str) -> Directory:
         with self._root.enter("blobs") as top:
             return top.make(_fan_out(sha256))
+
+
+def blob_path(sha256: str) -> str:
+    return f"blobs/{_fan_out(sha256)}/{sha256}"
 
 
 def _fan_out(sha256: str) -> str:

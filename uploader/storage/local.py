@@ -27,7 +27,7 @@ from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable
 from uploader.storage import chunkmap, digests, disk, temp, walking
 from uploader.storage.base import Body, Digests, Found, Gone, Space, Stopping
-from uploader.storage.blobs import Blobs
+from uploader.storage.blobs import Blobs, blob_path
 from uploader.storage.chunkfiles import ChunkFiles, HeldRecord
 from uploader.storage.digests import DigestFiles
 from uploader.storage.frontier import Frontiers
@@ -303,8 +303,8 @@ class LocalStorage:
     async def hash_blob(self, sha256: str, pace: Callable[[int], None]) -> str | None:
         return await self._in_pool(self._hashing, self.blobs.hash, sha256, pace)
 
-    async def remove_blob(self, sha256: str) -> None:
-        await self.in_thread(self.blobs.remove, sha256)
+    async def find_blob(self, sha256: str) -> Found | None:
+        return await self.in_thread(walking.look, self._root, blob_path(sha256))
 
     # Walking
 
