@@ -228,22 +228,6 @@ def test_segments_of_both_sizes_together_are_no_more_than_the_budget() -> None:
             segments.give_back(taken.pop())
 
 
-def huge_pages_are_asked_for() -> bool:
-    """For a mapping of this process (`hg` of VmFlags, proc_pid_smaps(5))."""
-    lines = Path("/proc/self/smaps").read_text().splitlines()
-    return any("hg" in line.split() for line in lines if line.startswith("VmFlags:"))
-
-
-def test_large_segments_are_huge_pages_where_the_kernel_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    segments = Segments(64 * MIB)
-    taken = segments.take(segments.large_bytes)
-    assert huge_pages_are_asked_for() or not Path("/sys/kernel/mm/transparent_hugepage").exists()
-    segments.give_back(taken)
-    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999)  # which no kernel knows
-    other = Segments(64 * MIB)
-    other.take(other.large_bytes)[-1] = 1
-
-
 async def test_a_body_that_is_cancelled_while_its_file_is_opened_leaves_no_descriptor(
     storage: LocalStorage, tmp_path: Path
 ) -> None:

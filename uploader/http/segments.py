@@ -6,10 +6,8 @@ Owns the segments that are free. How many there may be is their takers' business
 
 import mmap
 from collections import defaultdict
-from contextlib import suppress
 
-# A huge page of x86-64 and of arm64: one entry of the processor's table for what are 512 otherwise.
-_LARGE_BYTES = 2 << 20
+_LARGE_BYTES = 1 << 20
 # So that a user's share of a small budget is more than one of them.
 _MIN_LARGE = 16
 # Of a body that has only begun there is little to hold, and many may begin at once.
@@ -44,8 +42,5 @@ class Segments:
                 self._made_bytes -= len(free.pop())
         # Private, so that the kernel joins neighbours: it bounds the mappings of a process, and shared ones stay apart.
         made = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if size_bytes >= _LARGE_BYTES:
-            with suppress(OSError):  # a kernel without them
-                made.madvise(mmap.MADV_HUGEPAGE)
         self._made_bytes += size_bytes
         return memoryview(made)
