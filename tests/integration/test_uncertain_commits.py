@@ -206,19 +206,22 @@ async def write_back(connection: Connection, rows: list[tuple[Table, dict[str, A
         await connection.execute(update(table).values(row))
 
 
-class LateCommit:
-    """Between a server and its database: loses one connection at its commit, which arrives all the same, later."""
+class LostCommit:
+    """Between a server and its database: loses one connection at its commit, which arrives all the same, later; or never."""
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, *, comes: bool) -> None:
         self._url = url
+        self._comes = comes
         self._armed = False
         self.arrives = asyncio.Event()
 
     @asynccontextmanager
-    async def listening(self) -> AsyncIterator[int]:
+    async def listening(self) -> AsyncIterator[str]:
+        """The URL of the database by this way."""
         async with await asyncio.start_server(self._serve, "127.0.0.1", 0) as listener:
             try:
-                yield listener.sockets[0].getsockname()[1]
+                here = self._url.set(host="127.0.0.1", port=listener.sockets[0].getsockname()[1])
+                yield here.render_as_string(hide_password=False)
             finally:
                 self.arrives.set()
 
@@ -232,6 +235,8 @@ class LateCommit:
             if self._armed and command.endswith(b"COMMIT"):
                 self._armed = False
                 writer.transport.abort()
+                if not self._comes:
+                    break
                 await self.arrives.wait()
             commands.write(command)
         commands.close()
@@ -247,13 +252,20 @@ class LateCommit:
 async def test_an_opening_whose_commit_arrives_after_its_connection_was_lost_has_a_place_for_its_bytes(
     make_stack: MakeStack, mariadb_url: str
 ) -> None:
-    url = make_url(mariadb_url)
-    late = LateCommit(url)
-    async with late.listening() as port:
-        proxied = url.set(host="127.0.0.1", port=port).render_as_string(hide_password=False)
-        async with make_stack(database_url=proxied) as stack:
-            late.arm()
-            assert (await stack.open(CONTENT)).status_code == 503
-            late.arrives.set()
-            assert (await stack.open(CONTENT)).status_code == 200  # it waits for the row that is on its way
-            assert (await stack.upload(CONTENT)).status_code == 201
+    late = LostCommit(make_url(mariadb_url), comes=True)
+    async with late.listening() as url, make_stack(database_url=url) as stack:
+        late.arm()
+        assert (await stack.open(CONTENT)).status_code == 503
+        late.arrives.set()
+        assert (await stack.open(CONTENT)).status_code == 200  # it waits for the row that is on its way
+        assert (await stack.upload(CONTENT)).status_code == 201
+
+
+async def test_an_opening_whose_commit_never_arrives_leaves_nothing(make_stack: MakeStack, mariadb_url: str) -> None:
+    lost = LostCommit(make_url(mariadb_url), comes=False)
+    async with lost.listening() as url, make_stack(database_url=url) as stack:
+        lost.arm()
+        assert (await stack.open(CONTENT)).status_code == 503
+        assert stack.bytes_on_disk() == []
+        assert await checked_accounts(stack.services.database) == {"alice": Account()}
+        assert (await stack.open(CONTENT)).status_code == 201

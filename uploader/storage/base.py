@@ -189,7 +189,7 @@ class Storage(Protocol):
         none. `pace` is told the bytes of every read, in a thread, and may sleep. Raises StorageFailed, Stopping."""
 
     async def find_blob(self, sha256: str) -> Found | None:
-        """A blob's bytes, to `remove` them. The caller holds the lock of its row."""
+        """A blob's bytes, to `remove` them; None if there are none. The caller holds the lock of its row."""
 
     async def months(self) -> list[str]:
         """The months that have a directory in temp, such as `2026/11`, the oldest first."""
