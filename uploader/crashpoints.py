@@ -9,6 +9,7 @@ import os
 import signal
 
 NAMES = (
+    "migrate.after_statement",
     "directory.after_mkdir",
     "owner.after_token_file",
     "user.after_commit",

@@ -1,13 +1,12 @@
 """`usage_daily` holds one row of totals a day. Nothing has ever written to the table that it replaces.
 
-MySQL commits with every statement: what a crash interrupted can be run again.
-
 Revision: 0002
 """
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects.mysql import DATETIME
+
+from uploader.database import ddl
 
 revision = "0002"
 down_revision = "0001"
@@ -38,22 +37,22 @@ def figure(name: str) -> sa.Column[int]:
 
 
 def upgrade() -> None:
-    op.drop_table("usage_daily", if_exists=True)
-    op.create_table(
+    if "user_id" in ddl.columns("usage_daily"):
+        ddl.drop_table("usage_daily")
+    ddl.create_table(
         "usage_daily",
         sa.Column("day", sa.Date, primary_key=True),
         sa.Column("taken_at", MOMENT, nullable=False),
         *map(figure, FIGURES),
-        mysql_engine="InnoDB",
     )
 
 
 def downgrade() -> None:
-    op.drop_table("usage_daily", if_exists=True)
-    op.create_table(
+    if "taken_at" in ddl.columns("usage_daily"):
+        ddl.drop_table("usage_daily")
+    ddl.create_table(
         "usage_daily",
         sa.Column("day", sa.Date, primary_key=True),
         sa.Column("user_id", sa.VARBINARY(255).with_variant(sa.LargeBinary(), "sqlite"), primary_key=True),
         *map(figure, FIGURES_OF_USERS),
-        mysql_engine="InnoDB",
     )

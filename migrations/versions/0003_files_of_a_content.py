@@ -3,7 +3,7 @@
 Revision: 0003
 """
 
-from alembic import op
+from uploader.database import ddl
 
 revision = "0003"
 down_revision = "0002"
@@ -12,8 +12,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.create_index("ix_file_sha256", "file", ["sha256"], if_not_exists=True)
+    ddl.create_index("ix_file_sha256", "file", "sha256")
 
 
 def downgrade() -> None:
-    op.drop_index("ix_file_sha256", "file")
+    ddl.drop_index("ix_file_sha256", "file")

@@ -38,13 +38,14 @@ def run_to_end(
     *,
     cwd: Path | None = None,
     stdin: str = "",
+    program: Sequence[str | Path] = (UPLOADER,),
     timeout_seconds: float,
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command in this environment to its end. Raises subprocess.TimeoutExpired."""
     with TemporaryFile("w+") as given, TemporaryFile("w+") as stdout, TemporaryFile("w+") as stderr:
         given.write(stdin)
         given.seek(0)
-        process = forkserver.start([UPLOADER, *arguments], environment, [given, stdout, stderr], cwd)
+        process = forkserver.start([*program, *arguments], environment, [given, stdout, stderr], cwd)
         try:
             code = process.wait(timeout=timeout_seconds)
         finally:

@@ -140,7 +140,7 @@ async def _tried_again(attempt: Callable[[], Awaitable[T]]) -> T:
                 raise Duplicate(str(error.orig)) from error
             raise
         except (DBAPIError, PoolTimeoutError, OSError) as error:
-            if not _is_retried(error):
+            if not is_retried(error):
                 raise _translated(error) from error
             if number == _ATTEMPTS:
                 raise Unavailable("The database is busy; nothing was acknowledged.") from error
@@ -189,7 +189,8 @@ def _is_duplicate(error: IntegrityError) -> bool:
     return _code(error) == _MYSQL_DUPLICATE or "UNIQUE constraint failed" in str(error.orig)
 
 
-def _is_retried(error: Exception) -> bool:
+def is_retried(error: Exception) -> bool:
+    """Whether its whole transaction is to be run again."""
     return _code(error) in _MYSQL_RETRIED
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, inspect, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 import uploader
-from uploader.database.engine import Database
+from uploader.database.engine import Database, is_retried
 from uploader.errors import ConfigurationError, Unavailable
 
 _LOCK_TIMEOUT_SECONDS = 120
@@ -64,7 +65,10 @@ async def upgrade(database: Database, revision: str = "head") -> None:
 
 
 async def downgrade(database: Database, revision: str) -> None:
-    """Migrate down to `revision`; `base` is an empty database."""
+    """Migrate down to `revision`; `base` is an empty database. One that was interrupted is to be run again, not an upgrade.
+
+    Raises ConfigurationError, Unavailable.
+    """
 
     async def run(connection: AsyncConnection) -> None:
         await connection.run_sync(_run_alembic, "downgrade", revision)
@@ -90,6 +94,11 @@ def _run_alembic(connection: Connection, direction: str, revision: str) -> None:
             raise Unavailable("Another migration is running.")
     try:
         verb(config, revision)
+    except DBAPIError as error:
+        if connection.invalidated or is_retried(error):
+            raise  # the engine knows what to do
+        raise ConfigurationError(f"the database refuses a migration: {error.orig}") from error
     finally:
-        if locks:
+        # With the connection the lock is lost.
+        if locks and not connection.invalidated:
             connection.execute(text("SELECT RELEASE_LOCK('uploader_migrate')"))
