@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from tests.support.browser import chromium_path, running_chromium
 from tests.support.clock import ManualClock
-from tests.support.servers import PrivateMariaDB, PrivateRedis, mariadb_is_here
+from tests.support.servers import PRIVATE_DATABASES, PrivateDatabase, PrivateRedis, mariadb_is_here, mysql_is_here
 from tests.support.stack import Stack, running_stack
 from uploader.database import migrate, models
 from uploader.database.engine import Database
@@ -30,7 +30,9 @@ def _missing() -> dict[str, Callable[[pytest.Item], bool]]:
     """What is not installed here, and which tests need it."""
     missing: dict[str, Callable[[pytest.Item], bool]] = {}
     if not mariadb_is_here():
-        missing["MariaDB"] = _needs_mariadb
+        missing["MariaDB"] = partial(_needs_database, "mariadb")
+    if not mysql_is_here():
+        missing["MySQL"] = partial(_needs_database, "mysql")
     if chromium_path() is None:
         missing["Chromium"] = _needs_chromium
     return missing
@@ -43,7 +45,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without MariaDB or Chromium their tests are left out, loudly; in CI they stay and fail."""
+    """Without MariaDB, MySQL or Chromium their tests are left out, loudly; in CI they stay and fail."""
     if os.environ.get("CI") == "true":
         return
     needs = _missing().values()
@@ -58,10 +60,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(_LOUD.format(name), red=True, bold=True)
 
 
-def _needs_mariadb(item: pytest.Item) -> bool:
+def _needs_database(kind: str, item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
-    parametrized = callspec is not None and any("mariadb" in str(value) for value in callspec.params.values())
-    return parametrized or any("mariadb" in name for name in getattr(item, "fixturenames", ()))
+    parametrized = callspec is not None and any(kind in str(value) for value in callspec.params.values())
+    return parametrized or any(kind in name for name in getattr(item, "fixturenames", ()))
 
 
 def _needs_chromium(item: pytest.Item) -> bool:
@@ -114,18 +116,24 @@ def own_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
 
 
 @pytest.fixture(scope="session")
-def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateMariaDB]:
-    """A MariaDB of this worker's own, which the tests may fill with databases."""
-    server = PrivateMariaDB(tmp_path_factory.mktemp("mariadb")).start()
-    yield server
-    server.stop()
+def mariadb_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A URL of a MariaDB in which the tests may make databases: the given one, or a private one of this worker's own."""
+    yield from _server_url("mariadb", os.environ.get("UPLOADER_TEST_DATABASE_URL"), tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
-def mariadb_server_url(request: pytest.FixtureRequest) -> str:
-    """A URL of the given MariaDB or MySQL, or of a private one; its user may make databases."""
-    given = os.environ.get("UPLOADER_TEST_DATABASE_URL")
-    return given or request.getfixturevalue("mariadb").url("mysql")
+def mysql_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same of a MySQL."""
+    yield from _server_url("mysql", os.environ.get("UPLOADER_TEST_MYSQL_URL"), tmp_path_factory)
+
+
+def _server_url(kind: str, given: str | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if given:
+        yield given
+        return
+    server = PRIVATE_DATABASES[kind](tmp_path_factory.mktemp(kind)).start()
+    yield server.url("mysql")
+    server.stop()
 
 
 async def _create_database(server_url: str, name: str) -> str:
@@ -145,10 +153,26 @@ async def blank_mariadb_url(mariadb_server_url: str, worker_number: int) -> str:
     return await _create_database(mariadb_server_url, f"uploader_blank_{worker_number}")
 
 
+@pytest.fixture
+async def blank_mysql_url(mysql_server_url: str, worker_number: int) -> str:
+    """The same on MySQL."""
+    return await _create_database(mysql_server_url, f"uploader_blank_{worker_number}")
+
+
 @pytest.fixture(scope="session")
 async def mariadb_template(mariadb_server_url: str, worker_number: int) -> str:
     """A migrated database on MariaDB; `mariadb_url` empties it before each test."""
-    url = await _create_database(mariadb_server_url, f"uploader_test_{worker_number}")
+    return await _migrated(mariadb_server_url, f"uploader_test_{worker_number}")
+
+
+@pytest.fixture(scope="session")
+async def mysql_template(mysql_server_url: str, worker_number: int) -> str:
+    """The same on MySQL."""
+    return await _migrated(mysql_server_url, f"uploader_test_{worker_number}")
+
+
+async def _migrated(server_url: str, name: str) -> str:
+    url = await _create_database(server_url, name)
     database = Database(url)
     await migrate.upgrade(database)
     await database.close()
@@ -176,36 +200,39 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
 @pytest.fixture
 async def mariadb_url(mariadb_template: str) -> str:
     """A migrated, empty MariaDB database."""
-    database = Database(mariadb_template)
+    return await _emptied(mariadb_template)
+
+
+@pytest.fixture
+async def mysql_url(mysql_template: str) -> str:
+    """A migrated, empty MySQL database."""
+    return await _emptied(mysql_template)
+
+
+async def _emptied(url: str) -> str:
+    database = Database(url)
     async with database.engine.begin() as connection:
         for table in reversed(models.metadata.sorted_tables):
             await connection.execute(table.delete())
     await database.close()
-    return mariadb_template
+    return url
 
 
-@pytest.fixture
-def own_mariadb(tmp_path: Path) -> Iterator[PrivateMariaDB]:
-    """A MariaDB that the test may kill."""
-    server = PrivateMariaDB(tmp_path / "own-mariadb").start()
+@pytest.fixture(params=PRIVATE_DATABASES)
+def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PrivateDatabase]:
+    """A MariaDB, and then a MySQL, that the test may kill."""
+    server = PRIVATE_DATABASES[request.param](tmp_path / "own-server").start()
     yield server
     server.stop()
 
 
 @pytest.fixture
-async def own_mariadb_url(own_mariadb: PrivateMariaDB) -> str:
+async def own_server_url(own_server: PrivateDatabase) -> str:
     """A migrated database on it."""
-    server = Database(own_mariadb.url("mysql"))
-    async with server.engine.connect() as connection:
-        await connection.execute(text("CREATE DATABASE uploader"))
-    await server.close()
-    database = Database(own_mariadb.url("uploader"))
-    await migrate.upgrade(database)
-    await database.close()
-    return own_mariadb.url("uploader")
+    return await _migrated(own_server.url("mysql"), "uploader")
 
 
-@pytest.fixture(params=["sqlite", "mariadb"])
+@pytest.fixture(params=["sqlite", *PRIVATE_DATABASES])
 def database_url(request: pytest.FixtureRequest) -> str:
     """A migrated, empty database: the test runs once on each kind."""
     url: str = request.getfixturevalue(f"{request.param}_url")

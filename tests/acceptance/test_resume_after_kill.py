@@ -64,16 +64,25 @@ def embedded(tmp_path: Path) -> Installation:
     return Installation(data, f"sqlite:///{data / 'uploader.db'}", _settings(data))
 
 
-@pytest.fixture
-def external(tmp_path: Path, mariadb_url: str, own_redis: PrivateRedis) -> Installation:
+def _external(tmp_path: Path, database_url: str, redis: PrivateRedis) -> Installation:
     data = tmp_path / "data"
-    settings = _settings(data, DATABASE_URL=mariadb_url, REDIS_URL=own_redis.url)
-    return Installation(data, mariadb_url, settings, ("--workers", "2", "--no-jobs"), start_worker=True)
+    settings = _settings(data, DATABASE_URL=database_url, REDIS_URL=redis.url)
+    return Installation(data, database_url, settings, ("--workers", "2", "--no-jobs"), start_worker=True)
 
 
-@pytest.fixture(params=["embedded", "external-mariadb"])
+@pytest.fixture
+def mariadb(tmp_path: Path, mariadb_url: str, own_redis: PrivateRedis) -> Installation:
+    return _external(tmp_path, mariadb_url, own_redis)
+
+
+@pytest.fixture
+def mysql(tmp_path: Path, mysql_url: str, own_redis: PrivateRedis) -> Installation:
+    return _external(tmp_path, mysql_url, own_redis)
+
+
+@pytest.fixture(params=["embedded", "mariadb", "mysql"])
 def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
-    made: Installation = request.getfixturevalue(request.param.partition("-")[0])
+    made: Installation = request.getfixturevalue(request.param)
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: _end_all(made))
         yield made

@@ -18,7 +18,7 @@ from tests.support.content import KIB, Content
 from tests.support.faults import failing_call
 from tests.support.invariants import Account, Shape, check_pending, checked_accounts
 from tests.support.rows import NOW
-from tests.support.servers import PrivateMariaDB, PrivateRedis
+from tests.support.servers import PrivateDatabase, PrivateRedis
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
 from uploader.accounting.pending import UploadQueue
@@ -487,16 +487,16 @@ async def test_asking_after_a_loss_of_redis_brings_what_is_pending_back(make_sta
 
 
 async def test_the_database_is_killed_and_started_in_the_middle_of_an_upload(
-    make_stack: MakeStack, own_mariadb: PrivateMariaDB, own_mariadb_url: str
+    make_stack: MakeStack, own_server: PrivateDatabase, own_server_url: str
 ) -> None:
-    async with make_stack(database_url=own_mariadb_url, jobs=True, **QUICK) as stack:
+    async with make_stack(database_url=own_server_url, jobs=True, **QUICK) as stack:
         await open_with_chunks(stack, 0)
-        own_mariadb.kill()
+        own_server.kill()
         for number in (1, 2, 3):
             acknowledged = await stack.put(CONTENT, number)
             assert (acknowledged.status_code, acknowledged.json()["received_bytes"]) == (200, (number + 1) * CHUNK)
         assert (await stack.put(CONTENT, 4)).status_code == 503
-        own_mariadb.start()
+        own_server.start()
 
         async def merged() -> bool:
             answer = await stack.client.get(f"/files/{CONTENT.md5}")

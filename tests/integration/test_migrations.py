@@ -1,4 +1,4 @@
-"""The migrations on both kinds of database: up, down, twice at once, and against the models."""
+"""The migrations on every kind of database: up, down, twice at once, and against the models."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,12 +25,12 @@ BYTE_COLUMNS = [
 ]
 
 
-@pytest.fixture(params=["sqlite", "mariadb"])
+@pytest.fixture(params=["sqlite", "mariadb", "mysql"])
 def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database without tables."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'empty.db'}"
-    url: str = request.getfixturevalue("blank_mariadb_url")
+    url: str = request.getfixturevalue(f"blank_{request.param}_url")
     return url
 
 

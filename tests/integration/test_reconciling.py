@@ -537,13 +537,13 @@ async def test_the_job_reports_each_drift_as_a_warning_and_counts_them(
     assert job.as_job().first_delay_seconds == 3600, "not amid the work that an outage leaves"
 
 
-@pytest.fixture(params=["embedded", "mariadb"])
+@pytest.fixture(params=["embedded", "mariadb", "mysql"])
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     """An installation, by its settings."""
     made = {"DATA": str(tmp_path / "data"), "FREE_SPACE_FLOOR": "0"}
     if request.param == "embedded":
         return made
-    names = {"DATABASE_URL": "mariadb_url", "REDIS_URL": "redis_url"}
+    names = {"DATABASE_URL": f"{request.param}_url", "REDIS_URL": "redis_url"}
     return made | {name: request.getfixturevalue(fixture) for name, fixture in names.items()}
 
 

@@ -15,7 +15,7 @@ from tests.support.content import KIB, Content
 from tests.support.faults import paused_call
 from tests.support.invariants import Account, checked_accounts
 from tests.support.rows import Transactions
-from tests.support.servers import PrivateMariaDB
+from tests.support.servers import PrivateDatabase
 from tests.support.stack import Stack
 from uploader.database import meta, models, queries
 from uploader.database.engine import Connection, Database
@@ -31,8 +31,8 @@ _SETTLED_SECONDS = 2 * 3600.0
 
 
 @pytest.fixture
-async def own_database(own_mariadb_url: str) -> AsyncIterator[Database]:
-    database = Database(own_mariadb_url)
+async def own_database(own_server_url: str) -> AsyncIterator[Database]:
+    database = Database(own_server_url)
     yield database
     await database.close()
 
@@ -51,39 +51,39 @@ async def _set(database: Database, **variables: int) -> None:
             await connection.execute(text(f"SET GLOBAL {name} = {value}"))
 
 
-def crash(mariadb: PrivateMariaDB) -> None:
-    mariadb.kill()
-    mariadb.start()
+def crash(server: PrivateDatabase) -> None:
+    server.kill()
+    server.start()
 
 
 async def fact_after_a_crash(
-    database: Database, mariadb: PrivateMariaDB, name: str, read: Callable[..., Awaitable[str | None]]
+    database: Database, server: PrivateDatabase, name: str, read: Callable[..., Awaitable[str | None]]
 ) -> str | None:
     """A fact whose commit is under way, which `read` sees before the crash: what is there after it."""
     async with commits_under_way(database):
         await database.transact(lambda connection: meta.replace_fact(connection, name, "there"))
     assert await read(lambda connection: meta.fact(connection, name)) == "there"
-    crash(mariadb)
+    crash(server)
     return await database.read(lambda connection: meta.fact(connection, name))
 
 
 async def test_what_was_read_durably_survives_a_crash_and_what_was_read_may_not(
-    own_mariadb: PrivateMariaDB, own_database: Database
+    own_server: PrivateDatabase, own_database: Database
 ) -> None:
-    survived = await fact_after_a_crash(own_database, own_mariadb, "durably", own_database.read_durably)
+    survived = await fact_after_a_crash(own_database, own_server, "durably", own_database.read_durably)
     assert survived == "there"
     for attempt in range(_ATTEMPTS):
-        if await fact_after_a_crash(own_database, own_mariadb, f"read {attempt}", own_database.read) is None:
+        if await fact_after_a_crash(own_database, own_server, f"read {attempt}", own_database.read) is None:
             return
     raise AssertionError("this database undoes nothing that was read, so the test can't tell")
 
 
 @pytest.mark.parametrize("deleted", ["just now", "before"])
 async def test_a_content_goes_only_when_no_crash_brings_its_file_back(
-    make_stack: MakeStack, own_mariadb: PrivateMariaDB, own_mariadb_url: str, deleted: str
+    make_stack: MakeStack, own_server: PrivateDatabase, own_server_url: str, deleted: str
 ) -> None:
     """The database crashes right before the bytes go, and before the last statement that comes before that."""
-    async with make_stack(database_url=own_mariadb_url) as stack:
+    async with make_stack(database_url=own_server_url) as stack:
         services = stack.services
         file_id = (await stack.upload(CONTENT)).json()["file"]["id"]
         file = await services.files.get("alice", file_id)
@@ -93,7 +93,7 @@ async def test_a_content_goes_only_when_no_crash_brings_its_file_back(
         with paused_call(call, only=lambda path: path.name == CONTENT.sha256) as pause:
             collecting = asyncio.create_task(services.files.collect(CONTENT.sha256))
             assert await asyncio.to_thread(pause.reached.wait, 30)
-            crash(own_mariadb)
+            crash(own_server)
         with pytest.raises(Unavailable):  # from its commit, or from the statement
             await collecting
         assert bool(stack.bytes_on_disk()) == (deleted == "before")
@@ -140,16 +140,16 @@ async def test_an_upload_whose_close_was_undone_keeps_its_bytes(make_stack_on: M
 
 
 async def test_the_bytes_of_an_upload_go_only_when_no_crash_opens_it_again(
-    make_stack: MakeStack, own_mariadb: PrivateMariaDB, own_mariadb_url: str
+    make_stack: MakeStack, own_server: PrivateDatabase, own_server_url: str
 ) -> None:
-    async with make_stack(database_url=own_mariadb_url) as stack:
+    async with make_stack(database_url=own_server_url) as stack:
         upload, database = await open_with_a_chunk(stack), stack.services.database
         async with commits_under_way(database):
             await Transactions(database).close(upload)
         with paused_call("unlink") as pause:
             visit = asyncio.create_task(stack.services.closers.tidy(upload.id))
             assert await asyncio.to_thread(pause.reached.wait, 30)
-            crash(own_mariadb)
+            crash(own_server)
         assert await visit
         row = await database.read(lambda connection: queries.upload_by_id(connection, upload.id))
         assert row is not None
@@ -157,10 +157,10 @@ async def test_the_bytes_of_an_upload_go_only_when_no_crash_opens_it_again(
 
 
 async def test_a_cleanup_removes_no_directory_of_an_upload_that_a_crash_opens_again(
-    make_stack: MakeStack, own_mariadb: PrivateMariaDB, own_mariadb_url: str
+    make_stack: MakeStack, own_server: PrivateDatabase, own_server_url: str
 ) -> None:
     clock = ManualClock()
-    async with make_stack(database_url=own_mariadb_url, clock=clock) as stack:
+    async with make_stack(database_url=own_server_url, clock=clock) as stack:
         upload, database = await open_with_a_chunk(stack), stack.services.database
         clock.advance(_SETTLED_SECONDS)
         async with commits_under_way(database):
@@ -168,7 +168,7 @@ async def test_a_cleanup_removes_no_directory_of_an_upload_that_a_crash_opens_ag
         with paused_call("open", only=lambda path: path.name == "map") as pause:
             cleaning = asyncio.create_task(stack.services.cleanup.clean(before="9999/12"))
             assert await asyncio.to_thread(pause.reached.wait, 30)
-            crash(own_mariadb)
+            crash(own_server)
         await cleaning
         row = await database.read(lambda connection: queries.upload_by_id(connection, upload.id))
         assert row is not None
@@ -178,10 +178,10 @@ async def test_a_cleanup_removes_no_directory_of_an_upload_that_a_crash_opens_ag
 
 @pytest.mark.parametrize("visitor", ["flusher", "closer"])
 async def test_redis_takes_for_flushed_what_no_crash_takes_back(
-    make_stack: MakeStack, own_mariadb: PrivateMariaDB, own_mariadb_url: str, visitor: str
+    make_stack: MakeStack, own_server: PrivateDatabase, own_server_url: str, visitor: str
 ) -> None:
     """One worker has flushed, and its commit is under way; another one looks what there is to flush."""
-    async with make_stack(database_url=own_mariadb_url, max_pending_bytes=1) as stack:
+    async with make_stack(database_url=own_server_url, max_pending_bytes=1) as stack:
         upload, services = await open_with_a_chunk(stack), stack.services
         async with commits_under_way(services.database):
             await Transactions(services.database).flush((upload, 0, CHUNK))
@@ -190,7 +190,7 @@ async def test_redis_takes_for_flushed_what_no_crash_takes_back(
         else:
             assert await services.flushing.flush_due(services.pending.flush_queues[0]) == 1
         assert await services.pending.flush_queues[0].next_due() is None
-        crash(own_mariadb)
+        crash(own_server)
         row = await services.database.read(lambda connection: queries.upload_by_id(connection, upload.id))
         assert row is not None
         assert row.flushed_bytes == CHUNK

@@ -1,16 +1,20 @@
-"""Private servers: a real Valkey and a real MariaDB in directories of their own, ended with the tests."""
+"""Private servers: a real Valkey, MariaDB and MySQL in directories of their own, ended with the tests."""
 
 import os
 import shutil
 import socket
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 from uploader.embedded import end_with_parent, find_binary
 
 _START_TIMEOUT_SECONDS = 30.0
+# Where tests/run unpacks it.
+UNPACKED_MYSQL = Path(__file__).parents[2] / ".mysql"
 
 
 class PrivateRedis:
@@ -77,8 +81,11 @@ class PrivateRedis:
         return sorted(self._directory.glob("appendonlydir/*.incr.aof"))
 
 
-class PrivateMariaDB:
-    """A MariaDB on a Unix socket and a TCP port of its own."""
+class PrivateDatabase(ABC):
+    """A MariaDB or MySQL on a socket and a TCP port of its own. It can be killed and started again on the same files."""
+
+    product: str
+    _user: str  # who may do everything; with a password after a colon, if there is one
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -86,30 +93,32 @@ class PrivateMariaDB:
         self.port = free_port()
 
     def url(self, database: str) -> str:
-        return f"mysql+asyncmy://root@127.0.0.1:{self.port}/{database}?charset=utf8mb4"
+        return f"mysql+asyncmy://{self._user}@127.0.0.1:{self.port}/{database}?charset=utf8mb4"
 
-    def start(self) -> "PrivateMariaDB":
+    def start(self) -> Self:
         data = self._directory / "data"
         # A directory of its own: a server that starts removes the temporary tables of another one from a shared one.
         temporary = self._directory / "tmp"
         temporary.mkdir(parents=True, exist_ok=True)
         if not data.exists():
-            data.mkdir()
-            install = [_program("mariadb-install-db"), "--no-defaults", f"--datadir={data}", "--skip-test-db"]
-            install += ["--auth-root-authentication-method=normal", "--skip-name-resolve"]
-            environment = os.environ | {"TMPDIR": str(temporary)}
-            subprocess.run(install, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        arguments = [_program("mariadbd"), "--no-defaults", f"--datadir={data}", f"--pid-file={data / 'pid'}"]
+            self._initialize(data, os.environ | {"TMPDIR": str(temporary)})
+        arguments = [*self._server(), f"--datadir={data}", f"--pid-file={data / 'pid'}", f"--tmpdir={temporary}"]
         arguments += [f"--socket={self._directory / 's'}", f"--port={self.port}", "--bind-address=127.0.0.1"]
         arguments += ["--innodb-buffer-pool-size=64M", "--max-connections=200", "--skip-name-resolve"]
-        arguments += [f"--log-error={self._directory / 'err'}", f"--tmpdir={temporary}"]
-        if os.getuid() == 0:
-            arguments.append("--user=root")
+        arguments += [f"--log-error={self._directory / 'err'}"]
         self._process = subprocess.Popen(
             arguments, preexec_fn=end_with_parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        _wait(lambda: _accepts(self.port), "MariaDB")
+        _wait(lambda: _accepts(self.port), self.product)
         return self
+
+    @abstractmethod
+    def _initialize(self, data: Path, environment: dict[str, str]) -> None:
+        """Fill the data directory of a new server."""
+
+    @abstractmethod
+    def _server(self) -> list[str]:
+        """The server's program, and what it needs to be told anywhere."""
 
     def kill(self) -> None:
         assert self._process is not None
@@ -122,9 +131,68 @@ class PrivateMariaDB:
             self._process.wait()
 
 
+class PrivateMariaDB(PrivateDatabase):
+    """A MariaDB, as Debian installs it."""
+
+    product = "MariaDB"
+    _user = "root"
+
+    def _initialize(self, data: Path, environment: dict[str, str]) -> None:
+        data.mkdir()
+        install = [_program("mariadb-install-db"), "--no-defaults", f"--datadir={data}", "--skip-test-db"]
+        install += ["--auth-root-authentication-method=normal", "--skip-name-resolve"]
+        _run_quietly(install, environment)
+
+    def _server(self) -> list[str]:
+        return [_program("mariadbd"), "--no-defaults", *_as_root()]
+
+
+class PrivateMySQL(PrivateDatabase):
+    """A genuine MySQL, as `tests/support/unpack-mysql` brings it; its user has a password, as everywhere."""
+
+    product = "MySQL"
+    _user = "uploader:password"
+
+    def _initialize(self, data: Path, environment: dict[str, str]) -> None:
+        users = self._directory / "users.sql"
+        users.write_text(
+            "CREATE USER 'uploader'@'%' IDENTIFIED BY 'password';\nGRANT ALL ON *.* TO 'uploader'@'%' WITH GRANT OPTION;\n"
+        )
+        data.mkdir(mode=0o700)
+        _run_quietly(
+            [*self._server(), "--initialize-insecure", f"--datadir={data}", f"--init-file={users}"], environment
+        )
+
+    def _server(self) -> list[str]:
+        # Its own loader and libraries: it was built for another release of Debian than this one.
+        (loader,) = (UNPACKED_MYSQL / "usr").glob("lib*/ld-linux-*.so.*")
+        (libraries,) = (UNPACKED_MYSQL / "usr/lib").glob("*-linux-gnu")
+        shared = UNPACKED_MYSQL / "usr/share/mysql"
+        program = [str(loader), "--library-path", str(libraries), str(UNPACKED_MYSQL / "usr/sbin/mysqld")]
+        program += ["--no-defaults", f"--basedir={UNPACKED_MYSQL / 'usr'}", f"--lc-messages-dir={shared}"]
+        program += [f"--character-sets-dir={shared / 'charsets'}", "--secure-file-priv=", "--mysqlx=OFF"]
+        return [*program, *_as_root()]
+
+
+PRIVATE_DATABASES: dict[str, type[PrivateDatabase]] = {"mariadb": PrivateMariaDB, "mysql": PrivateMySQL}
+
+
 def mariadb_is_here() -> bool:
     """Whether tests on MariaDB can run: a server is named, or its binaries are installed."""
     return bool(os.environ.get("UPLOADER_TEST_DATABASE_URL")) or _find("mariadbd") is not None
+
+
+def mysql_is_here() -> bool:
+    """Whether tests on MySQL can run: a server is named, or it was unpacked."""
+    return bool(os.environ.get("UPLOADER_TEST_MYSQL_URL")) or UNPACKED_MYSQL.is_dir()
+
+
+def _as_root() -> list[str]:
+    return ["--user=root"] if os.getuid() == 0 else []
+
+
+def _run_quietly(command: list[str], environment: dict[str, str]) -> None:
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def free_port() -> int:
