@@ -61,6 +61,57 @@ def test_cleanup_and_reset_beside_a_running_server(tmp_path: Path) -> None:
             assert (usage["use_space_unfinished"], usage["reserved"]) == (0, 0)
 
 
+def test_what_no_row_names_is_told_and_goes_only_with_yes(tmp_path: Path) -> None:
+    """The database is deleted, then found again."""
+    data, later = tmp_path / "data", tmp_path / "two hours"
+    later.write_text("7200")
+    settings = {"DATA": str(data), "FREE_SPACE_FLOOR": "0"}
+    server = Server(tmp_path / "server.log", settings)
+    with ended(server):
+        headers = {"Authorization": f"Bearer {(data / 'owner.token').read_text().strip()}"}
+        with httpx2.Client(base_url=server.url, headers=headers) as client:
+            path = f"/files/{CONTENT.md5}"
+            body = {"name": CONTENT.name, "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
+            client.post(path, json=body)
+            for number in range(CONTENT.chunk_count):
+                client.put(f"{path}/chunks/{number}", content=CONTENT.chunk(number))
+            assert client.get(path).json()["state"] == "complete"
+        assert server.stop() == 0
+    blob = data / "blobs" / CONTENT.sha256[:2] / CONTENT.sha256[2:4] / CONTENT.sha256
+    for file in data.glob("uploader.db*"):
+        file.rename(tmp_path / file.name)
+    settings["TEST_CLOCK"] = str(later)
+    kept = "kept, because no row names them: 1 blobs, 0 directories with chunks, "
+
+    for arguments in (("cleanup", "--dry-run"), ("cleanup",)):
+        told = run_cli(settings, *arguments)
+        assert (told.returncode, told.stderr) == (0, "")
+        assert kept in told.stdout
+        assert "--yes removes them" in told.stdout
+    found = run_cli(settings, "reconcile")
+    assert found.returncode == 1
+    assert f"stray-blob of {CONTENT.sha256}: expected nothing, actual {CONTENT.size}\n" in found.stdout
+    assert blob.read_bytes() == CONTENT.data
+
+    for file in data.glob("uploader.db*"):
+        file.unlink()
+    for file in tmp_path.glob("uploader.db*"):
+        file.rename(data / file.name)
+    assert kept not in run_cli(settings, "cleanup", "--yes").stdout
+    assert blob.read_bytes() == CONTENT.data
+    assert run_cli(settings, "reconcile").returncode == 0
+
+    for file in data.glob("uploader.db*"):
+        file.unlink()
+    told = run_cli(settings, "cleanup", "--yes", "--dry-run")
+    assert "blobs without a row would be removed: 1\n" in told.stdout
+    assert blob.exists()
+    removed = run_cli(settings, "cleanup", "--yes")
+    assert (removed.returncode, removed.stderr) == (0, "")
+    assert "blobs without a row removed: 1\n" in removed.stdout
+    assert not blob.exists()
+
+
 def test_without_a_server_the_commands_bring_their_own_engine(tmp_path: Path) -> None:
     settings = {"DATA": str(tmp_path / "data")}
     for arguments in (("cleanup",), ("cleanup", "--dry-run"), ("reset-unfinished", "--yes")):

@@ -99,6 +99,8 @@ SERVERS = {
     "close": ("instant.after_commit", "close.after_commit"),
 }
 CLEANUPS = ("tidy.after_forget", "remove.after_unlink", "month.after_rmdir", "stray.after_unlink")
+# In tests/acceptance/test_interrupted_migrations.py, where there are databases that commit with each statement.
+MIGRATION = "migrate.after_statement"
 REPAIR, RESETS = "repair.after_commit", ("reset.after_key", "reset.after_keys")
 # After these there may be a directory in temp that nobody asks for any more: it goes when it is an hour old. Jobs die
 # whatever the client is doing at that moment, so also while it opens an upload.
@@ -316,8 +318,8 @@ async def test_a_cleanup_that_dies_is_ended_by_the_next(installation: Installati
     later.write_text("7200")
     installation.settings["TEST_CLOCK"] = str(later)
     for armed in CLEANUPS:
-        await installation.die_running(armed, "cleanup")
-    assert run_cli(installation.settings, "cleanup").returncode == 0
+        await installation.die_running(armed, "cleanup", "--yes")
+    assert run_cli(installation.settings, "cleanup", "--yes").returncode == 0
     assert not [path for name in ("temp", "blobs") for path in (installation.data / name).rglob("*") if path.is_file()]
     assert not any(directory.parent.exists() for directory in directories)
     async with installation.database.engine.connect() as connection:
@@ -341,5 +343,5 @@ async def test_a_repair_and_a_reset_that_die_are_ended_by_the_next(installation:
 
 
 def test_every_crash_point_is_passed() -> None:
-    armed = [*CLEANUPS, REPAIR, *RESETS, *(name for names in SERVERS.values() for name in names)]
+    armed = [MIGRATION, *CLEANUPS, REPAIR, *RESETS, *(name for names in SERVERS.values() for name in names)]
     assert {name.partition(":")[0] for name in armed} == set(NAMES)

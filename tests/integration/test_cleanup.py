@@ -4,6 +4,7 @@ import asyncio
 import errno
 import logging
 import os
+import shutil
 from collections.abc import Coroutine
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed
 from uploader.jobs.cleanup import Cleaner
 from uploader.service.cleanup import Cleaned
+from uploader.service.findings import Kind
 from uploader.service.ids import new_id
 from uploader.storage.local import LocalStorage
 
@@ -339,7 +341,9 @@ async def test_two_cleanups_at_once_give_everything_back_once(make_stack_on: Mak
             (stack.data / "blobs" / sha256[:2] / sha256[:2]).mkdir(parents=True)
             (stack.data / "blobs" / sha256[:2] / sha256[:2] / sha256).write_bytes(b"0")
         clock.advance(40 * DAY + 2 * HOUR)
-        both = await asyncio.gather(*(stack.services.cleanup.clean(idle_seconds=DAY) for _ in range(2)))
+        both = await asyncio.gather(
+            *(stack.services.cleanup.clean(idle_seconds=DAY, remove_strays=True) for _ in range(2))
+        )
         assert sum(cleaned.expired_uploads for cleaned in both) == 6
         assert sum(cleaned.directories for cleaned in both) == 6
         assert sum(cleaned.blobs for cleaned in both) == 6
@@ -369,12 +373,12 @@ async def test_a_dry_run_changes_nothing_and_says_what_a_cleanup_does(
         await stack.services.storage.drain()  # or the digests are saved between the two looks
 
         before = (everything(stack), await rows(stack), await stack.services.redis.keys("*"))
-        told = await stack.services.cleanup.clean(idle_seconds=DAY, dry_run=True)
+        told = await stack.services.cleanup.clean(idle_seconds=DAY, remove_strays=True, dry_run=True)
         after = (everything(stack), await rows(stack), await stack.services.redis.keys("*"))
         assert before == after
         assert (told.expired_uploads, told.directories, told.blobs, told.left) == (1, 2, 1, 0)
         assert told.disk_bytes >= 2 * CONTENT.chunk_size + 8192
-        assert await stack.services.cleanup.clean(idle_seconds=DAY) == told
+        assert await stack.services.cleanup.clean(idle_seconds=DAY, remove_strays=True) == told
         assert (await stack.put(Content(CONTENT.size, seed=1), 1)).status_code == 200
 
 
@@ -444,7 +448,89 @@ async def test_a_directory_that_changed_since_the_walk_stays(tmp_path: Path) -> 
     storage.close()
 
 
-# Blobs without a row
+# What no row names
+
+
+async def test_nothing_is_removed_for_a_database_that_does_not_name_it(
+    make_stack: MakeStack, clock: ManualClock, sqlite_template: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another database, as after a forgotten setting: it is reported, and the right one finds everything again."""
+    forgotten = tmp_path / "forgotten.db"
+    shutil.copy(sqlite_template, forgotten)
+    contents = [Content(1000 + seed, seed=seed, name=f"{seed}.bin") for seed in range(21)]
+    async with make_stack(clock=clock) as stack:
+        for content in contents:
+            assert (await stack.upload(content)).status_code == 201
+        await open_with_chunks(stack, 0)
+    clock.advance(40 * DAY + 2 * HOUR)
+    async with make_stack(clock=clock, database_url=f"sqlite:///{forgotten}") as stack:
+        before = everything(stack)
+        for _ in range(2):
+            await Cleaner(stack.services.cleanup, clock).run_once()
+        assert everything(stack) == before
+        warned = [record for record in caplog.records if record.levelno == logging.WARNING and "kept" in record.message]
+        facts = [(record.blobs, record.directories, record.remove_by) for record in warned]  # type: ignore[attr-defined]
+        assert facts == [(21, 1, "uploader cleanup --yes")] * 2
+        found = await stack.services.reconciling.reconcile()
+        strays = {(drift.subject, drift.actual) for drift in found.drifts if drift.kind is Kind.STRAY_BLOB}
+        assert strays == {(content.sha256, content.size) for content in contents}
+    caplog.clear()
+    async with make_stack(clock=clock) as stack:
+        await Cleaner(stack.services.cleanup, clock).run_once()
+        assert [record for record in caplog.records if "kept" in record.message] == []
+        assert (await stack.services.reconciling.reconcile()).drifts == []
+        for file in (await stack.client.get("/me/files")).json()["files"]:
+            downloaded = await stack.client.get(f"/me/files/{file['id']}/content")
+            assert downloaded.content == contents[int(file["name"].removesuffix(".bin"))].data
+        assert [(await stack.put(CONTENT, number)).status_code for number in (1, 2)] == [200, 201]
+
+
+@pytest.mark.parametrize("damaged", [0, 8, 60, 127])
+async def test_chunks_of_an_upload_without_a_row_stay_until_somebody_says_that_they_may_go(
+    make_stack: MakeStack, clock: ManualClock, damaged: int
+) -> None:
+    async with make_stack(clock=clock) as stack:
+        kept, gone = await open_with_chunks(stack, 2), await open_with_chunks(stack, content=Content(1000, seed=1))
+        with (stack.data / kept.temp_path / "map").open("r+b") as damage:
+            damage.seek(damaged)
+            damage.write(b"\xff")
+        async with stack.services.database.engine.begin() as connection:
+            await connection.execute(models.upload.delete())
+        clock.advance(40 * DAY + 2 * HOUR)
+        cleaned = await stack.services.cleanup.clean()
+        assert (cleaned.directories, cleaned.stray_directories, cleaned.stray_blobs) == (1, 1, 0)
+        assert cleaned.stray_bytes >= len(CONTENT.chunk(2))
+        assert (stack.data / kept.temp_path / "map").exists()
+        assert not (stack.data / gone.temp_path).exists()
+        for dry_run in (True, False):
+            cleaned = await stack.services.cleanup.clean(remove_strays=True, dry_run=dry_run)
+            assert (cleaned.directories, cleaned.stray_directories, cleaned.stray_bytes) == (1, 0, 0)
+        assert list((stack.data / "temp").iterdir()) == []
+
+
+async def test_bytes_without_a_row_are_counted_and_those_on_their_way_to_a_blob_go(
+    make_stack_on: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack_on(clock=clock) as stack:
+        upload = await place_stray_blob(stack)
+        stray = blob_path(stack.data, CONTENT.sha256)
+        own = stray.with_name(f"{CONTENT.sha256}.{upload.id}")
+        own.write_bytes(bytes(4096))
+        assert (await stack.client.delete(f"/files/{CONTENT.md5}")).status_code == 204
+        clock.advance(40 * DAY)
+        assert await stack.services.cleanup.clean() == Cleaned()
+        assert (await stack.services.reconciling.reconcile()).drifts == []
+        clock.advance(2 * HOUR)
+        cleaned = await stack.services.cleanup.clean()
+        assert (cleaned.blobs, cleaned.stray_blobs, cleaned.left) == (1, 1, 0)
+        assert cleaned.stray_bytes >= CONTENT.size
+        assert stack.bytes_on_disk() == [stray]
+        found = await stack.services.reconciling.reconcile(repair=True)
+        assert [(drift.kind, drift.subject) for drift in found.drifts] == [(Kind.STRAY_BLOB, CONTENT.sha256)]
+        assert found.repaired == 0
+        # The same content again finds a place.
+        assert (await stack.upload(CONTENT)).status_code == 201
+        assert (await stack.services.reconciling.reconcile()).drifts == []
 
 
 async def test_bytes_without_a_row_go_after_an_hour_and_those_with_one_stay(
@@ -458,9 +544,9 @@ async def test_bytes_without_a_row_go_after_an_hour_and_those_with_one_stay(
         own.write_bytes(bytes(4096))
         assert (await stack.client.delete(f"/files/{CONTENT.md5}")).status_code == 204
         clock.advance(40 * DAY)
-        assert await stack.services.cleanup.clean() == Cleaned()
+        assert await stack.services.cleanup.clean(remove_strays=True) == Cleaned()
         clock.advance(2 * HOUR)
-        cleaned = await stack.services.cleanup.clean()
+        cleaned = await stack.services.cleanup.clean(remove_strays=True)
         assert (cleaned.blobs, cleaned.directories, cleaned.left) == (2, 0, 0)
         assert cleaned.disk_bytes >= CONTENT.size + 4096
         assert [path.name for path in stack.bytes_on_disk()] == [kept.sha256]
@@ -486,7 +572,7 @@ async def test_a_merge_waits_for_the_removal_of_its_stray_blob_and_places_its_ow
         clock.advance(40 * DAY + 2 * HOUR)
         blob = blob_path(stack.data, CONTENT.sha256)
         with paused_call("unlink", only=lambda path: path == blob) as pause:
-            cleaning = await while_paused(pause, stack.services.cleanup.clean())
+            cleaning = await while_paused(pause, stack.services.cleanup.clean(remove_strays=True))
             merging = asyncio.create_task(stack.services.merging.wait(upload.id))
             assert await still_waits(merging)
             pause.go_on.set()
@@ -505,7 +591,7 @@ async def test_a_merge_that_commits_after_the_look_keeps_its_blob(make_stack_on:
         first.write_bytes(b"0")
         clock.advance(40 * DAY + 2 * HOUR)
         with paused_call("unlink", only=lambda path: path == first) as pause:
-            cleaning = await while_paused(pause, stack.services.cleanup.clean())
+            cleaning = await while_paused(pause, stack.services.cleanup.clean(remove_strays=True))
             await stack.services.merging.wait(upload.id)
             pause.go_on.set()
             cleaned = await cleaning
@@ -523,10 +609,10 @@ async def test_a_stray_blob_that_the_disk_keeps_is_left_and_no_row_stays(
         stray.write_bytes(b"0")
         clock.advance(40 * DAY + 2 * HOUR)
         with failing_call("unlink", errno.EIO) as fault:
-            assert await stack.services.cleanup.clean() == Cleaned(left=1)
+            assert await stack.services.cleanup.clean(remove_strays=True) == Cleaned(left=1)
         assert fault.hits == 1
         assert (await rows(stack))[1] == []
-        assert (await stack.services.cleanup.clean()).blobs == 1
+        assert (await stack.services.cleanup.clean(remove_strays=True)).blobs == 1
         assert (await rows(stack))[1] == []
 
 
@@ -537,7 +623,7 @@ async def test_a_merge_and_cleanups_race_and_the_file_is_whole_every_time(
         contents = [Content(1000 + seed, seed=seed, chunk_size=64 * KIB) for seed in range(8)]
         uploads = [await place_stray_blob(stack, content) for content in contents]
         clock.advance(40 * DAY + 2 * HOUR)
-        cleaning = [stack.services.cleanup.clean() for _ in range(2)]
+        cleaning = [stack.services.cleanup.clean(remove_strays=True) for _ in range(2)]
         merging = [stack.services.merging.wait(upload.id) for upload in uploads]
         await asyncio.gather(*merging, *cleaning)
         for content in contents:

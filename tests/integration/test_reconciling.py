@@ -91,9 +91,10 @@ async def scene(make_stack_on: MakeStack, monkeypatch: pytest.MonkeyPatch) -> As
         await _flush(stack, opened)
         await stack.open(WHOLE)
         whole = await _upload(stack, WHOLE)
-        stack.services.storage.stop()  # no merge ends from here on
+        stack.services.storage.stop()  # so that the last chunk leaves the merge undone
         for number in range(3):
             await stack.put(WHOLE, number)
+        stack.services.storage._stopping.clear()
         yield Scene(stack, opened, whole)
 
 
@@ -535,6 +536,23 @@ async def test_the_job_reports_each_drift_as_a_warning_and_counts_them(
     await job.run_once()
     assert (_gauge(), caplog.records) == (0, [])
     assert job.as_job().first_delay_seconds == 3600, "not amid the work that an outage leaves"
+
+
+async def test_the_job_floods_no_log_and_ends_with_its_process(
+    scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uploader.jobs.reconciler._MAX_LINES", 1)
+    job = Reconciler(scene.stack.services.reconciling)
+    await _refs(scene)
+    await _reserved(scene)
+    with caplog.at_level(logging.WARNING, "uploader.jobs.reconciler"):
+        await job.run_once()
+    assert [record.getMessage() for record in caplog.records] == ["drift", "more drifts"]
+    assert caplog.records[1].drifts == 2  # type: ignore[attr-defined]
+    scene.stack.services.storage.stop()
+    caplog.clear()
+    await job.run_once()
+    assert (_gauge(), caplog.records) == (2, [])
 
 
 @pytest.fixture(params=["embedded", "mariadb", "mysql"])

@@ -151,13 +151,11 @@ class PrivateMySQL(PrivateDatabase):
     """A genuine MySQL, as `tests/support/unpack-mysql` brings it; its user has a password, as everywhere."""
 
     product = "MySQL"
-    _user = "uploader:password"
+    _user = "tests:password"
 
     def _initialize(self, data: Path, environment: dict[str, str]) -> None:
         users = self._directory / "users.sql"
-        users.write_text(
-            "CREATE USER 'uploader'@'%' IDENTIFIED BY 'password';\nGRANT ALL ON *.* TO 'uploader'@'%' WITH GRANT OPTION;\n"
-        )
+        users.write_text("CREATE USER tests IDENTIFIED BY 'password';\nGRANT ALL ON *.* TO tests WITH GRANT OPTION;\n")
         data.mkdir(mode=0o700)
         _run_quietly(
             [*self._server(), "--initialize-insecure", f"--datadir={data}", f"--init-file={users}"], environment

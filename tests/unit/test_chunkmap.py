@@ -55,6 +55,17 @@ def test_anything_but_the_mark_is_absent(record: bytes) -> None:
     assert not chunkmap.is_present(record)
 
 
+@given(st.sets(st.integers(0, 19)), st.binary(max_size=chunkmap.RECORDS_OFFSET))
+def test_chunks_are_seen_whatever_the_header_says(present: set[int], damage: bytes) -> None:
+    content = damage + a_map(20, present, checksum=0xC1C1C1C1)[len(damage) :]
+    assert chunkmap.holds_chunks(content) == bool(present)
+
+
+@pytest.mark.parametrize("content", [b"", bytes(8192), b"orphan", b"\xc1" * chunkmap.RECORDS_OFFSET])
+def test_what_is_no_map_holds_no_chunks(content: bytes) -> None:
+    assert not chunkmap.holds_chunks(content)
+
+
 @pytest.mark.parametrize(
     "content",
     [

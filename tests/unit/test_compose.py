@@ -49,7 +49,7 @@ def test_it_runs_both_stores_the_migration_the_api_and_a_worker() -> None:
 
 
 def test_the_stores_are_pinned_and_set_up_to_be_durable() -> None:
-    assert SERVICES["mysql"]["image"] == "mysql:8.4"
+    assert SERVICES["mysql"]["image"] == "mysql:9.7"
     assert re.fullmatch(r"valkey/valkey:\d+(\.\d+)*", SERVICES["valkey"]["image"])
     arguments = arguments_of("valkey")
     assert arguments[0] == "valkey-server"

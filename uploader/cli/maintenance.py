@@ -89,24 +89,35 @@ def redis_reset(yes: bool) -> None:
 @click.command()
 @click.option("--before", type=MONTH, help="Clean the months before this one.  [default: the present one, in UTC]")
 @click.option("--idle", type=DURATION, help="Expire uploads idle for so long.  [default: UPLOADER_UPLOAD_EXPIRY, 7d]")
+@click.option("--yes", is_flag=True, help="Remove bytes that no row names, too: no other database names them.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing, only say what would be.")
-def cleanup(before: str | None, idle: float | None, dry_run: bool) -> None:
+def cleanup(before: str | None, idle: float | None, yes: bool, dry_run: bool) -> None:
     """Give back what past months hold for nothing: idle uploads, and what crashes left on the disk.
 
-    Expires idle uploads that were opened in these months; removes upload directories that no open upload has, and blobs
-    that no row names, once nothing touched them for an hour. Servers and workers do the same once a month.
+    Expires idle uploads that were opened in these months, and removes upload directories that no open upload has, once
+    nothing touched them for an hour. Servers and workers do the same once a month.
+
+    Blobs and chunks that no row in the database names are counted and kept, because they may be of another database: one
+    that was forgotten in the settings, or is to be restored. --yes removes them.
     """
     settings = load_settings()
     idle_seconds = idle or settings.upload_expiry_seconds
 
     async def run(services: "Services") -> "Cleaned":
-        return await services.cleanup.clean(before=before, idle_seconds=idle_seconds, dry_run=dry_run)
+        return await services.cleanup.clean(
+            before=before, idle_seconds=idle_seconds, remove_strays=yes, dry_run=dry_run
+        )
 
     cleaned = with_everything(settings, run)
     would = "would be " if dry_run else ""
     click.echo(f"uploads idle for {format_duration(idle_seconds)} {would}expired: {cleaned.expired_uploads}")
     click.echo(f"directories without an open upload {would}removed: {cleaned.directories}")
     click.echo(f"blobs without a row {would}removed: {cleaned.blobs}")
+    if cleaned.stray_blobs or cleaned.stray_directories:
+        click.echo(
+            f"kept, because no row names them: {cleaned.stray_blobs} blobs, {cleaned.stray_directories} directories with "
+            f"chunks, {_readable(cleaned.stray_bytes)}; if no other database does, --yes removes them"
+        )
     click.echo(f"disk {would}given back: {_readable(cleaned.disk_bytes)}")
     click.echo(f"quota {would}given back: {_readable(cleaned.quota_bytes)}")
     _fail_if_left(cleaned.left)

@@ -236,10 +236,10 @@ async def blobs_by_md5(connection: AsyncConnection, md5: str, size: int) -> list
     return [Blob(**row) for row in (await connection.execute(_BLOBS_BY_MD5, {"md5": md5, "size": size})).mappings()]
 
 
-async def known_blobs(connection: AsyncConnection, sha256s: list[str]) -> set[str]:
-    """Those of `sha256s` that have a row."""
-    query = select(models.blob.c.sha256).where(models.blob.c.sha256.in_(sha256s))
-    return set((await connection.execute(query)).scalars())
+async def known_blobs(connection: AsyncConnection, sha256s: list[str], *, lock: bool = False) -> set[str]:
+    """Those of `sha256s` that have a row; `lock` waits for rows on their way, and keeps them until the transaction ends."""
+    query = select(models.blob.c.sha256).where(models.blob.c.sha256.in_(sha256s)).order_by(models.blob.c.sha256)
+    return set((await connection.execute(query.with_for_update() if lock else query)).scalars())
 
 
 async def blobs_without_refs(connection: AsyncConnection, limit: int) -> list[str]:

@@ -41,4 +41,14 @@ class Cleaner:
             return _INTERVAL_SECONDS
         self._cleaned_in = month
         logger.info("cleanup ended", extra=asdict(cleaned))
+        if cleaned.stray_blobs or cleaned.stray_directories:
+            logger.warning(
+                "bytes that no row names are kept: is this their database?",
+                extra={
+                    "blobs": cleaned.stray_blobs,
+                    "directories": cleaned.stray_directories,
+                    "disk_bytes": cleaned.stray_bytes,
+                    "remove_by": "uploader cleanup --yes",
+                },
+            )
         return _INTERVAL_SECONDS

@@ -1,5 +1,6 @@
 """Removes what crashes left on the disk and ends idle uploads of past months; or, asked to, ends every open upload.
 
+Bytes that no row names may be those of another database (decision 0013): they stay until somebody says that they may go.
 Works beside servers, workers and other cleanups: it decides by rows, looks again before each removal, and leaves alone
 what changed lately.
 """
@@ -17,13 +18,12 @@ from uploader.domain.upload import Reason, State, Upload
 from uploader.errors import Unavailable
 from uploader.service.closers import Closers
 from uploader.service.ids import new_id
+from uploader.service.strays import is_settled, stray_blobs
 from uploader.storage.base import Found, Gone, Storage
 from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
 
-# An opening makes its directory before its row, and a merge its blob: what has neither may still get one.
-_SETTLED_SECONDS = 3600.0
 _BATCH = 250
 
 
@@ -36,6 +36,10 @@ class Cleaned:
     directories: int = 0
     blobs: int = 0
     disk_bytes: int = 0
+    # Bytes that no row names, and that stay until `remove_strays`.
+    stray_directories: int = 0
+    stray_blobs: int = 0
+    stray_bytes: int = 0
     # What could not be dealt with now; the log says why.
     left: int = 0
 
@@ -59,15 +63,27 @@ class Cleanup:
         self._clock = clock
 
     async def clean(
-        self, *, before: str | None = None, idle_seconds: float | None = None, dry_run: bool = False
+        self,
+        *,
+        before: str | None = None,
+        idle_seconds: float | None = None,
+        remove_strays: bool = False,
+        dry_run: bool = False,
     ) -> Cleaned:
         """Clean the months before `before` (`YYYY/MM`, the present one if not given), and the blobs.
 
-        If `idle_seconds` is given, uploads of these months that were idle for so long expire. With `dry_run` it only
-        says what it would do. Raises Unavailable, Stopping.
+        If `idle_seconds` is given, uploads of these months that were idle for so long expire. `remove_strays`: blobs, and
+        chunks of uploads, that no row names go, too; somebody is sure that they are of no other database. With `dry_run`
+        it only says what it would do. Raises Unavailable, Stopping.
         """
         run = _Run(
-            self._database, self._storage, self._closers, self._clock, idle_seconds=idle_seconds, dry_run=dry_run
+            self._database,
+            self._storage,
+            self._closers,
+            self._clock,
+            idle_seconds=idle_seconds,
+            remove_strays=remove_strays,
+            dry_run=dry_run,
         )
         before = before or month_path(self._clock.now())
         for month in await self._storage.months():
@@ -116,6 +132,7 @@ class _Run:
         clock: Clock,
         *,
         idle_seconds: float | None,
+        remove_strays: bool,
         dry_run: bool,
     ) -> None:
         self._database = database
@@ -123,7 +140,7 @@ class _Run:
         self._closers = closers
         self._now = clock.now()
         self._idle_seconds = idle_seconds
-        self._settled_before = self._now.timestamp() - _SETTLED_SECONDS
+        self._remove_strays = remove_strays
         self._dry_run = dry_run
         self.cleaned = Cleaned()
 
@@ -150,7 +167,12 @@ class _Run:
                 self.cleaned.expired_uploads += 1
                 self.cleaned.quota_bytes += row.size
                 self.cleaned.disk_bytes += found.disk_bytes
-        elif found.changed_at < self._settled_before and (self._dry_run or await self._remove_directory(found)):
+        elif not is_settled(found, self._now):
+            return
+        elif row is None and not self._remove_strays and await self._storage.holds_chunks(found):
+            self.cleaned.stray_directories += 1
+            self.cleaned.stray_bytes += found.disk_bytes
+        elif self._dry_run or await self._remove_directory(found):
             self.cleaned.directories += 1
             self.cleaned.disk_bytes += found.disk_bytes
 
@@ -177,18 +199,14 @@ class _Run:
     # Blobs
 
     async def clean_blobs(self) -> None:
-        """Remove files of blobs that have no row."""
-        async for batch in self._storage.walk_blobs():
-            settled = [found for found in batch if found.changed_at < self._settled_before]
-            known = await self._known([found.name for found in settled])
-            for found in settled:
-                if found.name not in known:
+        """Count the blobs that have no row, or remove them; and what interrupted merges left beside blobs."""
+        async for strays in stray_blobs(self._database, self._storage, self._now):
+            for found in strays:
+                if self._remove_strays or found.is_draft:
                     await self._clean_blob(found)
-
-    async def _known(self, sha256s: list[str]) -> set[str]:
-        if not sha256s:
-            return set()
-        return await self._database.read(lambda connection: queries.known_blobs(connection, sha256s))
+                else:
+                    self.cleaned.stray_blobs += 1
+                    self.cleaned.stray_bytes += found.disk_bytes
 
     async def _clean_blob(self, found: Found) -> None:
         try:
@@ -199,9 +217,8 @@ class _Run:
             self._leave(found, error)
 
     async def _remove_blob(self, found: Found) -> bool:
-        if "." in found.name:
-            # The bytes of an upload on their way to a blob's place: no row ever speaks of that name, and a merge that was
-            # on that way for an hour begins anew.
+        if found.is_draft:
+            # No row ever speaks of that name, and a merge that was on that way for an hour begins anew.
             return await self._storage.remove(found)
         try:
             remove = self._database.outside(lambda: self._storage.remove(found))

@@ -15,9 +15,10 @@ class Kind(StrEnum):
     RESERVED = "reserved"
     OVER_RESERVED = "over-reserved"
     OVER_TOTAL_SPACE = "over-total-space"
-    # Of a blob: the number of its files; its size.
+    # Of a blob: the number of its files; its size; whether it has a row.
     REFS = "refs"
     BLOB_BYTES = "blob-bytes"
+    STRAY_BLOB = "stray-blob"
     # Of an upload: its directory; the bytes on disk, twice; the bytes on disk and the bits in Redis.
     TEMP = "temp"
     FLUSHED_BYTES = "flushed_bytes"

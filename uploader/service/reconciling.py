@@ -21,6 +21,7 @@ from uploader.errors import Unavailable, Unverified
 from uploader.service.closers import Closers
 from uploader.service.findings import Drift, Findings, Kind
 from uploader.service.recounting import Recounting
+from uploader.service.strays import stray_blobs
 from uploader.storage.base import Gone, Storage
 from uploader.tasks import uninterrupted
 
@@ -53,13 +54,14 @@ class Reconciling:
         self._clock = clock
 
     async def reconcile(self, *, repair: bool = False) -> Findings:
-        """Look at everything, then mend what was found if asked to. Raises Unavailable."""
+        """Look at everything, then mend what was found if asked to. Raises Unavailable, Stopping."""
         found = Findings()
         # The order of mending, too: the figures of a user are sums over the uploads.
         await self._check_uploads(found)
         await self._check_queues(found)
         await self._recounting.check(found)
         await self._check_blobs(found)
+        await self._check_stray_blobs(found)
         if repair:
             for mend in found.mends:
                 found.repaired += await uninterrupted(mend())
@@ -90,6 +92,24 @@ class Reconciling:
                 return []
             (size,) = await sizes([sha256])
             return [] if size == blob.size else [Drift(Kind.BLOB_BYTES, sha256, blob.size, size)]
+
+        return await self._database.transact(look)
+
+    async def _check_stray_blobs(self, found: Findings) -> None:
+        async for strays in stray_blobs(self._database, self._storage, self._clock.now()):
+            sha256s = [stray.name for stray in strays if not stray.is_draft]
+            if sha256s:
+                found.add(await self._look_at_strays(sha256s), _cannot_be_mended)
+
+    async def _look_at_strays(self, sha256s: list[str]) -> list[Drift]:
+        """What is just being placed has a row that is locked: this waits for it. What is collected has gone."""
+        sizes = self._database.outside(self._storage.blob_sizes)
+
+        async def look(connection: Connection) -> list[Drift]:
+            known = await queries.known_blobs(connection, sha256s, lock=True)
+            strays = [sha256 for sha256 in sha256s if sha256 not in known]
+            found = zip(strays, await sizes(strays), strict=True)
+            return [Drift(Kind.STRAY_BLOB, sha256, None, size) for sha256, size in found if size is not None]
 
         return await self._database.transact(look)
 

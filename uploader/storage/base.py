@@ -55,6 +55,11 @@ class Found:
     def name(self) -> str:
         return self.path.rpartition("/")[2]
 
+    @property
+    def is_draft(self) -> bool:
+        """Whether it is the bytes of an upload on their way to a blob's place, `<sha256>.<upload_id>`."""
+        return "." in self.name
+
 
 class Body(Protocol):
     """A chunk that was received whole."""
@@ -200,6 +205,9 @@ class Storage(Protocol):
     def walk_blobs(self) -> AsyncIterator[list[Found]]:
         """All files of blobs, in batches: named by their SHA-256, or `<sha256>.<upload_id>` if `place_blob` was
         interrupted. Raises Stopping."""
+
+    async def holds_chunks(self, found: Found) -> bool:
+        """Whether the upload directory that a walk met has chunks on its map, also where the rest of that is damaged."""
 
     async def remove(self, found: Found) -> bool:
         """Remove what a walk found, unless it changed since; whether this call did it."""

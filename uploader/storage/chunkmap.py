@@ -78,6 +78,11 @@ def is_present(record: bytes) -> bool:
     return record[:1] == bytes([_PRESENT])
 
 
+def holds_chunks(content: bytes) -> bool:
+    """Whether any record of a map, whose header may be damaged, is that of a chunk that is there."""
+    return _PRESENT in content[RECORDS_OFFSET::RECORD_LENGTH]
+
+
 def are_present(records: bytes, count: int) -> bool:
     """Whether these are the records of `count` chunks that are all there."""
     return records[::RECORD_LENGTH] == bytes([_PRESENT]) * count

@@ -325,6 +325,9 @@ class LocalStorage:
         self._check_stopping()
         return list(islice(walk, _WALK_BATCH))
 
+    async def holds_chunks(self, found: Found) -> bool:
+        return await self.in_thread(walking.holds_chunks, self._root, found)
+
     async def remove(self, found: Found) -> bool:
         return await self.in_thread(walking.remove, self._root, found)
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from stat import S_ISDIR
 
 from uploader.crashpoints import crash_point
+from uploader.domain.chunks import MAX_CHUNK_COUNT
+from uploader.storage import chunkmap, disk
 from uploader.storage.base import Found
 from uploader.storage.disk import Directory
 from uploader.storage.temp import FILES
@@ -19,6 +21,7 @@ _UPLOAD = re.compile(r"[0-9a-f]{32}")
 _FAN_OUT = re.compile(r"[0-9a-f]{2}")
 # A blob, or the name that the bytes of an upload have before they take a blob's place.
 _BLOB = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32})?")
+_MAX_MAP_BYTES = chunkmap.RECORDS_OFFSET + chunkmap.RECORD_LENGTH * MAX_CHUNK_COUNT
 _BLOCK_BYTES = 512  # st_blocks, whatever the filesystem's own (inode(7))
 
 
@@ -66,6 +69,21 @@ def look(root: Directory, path: str) -> Found | None:
 def _statuses(parent: Directory, name: str) -> list[os.stat_result]:
     with parent.enter(name) as directory:
         return [directory.status(file) for file in directory.names()]
+
+
+def holds_chunks(root: Directory, found: Found) -> bool:
+    """Whether the map in an upload directory names a chunk."""
+    try:
+        with root.enter(found.path) as directory:
+            descriptor = directory.open_to_read("map")
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):  # there is none, or something that is not ours
+            return False
+        raise
+    try:
+        return chunkmap.holds_chunks(disk.read(descriptor, _MAX_MAP_BYTES, 0))
+    finally:
+        disk.close(descriptor)
 
 
 def remove(root: Directory, found: Found) -> bool:
