@@ -23,6 +23,8 @@ from uploader.database.engine import Database
 
 MakeStack = Callable[..., AbstractAsyncContextManager[Stack]]
 
+# For .ci/run: the kind of database on which to run, once more, what runs on SQLite only.
+_stack_on = os.environ.get("UPLOADER_TEST_STACK_ON")
 _LOUD = "{} IS NOT HERE: its tests are left out (see tests/run)"
 
 
@@ -46,9 +48,9 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without MariaDB, MySQL or Chromium their tests are left out, loudly; in CI they stay and fail."""
-    if os.environ.get("CI") == "true":
-        return
-    needs = _missing().values()
+    needs = [] if os.environ.get("CI") == "true" else list(_missing().values())
+    if _stack_on is not None:
+        needs.append(_not_for_the_matrix)
     left_out = [item for item in items if any(needed(item) for needed in needs)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -64,6 +66,11 @@ def _needs_database(kind: str, item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     parametrized = callspec is not None and any(kind in str(value) for value in callspec.params.values())
     return parametrized or any(kind in name for name in getattr(item, "fixturenames", ()))
+
+
+def _not_for_the_matrix(item: pytest.Item) -> bool:
+    names = getattr(item, "fixturenames", ())
+    return "stack_url" not in names or "sqlite_url" in names
 
 
 def _needs_chromium(item: pytest.Item) -> bool:
@@ -250,9 +257,16 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-def make_stack(tmp_path: Path, sqlite_url: str, redis_url: str) -> MakeStack:
-    """Makes a stack on SQLite and Redis; takes fields of Settings, `jobs` and `clock`."""
-    return partial(_stack, tmp_path / "data", sqlite_url, redis_url)
+def stack_url(request: pytest.FixtureRequest) -> str:
+    """A migrated, empty database: SQLite, unless .ci/run says otherwise."""
+    url: str = request.getfixturevalue(f"{_stack_on or 'sqlite'}_url")
+    return url
+
+
+@pytest.fixture
+def make_stack(tmp_path: Path, stack_url: str, redis_url: str) -> MakeStack:
+    """Makes a stack on one kind of database and Redis; takes fields of Settings, `jobs` and `clock`."""
+    return partial(_stack, tmp_path / "data", stack_url, redis_url)
 
 
 @pytest.fixture

@@ -67,13 +67,17 @@ GROUPS = [["upload", "twin", "leftovers"], ["withdrawal"], ["cancel", "spool"], 
 
 @pytest.fixture
 async def stack(
-    make_stack: MakeStack, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_stack: MakeStack,
+    sqlite_url: str,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> AsyncIterator[Stack]:
     """Small chunks, and nobody cuts the power: nothing waits for the disk of this machine."""
     monkeypatch.setattr(chunks, "CHUNK_SIZE_STEP_BYTES", STEP_BYTES)
     caplog.set_level(logging.CRITICAL, "uploader")
     clock.advance(2 * 3600)  # what is made now is old enough for the cleanup
-    async with make_stack(clock=clock, max_concurrent_chunks=1, **SETTINGS) as made:
+    async with make_stack(database_url=sqlite_url, clock=clock, max_concurrent_chunks=1, **SETTINGS) as made:
         event.listen(made.services.database.engine.sync_engine, "checkout", _sync_nothing)
         with without_syncs():
             yield made

@@ -127,11 +127,14 @@ async def test_a_failing_disk_is_told_without_leaks_and_loses_nothing(stack: Sta
     assert (await stack.put(CONTENT, 1)).status_code == 201
 
 
-async def test_without_the_database_the_answer_is_try_again(stack: Stack, tmp_path: Path) -> None:
-    await stack.services.database.engine.dispose()
-    (tmp_path / "test.db").rename(tmp_path / "away.db")
-    (tmp_path / "test.db").mkdir()
-    response = await stack.client.get("/me/usage")
+async def test_without_the_database_the_answer_is_try_again(
+    make_stack: MakeStack, sqlite_url: str, tmp_path: Path
+) -> None:
+    async with make_stack(database_url=sqlite_url) as stack:
+        await stack.services.database.engine.dispose()
+        (tmp_path / "test.db").rename(tmp_path / "away.db")
+        (tmp_path / "test.db").mkdir()
+        response = await stack.client.get("/me/usage")
     assert problem(response, 503, "unavailable")["retryable"] is True
     assert int(response.headers["retry-after"]) > 0
     assert "test.db" not in response.text

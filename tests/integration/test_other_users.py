@@ -7,12 +7,13 @@ from typing import Any
 import httpx2
 import pytest
 from redis import Redis
-from sqlalchemy import text
+from sqlalchemy import select
 
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.stack import Stack
+from uploader.database import models
 
 FINISHED = Content(100 * KIB)
 OPEN = Content(300 * KIB, seed=1)
@@ -72,10 +73,11 @@ class Victim:
         """Every row, file and key that is hers."""
         rows = {}
         async with self.stack.services.database.engine.connect() as connection:
-            for table in ("user_info", "upload", "file"):
-                query = text(f"SELECT * FROM {table} WHERE user_id = :user ORDER BY 1")
-                rows[table] = [tuple(row) for row in await connection.execute(query, {"user": b"alice"})]
-            rows["blob"] = [tuple(row) for row in await connection.execute(text("SELECT * FROM blob ORDER BY 1"))]
+            for table in (models.user_info, models.upload, models.file):
+                query = select(table).where(table.c.user_id == "alice").order_by(*table.primary_key)
+                rows[table.name] = [tuple(row) for row in await connection.execute(query)]
+            query = select(models.blob).order_by(models.blob.c.sha256)
+            rows["blob"] = [tuple(row) for row in await connection.execute(query)]
         assert [len(rows[table]) for table in ("user_info", "upload", "file", "blob")] == [1, 3, 1, 1]
         directories = [*self.upload_ids.values(), FINISHED.sha256]
         files = {

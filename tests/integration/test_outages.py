@@ -84,10 +84,10 @@ async def test_a_hundred_refused_chunks_hold_nothing_and_the_next_one_is_taken(
 
 
 async def test_without_the_database_nobody_new_gets_in_and_who_is_known_goes_on(
-    make_stack: MakeStack, clock: ManualClock, tmp_path: Path
+    make_stack: MakeStack, sqlite_url: str, clock: ManualClock, tmp_path: Path
 ) -> None:
     signer = hmac_signer()
-    async with make_stack(clock=clock, **settings_for(signer)) as stack:
+    async with make_stack(database_url=sqlite_url, clock=clock, **settings_for(signer)) as stack:
 
         def bearer(user_id: str) -> dict[str, str]:
             return {"Authorization": f"Bearer {signer.token(claims_at(clock, sub=user_id))}"}
@@ -111,9 +111,9 @@ async def test_without_the_database_nobody_new_gets_in_and_who_is_known_goes_on(
 
 
 async def test_tokens_and_links_that_can_not_be_checked_are_no_tokens_and_links(
-    make_stack: MakeStack, tmp_path: Path
+    make_stack: MakeStack, sqlite_url: str, tmp_path: Path
 ) -> None:
-    async with make_stack() as stack:
+    async with make_stack(database_url=sqlite_url) as stack:
         await stack.services.database.engine.dispose()
         (tmp_path / "test.db").rename(tmp_path / "away.db")
         (tmp_path / "test.db").mkdir()

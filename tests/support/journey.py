@@ -182,7 +182,7 @@ class Journey:
     async def clean(self) -> None:
         for _ in range(self.attempts):
             try:
-                cleaned = await self.stack.services.cleanup.clean(before=ALL)
+                cleaned = await self.stack.services.cleanup.clean(before=ALL, remove_strays=True)
             except Unavailable:
                 continue
             if not cleaned.left:
