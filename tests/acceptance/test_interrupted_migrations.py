@@ -119,6 +119,27 @@ async def test_a_migration_goes_on_when_the_database_is_killed_in_its_statements
     assert await schema_of(url) == ({"alembic_version", *models.metadata.tables}, [])
 
 
+async def test_who_waits_for_a_migration_finds_all_of_it(blank_url: str, tmp_path: Path) -> None:
+    """The first one stands still once it has let go of the lock; the second one has it by then."""
+    settings = {"DATA": str(tmp_path / "data"), "DATABASE_URL": blank_url}
+    database = Database(blank_url)
+    second: list[subprocess.CompletedProcess[str]] = []
+    waiting = threading.Thread(target=lambda: second.append(upgrade(settings)))
+
+    def stand_still(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if "GET_LOCK" in statement:
+            waiting.start()
+        elif "RELEASE_LOCK" in statement:
+            waiting.join(timeout=3)
+
+    event.listen(database.engine.sync_engine, "after_cursor_execute", stand_still)
+    await migrate.upgrade(database)
+    await database.close()
+    waiting.join()
+    assert [(ended.returncode, ended.stderr) for ended in second] == [(0, "")]
+    assert await schema_of(blank_url) == ({"alembic_version", *models.metadata.tables}, [])
+
+
 async def test_the_table_of_another_program_is_not_taken_for_ours(blank_url: str, tmp_path: Path) -> None:
     settings = {"DATA": str(tmp_path / "data"), "DATABASE_URL": blank_url}
     database = Database(blank_url)

@@ -94,6 +94,9 @@ def _run_alembic(connection: Connection, direction: str, revision: str) -> None:
             raise Unavailable("Another migration is running.")
     try:
         verb(config, revision)
+        if locks:
+            # The revision, too, while the lock is held: who gets it next goes on from there.
+            connection.exec_driver_sql("COMMIT")
     except DBAPIError as error:
         if connection.invalidated or is_retried(error):
             raise  # the engine knows what to do
