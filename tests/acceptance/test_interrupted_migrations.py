@@ -119,6 +119,25 @@ async def test_a_migration_goes_on_when_the_database_is_killed_in_its_statements
     assert await schema_of(url) == ({"alembic_version", *models.metadata.tables}, [])
 
 
+async def test_going_up_after_an_interrupted_way_down_is_whole_or_refused(blank_url: str, tmp_path: Path) -> None:
+    """The revision changes after the statements of its step, so it may say more than there is."""
+    settings = {"DATA": str(tmp_path / "data"), "DATABASE_URL": blank_url}
+    assert upgrade(settings).returncode == 0
+    refused = 0
+    for nth in range(1, len(models.metadata.tables) + 4):
+        died = downgrade(settings | {"TEST_CRASH_AT": f"{ARMED}:{nth}"})
+        assert died.returncode == -signal.SIGKILL, died.stderr
+        up = upgrade(settings)
+        if up.returncode != 0:
+            refused += 1
+            assert (up.returncode, len(up.stderr.splitlines())) == (2, 1), up.stderr
+            assert "a migration down was interrupted, and has to end first" in up.stderr
+            assert downgrade(settings).returncode == 0
+            assert upgrade(settings).returncode == 0
+        assert await schema_of(blank_url) == ({"alembic_version", *models.metadata.tables}, []), nth
+    assert refused > 0
+
+
 async def test_who_waits_for_a_migration_finds_all_of_it(blank_url: str, tmp_path: Path) -> None:
     """The first one stands still once it has let go of the lock; the second one has it by then."""
     settings = {"DATA": str(tmp_path / "data"), "DATABASE_URL": blank_url}

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 import uploader
+from uploader.database import models
 from uploader.database.engine import Database, is_retried
 from uploader.errors import ConfigurationError, Unavailable
 
@@ -53,8 +54,8 @@ async def check(database: Database) -> None:
 async def upgrade(database: Database, revision: str = "head") -> None:
     """Migrate to `revision`. Two at once wait for each other. Raises ConfigurationError, Unavailable."""
     current, head = await current_revision(database), head_revision()
-    if current == head and revision == "head":
-        return
+    if current == head and revision == "head" and database.engine.dialect.name == "sqlite":
+        return  # its migrations are whole or not at all
     if current is not None and current > head:
         raise ConfigurationError(f"the database is at revision {current}, newer than this version's {head}")
 
@@ -65,7 +66,7 @@ async def upgrade(database: Database, revision: str = "head") -> None:
 
 
 async def downgrade(database: Database, revision: str) -> None:
-    """Migrate down to `revision`; `base` is an empty database. One that was interrupted is to be run again, not an upgrade.
+    """Migrate down to `revision`; `base` is an empty database. One that was interrupted has to be run again.
 
     Raises ConfigurationError, Unavailable.
     """
@@ -94,6 +95,8 @@ def _run_alembic(connection: Connection, direction: str, revision: str) -> None:
             raise Unavailable("Another migration is running.")
     try:
         verb(config, revision)
+        if (direction, revision) == ("upgrade", "head"):
+            _refuse_gaps(connection)
         if locks:
             # The revision, too, while the lock is held: who gets it next goes on from there.
             connection.exec_driver_sql("COMMIT")
@@ -105,3 +108,21 @@ def _run_alembic(connection: Connection, direction: str, revision: str) -> None:
         # With the connection the lock is lost.
         if locks and not connection.invalidated:
             connection.execute(text("SELECT RELEASE_LOCK('uploader_migrate')"))
+
+
+def _refuse_gaps(connection: Connection) -> None:
+    """Raises ConfigurationError if tables, columns or indexes are missing: going down is many statements, and the revision
+    changes after them."""
+    inspector, gaps = inspect(connection), []
+    for table in models.metadata.sorted_tables:
+        if not inspector.has_table(table.name):
+            gaps.append(table.name)
+            continue
+        there = {column["name"] for column in inspector.get_columns(table.name)}
+        there |= {str(index["name"]) for index in inspector.get_indexes(table.name)}
+        wanted = [*table.columns.keys(), *(str(index.name) for index in table.indexes)]
+        gaps += [f"{table.name}.{name}" for name in wanted if name not in there]
+    if gaps:
+        raise ConfigurationError(
+            f"the database lacks {', '.join(gaps)}: a migration down was interrupted, and has to end first"
+        )

@@ -94,6 +94,11 @@ async def uploads_by_id(connection: AsyncConnection, upload_ids: list[str]) -> d
     return {row["id"]: _upload_of(row) for row in (await connection.execute(query)).mappings()}
 
 
+async def closed_uploads(connection: AsyncConnection, closed_before: datetime, limit: int) -> list[Upload]:
+    query = _UPLOAD.where(models.upload.c.closed_at < closed_before).limit(limit)
+    return [_upload_of(row) for row in (await connection.execute(query)).mappings()]
+
+
 async def open_upload_by_md5(connection: AsyncConnection, user_id: str, md5: str) -> Upload | None:
     row = await _first(connection, _OPEN_UPLOAD_BY_MD5, user_id=user_id, md5=md5)
     return None if row is None else _upload_of(row)

@@ -348,11 +348,7 @@ async def remove_stray_blob(
     return removed
 
 
-async def purge_closed_uploads(connection: AsyncConnection, closed_before: datetime, limit: int) -> int:
-    """Forget what became of uploads that were closed long ago; returns how many."""
+async def purge_uploads(connection: AsyncConnection, upload_ids: list[str]) -> int:
+    """Forget what became of uploads that are closed; returns how many."""
     table = models.upload.c
-    query = select(table.id).where(table.closed_at < closed_before).limit(limit)
-    ids = list((await connection.execute(query)).scalars())
-    if not ids:
-        return 0
-    return await changed(connection, delete(models.upload).where(table.id.in_(ids), table.open_flag.is_(None)))
+    return await changed(connection, delete(models.upload).where(table.id.in_(upload_ids), table.open_flag.is_(None)))
