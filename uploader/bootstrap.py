@@ -135,7 +135,7 @@ class Services:
         jobs += [Merger(queue, self.merging).as_job() for queue in self.pending.merge_queues]
         jobs += [Sweeper(shard, self.sweeping).as_job() for shard in range(self.pending.shards)]
         collector = Collector(
-            self.files, self.database, self.clock, closed_retention_seconds=settings.closed_retention_seconds
+            self.files, self.cleanup, self.clock, closed_retention_seconds=settings.closed_retention_seconds
         )
         expirer = Expirer(self.database, self.closers, self.clock, expiry_seconds=settings.upload_expiry_seconds)
         cleaner = Cleaner(self.cleanup, self.clock)

@@ -1,6 +1,7 @@
 """The jobs, one batch at a time and in their loop; and recovery when any one part was killed and started again."""
 
 import asyncio
+import errno
 import logging
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -54,7 +55,7 @@ def merger_of(stack: Stack) -> Merger:
 def collector_of(stack: Stack, closed_retention_seconds: float = 30 * DAY) -> Collector:
     services = stack.services
     return Collector(
-        services.files, services.database, services.clock, closed_retention_seconds=closed_retention_seconds
+        services.files, services.cleanup, services.clock, closed_retention_seconds=closed_retention_seconds
     )
 
 
@@ -366,6 +367,23 @@ async def test_the_collector_forgets_uploads_that_were_closed_long_ago(
             async with stack.services.database.engine.connect() as connection:
                 assert len((await connection.execute(models.upload.select())).all()) == rows
         assert (await upload_of(stack, is_open)).md5 == is_open.md5
+
+
+async def test_the_collector_forgets_no_upload_whose_bytes_are_still_there(
+    make_stack_on: MakeStack, clock: ManualClock
+) -> None:
+    """Without its row nobody could tell that they may go."""
+    async with make_stack_on(clock=clock) as stack:
+        await open_with_chunks(stack, 0)
+        with failing_call("unlink", errno.EIO):
+            assert (await stack.client.delete(f"/files/{CONTENT.md5}")).status_code == 204
+        assert stack.bytes_on_disk() != []
+        clock.advance(31 * DAY)
+        for rows in (1, 0):
+            await collector_of(stack).run_once()
+            assert stack.bytes_on_disk() == []
+            async with stack.services.database.engine.connect() as connection:
+                assert len((await connection.execute(models.upload.select())).all()) == rows
 
 
 # The expirer

@@ -610,12 +610,12 @@ async def test_only_uploads_closed_long_ago_are_purged(act: Transactions) -> Non
     closed = [await act.close(await act.open(upload_row())) for _ in range(3)]
 
     async def purge(limit: int) -> int:
-        return await act.database.transact(
-            lambda connection: transactions.purge_closed_uploads(connection, NOW.replace(year=2031), limit)
-        )
+        later = NOW.replace(year=2031)
+        found = await act.database.read(lambda connection: queries.closed_uploads(connection, later, limit))
+        ids = [upload.id for upload in found] + [is_open.id]
+        return await act.database.transact(lambda connection: transactions.purge_uploads(connection, ids))
 
-    early = await act.database.transact(lambda connection: transactions.purge_closed_uploads(connection, NOW, 10))
-    assert early == 0
+    assert await act.database.read(lambda connection: queries.closed_uploads(connection, NOW, 10)) == []
     assert [await purge(2) for _ in range(3)] == [2, 1, 0]
     assert (await row_of(act, is_open)).state is State.OPEN
     assert await act.database.read(lambda connection: queries.upload_by_id(connection, closed[0].id)) is None

@@ -3,9 +3,8 @@
 from datetime import timedelta
 
 from uploader.clock import Clock
-from uploader.database import transactions
-from uploader.database.engine import Database
 from uploader.jobs.runner import Job
+from uploader.service.cleanup import Cleanup
 from uploader.service.files import Files
 
 _INTERVAL_SECONDS = 60.0
@@ -15,9 +14,9 @@ _BATCH = 1000
 class Collector:
     """The collector. Several at once are safe: each blob is removed under the lock of its row."""
 
-    def __init__(self, files: Files, database: Database, clock: Clock, *, closed_retention_seconds: float) -> None:
+    def __init__(self, files: Files, cleanup: Cleanup, clock: Clock, *, closed_retention_seconds: float) -> None:
         self._files = files
-        self._database = database
+        self._cleanup = cleanup
         self._clock = clock
         self._closed_retention = timedelta(seconds=closed_retention_seconds)
 
@@ -27,8 +26,5 @@ class Collector:
     async def run_once(self) -> float:
         """Collect one batch of each."""
         collected = await self._files.collect_all(_BATCH)
-        oldest = self._clock.now() - self._closed_retention
-        purged = await self._database.transact(
-            lambda connection: transactions.purge_closed_uploads(connection, oldest, _BATCH)
-        )
+        purged = await self._cleanup.purge_closed(self._clock.now() - self._closed_retention, _BATCH)
         return 0.0 if _BATCH in (collected, purged) else _INTERVAL_SECONDS

@@ -7,7 +7,7 @@ what changed lately.
 
 import logging
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from uploader.clock import Clock
 from uploader.database import queries, transactions
@@ -91,6 +91,18 @@ class Cleanup:
                 await run.clean_month(month)
         await run.clean_blobs()
         return run.cleaned
+
+    async def purge_closed(self, closed_before: datetime, limit: int) -> int:
+        """Forget what became of uploads that were closed long ago; returns how many. Where bytes are left they go first,
+        and the row at the next call: bytes that no row names would stay. Raises Unavailable."""
+        closed = await self._database.read(lambda connection: queries.closed_uploads(connection, closed_before, limit))
+        left = await self._storage.remaining(closed)
+        for upload in left:
+            await self._closers.tidy(upload.id)
+        gone = [upload.id for upload in closed if upload not in left]
+        if not gone:
+            return 0
+        return await self._database.transact(lambda connection: transactions.purge_uploads(connection, gone))
 
     async def reset_unfinished(self) -> Reset:
         """Cancel every upload that is open now, as its user would. Raises Unavailable."""

@@ -152,6 +152,9 @@ class Storage(Protocol):
         Returns whether this call did it.
         """
 
+    async def remaining(self, uploads: list[Upload]) -> list[Upload]:
+        """Those of which any bytes are left."""
+
     async def hold_chunk(self, upload: Upload, number: int, body: Body | None) -> HeldChunk:
         """Put a chunk on disk unless it is there, and keep its record locked; without a body it has to be there.
 

@@ -198,6 +198,9 @@ class LocalStorage:
         close_files(kept)
         return temp.discard(self._root, upload)
 
+    async def remaining(self, uploads: list[Upload]) -> list[Upload]:
+        return await self.in_thread(lambda: [upload for upload in uploads if temp.is_there(self._root, upload)])
+
     async def hold_chunk(self, upload: Upload, number: int, body: Body | None) -> HeldRecord:
         """One thread hop, and another one for each time the chunk is busy."""
         held = await self._offer_and_hold(upload, number, body)

@@ -62,6 +62,17 @@ def _make_once(root: Directory, path: str, name: str) -> Directory:
     return month
 
 
+def is_there(root: Directory, upload: Upload) -> bool:
+    """Whether anything is left of the directory of an upload."""
+    path, _, name = upload.temp_path.rpartition("/")
+    try:
+        with root.enter(path) as month:
+            month.status(name)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def discard(root: Directory, upload: Upload) -> bool:
     """Remove the directory of an upload, with its files; whether this call did it."""
     path, _, name = upload.temp_path.rpartition("/")
