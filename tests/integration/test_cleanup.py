@@ -20,6 +20,7 @@ from tests.support.faults import Pause, failing_call, paused_call
 from tests.support.invariants import Account, checked_accounts
 from tests.support.layout import blob_path
 from tests.support.rows import upload_row
+from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
 from uploader.database import models, queries, transactions
@@ -482,6 +483,38 @@ async def test_nothing_is_removed_for_a_database_that_does_not_name_it(
         for file in (await stack.client.get("/me/files")).json()["files"]:
             downloaded = await stack.client.get(f"/me/files/{file['id']}/content")
             assert downloaded.content == contents[int(file["name"].removesuffix(".bin"))].data
+        assert [(await stack.put(CONTENT, number)).status_code for number in (1, 2)] == [200, 201]
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+async def test_an_upload_goes_on_after_the_jobs_of_a_database_that_does_not_name_it(
+    make_stack: MakeStack, own_redis: PrivateRedis, sqlite_template: Path, tmp_path: Path, restarted: bool
+) -> None:
+    """They drop it from Redis, which may be started anew each time, as the embedded one is."""
+    forgotten = tmp_path / "forgotten.db"
+    shutil.copy(sqlite_template, forgotten)
+    async with make_stack(redis_url=own_redis.url) as stack:
+        upload = await open_with_chunks(stack, 0)
+
+    def restart() -> None:
+        if restarted:
+            own_redis.kill()
+            own_redis.start()
+
+    restart()
+    async with make_stack(
+        redis_url=own_redis.url, database_url=f"sqlite:///{forgotten}", jobs=True, quiet_interval_seconds=0.05
+    ) as stack:
+        pending = stack.services.pending
+
+        async def dropped() -> bool:
+            return (await pending.read(upload.id)).state == ""
+
+        await eventually(dropped)
+    restart()
+    async with make_stack(redis_url=own_redis.url, jobs=True) as stack:
+        told = (await stack.client.get(f"/files/{CONTENT.md5}")).json()["upload"]
+        assert (told["received_bytes"], told["missing"]) == (CONTENT.chunk_size, [[1, 2]])
         assert [(await stack.put(CONTENT, number)).status_code for number in (1, 2)] == [200, 201]
 
 

@@ -218,9 +218,13 @@ class Pending:
             removed += await _ACK_FLUSH.run(self._redis, [keys.due, keys.minutes], arguments)
         return removed
 
-    async def forget(self, upload_id: str, word: str) -> None:
-        """Drop a closed upload, leaving a tombstone that says `word`. Raises Unavailable."""
-        await _FORGET.run(self._redis, self._keys(upload_id), [upload_id, word, TOMBSTONE_SECONDS])
+    async def forget(self, upload_id: str, word: str | None) -> None:
+        """Drop a closed upload, leaving a tombstone that says `word`; None: nobody knows, and none is left.
+
+        Raises Unavailable.
+        """
+        stays = TOMBSTONE_SECONDS if word else 0
+        await _FORGET.run(self._redis, self._keys(upload_id), [upload_id, word or "", stays])
 
     async def lease(self, upload_id: str, now_ms: int | None = None) -> None:
         """Keep the task of an upload this worker's for another lease. Raises Unavailable."""

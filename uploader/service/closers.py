@@ -120,7 +120,8 @@ class Closers:
     async def _tidy(self, upload_id: str) -> bool:
         row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
         if row is None:
-            await self._pending.forget(upload_id, REDIS_WORDS[State.CANCELLED])
+            # No tombstone: perhaps another database knows it, and goes on with it (decision 0013).
+            await self._pending.forget(upload_id, None)
             crash_point("tidy.after_forget")
             return False
         if row.state is State.OPEN:
