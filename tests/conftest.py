@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from tests.support.browser import chromium_path, running_chromium
 from tests.support.clock import ManualClock
-from tests.support.servers import PRIVATE_DATABASES, PrivateDatabase, PrivateRedis, mariadb_is_here, mysql_is_here
+from tests.support.servers import PRIVATE_DATABASES, PrivateDatabase, PrivateRedis
 from tests.support.stack import Stack, running_stack
 from uploader.database import migrate, models
 from uploader.database.engine import Database
@@ -25,16 +25,20 @@ MakeStack = Callable[..., AbstractAsyncContextManager[Stack]]
 
 # For .ci/run: the kind of database on which to run, once more, what runs on SQLite only.
 _stack_on = os.environ.get("UPLOADER_TEST_STACK_ON")
+# Servers for all tests that need none of their own.
+_GIVEN = {
+    "mariadb": os.environ.get("UPLOADER_TEST_DATABASE_URL"),
+    "mysql": os.environ.get("UPLOADER_TEST_MYSQL_URL"),
+}
 _LOUD = "{} IS NOT HERE: its tests are left out (see tests/run)"
 
 
 def _missing() -> dict[str, Callable[[pytest.Item], bool]]:
     """What is not installed here, and which tests need it."""
     missing: dict[str, Callable[[pytest.Item], bool]] = {}
-    if not mariadb_is_here():
-        missing["MariaDB"] = partial(_needs_database, "mariadb")
-    if not mysql_is_here():
-        missing["MySQL"] = partial(_needs_database, "mysql")
+    for kind, private in PRIVATE_DATABASES.items():
+        if not private.is_installed():
+            missing[private.product] = partial(_needs_database, kind)
     if chromium_path() is None:
         missing["Chromium"] = _needs_chromium
     return missing
@@ -63,14 +67,17 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def _needs_database(kind: str, item: pytest.Item) -> bool:
-    callspec = getattr(item, "callspec", None)
-    parametrized = callspec is not None and any(kind in str(value) for value in callspec.params.values())
-    return parametrized or any(kind in name for name in getattr(item, "fixturenames", ()))
+    """Whether it runs on a server of this kind: one of its own, if another one is given for the rest."""
+    callspec, names = getattr(item, "callspec", None), getattr(item, "fixturenames", ())
+    parametrized = callspec is not None and kind in callspec.params.values()
+    if _GIVEN[kind] is not None:
+        return parametrized and "own_server" in names
+    return parametrized or any(kind in name for name in names)
 
 
 def _not_for_the_matrix(item: pytest.Item) -> bool:
     names = getattr(item, "fixturenames", ())
-    return "stack_url" not in names or "sqlite_url" in names
+    return "stack_url" not in names or "sqlite_url" in names or "own_server" in names
 
 
 def _needs_chromium(item: pytest.Item) -> bool:
@@ -125,16 +132,17 @@ def own_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
 @pytest.fixture(scope="session")
 def mariadb_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A URL of a MariaDB in which the tests may make databases: the given one, or a private one of this worker's own."""
-    yield from _server_url("mariadb", os.environ.get("UPLOADER_TEST_DATABASE_URL"), tmp_path_factory)
+    yield from _server_url("mariadb", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def mysql_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The same of a MySQL."""
-    yield from _server_url("mysql", os.environ.get("UPLOADER_TEST_MYSQL_URL"), tmp_path_factory)
+    yield from _server_url("mysql", tmp_path_factory)
 
 
-def _server_url(kind: str, given: str | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def _server_url(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    given = _GIVEN[kind]
     if given:
         yield given
         return

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from benchmarks.ingest.contender import PutContender, running
 from benchmarks.ingest.installing import NotAvailable
-from tests.support.servers import PrivateMariaDB, free_port, mariadb_is_here
+from tests.support.servers import PrivateMariaDB, free_port
 
 _UPLOADS = 256
 _TABLE = "CREATE TABLE IF NOT EXISTS upload (id INT PRIMARY KEY, received BIGINT NOT NULL)"
@@ -59,7 +59,7 @@ class PerChunkContender(PutContender):
 
 @contextmanager
 def per_chunk(directory: Path) -> Iterator[PutContender]:
-    if not mariadb_is_here():
+    if not PrivateMariaDB.is_installed():
         raise NotAvailable("no MariaDB")
     files = directory / "files"
     files.mkdir(parents=True)

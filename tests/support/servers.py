@@ -112,6 +112,10 @@ class PrivateDatabase(ABC):
         _wait(lambda: _accepts(self.port), self.product)
         return self
 
+    @staticmethod
+    @abstractmethod
+    def is_installed() -> bool: ...
+
     @abstractmethod
     def _initialize(self, data: Path, environment: dict[str, str]) -> None:
         """Fill the data directory of a new server."""
@@ -137,6 +141,10 @@ class PrivateMariaDB(PrivateDatabase):
     product = "MariaDB"
     _user = "root"
 
+    @staticmethod
+    def is_installed() -> bool:
+        return _find("mariadbd") is not None
+
     def _initialize(self, data: Path, environment: dict[str, str]) -> None:
         data.mkdir()
         install = [_program("mariadb-install-db"), "--no-defaults", f"--datadir={data}", "--skip-test-db"]
@@ -152,6 +160,10 @@ class PrivateMySQL(PrivateDatabase):
 
     product = "MySQL"
     _user = "tests:password"
+
+    @staticmethod
+    def is_installed() -> bool:
+        return UNPACKED_MYSQL.is_dir()
 
     def _initialize(self, data: Path, environment: dict[str, str]) -> None:
         users = self._directory / "users.sql"
@@ -173,16 +185,6 @@ class PrivateMySQL(PrivateDatabase):
 
 
 PRIVATE_DATABASES: dict[str, type[PrivateDatabase]] = {"mariadb": PrivateMariaDB, "mysql": PrivateMySQL}
-
-
-def mariadb_is_here() -> bool:
-    """Whether tests on MariaDB can run: a server is named, or its binaries are installed."""
-    return bool(os.environ.get("UPLOADER_TEST_DATABASE_URL")) or _find("mariadbd") is not None
-
-
-def mysql_is_here() -> bool:
-    """Whether tests on MySQL can run: a server is named, or it was unpacked."""
-    return bool(os.environ.get("UPLOADER_TEST_MYSQL_URL")) or UNPACKED_MYSQL.is_dir()
 
 
 def _as_root() -> list[str]:
