@@ -190,7 +190,7 @@ async def test_a_failover_to_a_replica_loses_no_chunk(make_stack: MakeStack, tmp
 
             async def finished() -> bool:
                 """Another connection than before may meet the old master still: 503, and the client tries again."""
-                return (await stack.put(CONTENT, 3)).json().get("state") == "complete"
+                return bool((await stack.put(CONTENT, 3)).json().get("state") == "complete")
 
             await eventually(finished)
             assert await stack.usage("alice") == {"finished": CONTENT.size, "unfinished": 0, "reserved": 0}
