@@ -174,6 +174,7 @@ class PrivateMySQL(PrivateDatabase):
         )
 
     def _server(self) -> list[str]:
+        assert self.is_installed(), "MySQL is not unpacked: see tests/run"
         # Its own loader and libraries: it was built for another release of Debian than this one.
         (loader,) = (UNPACKED_MYSQL / "usr").glob("lib*/ld-linux-*.so.*")
         (libraries,) = (UNPACKED_MYSQL / "usr/lib").glob("*-linux-gnu")
