@@ -386,6 +386,31 @@ async def test_the_collector_forgets_no_upload_whose_bytes_are_still_there(
                 assert len((await connection.execute(models.upload.select())).all()) == rows
 
 
+async def test_a_closed_upload_that_can_not_be_tidied_is_kept_and_holds_up_no_other(
+    make_stack: MakeStack, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with make_stack(clock=clock) as stack:
+        contents = [Content(CONTENT.size, seed=seed) for seed in range(3)]
+        for content in contents:
+            await stack.open(content)
+        damaged = await upload_of(stack, contents[1])
+        with failing_call("unlink", errno.EIO, only=lambda path: damaged.id in path.parts):
+            for content in contents:
+                assert (await stack.client.delete(f"/files/{content.md5}")).status_code == 204
+        clock.advance(31 * DAY)
+        with failing_call("open", errno.EIO, only=lambda path: damaged.id in path.parts):
+            await collector_of(stack).run_once()
+        assert [record.message for record in caplog.records if "kept" in record.message] == ["a closed upload is kept"]
+        async with stack.services.database.engine.connect() as connection:
+            assert [row.id for row in await connection.execute(models.upload.select())] == [damaged.id]
+        assert {path.parent.name for path in stack.bytes_on_disk()} == {damaged.id}
+        for _ in range(2):
+            await collector_of(stack).run_once()
+        assert stack.bytes_on_disk() == []
+        async with stack.services.database.engine.connect() as connection:
+            assert list(await connection.execute(models.upload.select())) == []
+
+
 # The expirer
 
 

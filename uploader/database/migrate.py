@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, inspect, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, NoSuchTableError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 import uploader
@@ -100,6 +100,8 @@ def _run_alembic(connection: Connection, direction: str, revision: str) -> None:
         if locks:
             # The revision, too, while the lock is held: who gets it next goes on from there.
             connection.exec_driver_sql("COMMIT")
+    except NoSuchTableError as error:
+        raise _lacking([str(error)]) from error
     except DBAPIError as error:
         if connection.invalidated or is_retried(error):
             raise  # the engine knows what to do
@@ -123,6 +125,10 @@ def _refuse_gaps(connection: Connection) -> None:
         wanted = [*table.columns.keys(), *(str(index.name) for index in table.indexes)]
         gaps += [f"{table.name}.{name}" for name in wanted if name not in there]
     if gaps:
-        raise ConfigurationError(
-            f"the database lacks {', '.join(gaps)}: a migration down was interrupted, and has to end first"
-        )
+        raise _lacking(gaps)
+
+
+def _lacking(gaps: list[str]) -> ConfigurationError:
+    return ConfigurationError(
+        f"the database lacks {', '.join(gaps)}: end the migration down that was interrupted, or restore the backup"
+    )

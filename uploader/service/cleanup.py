@@ -96,10 +96,13 @@ class Cleanup:
         """Forget what became of uploads that were closed long ago; returns how many. Where bytes are left they go first,
         and the row at the next call: bytes that no row names would stay. Raises Unavailable."""
         closed = await self._database.read(lambda connection: queries.closed_uploads(connection, closed_before, limit))
-        left = await self._storage.remaining(closed)
-        for upload in left:
-            await self._closers.tidy(upload.id)
-        gone = [upload.id for upload in closed if upload not in left]
+        left = {upload.id for upload in await self._storage.remaining(closed)}
+        for upload_id in left:
+            try:
+                await self._closers.tidy(upload_id)
+            except Unavailable as error:  # one that is busy must not hold up the others
+                logger.warning("a closed upload is kept", extra={"upload_id": upload_id, "reason": error.detail})
+        gone = [upload.id for upload in closed if upload.id not in left]
         if not gone:
             return 0
         return await self._database.transact(lambda connection: transactions.purge_uploads(connection, gone))

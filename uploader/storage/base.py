@@ -153,7 +153,7 @@ class Storage(Protocol):
         """
 
     async def remaining(self, uploads: list[Upload]) -> list[Upload]:
-        """Those of which any bytes are left."""
+        """Those of which any bytes are left, or of which the disk does not tell."""
 
     async def hold_chunk(self, upload: Upload, number: int, body: Body | None) -> HeldChunk:
         """Put a chunk on disk unless it is there, and keep its record locked; without a body it has to be there.

@@ -3,6 +3,7 @@
 A month's directory comes with its first upload, and goes by the cleanup when it is empty, at any moment in between.
 """
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -63,13 +64,13 @@ def _make_once(root: Directory, path: str, name: str) -> Directory:
 
 
 def is_there(root: Directory, upload: Upload) -> bool:
-    """Whether anything is left of the directory of an upload."""
+    """Whether anything is left of the directory of an upload, or the disk does not tell."""
     path, _, name = upload.temp_path.rpartition("/")
     try:
         with root.enter(path) as month:
             month.status(name)
-    except FileNotFoundError:
-        return False
+    except OSError as error:
+        return error.errno != errno.ENOENT
     return True
 
 
