@@ -615,6 +615,20 @@ async def test_a_merge_waits_for_the_removal_of_its_stray_blob_and_places_its_ow
         assert await checked_accounts(stack.services.database) == {"alice": Account(finished=CONTENT.size)}
 
 
+async def test_what_a_merge_is_just_placing_is_no_stray(make_stack_on: MakeStack, clock: ManualClock) -> None:
+    """Linked by an earlier attempt, long ago: the row is written and not committed while others look."""
+    async with make_stack_on(clock=clock) as stack:
+        upload = await place_stray_blob(stack)
+        clock.advance(40 * DAY + 2 * HOUR)
+        with paused_call("fsync", only=lambda path: path == blob_path(stack.data, CONTENT.sha256).parent) as pause:
+            merging = await while_paused(pause, stack.services.merging.wait(upload.id))
+            reconciling = asyncio.create_task(stack.services.reconciling.reconcile())
+            assert await still_waits(reconciling)
+            pause.go_on.set()
+            await merging
+        assert Kind.STRAY_BLOB not in {drift.kind for drift in (await reconciling).drifts}
+
+
 async def test_a_merge_that_commits_after_the_look_keeps_its_blob(make_stack_on: MakeStack, clock: ManualClock) -> None:
     async with make_stack_on(clock=clock) as stack:
         upload = await place_stray_blob(stack)

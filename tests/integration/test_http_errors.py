@@ -13,7 +13,7 @@ from tests.support.content import KIB, Content
 from tests.support.faults import failing_call
 from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
-from tests.support.stack import Stack
+from tests.support.stack import Stack, without_database
 from uploader.http.problem import STATUS
 
 CONTENT = Content(100 * KIB)
@@ -130,10 +130,7 @@ async def test_a_failing_disk_is_told_without_leaks_and_loses_nothing(stack: Sta
 async def test_without_the_database_the_answer_is_try_again(
     make_stack: MakeStack, sqlite_url: str, tmp_path: Path
 ) -> None:
-    async with make_stack(database_url=sqlite_url) as stack:
-        await stack.services.database.engine.dispose()
-        (tmp_path / "test.db").rename(tmp_path / "away.db")
-        (tmp_path / "test.db").mkdir()
+    async with make_stack(database_url=sqlite_url) as stack, without_database(stack, tmp_path / "test.db"):
         response = await stack.client.get("/me/usage")
     assert problem(response, 503, "unavailable")["retryable"] is True
     assert int(response.headers["retry-after"]) > 0

@@ -15,6 +15,7 @@ from tests.support.faults import left_open, open_files_under
 from tests.support.jwts import hmac_signer
 from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
+from tests.support.stack import without_database
 from tests.support.waiting import eventually
 
 CONTENT = Content(33 * 64 * KIB)
@@ -96,27 +97,20 @@ async def test_without_the_database_nobody_new_gets_in_and_who_is_known_goes_on(
         known.headers.update(bearer("known"))
         await stack.open(CONTENT, known)
         await stack.put(CONTENT, 0, known)
-        await stack.services.database.engine.dispose()
-        (tmp_path / "test.db").rename(tmp_path / "away.db")
-        (tmp_path / "test.db").mkdir()
-        assert (await stack.put(CONTENT, 1, known)).status_code == 200
-        new = await stack.anonymous().get("/me/usage", headers=bearer("new"))
-        problem(new, 503, "unavailable")
-        forged = hmac_signer("a secret that is long, and not the one").token(claims_at(clock))
-        response = await stack.anonymous().get("/me/usage", headers={"Authorization": f"Bearer {forged}"})
-        problem(response, 401, "unauthenticated")
-        (tmp_path / "test.db").rmdir()
-        (tmp_path / "away.db").rename(tmp_path / "test.db")
+        async with without_database(stack, tmp_path / "test.db"):
+            assert (await stack.put(CONTENT, 1, known)).status_code == 200
+            new = await stack.anonymous().get("/me/usage", headers=bearer("new"))
+            problem(new, 503, "unavailable")
+            forged = hmac_signer("a secret that is long, and not the one").token(claims_at(clock))
+            response = await stack.anonymous().get("/me/usage", headers={"Authorization": f"Bearer {forged}"})
+            problem(response, 401, "unauthenticated")
         assert (await stack.anonymous().get("/me/usage", headers=bearer("new"))).status_code == 200
 
 
 async def test_tokens_and_links_that_can_not_be_checked_are_no_tokens_and_links(
     make_stack: MakeStack, sqlite_url: str, tmp_path: Path
 ) -> None:
-    async with make_stack(database_url=sqlite_url) as stack:
-        await stack.services.database.engine.dispose()
-        (tmp_path / "test.db").rename(tmp_path / "away.db")
-        (tmp_path / "test.db").mkdir()
+    async with make_stack(database_url=sqlite_url) as stack, without_database(stack, tmp_path / "test.db"):
         link = "/me/files/x/content?user=alice&expires=99999999999&signature=0"
         for path in ("/me/usage", "/admin/usage", link):
             problem(await stack.client.get(path), 503, "unavailable")

@@ -73,6 +73,18 @@ class Stack:
 
 
 @asynccontextmanager
+async def without_database(stack: Stack, path: Path) -> AsyncIterator[None]:
+    """Within, nothing can be asked of its SQLite, which lies at `path`."""
+    away = path.with_name("away.db")
+    await stack.services.database.engine.dispose()
+    path.rename(away)
+    path.mkdir()
+    yield
+    path.rmdir()
+    away.rename(path)
+
+
+@asynccontextmanager
 async def running_stack(
     data: Path,
     database_url: str,
