@@ -19,7 +19,7 @@ from benchmarks import report
 from benchmarks.report import Row
 from tests.support.bodies import InPieces
 from uploader.domain.upload import State, Upload
-from uploader.storage.local import LocalStorage
+from uploader.storage.local.store import LocalStorage
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 SECTION = "closer"

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from uploader.accounting.audit import Audit
 from uploader.accounting.challenges import Budgets, Challenges
-from uploader.accounting.connection import Connection, connect, connect_to_socket
+from uploader.accounting.connection import RedisConnection, connect, connect_to_socket
 from uploader.accounting.pending import Delays, Pending
-from uploader.accounting.waking import Waker
+from uploader.accounting.wakeups import Wakeups
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import meta, migrate
@@ -23,19 +23,19 @@ from uploader.database.engine import Database
 from uploader.embedded import end_with_parent, socket_path
 from uploader.errors import ConfigurationError
 from uploader.exposition import Exposition
-from uploader.http import routes
-from uploader.http.admin import AdminHandlers
-from uploader.http.admin_routes import admin_operations
-from uploader.http.allocation import collect_seldom, keep_freed_memory
+from uploader.http.admin.handlers import AdminHandlers
+from uploader.http.admin.routes import admin_operations
 from uploader.http.app import Application, Lifespan
-from uploader.http.auth import Authenticator
-from uploader.http.body import Intake
-from uploader.http.limits import LIMITS_STATE, connection_limits
-from uploader.http.native import FileHandlers, UploadHandlers
-from uploader.http.operations import OperationsHandlers
-from uploader.http.origins import Origins
-from uploader.http.pages import PageHandlers
-from uploader.http.sendfile import SENDERS_STATE, Senders
+from uploader.http.auth.authenticator import Authenticator
+from uploader.http.auth.origins import Origins
+from uploader.http.bodies.intake import Intake
+from uploader.http.native import routes
+from uploader.http.native.uploads import FileHandlers, UploadHandlers
+from uploader.http.ops.handlers import OperationsHandlers
+from uploader.http.ops.pages import PageHandlers
+from uploader.http.server.allocation import collect_seldom, keep_freed_memory
+from uploader.http.server.limits import LIMITS_STATE, connection_limits
+from uploader.http.server.sendfile import SENDERS_STATE, Senders
 from uploader.jobs.cleanup import Cleaner
 from uploader.jobs.collector import Collector
 from uploader.jobs.expirer import Expirer
@@ -46,32 +46,32 @@ from uploader.jobs.runner import Runner
 from uploader.jobs.snapshot import Snapshot
 from uploader.jobs.sweeper import Sweeper
 from uploader.observability import configure_logging
-from uploader.service.accounts import Accounts
-from uploader.service.admission import Admission
-from uploader.service.chunks import Chunks
-from uploader.service.cleanup import Cleanup
-from uploader.service.closers import Closers
+from uploader.service.access.accounts import Accounts
+from uploader.service.access.links import Links
+from uploader.service.access.owner import owner_token
+from uploader.service.audit.reconciling import Reconciling
+from uploader.service.audit.recounting import Recounting
 from uploader.service.files import Files
-from uploader.service.flushing import Flushing
-from uploader.service.gauges import Gauges
-from uploader.service.health import Health
-from uploader.service.instant import BUDGET_WINDOW_SECONDS, Instant
-from uploader.service.links import Links
-from uploader.service.merging import Merging
-from uploader.service.opening import Openings
-from uploader.service.overview import Overview
-from uploader.service.owner import owner_token
-from uploader.service.reconciling import Reconciling
-from uploader.service.recounting import Recounting
-from uploader.service.reports import Reports
-from uploader.service.scrubbing import Scrubbing
-from uploader.service.sweeping import Sweeping
-from uploader.service.uploads import Uploads
+from uploader.service.insight.gauges import Gauges
+from uploader.service.insight.health import Health
+from uploader.service.insight.overview import Overview
+from uploader.service.insight.reports import Reports
+from uploader.service.upkeep.cleanup import Cleanup
+from uploader.service.upkeep.flushing import Flushing
+from uploader.service.upkeep.scrubbing import Scrubbing
+from uploader.service.upkeep.sweeping import Sweeping
+from uploader.service.uploads.admission import Admission
+from uploader.service.uploads.closers import Closers
+from uploader.service.uploads.instant import BUDGET_WINDOW_SECONDS, Instant
+from uploader.service.uploads.merging import Merging
+from uploader.service.uploads.opening import Openings
+from uploader.service.uploads.receiving import Chunks
+from uploader.service.uploads.status import Uploads
 from uploader.settings import Settings
-from uploader.storage.local import LocalStorage
+from uploader.storage.local.store import LocalStorage
 
 if TYPE_CHECKING:
-    from uploader.http.claims import Verifier
+    from uploader.http.auth.jwt import Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def redis_directory(settings: Settings) -> Path:
     return settings.data.absolute() / "redis"
 
 
-def _create_redis(settings: Settings) -> Connection:
+def _create_redis(settings: Settings) -> RedisConnection:
     if settings.redis_url is not None:
         return connect(settings.redis_url)
     return connect_to_socket(socket_path(redis_directory(settings)))
@@ -100,7 +100,7 @@ class Services:
     clock: Clock
     database: Database
     storage: LocalStorage
-    redis: Connection
+    redis: RedisConnection
     pending: Pending
     accounts: Accounts
     closers: Closers
@@ -123,12 +123,12 @@ class Services:
     reconciling: Reconciling
     scrubbing: Scrubbing
 
-    def waker(self) -> Waker:
+    def waker(self) -> Wakeups:
         """Listens for what ends the sleep of the jobs."""
         queues = [*self.pending.flush_queues, *self.pending.merge_queues]
-        return Waker(self.redis, [queue.wake_channel for queue in queues])
+        return Wakeups(self.redis, [queue.wake_channel for queue in queues])
 
-    def runner(self, waker: Waker) -> Runner:
+    def runner(self, waker: Wakeups) -> Runner:
         """The background jobs."""
         settings = self.settings
         jobs = [job for queue in self.pending.flush_queues for job in Flusher(queue, self.flushing).as_jobs()]
@@ -307,8 +307,8 @@ def _create_verifier(settings: Settings, clock: Clock) -> "Verifier | None":
     if settings.auth != "jwt":
         return None
     # Here, because who does without JWTs does without the memory that cryptography takes.
-    from uploader.http.claims import Verifier
-    from uploader.http.keys import keys_in_force
+    from uploader.http.auth.jwt import Verifier
+    from uploader.http.auth.keys import keys_in_force
 
     return Verifier(settings, keys_in_force(settings, clock), clock)
 

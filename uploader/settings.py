@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from uploader.errors import ConfigurationError
-from uploader.spelling import (
+from uploader.units import (
     boolean,
     duration_within,
     format_duration,

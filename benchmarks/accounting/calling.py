@@ -10,8 +10,8 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from benchmarks.accounting.scale import Scale
 from benchmarks.accounting.stores import DELAYS, upload_id, valkey
 from benchmarks.report import Row, compared
-from uploader.accounting.connection import Connection, connect
-from uploader.accounting.pending import Pending, Word
+from uploader.accounting.connection import RedisConnection, connect
+from uploader.accounting.pending import Outcome, Pending
 
 _CALLERS = 16
 _CHUNK_BYTES = 64 << 10
@@ -27,7 +27,7 @@ async def _measure(directory: Path, scale: Scale) -> list[Row]:
     with valkey(directory, append_only=True) as server:
         product = connect(server.url)
         pool = BlockingConnectionPool.from_url(server.url, protocol=2, socket_timeout=5)
-        clients: dict[str, Connection] = {"one connection, pipelined": product, "redis-py": Redis.from_pool(pool)}
+        clients: dict[str, RedisConnection] = {"one connection, pipelined": product, "redis-py": Redis.from_pool(pool)}
         callers = {name: _Callers(client, number) for number, (name, client) in enumerate(clients.items())}
         cpu: dict[str, list[float]] = {name: [] for name in clients}
         for each in callers.values():
@@ -44,7 +44,7 @@ async def _measure(directory: Path, scale: Scale) -> list[Row]:
 class _Callers:
     """Requests that record chunks, each one after the other, each of its own upload."""
 
-    def __init__(self, redis: Connection, number: int) -> None:
+    def __init__(self, redis: RedisConnection, number: int) -> None:
         self._pending = Pending(redis, shards=1, delays=DELAYS)
         self._uploads = [upload_id(number * _CALLERS + caller) for caller in range(_CALLERS)]
         self._next_chunk = 0
@@ -71,7 +71,7 @@ class _Callers:
         async def record(upload: str) -> None:
             for chunk in chunks:
                 figures = await self._pending.record_chunk(upload, chunk, _CHUNK_BYTES)
-                assert figures.word is Word.RECORDED
+                assert figures.outcome is Outcome.RECORDED
 
         begin = time.process_time()
         await asyncio.gather(*(record(upload) for upload in self._uploads))

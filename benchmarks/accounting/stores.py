@@ -11,7 +11,7 @@ from pathlib import Path
 from sqlalchemy import text
 
 from tests.support.servers import PrivateMariaDB, PrivateRedis
-from uploader.accounting.connection import Connection, connect
+from uploader.accounting.connection import RedisConnection, connect
 from uploader.accounting.pending import Delays
 from uploader.database import migrate
 from uploader.database.engine import Database
@@ -56,7 +56,7 @@ def valkey(directory: Path, *, append_only: bool) -> Iterator[PrivateRedis]:
 
 
 @asynccontextmanager
-async def connected(server: PrivateRedis) -> AsyncIterator[Connection]:
+async def connected(server: PrivateRedis) -> AsyncIterator[RedisConnection]:
     """The product's client."""
     client = connect(server.url)
     try:

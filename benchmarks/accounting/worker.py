@@ -10,16 +10,16 @@ from pathlib import Path
 from benchmarks.accounting.filled import Filled, Shape
 from benchmarks.accounting.stores import DELAYS, connected, cpu_seconds, mariadb, open_uploads, valkey
 from tests.support.invariants import checked_accounts
-from uploader.accounting.connection import Connection
+from uploader.accounting.connection import RedisConnection
 from uploader.accounting.delay import MAX_CLAIM
 from uploader.accounting.keys import FLUSH_QUEUE
 from uploader.accounting.pending import Claim, Delays, Pending, UploadQueue
 from uploader.clock import Clock
 from uploader.database.engine import Database
 from uploader.jobs.flusher import Flusher
-from uploader.service.closers import Closers
-from uploader.service.flushing import Flushing
-from uploader.storage.local import LocalStorage
+from uploader.service.upkeep.flushing import Flushing
+from uploader.service.uploads.closers import Closers
+from uploader.storage.local.store import LocalStorage
 
 _NEVER = 1 << 40
 
@@ -29,7 +29,7 @@ class Worker:
     """One worker process with its stores: the product's own parts, and nothing else that runs."""
 
     uploads: Filled
-    redis: Connection
+    redis: RedisConnection
     database: Database
     database_pid: int
     pending: Pending
@@ -72,7 +72,7 @@ class Worker:
 class TimedQueue(UploadQueue):
     """The queue of a shard at a time that the benchmark tells: what is to be seen need not be waited for."""
 
-    def __init__(self, redis: Connection, delays: Delays, now_ms: Callable[[], int]) -> None:
+    def __init__(self, redis: RedisConnection, delays: Delays, now_ms: Callable[[], int]) -> None:
         super().__init__(redis, 0, FLUSH_QUEUE, lease_seconds=delays.lease_seconds)
         self.now_ms = now_ms
 

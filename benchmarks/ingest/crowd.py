@@ -21,8 +21,8 @@ from uploader.domain.upload import State, Upload
 from uploader.embedded import socket_path
 from uploader.service.ids import new_id
 from uploader.settings import Settings
-from uploader.storage.chunkfiles import ChunkFiles
 from uploader.storage.disk import Root
+from uploader.storage.local.chunkfiles import ChunkFiles
 
 CHUNK_BYTES = 64 * KIB
 # So that the map of an upload is not larger than a page.

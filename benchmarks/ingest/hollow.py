@@ -7,10 +7,11 @@ from typing import Any
 from unittest.mock import patch
 
 from uploader import bootstrap
-from uploader.accounting.pending import Figures, Pending, Word
-from uploader.cli import main, serving
+from uploader.accounting.pending import Outcome, Pending, RecordResult
+from uploader.cli import main
+from uploader.cli.server import serving
 from uploader.http.app import Application
-from uploader.storage.local import LocalStorage
+from uploader.storage.local.store import LocalStorage
 
 
 class _Held:
@@ -26,8 +27,8 @@ async def _hold(*_: Any) -> _Held:
     return _Held()
 
 
-async def _record(*_: Any) -> Figures:
-    return Figures(Word.RECORDED, received=1, chunks=1, chunk_count=2, settled=False)
+async def _record(*_: Any) -> RecordResult:
+    return RecordResult(Outcome.RECORDED, received=1, chunks=1, chunk_count=2, settled=False)
 
 
 def create_app() -> Application:

@@ -6,11 +6,12 @@ This is no setting of the product: it is for telling receiving from hashing. A m
 from unittest.mock import patch
 
 from uploader import bootstrap
-from uploader.cli import main, serving
+from uploader.cli import main
+from uploader.cli.server import serving
 from uploader.domain.upload import Upload
 from uploader.http.app import Application
-from uploader.storage import local
-from uploader.storage.frontier import Frontiers
+from uploader.storage.local import store as local
+from uploader.storage.local.frontier import Frontiers
 
 
 class Unfollowed(Frontiers):

@@ -15,7 +15,7 @@ from tests.support.commands import SCHEMA, Commands
 from tests.support.content import MIB, Content
 from tests.support.process import UPLOADER, Server, ended, run_cli
 from tests.support.servers import free_port
-from uploader.cli.events import AnyEvent
+from uploader.cli.client.events import AnyEvent
 
 CONTENT = Content(3 * MIB + 1, seed=81)
 
@@ -129,10 +129,10 @@ def test_json_is_one_event_a_line_and_as_its_schema_says(commands: Commands, tmp
 
 
 def test_the_schema_is_that_of_the_events() -> None:
-    """`python -m uploader.cli.events` prints it."""
+    """`python -m uploader.cli.client.events` prints it."""
     assert json.loads(SCHEMA.read_text())["anyOf"] == msgspec.json.schema(AnyEvent)["anyOf"]
     printed = subprocess.run(
-        [UPLOADER.with_name("python"), "-m", "uploader.cli.events"], capture_output=True, text=True, check=True
+        [UPLOADER.with_name("python"), "-m", "uploader.cli.client.events"], capture_output=True, text=True, check=True
     )
     assert printed.stdout == SCHEMA.read_text()
 

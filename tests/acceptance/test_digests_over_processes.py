@@ -7,8 +7,8 @@ import httpx2
 
 from tests.support.content import KIB, Content
 from tests.support.process import Server, ended, wait_for
-from uploader.storage import digestfile
-from uploader.storage.digestfile import Frontier
+from uploader.storage.local import digestfile
+from uploader.storage.local.digestfile import Frontier
 
 CONTENT = Content(20 * 64 * KIB + 7)
 SETTINGS = {"AUTH": "none", "FREE_SPACE_FLOOR": "0", "CLAIM_LEASE": "2s"}

@@ -23,9 +23,9 @@ from tests.support.process import Server as ServerProcess
 from tests.support.process import ended
 from tests.support.sockets import Server, serving_stack
 from tests.support.waiting import eventually
-from uploader.client import plan
-from uploader.client.hashing import sample_of
-from uploader.client.source import open_source
+from uploader.client.transfers import plan
+from uploader.client.transfers.hashing import sample_of
+from uploader.client.transfers.source import open_source
 from uploader.database import models
 from uploader.service.ids import new_id
 

@@ -14,7 +14,7 @@ from tests.chaos.installation import Installation
 from tests.chaos.monkey import Monkey
 from uploader.clock import Clock
 from uploader.database.engine import Database
-from uploader.service.accounts import Accounts
+from uploader.service.access.accounts import Accounts
 
 _CLIENTS = 16
 _FINISH_SECONDS = 60.0

@@ -12,7 +12,7 @@ from tests.support.content import KIB, MIB
 from tests.support.invariants import Shape, check_pending
 from tests.support.servers import PrivateRedis
 from uploader.accounting.keys import shard_of
-from uploader.accounting.pending import TOMBSTONE_SECONDS, Claim, Delays, Figures, Pending, UploadQueue, Word
+from uploader.accounting.pending import TOMBSTONE_SECONDS, Claim, Delays, Outcome, Pending, RecordResult, UploadQueue
 from uploader.domain.chunks import chunk_count, chunk_length, to_bitmap
 
 # The clock of these tests is in seconds from here, the first millisecond of a minute.
@@ -52,7 +52,7 @@ class Ledger:
         generation: int = 0,
         flushed: int = 0,
         now: float = 0,
-    ) -> Figures:
+    ) -> RecordResult:
         self.shapes[upload_id] = shape
         count = chunk_count(shape.size, shape.chunk_size)
         figures = await self.pending.hydrate(
@@ -80,14 +80,14 @@ class Ledger:
         )
         await self.check()
 
-    async def record(self, number: int, now: float = 0, upload_id: str = "u") -> Figures:
+    async def record(self, number: int, now: float = 0, upload_id: str = "u") -> RecordResult:
         shape = self.shapes.get(upload_id, SHAPE)
         length = chunk_length(number, shape.size, shape.chunk_size)
         figures = await self.pending.record_chunk(upload_id, number, length, at(now))
         await self.check()
         return figures
 
-    async def settle(self, now: float = 0) -> Figures:
+    async def settle(self, now: float = 0) -> RecordResult:
         for number in range(LAST):
             await self.record(number, now)
         return await self.record(LAST, now)
@@ -141,7 +141,7 @@ async def ledger(redis_url: str) -> AsyncIterator[Ledger]:
 @pytest.fixture
 async def opened(ledger: Ledger) -> Ledger:
     """A ledger that knows the open upload `u`."""
-    assert (await ledger.hydrate()).word is Word.HYDRATED
+    assert (await ledger.hydrate()).outcome is Outcome.HYDRATED
     return ledger
 
 
@@ -149,7 +149,7 @@ async def opened(ledger: Ledger) -> Ledger:
 
 
 async def test_a_recorded_chunk_counts_and_becomes_due_after_the_quiet_interval(opened: Ledger) -> None:
-    assert await opened.record(3) == Figures(Word.RECORDED, CHUNK, 1, 10, settled=False)
+    assert await opened.record(3) == RecordResult(Outcome.RECORDED, CHUNK, 1, 10, settled=False)
     assert await opened.due(opened.flush) == QUIET
     assert await opened.buckets("flush") == [0]
     assert await opened.due(opened.merge) is None
@@ -161,45 +161,45 @@ async def test_the_last_chunk_counts_with_its_own_length(opened: Ledger) -> None
 
 async def test_a_duplicate_counts_nothing_and_pushes_nothing_back(opened: Ledger) -> None:
     await opened.record(3)
-    assert await opened.record(3, now=4) == Figures(Word.DUPLICATE, CHUNK, 1, 10, settled=False)
+    assert await opened.record(3, now=4) == RecordResult(Outcome.DUPLICATE, CHUNK, 1, 10, settled=False)
     assert await opened.due(opened.flush) == QUIET
 
 
 async def test_an_unknown_upload_asks_to_be_hydrated_and_leaves_nothing(ledger: Ledger) -> None:
-    assert (await ledger.record(0)).word is Word.REHYDRATE
+    assert (await ledger.record(0)).outcome is Outcome.REHYDRATE
     assert await ledger.redis.keys() == [b"era:{s00}"]
 
 
 async def test_an_upload_that_was_introduced_takes_chunks(ledger: Ledger) -> None:
     await ledger.introduce()
-    assert await ledger.record(3) == Figures(Word.RECORDED, CHUNK, 1, 10, settled=False)
+    assert await ledger.record(3) == RecordResult(Outcome.RECORDED, CHUNK, 1, 10, settled=False)
     assert await ledger.due(ledger.flush) == QUIET
 
 
 async def test_to_introduce_leaves_alone_what_others_made_of_the_upload_meanwhile(ledger: Ledger) -> None:
     await ledger.hydrate(present=(0, 1), generation=1, flushed=CHUNK)
     await ledger.introduce()
-    assert (await ledger.record(1)).word is Word.DUPLICATE
+    assert (await ledger.record(1)).outcome is Outcome.DUPLICATE
     assert await ledger.fact("generation") == 1
     assert await ledger.fact("flushed") == CHUNK
     await ledger.forget()
     await ledger.introduce()
-    assert (await ledger.record(2)).word is Word.CANCELLED
+    assert (await ledger.record(2)).outcome is Outcome.CANCELLED
 
 
 async def test_to_introduce_after_a_loss_of_redis_is_left_to_whoever_reads_the_map(ledger: Ledger) -> None:
     era = (await ledger.pending.read("u")).era
     await ledger.redis.flushall()
     await ledger.introduce(era=era)
-    assert (await ledger.record(1)).word is Word.REHYDRATE
+    assert (await ledger.record(1)).outcome is Outcome.REHYDRATE
 
 
 async def test_after_flushall_a_chunk_asks_to_be_hydrated(opened: Ledger) -> None:
     await opened.record(0)
     await opened.redis.flushall()
-    assert (await opened.record(1)).word is Word.REHYDRATE
+    assert (await opened.record(1)).outcome is Outcome.REHYDRATE
     await opened.hydrate(present=(0, 1))
-    assert (await opened.record(1)).word is Word.DUPLICATE
+    assert (await opened.record(1)).outcome is Outcome.DUPLICATE
 
 
 async def test_after_a_restart_a_chunk_asks_to_be_hydrated_even_if_everything_was_kept(own_redis: PrivateRedis) -> None:
@@ -211,7 +211,7 @@ async def test_after_a_restart_a_chunk_asks_to_be_hydrated_even_if_everything_wa
     own_redis.start()
     assert await ledger.fact("received") == CHUNK
     assert (await ledger.pending.read("u")).state == ""
-    assert (await ledger.record(1)).word is Word.REHYDRATE
+    assert (await ledger.record(1)).outcome is Outcome.REHYDRATE
     await ledger.hydrate(present=(0, 1))
     assert (await ledger.record(1)).received == 2 * CHUNK
     await ledger.redis.aclose()
@@ -276,7 +276,7 @@ async def test_a_chunk_never_pushes_a_claimed_task_beyond_its_lease(opened: Ledg
 
 
 async def test_the_last_bit_settles(opened: Ledger) -> None:
-    assert await opened.settle(now=7) == Figures(Word.RECORDED, SHAPE.size, 10, 10, settled=True)
+    assert await opened.settle(now=7) == RecordResult(Outcome.RECORDED, SHAPE.size, 10, 10, settled=True)
     assert await opened.due(opened.flush) is None
     assert await opened.due(opened.merge) == 7 + LEASE
     assert (await opened.pending.read("u")).state == "merging"
@@ -284,13 +284,13 @@ async def test_the_last_bit_settles(opened: Ledger) -> None:
 
 async def test_a_settled_upload_takes_no_more_chunks(opened: Ledger) -> None:
     await opened.settle()
-    assert await opened.record(3, now=4) == Figures(Word.MERGING, SHAPE.size, 10, 10, settled=True)
+    assert await opened.record(3, now=4) == RecordResult(Outcome.MERGING, SHAPE.size, 10, 10, settled=True)
     assert await opened.due(opened.merge) == LEASE
 
 
 async def test_an_upload_of_one_chunk_settles_with_it(ledger: Ledger) -> None:
     await ledger.hydrate(shape=Shape(size=10, chunk_size=CHUNK))
-    assert await ledger.record(0) == Figures(Word.RECORDED, 10, 1, 1, settled=True)
+    assert await ledger.record(0) == RecordResult(Outcome.RECORDED, 10, 1, 1, settled=True)
     assert await ledger.due(ledger.flush) is None
 
 
@@ -298,7 +298,7 @@ async def test_a_duplicate_on_a_full_upload_arms_its_merge(opened: Ledger) -> No
     await opened.settle()
     await opened.redis.delete(f"due:{{s00}}:merge:{MINUTE}", "minutes:{s00}:merge")
     await opened.redis.hdel(UP, "due_minute")
-    assert (await opened.record(3, now=100)).word is Word.MERGING
+    assert (await opened.record(3, now=100)).outcome is Outcome.MERGING
     assert await opened.due(opened.merge) == 100 + LEASE
 
 
@@ -306,7 +306,7 @@ async def test_a_duplicate_on_a_full_upload_arms_its_merge(opened: Ledger) -> No
 async def test_a_chunk_of_a_closed_upload_is_told_how_it_ended(opened: Ledger, word: str) -> None:
     await opened.record(0)
     await opened.forget(word)
-    assert await opened.record(1) == Figures(Word(word), 0, 0, 0, settled=False)
+    assert await opened.record(1) == RecordResult(Outcome(word), 0, 0, 0, settled=False)
 
 
 async def test_without_a_given_time_the_time_of_redis_counts(opened: Ledger) -> None:
@@ -472,7 +472,7 @@ async def test_an_ack_takes_a_batch(opened: Ledger) -> None:
 
 async def test_hydrating_counts_what_the_map_has(ledger: Ledger) -> None:
     figures = await ledger.hydrate(present=(0, LAST), flushed=CHUNK, now=3)
-    assert figures == Figures(Word.HYDRATED, 2 * CHUNK - 1000, 2, 10, settled=False)
+    assert figures == RecordResult(Outcome.HYDRATED, 2 * CHUNK - 1000, 2, 10, settled=False)
     assert await ledger.due(ledger.flush) == 3 + QUIET
 
 
@@ -487,8 +487,8 @@ async def test_within_an_era_hydrating_only_adds(opened: Ledger) -> None:
     figures = await opened.hydrate(present=(1,), flushed=0)
     assert (figures.received, figures.chunks) == (2 * CHUNK, 2)
     assert await opened.fact("flushed") == CHUNK
-    assert (await opened.record(0)).word is Word.DUPLICATE
-    assert (await opened.record(1)).word is Word.DUPLICATE
+    assert (await opened.record(0)).outcome is Outcome.DUPLICATE
+    assert (await opened.record(1)).outcome is Outcome.DUPLICATE
 
 
 async def test_a_newer_generation_replaces(opened: Ledger) -> None:
@@ -499,7 +499,7 @@ async def test_a_newer_generation_replaces(opened: Ledger) -> None:
     assert (figures.received, figures.chunks) == (CHUNK, 1)
     assert await opened.fact("flushed") == CHUNK
     assert await opened.due(opened.flush) is None
-    assert (await opened.record(2)).word is Word.RECORDED
+    assert (await opened.record(2)).outcome is Outcome.RECORDED
 
 
 async def test_a_newer_generation_reopens_a_settled_upload(opened: Ledger) -> None:
@@ -507,7 +507,7 @@ async def test_a_newer_generation_reopens_a_settled_upload(opened: Ledger) -> No
     assert (await opened.hydrate(present=(0, 1), generation=1)).settled is False
     assert await opened.due(opened.merge) is None
     assert await opened.due(opened.flush) == QUIET
-    assert (await opened.record(2)).word is Word.RECORDED
+    assert (await opened.record(2)).outcome is Outcome.RECORDED
 
 
 async def test_a_newer_era_replaces(own_redis: PrivateRedis) -> None:
@@ -526,7 +526,7 @@ async def test_a_newer_era_replaces(own_redis: PrivateRedis) -> None:
 
 async def test_hydrating_is_refused_where_a_tombstone_stands(opened: Ledger) -> None:
     await opened.forget("expired")
-    assert (await opened.hydrate(present=(0,))).word is Word.EXPIRED
+    assert (await opened.hydrate(present=(0,))).outcome is Outcome.EXPIRED
     assert await opened.redis.hgetall(UP) == {b"state": b"expired"}
 
 
@@ -534,7 +534,7 @@ async def test_hydrating_is_refused_if_the_era_moved_by_a_loss_of_everything(ope
     era = (await opened.pending.read("u")).era
     await opened.redis.flushall()
     await opened.record(0)
-    assert (await opened.hydrate(present=(0,), era=era)).word is Word.ERA_MOVED
+    assert (await opened.hydrate(present=(0,), era=era)).outcome is Outcome.ERA_MOVED
     assert await opened.redis.exists(UP) == 0
 
 
@@ -546,7 +546,7 @@ async def test_hydrating_is_refused_if_the_era_moved_by_a_restart(own_redis: Pri
     await ledger.redis.aclose()
     own_redis.kill()
     own_redis.start()
-    assert (await ledger.hydrate(present=(3, 4), era=era)).word is Word.ERA_MOVED
+    assert (await ledger.hydrate(present=(3, 4), era=era)).outcome is Outcome.ERA_MOVED
     assert await ledger.fact("received") == CHUNK
     await ledger.redis.aclose()
 
@@ -562,7 +562,7 @@ async def test_hydrating_again_and_again_does_not_put_off_the_flush(opened: Ledg
 async def test_hydrating_a_full_upload_arms_its_merge_at_once(opened: Ledger) -> None:
     await opened.record(0)
     figures = await opened.hydrate(present=tuple(range(10)), now=8)
-    assert figures == Figures(Word.HYDRATED, SHAPE.size, 10, 10, settled=True)
+    assert figures == RecordResult(Outcome.HYDRATED, SHAPE.size, 10, 10, settled=True)
     assert await opened.due(opened.flush) is None
     assert await opened.due(opened.merge) == 8
 
@@ -588,7 +588,7 @@ async def test_forgetting_drops_everything_but_a_tombstone(opened: Ledger, settl
 async def test_forgetting_twice_or_what_is_unknown_leaves_a_tombstone(ledger: Ledger) -> None:
     await ledger.forget("cancelled")
     await ledger.forget("failed")
-    assert (await ledger.record(0)).word is Word.FAILED
+    assert (await ledger.record(0)).outcome is Outcome.FAILED
 
 
 async def test_forgetting_one_upload_leaves_others_due(opened: Ledger) -> None:
@@ -648,4 +648,4 @@ async def test_reading_tells_what_is_known(opened: Ledger) -> None:
 async def test_the_era_is_the_same_for_every_process(opened: Ledger) -> None:
     other = Pending(opened.redis, shards=1, delays=DELAYS)
     assert (await other.read("u")).era == (await opened.pending.read("u")).era
-    assert (await other.record_chunk("u", 0, CHUNK, at(0))).word is Word.RECORDED
+    assert (await other.record_chunk("u", 0, CHUNK, at(0))).outcome is Outcome.RECORDED

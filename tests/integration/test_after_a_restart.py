@@ -12,7 +12,8 @@ from tests.support.faults import recorded_calls
 from tests.support.stack import Stack
 from uploader.database import queries
 from uploader.domain.upload import Upload
-from uploader.storage import chunkmap, local
+from uploader.storage.local import chunkmap
+from uploader.storage.local import store as local
 
 CONTENT = Content(5 * 64 * KIB - 100)
 LAST = CONTENT.chunk_count - 1

@@ -23,15 +23,16 @@ from tests.support.rows import upload_row
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
-from uploader.database import models, queries, transactions
+from uploader.database import models, queries
+from uploader.database.transactions import uploads as transactions
 from uploader.domain.months import month_path
 from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed
 from uploader.jobs.cleanup import Cleaner
-from uploader.service.cleanup import Cleaned
-from uploader.service.findings import Kind
+from uploader.service.audit.drift import Kind
 from uploader.service.ids import new_id
-from uploader.storage.local import LocalStorage
+from uploader.service.upkeep.cleanup import Cleaned
+from uploader.storage.local.store import LocalStorage
 
 T = TypeVar("T")
 

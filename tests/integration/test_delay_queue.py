@@ -8,7 +8,7 @@ import pytest
 from redis import Redis as SyncRedis
 
 from tests.support.servers import PrivateRedis
-from uploader.accounting.connection import Connection, connect
+from uploader.accounting.connection import RedisConnection, connect
 from uploader.accounting.delay import DelayQueue, Task
 from uploader.errors import Unavailable
 
@@ -21,14 +21,14 @@ def at(seconds: float) -> int:
 
 
 @pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Connection]:
+async def redis(redis_url: str) -> AsyncIterator[RedisConnection]:
     connection = connect(redis_url)
     yield connection
     await connection.aclose()
 
 
 @pytest.fixture
-def queue(redis: Connection) -> DelayQueue:
+def queue(redis: RedisConnection) -> DelayQueue:
     return DelayQueue(redis, "desks", lease_seconds=LEASE)
 
 
@@ -111,7 +111,7 @@ async def test_a_task_of_the_same_name_is_not_acknowledged_by_a_claim_of_the_las
     assert not await queue.ack(task)
 
 
-async def test_competing_workers_never_claim_one_task_twice(redis: Connection, queue: DelayQueue) -> None:
+async def test_competing_workers_never_claim_one_task_twice(redis: RedisConnection, queue: DelayQueue) -> None:
     names = {f"task-{number}" for number in range(500)}
     for name in names:
         await queue.schedule(name, 0)
@@ -130,7 +130,7 @@ async def test_competing_workers_never_claim_one_task_twice(redis: Connection, q
     assert set(done) == names
 
 
-async def test_queues_and_shards_are_apart(redis: Connection, queue: DelayQueue) -> None:
+async def test_queues_and_shards_are_apart(redis: RedisConnection, queue: DelayQueue) -> None:
     await queue.schedule("desk", 0, now_ms=at(0))
     for other in (DelayQueue(redis, "chairs"), DelayQueue(redis, "desks", shard=1)):
         assert await other.claim(now_ms=at(100)) == []
@@ -188,7 +188,7 @@ async def test_a_worker_sees_what_is_due_though_nothing_wakes_it(redis_url: str,
                 assert (await waiting).id == "desk"
 
 
-async def test_the_example_of_the_documents_holds_a_resource_for_one_worker(redis: Connection) -> None:
+async def test_the_example_of_the_documents_holds_a_resource_for_one_worker(redis: RedisConnection) -> None:
     """docs/architecture.md, `The delay queue alone`: one holder at a time, released after its own time or when done."""
     holds = DelayQueue(redis, "printers", lease_seconds=5)
     released: list[str] = []

@@ -10,7 +10,7 @@ from tests.integration.file_names import INVALID_NAMES, VALID_NAMES
 from tests.support.sockets import serving_stack
 from uploader.domain.digest import EMPTY_MD5
 from uploader.domain.names import normalise_name
-from uploader.http.download import disposition
+from uploader.http.native.download import disposition
 
 
 def test_there_are_three_hundred_and_none_twice() -> None:

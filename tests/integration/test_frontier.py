@@ -23,17 +23,18 @@ from tests.support.reading import counted_reads
 from tests.support.rows import upload_row
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
-from uploader.database import queries, transactions
-from uploader.database.transactions import NotOpen
+from uploader.database import queries
+from uploader.database.transactions import uploads as transactions
+from uploader.database.transactions.uploads import NotOpen
 from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed
-from uploader.service import merging
-from uploader.storage import chunkmap, digestfile, digests, frontier
+from uploader.service.uploads import merging
 from uploader.storage.base import Busy, Digests, Gone
-from uploader.storage.digestfile import Frontier
 from uploader.storage.hashes import PrefixHashes
-from uploader.storage.local import LocalStorage
-from uploader.storage.locks import try_lock
+from uploader.storage.local import chunkmap, digestfile, digests, frontier
+from uploader.storage.local.digestfile import Frontier
+from uploader.storage.local.locks import try_lock
+from uploader.storage.local.store import LocalStorage
 
 CONTENT = Content(8 * 64 * KIB + 1000)
 OTHER = Content(CONTENT.size, seed=1)

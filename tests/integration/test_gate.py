@@ -13,9 +13,10 @@ from tests.support.content import KIB
 from tests.support.rows import upload_row
 from tests.support.waiting import eventually
 from uploader.domain.upload import Upload
-from uploader.storage import chunkfiles, local
-from uploader.storage.local import LocalStorage
-from uploader.storage.locks import try_lock
+from uploader.storage.local import chunkfiles
+from uploader.storage.local import store as local
+from uploader.storage.local.locks import try_lock
+from uploader.storage.local.store import LocalStorage
 
 CHUNK_BYTES = 64 * KIB
 CLOSINGS = 10

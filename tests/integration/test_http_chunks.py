@@ -17,7 +17,7 @@ from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
 from uploader.domain.upload import Upload
-from uploader.service.answers import Target
+from uploader.service.uploads.results import Target
 
 CONTENT = Content(200 * KIB)  # four chunks, the last one shorter
 URL = f"/files/{CONTENT.md5}"

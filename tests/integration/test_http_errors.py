@@ -14,7 +14,7 @@ from tests.support.faults import failing_call
 from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack, without_database
-from uploader.http.problem import STATUS
+from uploader.http.shared.problem import STATUS
 
 CONTENT = Content(100 * KIB)
 URL = f"/files/{CONTENT.md5}"

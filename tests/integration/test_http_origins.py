@@ -9,7 +9,7 @@ from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.stack import Stack
-from uploader.http.envelope import SECURITY_HEADERS
+from uploader.http.shared.exchange import SECURITY_HEADERS
 
 APP, OTHER = "https://app.example", "https://evil.example"
 CONTENT = Content(100 * KIB)
@@ -135,7 +135,7 @@ async def answers(stack: Stack) -> AsyncIterator[dict[str, httpx2.Response]]:
         "explanation": await anonymous.get("/problems/not-found"),
         "script": await anonymous.get("/static/docs.js"),
         "web page": await anonymous.get("/"),
-        "part of the web page": await anonymous.get("/static/web/early.js"),
+        "part of the web page": await anonymous.get("/static/pages/early.js"),
         "metrics": await anonymous.get("/metrics"),
         "document": await anonymous.get("/openapi.json"),
         "health": await anonymous.get("/livez"),

@@ -13,8 +13,8 @@ from tests.support.problems import problem
 from tests.support.stack import Stack
 
 ROOT = Path(__file__).parents[2]
-STATIC = ROOT / "uploader" / "http" / "static"
-PARTS = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.glob("web/**/*.*") if path.suffix != ".html")
+STATIC = ROOT / "uploader" / "web"
+PARTS = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.glob("pages/**/*.*") if path.suffix != ".html")
 MODULES = [name for name in PARTS if name.endswith(".js")]
 PAGES = ["/", "/admin/"]
 
@@ -43,8 +43,8 @@ async def test_the_policy_of_a_page_allows_what_the_server_serves_and_no_more(st
 async def test_only_the_worker_that_hashes_may_compile_web_assembly(stack: Stack) -> None:
     anonymous = stack.anonymous()
     policies = {name: (await anonymous.get(f"/static/{name}")).headers["content-security-policy"] for name in PARTS}
-    assert [name for name, policy in policies.items() if "wasm" in policy] == ["web/upload/hash-worker.js"]
-    assert "connect-src" not in policies["web/upload/hash-worker.js"]
+    assert [name for name, policy in policies.items() if "wasm" in policy] == ["pages/upload/hash-worker.js"]
+    assert "connect-src" not in policies["pages/upload/hash-worker.js"]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -60,7 +60,7 @@ async def test_a_module_imports_only_what_is_served(stack: Stack, name: str) -> 
 
 async def test_a_browser_that_has_a_part_is_not_sent_it_again(stack: Stack) -> None:
     anonymous = stack.anonymous()
-    for path in ("/", "/static/web/ui.css"):
+    for path in ("/", "/static/pages/ui.css"):
         first = await anonymous.get(path)
         assert first.headers["cache-control"] == "no-cache"
         again = await anonymous.get(path, headers={"If-None-Match": first.headers["etag"]})
@@ -71,7 +71,7 @@ async def test_a_browser_that_has_a_part_is_not_sent_it_again(stack: Stack) -> N
 
 async def test_a_page_is_no_part_of_itself(stack: Stack) -> None:
     """It would be there under another policy."""
-    problem(await stack.anonymous().get("/static/web/upload/index.html"), 404, "not-found")
+    problem(await stack.anonymous().get("/static/pages/upload/index.html"), 404, "not-found")
 
 
 async def test_switched_off_the_start_leads_to_the_documentation(make_stack: MakeStack) -> None:
@@ -79,7 +79,7 @@ async def test_switched_off_the_start_leads_to_the_documentation(make_stack: Mak
         anonymous = stack.anonymous()
         answer = await anonymous.get("/")
         assert (answer.status_code, answer.headers["location"]) == (307, "/docs")
-        for path in ("/admin/", "/static/web/ui.css"):
+        for path in ("/admin/", "/static/pages/ui.css"):
             problem(await anonymous.get(path), 404, "not-found")
         assert (await anonymous.get("/static/docs.js")).status_code == 200
 

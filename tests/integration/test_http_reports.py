@@ -21,8 +21,9 @@ from tests.support.rows import file_row
 from tests.support.stack import GIB, Stack
 from uploader.database import models
 from uploader.jobs.snapshot import Snapshot
-from uploader.service import recounting, reports
-from uploader.service.cursors import cursor
+from uploader.service.audit import recounting
+from uploader.service.insight import reports
+from uploader.service.insight.cursors import cursor
 
 SHARED = Content(100 * KIB)
 HERS = Content(70 * KIB, seed=1)

@@ -16,10 +16,10 @@ from tests.support.rows import upload_row
 from tests.support.waiting import eventually
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed, StorageFull
-from uploader.storage import chunkfiles, frontier, openfiles
 from uploader.storage.base import Gone
-from uploader.storage.chunkfiles import HeldRecord
-from uploader.storage.local import LocalStorage
+from uploader.storage.local import chunkfiles, frontier, openfiles
+from uploader.storage.local.chunkfiles import HeldRecord
+from uploader.storage.local.store import LocalStorage
 
 CONTENT = Content(8 * 64 * KIB)
 

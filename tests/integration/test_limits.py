@@ -12,8 +12,8 @@ from tests.conftest import MakeStack
 from tests.support.content import KIB, MIB, Content
 from tests.support.sockets import Connection, serving_stack
 from tests.support.waiting import eventually
-from uploader.http import body
-from uploader.http.protocol import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, MAX_TARGET_BYTES
+from uploader.http.bodies import intake as body
+from uploader.http.server.http11 import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, MAX_TARGET_BYTES
 
 CONTENT = Content(4 * MIB, chunk_size=2 * MIB)
 URL = f"/files/{CONTENT.md5}"

@@ -23,10 +23,11 @@ from tests.support.rows import upload_row
 from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable, UploaderError
-from uploader.storage import chunkfiles, chunkmap, digests, frontier, local
 from uploader.storage.base import Busy, Digests, Gone, Stopping
-from uploader.storage.local import LocalStorage
-from uploader.storage.locks import is_locked, try_lock
+from uploader.storage.local import chunkfiles, chunkmap, digests, frontier
+from uploader.storage.local import store as local
+from uploader.storage.local.locks import is_locked, try_lock
+from uploader.storage.local.store import LocalStorage
 
 CONTENT = Content(8 * 64 * KIB + 1000)
 OTHER = Content(CONTENT.size, seed=1)

@@ -56,9 +56,9 @@ from uploader.bootstrap import Services, create_services
 from uploader.database.engine import Database
 from uploader.domain import chunks
 from uploader.errors import ChunksMissing
-from uploader.service.answers import Complete, Opening, Standing, Stored, Target
+from uploader.service.uploads.results import Complete, Opening, Stored, Target, UploadStatus
 from uploader.settings import Settings
-from uploader.storage import local
+from uploader.storage.local import store as local
 
 # In how many states, all different, the server is started: together more than a thousand.
 STATES = {
@@ -326,7 +326,7 @@ async def _finish(services: Services, upload: Upload) -> None:
 
 
 async def _send_missing(services: Services, target: Target, content: Content, answer: Any) -> Any:
-    if not isinstance(answer, Standing):
+    if not isinstance(answer, UploadStatus):
         return answer
     if not answer.missing:
         return await services.uploads.merge_now(answer.upload)

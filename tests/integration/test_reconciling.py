@@ -21,17 +21,18 @@ from tests.support.layout import blob_path
 from tests.support.process import Server, ended, run_cli
 from tests.support.rows import file_row, upload_row
 from tests.support.stack import Stack
-from uploader.accounting.audit import Snapshot
+from uploader.accounting.audit import AuditedUpload
 from uploader.accounting.keys import upload_keys
-from uploader.database import models, queries, transactions
+from uploader.database import models, queries
 from uploader.database.engine import Connection, Database
+from uploader.database.transactions import uploads as transactions
 from uploader.domain.chunks import from_bitmap, to_bitmap
 from uploader.domain.upload import Upload
 from uploader.jobs.reconciler import Reconciler
 from uploader.observability import DRIFTS
-from uploader.service import reconciling
-from uploader.service.findings import Drift, Findings, Kind
-from uploader.service.reconciling import drifts_of_upload
+from uploader.service.audit import reconciling
+from uploader.service.audit.drift import Drift, Findings, Kind
+from uploader.service.audit.reconciling import drifts_of_upload
 
 CHUNK = 64 * KIB
 # Finished, so that there are a file and a blob.
@@ -615,7 +616,7 @@ def test_a_bitmap_is_read_back_as_it_was_written() -> None:
 def test_pending_bytes_may_be_accounted_up_to_what_is_on_disk(scene_row: Upload) -> None:
     """A commit whose ack has not come is no drift, and nothing below the ack or above the disk is right."""
     present = bytearray([1, 1, 1, 0])
-    snapshot = Snapshot("open", 3 * CHUNK, CHUNK, to_bitmap(present), "flush")
+    snapshot = AuditedUpload("open", 3 * CHUNK, CHUNK, to_bitmap(present), "flush")
     wrong = []
     for accounted in range(5):
         row = replace(scene_row, flushed_bytes=accounted * CHUNK)

@@ -54,7 +54,7 @@ async def test_each_request_is_one_line_with_user_route_outcome_and_id(stack: St
     assert line.pop("time")
     assert line == {
         "level": "info",
-        "logger": "uploader.http.envelope",
+        "logger": "uploader.http.shared.exchange",
         "event": "request",
         "method": "GET",
         "route": "/me/usage",

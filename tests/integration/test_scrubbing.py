@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
 from tests.support.stack import Stack
-from uploader.service.scrubbing import Damage, Problem
+from uploader.service.upkeep.scrubbing import BlobProblem, Damage
 from uploader.storage.base import Stopping
 
 CONTENTS = [Content(3 * 64 * KIB - 100, seed=seed, name=f"{seed}.bin") for seed in range(4)]
@@ -60,7 +60,7 @@ async def test_every_flipped_bit_is_reported_and_nothing_is_touched(stack: Stack
     for bit in [0, content.size * 8 - 1, *random.Random(1).sample(range(content.size * 8), 20)]:
         _flip_bit(path, bit)
         (damage,) = await _scrub(stack)
-        assert (damage.sha256, damage.problem, damage.size) == (content.sha256, Problem.ALTERED, content.size)
+        assert (damage.sha256, damage.problem, damage.size) == (content.sha256, BlobProblem.ALTERED, content.size)
         assert [(file.user_id, file.id) for file in damage.files] == [("alice", files[content.sha256])]
         _flip_bit(path, bit)
         assert await _scrub(stack) == []
@@ -73,7 +73,7 @@ async def test_a_blob_of_another_length_is_reported(stack: Stack, change: str) -
     await _upload_all(stack)
     path = _path(stack, CONTENTS[1])
     path.write_bytes(path.read_bytes()[:-1] if change == "cut" else path.read_bytes() + b"\0")
-    assert [damage.problem for damage in await _scrub(stack)] == [Problem.ALTERED]
+    assert [damage.problem for damage in await _scrub(stack)] == [BlobProblem.ALTERED]
 
 
 async def test_a_blob_without_bytes_and_one_that_the_disk_refuses_are_reported(stack: Stack) -> None:
@@ -83,7 +83,7 @@ async def test_a_blob_without_bytes_and_one_that_the_disk_refuses_are_reported(s
     _path(stack, CONTENTS[2]).unlink()
     _path(stack, CONTENTS[2]).mkdir()
     found = {damage.sha256: damage.problem for damage in await _scrub(stack)}
-    assert found == {CONTENTS[1].sha256: Problem.MISSING, CONTENTS[2].sha256: Problem.UNREADABLE}
+    assert found == {CONTENTS[1].sha256: BlobProblem.MISSING, CONTENTS[2].sha256: BlobProblem.UNREADABLE}
 
 
 async def test_what_is_deleted_or_has_no_refs_is_not_reported(stack: Stack) -> None:

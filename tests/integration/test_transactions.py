@@ -11,12 +11,14 @@ from tests.conftest import MakeStack
 from tests.support.content import KIB
 from tests.support.invariants import Account, checked_accounts
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
-from uploader.database import meta, models, queries, transactions, users
+from uploader.database import meta, models, queries
 from uploader.database.engine import Database, Duplicate
-from uploader.database.transactions import ClaimsChanged, Lost, NotOpen
+from uploader.database.transactions import uploads as transactions
+from uploader.database.transactions import users
+from uploader.database.transactions.uploads import BlobLost, ClaimsChanged, NotOpen
 from uploader.domain.upload import STATE_OF_REASON, Reason, State, Upload
 from uploader.errors import QuotaExceeded, TooManyUploads, UploaderError
-from uploader.service.answers import Opening, Standing
+from uploader.service.uploads.results import Opening, UploadStatus
 
 
 @pytest.fixture
@@ -97,7 +99,7 @@ async def test_a_lowered_quota_refuses_and_takes_nothing(act: Transactions) -> N
 
 
 async def test_opening_for_nobody_is_refused(act: Transactions) -> None:
-    with pytest.raises(Lost):
+    with pytest.raises(BlobLost):
         await act.open(upload_row("nobody"))
     assert list(await checked_accounts(act.database)) == ["alice"]
 
@@ -152,18 +154,18 @@ async def test_two_hundred_openings_through_the_service_do_not_reserve_one_byte_
         services = stack.services
         await services.accounts.set_total_space("alice", fitting * size + size - 1)
 
-        async def open_one(number: int) -> Standing:
+        async def open_one(number: int) -> UploadStatus:
             md5 = digests(f"{number}")["md5"]
             opening = Opening(user_id="alice", md5=md5, sha256=None, name="a", size=size, chunk_size=None, instant=True)
             opened = await services.openings.open(opening)
-            assert isinstance(opened, Standing)
+            assert isinstance(opened, UploadStatus)
             return opened
 
         results = await asyncio.gather(*(open_one(number) for number in range(200)), return_exceptions=True)
-        assert Counter(type(result) for result in results) == {Standing: fitting, QuotaExceeded: 200 - fitting}
+        assert Counter(type(result) for result in results) == {UploadStatus: fitting, QuotaExceeded: 200 - fitting}
         assert (await checked_accounts(services.database))["alice"] == Account(reserved=fitting * size)
         directories = {path.parent.name for path in stack.bytes_on_disk()}
-        assert directories == {result.upload.id for result in results if isinstance(result, Standing)}
+        assert directories == {result.upload.id for result in results if isinstance(result, UploadStatus)}
 
 
 # Telling digests
@@ -439,7 +441,7 @@ async def test_no_instant_file_is_made_of_a_tombstone_or_of_nothing(act: Transac
     for seed in ("content", "unknown"):
         if seed == "content":
             await act.delete(await act.upload_and_merge())
-        with pytest.raises(Lost):
+        with pytest.raises(BlobLost):
             await act.instant(file_row(seed=seed))
     assert await account_of(act) == Account()
 

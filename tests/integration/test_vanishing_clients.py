@@ -18,7 +18,7 @@ from tests.support.content import KIB, MIB, Content
 from tests.support.sockets import Server, serving_stack
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
-from uploader.http.body import BodyBudget
+from uploader.http.bodies.intake import BodyBudget
 
 CLIENTS = 1000
 AT_ONCE = 50

@@ -13,15 +13,15 @@ _RECORD = "accounting/scripts/record_chunk.lua"
 _ACK = "accounting/scripts/ack_flush.lua"
 _CLAIM = "accounting/scripts/claim_due.lua"
 _HYDRATE = "accounting/scripts/hydrate.lua"
-_TRANSACTIONS = "database/transactions.py"
-_CLOSERS = "service/closers.py"
-_CHUNKS = "service/chunks.py"
-_FLUSHING = "service/flushing.py"
-_CHUNK_FILES = "storage/chunkfiles.py"
-_INSTANT = "service/instant.py"
+_TRANSACTIONS = "database/transactions/uploads.py"
+_CLOSERS = "service/uploads/closers.py"
+_CHUNKS = "service/uploads/receiving.py"
+_FLUSHING = "service/upkeep/flushing.py"
+_CHUNK_FILES = "storage/local/chunkfiles.py"
+_INSTANT = "service/uploads/instant.py"
 _CHALLENGES = "accounting/challenges.py"
 _PROOFS = "tests/integration/test_proof_of_possession.py"
-_PROTOCOL = "http/protocol.py"
+_PROTOCOL = "http/server/http11.py"
 _KEPT_FILES = "tests/integration/test_kept_files.py"
 _LIMITS = "tests/integration/test_limits.py"
 _UNCERTAIN = "tests/integration/test_uncertain_commits.py"
@@ -171,7 +171,7 @@ MUTANTS = (
             """        async with self._storage.closing(upload) as closer:
             return await self._hydrate_held(upload, closer)
 """,
-            """        from uploader.storage.local import LocalCloser
+            """        from uploader.storage.local.store import LocalCloser
         return await self._hydrate_held(upload, LocalCloser(self._storage, upload))
 """,
         ),
@@ -189,10 +189,10 @@ MUTANTS = (
         (_RECORD, _SETTLING, ""),
         (
             _CHUNKS,
-            "            if figures.word is not Word.REHYDRATE:\n                return Stored(",
+            "            if figures.outcome is not Outcome.REHYDRATE:\n                return Stored(",
             "            if figures.chunks == figures.chunk_count and not figures.settled:\n"
             "                figures = await self._closers.hydrate(upload)  # which settles\n"
-            "            if figures.word is not Word.REHYDRATE:\n                return Stored(",
+            "            if figures.outcome is not Outcome.REHYDRATE:\n                return Stored(",
         ),
     ),
     _mutant(
@@ -265,12 +265,12 @@ MUTANTS = (
         (
             _CHUNKS,
             "                figures = await self._pending.record_chunk(upload.id, number, length)\n",
-            "                from uploader.accounting.pending import Figures\n"
+            "                from uploader.accounting.pending import RecordResult\n"
             "                if held.written:\n"
             "                    figures = await self._pending.record_chunk(upload.id, number, length)\n"
             "                else:\n"
             "                    known = await self._pending.read(upload.id)\n"
-            "                    figures = Figures(Word.DUPLICATE, known.received, known.chunks, 0, False)\n",
+            "                    figures = RecordResult(Outcome.DUPLICATE, known.received, known.chunks, 0, False)\n",
         ),
     ),
     _mutant(

@@ -12,7 +12,7 @@ from uploader.bootstrap import Services
 from uploader.domain.proof import Challenge
 from uploader.domain.upload import Upload
 from uploader.errors import Unavailable, UploaderError
-from uploader.service.answers import Acknowledged, Answer, Complete, Opening, Stored, Target
+from uploader.service.uploads.results import Acknowledged, Answer, Complete, Opening, Stored, Target
 
 ALICE, BOB = "alice", "bob"
 # So many rounds are under way at once; the connections to the database suffice for them.

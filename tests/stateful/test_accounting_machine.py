@@ -38,15 +38,15 @@ from tests.support.invariants import OPEN_STATES, Shape, check_pending, checked_
 from tests.support.rows import Transactions, upload_row
 from tests.support.servers import PrivateRedis
 from uploader.accounting.keys import upload_keys
-from uploader.accounting.pending import Claim, Figures, UploadQueue, Word
+from uploader.accounting.pending import Claim, Outcome, RecordResult, UploadQueue
 from uploader.bootstrap import create_services
 from uploader.database import models
 from uploader.database.engine import Connection, Duplicate
-from uploader.database.transactions import NotOpen
+from uploader.database.transactions.uploads import NotOpen
 from uploader.domain.chunks import chunk_length, from_bitmap
 from uploader.domain.upload import Reason, State, Upload
 from uploader.errors import ChunksMissing, UploadGone
-from uploader.service.answers import Complete, Stored, Target
+from uploader.service.uploads.results import Complete, Stored, Target
 from uploader.settings import Settings
 from uploader.storage.base import Gone
 
@@ -280,7 +280,7 @@ class AccountingMachine(RuleBasedStateMachine):
         assert len(transfer.acknowledged) <= figures.chunks <= len(disk.present)
         assert figures.settled == (figures.chunks == CHUNK_COUNT)
 
-    async def _store(self, transfer: Transfer, number: int) -> Figures | None:
+    async def _store(self, transfer: Transfer, number: int) -> RecordResult | None:
         """A chunk on its way; where the upload stands if it was acknowledged, None if the upload is closed."""
         upload = transfer.upload
         body = InPieces(transfer.content[number * CHUNK : (number + 1) * CHUNK])
@@ -426,9 +426,9 @@ class AccountingMachine(RuleBasedStateMachine):
         self.now_ms += wait_seconds * 1000
         figures = self.run(self._hydrate(transfer), dies_at)
         if figures is not None:
-            assert (figures.word, figures.received) == (Word.HYDRATED, self._disk(transfer).received)
+            assert (figures.outcome, figures.received) == (Outcome.HYDRATED, self._disk(transfer).received)
 
-    async def _hydrate(self, transfer: Transfer) -> Figures | None:
+    async def _hydrate(self, transfer: Transfer) -> RecordResult | None:
         with suppress(Gone, NotOpen):
             return await self.services.closers.hydrate(transfer.upload)
         return None

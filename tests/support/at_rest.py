@@ -17,7 +17,7 @@ from uploader.accounting.keys import shard_of, upload_keys
 from uploader.database import models
 from uploader.database.engine import Database
 from uploader.domain.chunks import chunk_length
-from uploader.storage import chunkmap
+from uploader.storage.local import chunkmap
 
 T = TypeVar("T")
 

@@ -26,7 +26,13 @@ from typing import IO, Any
 _ROOT = Path(__file__).parents[2]
 # What servers, workers, commands and racers import sooner or later.
 _IMPORTED = (
-    *("uploader.bootstrap", "uploader.cli", "uploader.client", "uploader.http.connection", "uploader.cli.running"),
+    *(
+        "uploader.bootstrap",
+        "uploader.cli",
+        "uploader.client",
+        "uploader.http.server.connection",
+        "uploader.cli.server.running",
+    ),
     *("uvicorn", "uvicorn.supervisors", "uvicorn.lifespan.on", "uvicorn.loops.uvloop", "uvloop", "httptools", "httpx2"),
     *("alembic.command", "asyncmy", "sqlalchemy.dialects.sqlite.pysqlite", "hiredis"),
     *("sqlalchemy.dialects.mysql.asyncmy", "rich.progress", "tests.races.racer"),

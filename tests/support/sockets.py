@@ -14,9 +14,9 @@ from starlette.types import ASGIApp
 from tests.conftest import MakeStack
 from tests.support.stack import Stack
 from uploader.bootstrap import build_application
-from uploader.http import connection
-from uploader.http.limits import LIMITS_STATE, connection_limits
-from uploader.http.sendfile import SENDERS_STATE, Senders
+from uploader.http.server import connection
+from uploader.http.server.limits import LIMITS_STATE, connection_limits
+from uploader.http.server.sendfile import SENDERS_STATE, Senders
 
 _READ_TIMEOUT_SECONDS = 10.0
 
@@ -137,7 +137,7 @@ async def serving_stack(
         config = uvicorn.Config(
             application if around is None else around(application),
             port=0,
-            http=connection.Connection,  # type: ignore[arg-type]
+            http=connection.HttpConnection,  # type: ignore[arg-type]
             ws="none",
             lifespan="on",
             log_config=None,

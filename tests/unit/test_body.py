@@ -17,13 +17,13 @@ from starlette.types import Message
 from tests.support.content import KIB, MIB, Content
 from tests.support.faults import failing_call, open_files_under, paused_call, short_writes
 from uploader.errors import BodyTimeout, ChunkLengthMismatch, StorageFull, TooManyRequests
-from uploader.http import body as body_module
-from uploader.http.body import BodyBudget, Intake, ReceivedBody
-from uploader.http.segments import Segments
-from uploader.http.source import MessageBody
+from uploader.http.bodies import intake as body_module
+from uploader.http.bodies.intake import BodyBudget, Intake, ReceivedBody
+from uploader.http.bodies.segments import Segments
+from uploader.http.bodies.source import MessageBody
 from uploader.settings import Settings
 from uploader.storage.base import Body
-from uploader.storage.local import LocalStorage
+from uploader.storage.local.store import LocalStorage
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uploader.storage import chunkmap
+from uploader.storage.local import chunkmap
 
 BOOT_ID = "0f7b0c3e-5a39-4d57-9f7e-0d8f3c2b1a00"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from uploader.cli.profile import DEFAULT_URL, Profile, load_profile, profile_path, save_profile
+from uploader.cli.client.profile import DEFAULT_URL, Profile, load_profile, profile_path, save_profile
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uploader.storage.digestfile import RECORD_LENGTH, Finished, Frontier, Lost, Record, pack, parse
 from uploader.storage.hashes import STATE_BYTES
+from uploader.storage.local.digestfile import RECORD_LENGTH, DataLost, Finished, Frontier, Record, pack, parse
 
 LONGEST = Frontier(generation=2**31, boot_id="f" * 36, position=2**63 - 1, state=b"\xff" * STATE_BYTES)
 FINISHED = Finished(generation=1, md5="a" * 32, sha256="b" * 64)
@@ -21,7 +21,7 @@ records = st.one_of(
         state=st.one_of(st.just(b""), st.binary(min_size=STATE_BYTES, max_size=STATE_BYTES)),
     ),
     st.just(FINISHED),
-    st.just(Lost()),
+    st.just(DataLost()),
 )
 
 
@@ -31,7 +31,7 @@ def test_every_record_has_one_length_and_is_read_as_it_was_written(record: Recor
     assert parse(pack(record)) == record
 
 
-@pytest.mark.parametrize("record", [LONGEST, FINISHED, Lost()])
+@pytest.mark.parametrize("record", [LONGEST, FINISHED, DataLost()])
 def test_any_flipped_bit_makes_it_none(record: Record) -> None:
     packed = pack(record)
     generator = random.Random(0)

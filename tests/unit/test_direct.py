@@ -19,10 +19,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from uploader.http.connection import Connection
-from uploader.http.direct import DIRECT_BODY
-from uploader.http.limits import LIMITS_STATE, ConnectionLimits
-from uploader.http.source import source_of
+from uploader.http.bodies.source import source_of
+from uploader.http.server.connection import HttpConnection
+from uploader.http.server.direct_body import DIRECT_BODY
+from uploader.http.server.limits import LIMITS_STATE, ConnectionLimits
 
 LIMITS = ConnectionLimits(max_connections=10, header_timeout_seconds=60, idle_timeout_seconds=60)
 TURNS = 12
@@ -204,8 +204,8 @@ async def test_requests_torn_at_every_byte_are_answered_as_uvicorn_answers_them(
     wanted = await answers_of(HttpToolsProtocol, [stream])
     assert wanted[1], "the application was asked"
     for at in range(1, len(stream)):
-        assert await answers_of(Connection, [stream[:at], stream[at:]]) == wanted, f"torn at {at}"
-    assert await answers_of(Connection, [stream[at : at + 1] for at in range(len(stream))]) == wanted
+        assert await answers_of(HttpConnection, [stream[:at], stream[at:]]) == wanted, f"torn at {at}"
+    assert await answers_of(HttpConnection, [stream[at : at + 1] for at in range(len(stream))]) == wanted
 
 
 @settings(max_examples=60, deadline=None)
@@ -219,7 +219,7 @@ def test_any_requests_torn_anywhere_are_answered_as_uvicorn_answers_them(names: 
     pieces = [stream[start:end] for start, end in pairwise(places)]
 
     async def both() -> None:
-        assert await answers_of(Connection, pieces) == await answers_of(HttpToolsProtocol, pieces)
+        assert await answers_of(HttpConnection, pieces) == await answers_of(HttpToolsProtocol, pieces)
 
     asyncio.run(both())
 
@@ -234,7 +234,7 @@ async def test_a_body_that_came_with_its_head_is_taken_as_it_is() -> None:
             outcome.extend([body.take(), body.is_whole, body.ended])
 
     for stream in (put("/first", BODY), put("/first", BODY)[:-1]):
-        wire = Wire(Connection, app)
+        wire = Wire(HttpConnection, app)
         await wire.feed(stream)
         await wire.turns()
         await wire.end()
@@ -250,7 +250,7 @@ async def test_what_comes_after_a_body_stays_in_the_socket_while_the_body_is_pou
         await offered[0].pour(sink, asyncio.get_running_loop().time() + 30)
         await receive()
 
-    wire = Wire(Connection, app)
+    wire = Wire(HttpConnection, app)
     await wire.feed(put("/first", BODY)[:-20])
     await wire.turns()
     assert len(wire.protocol.get_buffer(-1)) == 20
@@ -271,7 +271,7 @@ async def test_a_body_that_is_not_asked_for_is_not_read_on() -> None:
             got.append(sink.content)
             await go_on.wait()
 
-    wire = Wire(Connection, app)
+    wire = Wire(HttpConnection, app)
     head, body = put("/first", BODY).split(b"\r\n\r\n", 1)
     await wire.feed(head + b"\r\n\r\n")
     await wire.turns()
@@ -299,7 +299,7 @@ async def test_a_pour_ends_in_time_with_what_has_come() -> None:
             sink.refill()
             poured.append(sink.content)
 
-    wire = Wire(Connection, app)
+    wire = Wire(HttpConnection, app)
     await wire.feed(put("/first", BODY)[:-50])
     async with asyncio.timeout(10):
         while wire.state.tasks:
@@ -324,7 +324,7 @@ async def test_a_client_that_sends_as_fast_as_it_is_read_gives_all_others_their_
             pushed += len(room)
         return pushed
 
-    wire = Wire(Connection, app)
+    wire = Wire(HttpConnection, app)
     await wire.feed(put("/first", bytes(length)).partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
     await wire.turns()
     pushed = 0
@@ -346,7 +346,7 @@ async def test_a_cancelled_pour_leaves_nothing_that_writes_into_its_memory() -> 
         tasks.append(asyncio.current_task())
         await scope["extensions"][DIRECT_BODY]["body"].pour(sink, asyncio.get_running_loop().time() + 30)
 
-    wire = Wire(Connection, app)
+    wire = Wire(HttpConnection, app)
     await wire.feed(put("/first", BODY)[:-50])
     await wire.turns()
     assert tasks[0] is not None
@@ -373,7 +373,7 @@ async def test_who_takes_a_part_of_a_body_as_messages_does_not_wait_for_it_for_e
         except ClientDisconnect:
             outcome.append("gone")
 
-    wire = Wire(Connection, app)
+    wire = Wire(HttpConnection, app)
     await wire.feed(put("/first", BODY))
     await wire.turns()
     assert outcome == ["gone"]
@@ -387,7 +387,7 @@ async def test_the_memory_of_a_request_does_not_wait_for_the_garbage_collector()
         bodies.extend(weakref.ref(offer["body"]) for offer in scope.get("extensions", {}).values())
         await Echo()(scope, receive, send)
 
-    wire = Wire(Connection, app)
+    wire = Wire(HttpConnection, app)
     gc.disable()
     try:
         await wire.feed(put("/first", BODY))
@@ -409,7 +409,7 @@ async def test_a_request_with_others_behind_it_learns_that_its_client_is_gone() 
         for _ in range(2):
             outcome.append((await receive())["type"])
 
-    wire = Wire(Connection, app)
+    wire = Wire(HttpConnection, app)
     await wire.feed(GET + GET)
     await wire.turns()
     wire.close()
@@ -426,7 +426,7 @@ async def test_a_request_that_was_refused_in_its_body_says_no_more() -> None:
     faults: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, fault: faults.append(fault))
     echo = Echo()
-    wire = Wire(Connection, echo)
+    wire = Wire(HttpConnection, echo)
     await wire.feed(CHUNKED.partition(b"\r\n\r\n")[0] + b"\r\nExpect: 100-continue\r\n\r\nno length\r\n")
     await wire.turns()
     assert (wire.answers[:12], echo.seen, faults) == (b"HTTP/1.1 400", [("/chunked", "gone")], [])
@@ -443,7 +443,7 @@ async def test_what_an_application_sends_without_a_pause_does_not_pile_up() -> N
             waiting.append(wire.protocol._http.transport.get_write_buffer_size())
         await send({"type": "http.response.body"})
 
-    wire = Wire(Connection, app)
+    wire = Wire(HttpConnection, app)
     await wire.feed(GET)
     await wire.turns()
     assert max(waiting) < 100_000

@@ -15,7 +15,7 @@ from starlette.requests import Request
 import uploader
 from uploader import cli, errors, observability
 from uploader.errors import UploaderError, message_of
-from uploader.http.problem import ERRORS, STATUS, explain, title_of
+from uploader.http.shared.problem import ERRORS, STATUS, explain, title_of
 from uploader.settings import Settings
 
 ROOT = Path(__file__).parents[2]

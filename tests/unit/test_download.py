@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uploader.errors import RangeNotSatisfiable
-from uploader.http.download import disposition, parse_ranges
+from uploader.http.native.download import disposition, parse_ranges
 
 SIZE = 10_000
 

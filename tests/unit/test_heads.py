@@ -8,13 +8,13 @@ import pytest
 
 from tests.unit import test_direct
 from tests.unit.test_direct import GET, LIMITS, Echo, Wire
-from uploader.http.connection import Connection
+from uploader.http.server.connection import HttpConnection
 
 
 @pytest.fixture
 async def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     monkeypatch.setattr(test_direct, "LIMITS", replace(LIMITS, header_timeout_seconds=0.05))
-    return Wire(Connection, Echo())
+    return Wire(HttpConnection, Echo())
 
 
 async def is_closed(wire: Wire) -> bool:

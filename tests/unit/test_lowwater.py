@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from uploader.http import lowwater
-from uploader.http.lowwater import LowWaterMark
+from uploader.http.server import read_batching as lowwater
+from uploader.http.server.read_batching import LowWaterMark
 
 MARK = lowwater._MARK_BYTES
 BODY = 8 * MARK

@@ -11,7 +11,7 @@ import pytest
 
 from uploader.bootstrap import build_application, create_services
 from uploader.http.app import Application
-from uploader.http.problem import STATUS
+from uploader.http.shared.problem import STATUS
 from uploader.settings import Settings
 
 METHODS = {"get", "head", "post", "put", "patch", "delete"}

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uploader.errors import InvalidRequest
-from uploader.http.operation import checked_name, decode_json
-from uploader.http.wire import AskStates, OpenFile, TellDigests
+from uploader.http.native.schemas import AskStates, OpenFile, TellDigests
+from uploader.http.shared.operation import checked_name, decode_json
 
 MD5 = "d41d8cd98f00b204e9800998ecf8427e"
 

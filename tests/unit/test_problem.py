@@ -7,7 +7,7 @@ import pytest
 from starlette.requests import Request
 
 from uploader.errors import NotFound, QuotaExceeded, UploaderError
-from uploader.http.problem import ERRORS, STATUS, explain, problem_response, title_of
+from uploader.http.shared.problem import ERRORS, STATUS, explain, problem_response, title_of
 from uploader.observability import request_id
 
 

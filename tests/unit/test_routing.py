@@ -3,8 +3,8 @@
 import pytest
 from starlette.responses import Response
 
-from uploader.http.operation import Call, Operation
-from uploader.http.routing import Routing
+from uploader.http.shared.operation import Call, Operation
+from uploader.http.shared.routing import Routing
 
 TABLE = [
     ("GET", "/"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from uploader.errors import ConfigurationError
 from uploader.settings import Settings
-from uploader.spelling import format_duration, format_size, parse_duration, parse_rate, parse_size
+from uploader.units import format_duration, format_size, parse_duration, parse_rate, parse_size
 
 
 def problems_of(environment: dict[str, str], **overrides: Any) -> list[str]:

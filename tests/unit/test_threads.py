@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from uploader.storage import threads
-from uploader.storage.threads import Batches, give_way, run_in
+from uploader import tasks as threads
+from uploader.tasks import Batches, give_way, run_in
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from uploader.accounting.connection import AWAY, Connection
+from uploader.accounting.connection import AWAY, RedisConnection
 from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, shard_of, upload_keys, upload_queue_keys
 from uploader.accounting.scripts import Script
 from uploader.errors import Unavailable
@@ -20,7 +20,7 @@ _TIDY_BUCKET = Script("tidy_bucket")
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class AuditedUpload:
     """What Redis holds of an upload; `state` is empty if nothing, `queue` if its task waits nowhere."""
 
     state: str
@@ -55,14 +55,14 @@ class BucketStep:
 class Audit:
     """Reads all shards. Every method raises Unavailable if Redis is away."""
 
-    def __init__(self, redis: Connection, *, shards: int) -> None:
+    def __init__(self, redis: RedisConnection, *, shards: int) -> None:
         self._redis = redis
         self._shards = shards
 
-    async def upload(self, upload_id: str) -> Snapshot:
+    async def upload(self, upload_id: str) -> AuditedUpload:
         keys = upload_keys(shard_of(upload_id, self._shards), upload_id).as_list()
         state, received, flushed, bitmap, queue = await _AUDIT_UPLOAD.run(self._redis, keys, [upload_id])
-        return Snapshot(state.decode(), received, flushed, bitmap, queue.decode())
+        return AuditedUpload(state.decode(), received, flushed, bitmap, queue.decode())
 
     async def buckets(self) -> list[Bucket]:
         """Every bucket that exists or that an index names."""

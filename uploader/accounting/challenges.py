@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from uploader.accounting.connection import AWAY, Connection
+from uploader.accounting.connection import AWAY, RedisConnection
 from uploader.accounting.keys import ChallengeKeys, challenge_keys, shard_of
 from uploader.accounting.scripts import Script
 from uploader.domain.proof import Challenge
@@ -28,7 +28,7 @@ class Budgets:
 class Challenges:
     """The challenges of all users."""
 
-    def __init__(self, redis: Connection, *, shards: int, budgets: Budgets) -> None:
+    def __init__(self, redis: RedisConnection, *, shards: int, budgets: Budgets) -> None:
         self._redis = redis
         self._shards = shards
         self._budgets = budgets

@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from uploader.accounting.pipelined import PipelinedRedis
 
-Connection = Redis | RedisCluster
+RedisConnection = Redis | RedisCluster
 
 # What the client raises when the server is away; RuntimeError is uvloop's word for a connection that closes while a
 # command is written to it.
@@ -24,7 +24,7 @@ _PAUSES_SECONDS = (0.01, 0.05, 0.25, 1.0)
 _OPTIONS: dict[str, Any] = {"socket_timeout": 5, "socket_connect_timeout": 2, "protocol": 2}
 
 
-def connect(url: str) -> Connection:
+def connect(url: str) -> RedisConnection:
     """A client that connects when it is first used.
 
     `redis://`, `rediss://`, `unix://`; `redis+cluster://host:port`, any node of a Cluster;
@@ -39,7 +39,7 @@ def connect(url: str) -> Connection:
     )
 
 
-def connect_to_socket(path: str) -> Connection:
+def connect_to_socket(path: str) -> RedisConnection:
     """As `connect`, to a Unix socket whose path need not fit into a URL."""
     return PipelinedRedis.from_pool(
         BlockingConnectionPool(

@@ -9,10 +9,10 @@ import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from uploader.accounting.connection import Connection
+from uploader.accounting.connection import RedisConnection
 from uploader.accounting.keys import QueueKeys, queue_keys
 from uploader.accounting.scripts import Script
-from uploader.accounting.waking import Waker
+from uploader.accounting.wakeups import Wakeups
 
 # Claims of this many tasks keep the script short enough not to be felt by others: 1 to 2 ms.
 MAX_CLAIM = 100
@@ -36,7 +36,7 @@ class Task:
 class DelayQueue:
     """One named queue in one shard. Every verb is one script, and raises Unavailable if Redis is away."""
 
-    def __init__(self, redis: Connection, name: str, *, shard: int = 0, lease_seconds: float = 30.0) -> None:
+    def __init__(self, redis: RedisConnection, name: str, *, shard: int = 0, lease_seconds: float = 30.0) -> None:
         self._redis = redis
         self._keys = queue_keys(shard, name)
         self._lease_ms = round(lease_seconds * 1000)
@@ -80,7 +80,7 @@ class DelayQueue:
 
     async def due(self) -> AsyncGenerator[Task, None]:
         """Tasks as they become due, each claimed for the caller, without end. Close it (`aclosing`) to stop listening."""
-        async with Waker(self._redis, [self._keys.wake]) as waker:
+        async with Wakeups(self._redis, [self._keys.wake]) as waker:
             woken = waker.events[self._keys.wake]
             while True:
                 woken.clear()  # before the look: what is scheduled after it wakes
@@ -94,7 +94,7 @@ class DelayQueue:
         return [self._keys.due, self._keys.minutes, f"{self._keys.task_prefix}{task_id}"]
 
 
-async def next_due(redis: Connection, keys: QueueKeys, now_ms: int | None = None) -> float | None:
+async def next_due(redis: RedisConnection, keys: QueueKeys, now_ms: int | None = None) -> float | None:
     """Seconds until the earliest task of any queue is due, or None if it is empty. Raises Unavailable."""
     delay_ms = await _NEXT_DUE.run(redis, [keys.due, keys.minutes], [_time(now_ms)])
     return None if delay_ms < 0 else delay_ms / 1000

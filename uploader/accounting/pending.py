@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from uploader.accounting.connection import AWAY, Connection
+from uploader.accounting.connection import AWAY, RedisConnection
 from uploader.accounting.delay import MAX_CLAIM, next_due
 from uploader.accounting.keys import (
     FLUSH_QUEUE,
@@ -43,8 +43,8 @@ _CLAIM_SWEEP = Script("claim_sweep")
 _END_SWEEP = Script("end_sweep")
 
 
-class Word(StrEnum):
-    """What a script says."""
+class Outcome(StrEnum):
+    """What a script answers."""
 
     RECORDED = "recorded"
     DUPLICATE = "duplicate"
@@ -59,10 +59,10 @@ class Word(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """The answer of `record_chunk` and `hydrate`: a word, and where the upload stands."""
+class RecordResult:
+    """The answer of `record_chunk` and `hydrate`: what came of it, and where the upload stands."""
 
-    word: Word
+    outcome: Outcome
     received: int
     chunks: int
     chunk_count: int
@@ -114,7 +114,7 @@ class Delays:
 class UploadQueue:
     """A queue of uploads in one shard: to be flushed, or to be merged."""
 
-    def __init__(self, redis: Connection, shard: int, queue: str, *, lease_seconds: float) -> None:
+    def __init__(self, redis: RedisConnection, shard: int, queue: str, *, lease_seconds: float) -> None:
         self._redis = redis
         self._keys = upload_queue_keys(shard, queue)
         self._lease_ms = round(lease_seconds * 1000)
@@ -153,7 +153,7 @@ class UploadQueue:
 class Pending:
     """The accounting store of all shards."""
 
-    def __init__(self, redis: Connection, *, shards: int, delays: Delays) -> None:
+    def __init__(self, redis: RedisConnection, *, shards: int, delays: Delays) -> None:
         self._redis = redis
         self._delays = delays
         self._delays_of_chunk = (
@@ -168,10 +168,10 @@ class Pending:
 
     async def record_chunk(
         self, upload_id: str, chunk_number: int, length_bytes: int, now_ms: int | None = None
-    ) -> Figures:
+    ) -> RecordResult:
         """Count a chunk that is on disk. Raises Unavailable."""
         arguments = [_time(now_ms), _era_token(), upload_id, chunk_number, length_bytes, *self._delays_of_chunk]
-        return _figures(await _RECORD_CHUNK.run(self._redis, self._keys(upload_id), arguments))
+        return _result(await _RECORD_CHUNK.run(self._redis, self._keys(upload_id), arguments))
 
     async def hydrate(
         self,
@@ -185,13 +185,13 @@ class Pending:
         chunk_count: int,
         flushed_bytes: int,
         now_ms: int | None = None,
-    ) -> Figures:
+    ) -> RecordResult:
         """Rebuild an upload from its map; `era` was read before the map. Raises Unavailable."""
         arguments = [
             *(_time(now_ms), _era_token(), upload_id, era, generation, bitmap, size, chunk_size, chunk_count),
             *(flushed_bytes, _ms(self._delays.quiet_seconds), ""),
         ]
-        return _figures(await _HYDRATE.run(self._redis, self._keys(upload_id), arguments))
+        return _result(await _HYDRATE.run(self._redis, self._keys(upload_id), arguments))
 
     async def introduce(self, upload_id: str, *, era: str, size: int, chunk_size: int, chunk_count: int) -> None:
         """Make an upload known that was opened after `era` was read, unless somebody else did. Raises Unavailable.
@@ -312,6 +312,6 @@ def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def _figures(reply: list[Any]) -> Figures:
-    word, received, chunks, chunk_count, state = reply
-    return Figures(Word(word.decode()), received, chunks, chunk_count, settled=state == b"merging")
+def _result(reply: list[Any]) -> RecordResult:
+    outcome, received, chunks, chunk_count, state = reply
+    return RecordResult(Outcome(outcome.decode()), received, chunks, chunk_count, settled=state == b"merging")

@@ -3,7 +3,8 @@
 import click
 
 from uploader import __version__
-from uploader.cli import accounts, filing, login, maintenance, reporting, scrubbing, serving, transferring, unfinished
+from uploader.cli.client import filing, login, transferring, unfinished
+from uploader.cli.server import accounts, maintenance, reporting, scrubbing, serving
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from uploader.spelling import parse_duration, parse_rate, parse_size
+from uploader.units import parse_duration, parse_rate, parse_size
 
 
 class SizeType(click.ParamType[int]):

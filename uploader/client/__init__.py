@@ -26,9 +26,9 @@ from uploader.client.errors import (
     Unreadable,
 )
 from uploader.client.model import File, FilePage, Upload, Usage
-from uploader.client.progress import Progress
 from uploader.client.synchronous import Client, Transfer
-from uploader.client.transfer import AsyncTransfer
+from uploader.client.transfers.progress import Progress
+from uploader.client.transfers.transfer import AsyncTransfer
 from uploader.client.transport import Patience
 
 __all__ = [

@@ -10,14 +10,14 @@ import msgspec
 from msgspec.json import Decoder
 
 from uploader.client.errors import BadAnswer, NotFound
-from uploader.client.hashing import Digests
-from uploader.client.model import Complete, File, FilePage, Opened, Sent, Standing, Upload, UploadList, Usage
+from uploader.client.model import Complete, File, FilePage, Opened, Sent, Upload, UploadList, UploadStatus, Usage
+from uploader.client.transfers.hashing import Digests
 from uploader.client.transport import Retrying, Transport
 
 T = TypeVar("T")
 
 _OPENED: Decoder[Opened] = Decoder(Opened)
-_STANDING: Decoder[Standing] = Decoder(Standing)
+_STANDING: Decoder[UploadStatus] = Decoder(UploadStatus)
 _SENT: Decoder[Sent] = Decoder(Sent)
 _COMPLETE = Decoder(Complete)
 _UPLOADS = Decoder(UploadList)
@@ -46,7 +46,7 @@ class Api:
         body = _without_none(name=name, size=size, chunk_size=chunk_size, sha256=digests.sha256, instant=instant)
         return await self._call("POST", f"/files/{digests.md5}", _OPENED, body=body)
 
-    async def open_upload(self, name: str, size: int, chunk_size: int | None, key: str) -> Standing:
+    async def open_upload(self, name: str, size: int, chunk_size: int | None, key: str) -> UploadStatus:
         body = _without_none(name=name, size=size, chunk_size=chunk_size)
         return await self._call("POST", "/uploads", _STANDING, body=body, headers={"Idempotency-Key": key})
 
@@ -59,7 +59,7 @@ class Api:
         body = {"id": challenge_id, "name": name, "proof": proof}
         return await self._call("POST", f"{place}/proof", _COMPLETE, body=body)
 
-    async def standing(self, upload_id: str) -> Standing:
+    async def standing(self, upload_id: str) -> UploadStatus:
         return await self._call("GET", f"/uploads/{_segment(upload_id)}", _STANDING)
 
     async def put_chunk_once(self, upload_id: str, number: int, length: int, pieces: AsyncIterator[bytes]) -> Sent:
@@ -68,7 +68,7 @@ class Api:
         path = f"/uploads/{_segment(upload_id)}/chunks/{number}"
         return _decode(await self._transport.request_once("PUT", path, content=pieces, headers=headers), _SENT)
 
-    async def merge(self, upload_id: str) -> Standing:
+    async def merge(self, upload_id: str) -> UploadStatus:
         return await self._call("POST", f"/uploads/{_segment(upload_id)}/merge", _STANDING)
 
     async def cancel(self, upload_id: str) -> None:

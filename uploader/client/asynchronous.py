@@ -8,16 +8,16 @@ from typing import Self
 
 import httpx2
 
-from uploader.client import plan
 from uploader.client.api import Api
-from uploader.client.download import Downloading
 from uploader.client.errors import InvalidName
 from uploader.client.model import File, FilePage, Upload, Usage
-from uploader.client.progress import Meter, OnProgress
-from uploader.client.source import Uploadable, open_source
-from uploader.client.transfer import AsyncTransfer
+from uploader.client.transfers import plan
+from uploader.client.transfers.download import Downloading
+from uploader.client.transfers.progress import Meter, OnProgress
+from uploader.client.transfers.source import Uploadable, open_source
+from uploader.client.transfers.transfer import AsyncTransfer
+from uploader.client.transfers.upload import Shared, Uploading
 from uploader.client.transport import OnRetry, Patience, Token, Transport
-from uploader.client.upload import Shared, Uploading
 from uploader.domain.names import normalise_name
 
 _PAGE = 1000

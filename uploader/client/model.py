@@ -104,6 +104,6 @@ class Acknowledged(Struct, frozen=True, tag_field="state", tag="uploading"):
     duplicate: bool
 
 
-Standing = Open | Merging | Complete
+UploadStatus = Open | Merging | Complete
 Opened = Open | Merging | Complete | Challenged
 Sent = Acknowledged | Merging | Complete

@@ -9,12 +9,12 @@ from typing import Any, Generic, Self, TypeVar
 
 import httpx2
 
-from uploader.client import plan
 from uploader.client.asynchronous import AsyncClient
 from uploader.client.model import File, FilePage, Upload, Usage
-from uploader.client.progress import OnProgress, Progress
-from uploader.client.source import Uploadable
-from uploader.client.transfer import AsyncTransfer
+from uploader.client.transfers import plan
+from uploader.client.transfers.progress import OnProgress, Progress
+from uploader.client.transfers.source import Uploadable
+from uploader.client.transfers.transfer import AsyncTransfer
 from uploader.client.transport import OnRetry, Patience, Token
 
 T = TypeVar("T")

@@ -11,16 +11,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from uploader.errors import BadRequest, MethodNotAllowed, NotFound, UploaderError
-from uploader.http.auth import Authenticator
-from uploader.http.body import Intake
-from uploader.http.envelope import Envelope, exchange_of
-from uploader.http.native import answer
-from uploader.http.openapi import document
-from uploader.http.operation import Call, Operation
-from uploader.http.origins import Origins
-from uploader.http.problem import problem_response
-from uploader.http.routing import Routing
-from uploader.service.accounts import Identity
+from uploader.http.auth.authenticator import Authenticator
+from uploader.http.auth.origins import Origins
+from uploader.http.bodies.intake import Intake
+from uploader.http.native.uploads import answer
+from uploader.http.shared.exchange import Envelope, exchange_of
+from uploader.http.shared.openapi import document
+from uploader.http.shared.operation import Call, Operation
+from uploader.http.shared.problem import problem_response
+from uploader.http.shared.routing import Routing
+from uploader.service.access.accounts import Identity
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from uploader.clock import Clock
 from uploader.domain.months import month_path
 from uploader.jobs.runner import Job
-from uploader.service.cleanup import Cleanup
+from uploader.service.upkeep.cleanup import Cleanup
 from uploader.storage.base import Stopping
 
 logger = logging.getLogger(__name__)

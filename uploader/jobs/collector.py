@@ -4,8 +4,8 @@ from datetime import timedelta
 
 from uploader.clock import Clock
 from uploader.jobs.runner import Job
-from uploader.service.cleanup import Cleanup
 from uploader.service.files import Files
+from uploader.service.upkeep.cleanup import Cleanup
 
 _INTERVAL_SECONDS = 60.0
 _BATCH = 1000

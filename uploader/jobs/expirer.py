@@ -10,7 +10,7 @@ from uploader.domain.upload import Upload
 from uploader.errors import Unavailable
 from uploader.jobs.pause import Pause
 from uploader.jobs.runner import Job
-from uploader.service.closers import Closers
+from uploader.service.uploads.closers import Closers
 
 logger = logging.getLogger(__name__)
 

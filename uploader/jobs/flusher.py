@@ -5,7 +5,7 @@ import asyncio
 from uploader.accounting.delay import MAX_CLAIM, POLL_SECONDS
 from uploader.accounting.pending import UploadQueue
 from uploader.jobs.runner import Job
-from uploader.service.flushing import Flushing
+from uploader.service.upkeep.flushing import Flushing
 
 # What becomes due within this time after a flush is written together: a commit costs as much as several hundred rows.
 _REST_SECONDS = 0.2

@@ -6,7 +6,7 @@ from uploader.accounting.delay import POLL_SECONDS
 from uploader.accounting.pending import UploadQueue
 from uploader.domain.upload import File
 from uploader.jobs.runner import Job
-from uploader.service.merging import Merging
+from uploader.service.uploads.merging import Merging
 
 # A merge is hashing: more at once than this only makes each slower.
 _MAX_MERGES = 4

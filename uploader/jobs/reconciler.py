@@ -4,7 +4,7 @@ import logging
 
 from uploader.jobs.runner import Job
 from uploader.observability import DRIFTS
-from uploader.service.reconciling import Reconciling
+from uploader.service.audit.reconciling import Reconciling
 from uploader.storage.base import Stopping
 
 logger = logging.getLogger(__name__)

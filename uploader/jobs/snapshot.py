@@ -4,7 +4,7 @@ from datetime import date
 
 from uploader.clock import Clock
 from uploader.jobs.runner import Job
-from uploader.service.overview import Overview
+from uploader.service.insight.overview import Overview
 
 _INTERVAL_SECONDS = 60.0
 

@@ -1,7 +1,7 @@
 """Looks whether Redis was lost, and has the shard swept if so."""
 
 from uploader.jobs.runner import Job
-from uploader.service.sweeping import Sweeping
+from uploader.service.upkeep.sweeping import Sweeping
 
 _INTERVAL_SECONDS = 1.0
 

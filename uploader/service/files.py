@@ -1,13 +1,14 @@
 """The use cases of finished files: list, rename, delete, download; and the caller's accounts."""
 
 from uploader.crashpoints import crash_point
-from uploader.database import queries, transactions
+from uploader.database import queries
 from uploader.database.engine import Database, Duplicate
+from uploader.database.transactions import uploads as transactions
 from uploader.domain.quota import Usage
 from uploader.domain.upload import File
 from uploader.errors import FileNotFound, InvalidRequest, NameTaken, StorageFailed, UploaderError
 from uploader.service.ids import is_id
-from uploader.storage.base import Blob, Found, Gone, Storage
+from uploader.storage.base import Found, Gone, OpenBlob, Storage
 from uploader.tasks import uninterrupted
 
 
@@ -37,7 +38,7 @@ class Files:
             raise FileNotFound()
         return file
 
-    async def open(self, file: File) -> Blob:
+    async def open(self, file: File) -> OpenBlob:
         """The content of a file, to read; the caller closes it. Raises FileNotFound, Unavailable."""
         try:
             return await self._storage.open_blob(file.sha256)

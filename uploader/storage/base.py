@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from uploader.domain.upload import Upload
-from uploader.storage.chunkmap import ChunkMap
+from uploader.storage.local.chunkmap import ChunkMap
 
 
 class Gone(Exception):
@@ -108,7 +108,7 @@ class Closer(Protocol):
         """Remove the upload's bytes; whether this call did it. Repeatable."""
 
 
-class Blob(Protocol):
+class OpenBlob(Protocol):
     """Finished bytes, open to be read; they stay readable when they are removed meanwhile."""
 
     async def read(self, length_bytes: int, offset: int) -> bytes:
@@ -118,7 +118,7 @@ class Blob(Protocol):
 
 
 @runtime_checkable
-class FileBlob(Blob, Protocol):
+class FileBlob(OpenBlob, Protocol):
     """A blob that is a file of this machine, which the system can send by itself."""
 
     def fileno(self) -> int:
@@ -183,7 +183,7 @@ class Storage(Protocol):
     async def find_bad_chunks(self, upload: Upload) -> list[int]:
         """The chunks on the map whose bytes do not have the checksum they were stored with. Raises Gone, Stopping."""
 
-    async def open_blob(self, sha256: str) -> Blob:
+    async def open_blob(self, sha256: str) -> OpenBlob:
         """A blob to read. Raises Gone."""
 
     async def read_blob(self, sha256: str, ranges: list[tuple[int, int]]) -> list[bytes]:

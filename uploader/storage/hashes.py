@@ -17,7 +17,7 @@ from functools import cache
 from typing import Protocol
 
 from uploader.storage.base import Digests
-from uploader.storage.threads import give_way
+from uploader.tasks import give_way
 
 # Before it, some distributions end a process that calls these functions in FIPS mode.
 _OLDEST_OPENSSL = 0x3_00_00_00_0

@@ -7,7 +7,7 @@ from typing import Any
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from uploader.accounting.connection import AWAY, Connection
+from uploader.accounting.connection import AWAY, RedisConnection
 from uploader.errors import Unavailable
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class Script:
         # Redis names scripts by their SHA-1; nothing secret hangs on it.
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
-    async def run(self, redis: Connection, keys: list[str], arguments: list[Any]) -> Any:
+    async def run(self, redis: RedisConnection, keys: list[str], arguments: list[Any]) -> Any:
         """The script's reply. Every script is idempotent, so the client's own retries are safe.
 
         Raises Unavailable if Redis is away.

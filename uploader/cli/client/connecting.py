@@ -1,0 +1,99 @@
+"""How a client command runs: which server, how its events are shown, and how errors become exit codes."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from uploader.cli.server.running import fail
+
+if TYPE_CHECKING:
+    from uploader.cli.client.profile import Profile
+    from uploader.cli.client.showing import Reporter
+    from uploader.client import AsyncClient, ClientError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EXIT_OK = 0
+EXIT_USAGE = 2
+EXIT_AUTHENTICATION = 3
+EXIT_QUOTA = 4
+EXIT_TRY_AGAIN = 5
+EXIT_FAILED = 6
+EXIT_INTERRUPTED = 130
+
+# Of several failures the most telling one counts: what only a person can mend goes before what time may mend.
+_BY_WEIGHT = (EXIT_AUTHENTICATION, EXIT_QUOTA, EXIT_FAILED, EXIT_TRY_AGAIN)
+_SHORT_PATIENCE_SECONDS = 10.0
+
+
+def shown_options(command: F) -> F:
+    """`--json` and `--quiet`."""
+    command = click.option("--quiet", "-q", is_flag=True, help="Say only what went wrong.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print events as JSON, one a line.")(command)
+
+
+def exit_code_of(error: "ClientError") -> int:
+    from uploader.client import QuotaExceeded, Unauthenticated
+
+    if isinstance(error, Unauthenticated):
+        return EXIT_AUTHENTICATION
+    if isinstance(error, QuotaExceeded):
+        return EXIT_QUOTA
+    return EXIT_TRY_AGAIN if error.retryable else EXIT_FAILED
+
+
+def worst_of(codes: set[int]) -> int:
+    """The exit code of a command some of whose parts failed with these."""
+    return next((code for code in _BY_WEIGHT if code in codes), EXIT_OK)
+
+
+def kept_profile() -> "Profile":
+    from uploader.cli.client.profile import load_profile
+
+    try:
+        return load_profile()
+    except ValueError as error:
+        fail(str(error), EXIT_USAGE)
+
+
+def run_client(
+    work: "Callable[[AsyncClient, Reporter], Awaitable[int]]",
+    *,
+    as_json: bool,
+    quiet: bool,
+    profile: "Profile | None" = None,
+    patience_seconds: float = _SHORT_PATIENCE_SECONDS,
+    **options: Any,
+) -> None:
+    """Run a command to its end and exit with the code it gives; `options` are of `AsyncClient`."""
+    from uploader.cli.client.events import Failed, Retrying
+    from uploader.cli.client.showing import make_reporter
+    from uploader.client import AsyncClient, ClientError, Patience
+
+    profile = profile or kept_profile()
+
+    async def run(reporter: "Reporter") -> int:
+        def tell_retry(error: ClientError, pause_seconds: float) -> None:
+            reporter.show(Retrying(error.code, error.detail, pause_seconds))
+
+        patience = Patience(give_up_after_seconds=patience_seconds)
+        try:
+            client = AsyncClient(profile.url, profile.token, patience=patience, on_retry=tell_retry, **options)
+        except ValueError as error:
+            fail(f"{error}: see UPLOADER_URL and `uploader login`", EXIT_USAGE)
+        try:
+            async with client:
+                return await work(client, reporter)
+        except ClientError as error:
+            reporter.show(Failed(None, error.code, error.detail, error.retryable))
+            return exit_code_of(error)
+
+    try:
+        with make_reporter(as_json=as_json, quiet=quiet) as reporter:
+            code = asyncio.run(run(reporter))
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    sys.exit(code)

@@ -1,0 +1,124 @@
+"""Events in words: results on standard output, what went wrong and what is only said by the way on standard error."""
+
+import click
+
+from uploader.cli.client.events import (
+    Accounts,
+    AnyEvent,
+    CancelledUpload,
+    Completed,
+    Deleted,
+    Failed,
+    Interrupted,
+    Listed,
+    ListedUpload,
+    LoggedIn,
+    Renamed,
+    Retrying,
+    Skipped,
+    Summary,
+)
+from uploader.client import Upload, Usage
+
+_HOW = {"sent": "sent", "fetched": "fetched", "instant": "on the server already", "present": "there already"}
+
+
+def say(event: AnyEvent) -> None:
+    """Print the lines of an event, if it has any."""
+    words = words_of(event)
+    if words is not None:
+        by_the_way = isinstance(event, Failed | Retrying | Skipped | Interrupted | Summary)
+        click.echo(words, err=by_the_way)
+
+
+def words_of(event: AnyEvent) -> str | None:
+    """The lines of an event, for a person."""
+    match event:
+        case Completed(file=file):
+            return f"{file.id}  {file.name}  ({human_bytes(file.size)}, {_HOW[event.how]})"
+        case Listed(file=file):
+            return f"{file.id}  {file.created_at:%Y-%m-%d %H:%M}  {human_bytes(file.size):>10}  {file.name}"
+        case ListedUpload():
+            return _upload(event.upload)
+        case Accounts():
+            return _usage(event.usage)
+        case Deleted():
+            return f"deleted {event.file.name}"
+        case Renamed():
+            return f"{event.old_name} is {event.file.name} now"
+        case CancelledUpload():
+            return f"cancelled {event.upload.name}"
+        case LoggedIn():
+            return f"logged in at {event.url}; kept in {event.path}"
+        case _:
+            return _by_the_way(event)
+
+
+def _by_the_way(event: AnyEvent) -> str | None:
+    match event:
+        case Failed():
+            return f"uploader: {event.path + ': ' if event.path else ''}{event.detail} [{event.code}]"
+        case Retrying():
+            return f"uploader: {event.detail}; trying again in {human_seconds(event.pause_seconds)}"
+        case Skipped():
+            return f"uploader: {event.path}: left out, {event.reason}"
+        case Interrupted():
+            return "uploader: interrupted; the same command goes on from here"
+        case Summary():
+            return _summary(event)
+        case _:
+            return None
+
+
+def _summary(event: Summary) -> str | None:
+    if event.files == 1 and not event.failed:
+        return None  # its own line says all
+    words = [f"{event.complete} of {event.files} files, {human_bytes(event.bytes)} in {human_seconds(event.seconds)}"]
+    words += [f"{event.failed} failed"] if event.failed else []
+    words += [f"{event.left} not begun"] if event.left else []
+    return ", ".join(words)
+
+
+def _upload(upload: Upload) -> str:
+    state = "merging" if upload.state == "merging" else percent(upload.received_bytes, upload.size)
+    return (
+        f"{upload.id}  {state:>7} of {human_bytes(upload.size):>10}  "
+        f"until {upload.expires_at:%Y-%m-%d %H:%M}  {upload.name}"
+    )
+
+
+def _usage(usage: Usage) -> str:
+    lines = [
+        ("used", usage.use_space_finished),
+        ("open uploads", usage.use_space_unfinished),
+        ("reserved", usage.reserved),
+        ("available", usage.available),
+        ("total", usage.total_space),
+    ]
+    return "\n".join(f"{word:<14}{human_bytes(size):>12}" for word, size in lines)
+
+
+def human_bytes(size_bytes: int) -> str:
+    """Three digits and a unit."""
+    if size_bytes < 1000:
+        return f"{size_bytes} B"
+    size, units = size_bytes / 1024, ["KiB", "MiB", "GiB", "TiB", "PiB"]
+    while size >= 999.5 and len(units) > 1:
+        size /= 1024
+        del units[0]
+    return f"{size:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f} {units[0]}"
+
+
+def human_seconds(seconds: float) -> str:
+    """The two largest units that matter."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, length, smaller, smaller_length in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= length:
+            return f"{whole // length} {unit} {whole % length // smaller_length} {smaller}"
+    return f"{whole} s"
+
+
+def percent(part: int, whole: int) -> str:
+    return f"{100 * part // whole if whole else 100} %"

@@ -1,0 +1,48 @@
+"""`login`: keep a server and a token for the other client commands."""
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from uploader.cli.client.connecting import EXIT_INTERRUPTED, EXIT_OK, kept_profile, run_client, shown_options
+
+if TYPE_CHECKING:
+    from uploader.cli.client.profile import Profile
+    from uploader.cli.client.showing import Reporter
+    from uploader.client import AsyncClient
+
+
+@click.command()
+@click.argument("url", required=False)
+@shown_options
+def login(url: str | None, as_json: bool, quiet: bool) -> None:
+    """Keep the URL of a server and your token, after trying them.
+
+    The token is asked for on the terminal, or else read from standard input; it is never an argument, which others could
+    see. It is kept in ~/.config/uploader/client.toml (or below XDG_CONFIG_HOME), readable by you alone. UPLOADER_URL and
+    UPLOADER_TOKEN go before it.
+    """
+    profile = _ask(url)
+
+    async def work(client: "AsyncClient", reporter: "Reporter") -> int:
+        from uploader.cli.client.events import LoggedIn
+        from uploader.cli.client.profile import save_profile
+
+        await client.usage()
+        reporter.show(LoggedIn(profile.url, str(save_profile(profile))))
+        return EXIT_OK
+
+    run_client(work, as_json=as_json, quiet=quiet, profile=profile)
+
+
+def _ask(url: str | None) -> "Profile":
+    from uploader.cli.client.profile import Profile
+
+    try:
+        if not sys.stdin.isatty():
+            return Profile(url or kept_profile().url, sys.stdin.readline().strip() or None)
+        url = url or click.prompt("Server", default=kept_profile().url, err=True)
+        return Profile(url, click.prompt("Token", hide_input=True, err=True).strip())
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(EXIT_INTERRUPTED)

@@ -1,0 +1,71 @@
+"""How events reach whoever runs a client command: as JSON lines, as words, as bars on a terminal, or hardly at all."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from uploader.cli.client.event_text import say
+from uploader.cli.client.events import Accounts, AnyEvent, Failed, Interrupted, Listed, ListedUpload, Moving
+
+_JSON_INTERVAL_SECONDS = 0.5
+
+
+class Reporter:
+    """Shows events while it is entered."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            self.show(Interrupted())
+
+    def show(self, event: AnyEvent) -> None:
+        """A line for each event that matters to a person."""
+        say(event)
+
+
+class Quiet(Reporter):
+    """What went wrong, and what was asked for."""
+
+    def show(self, event: AnyEvent) -> None:
+        if isinstance(event, Failed | Listed | ListedUpload | Accounts):
+            say(event)
+
+
+class JsonLines(Reporter):
+    """One JSON object a line, all of them on standard output."""
+
+    def __init__(self) -> None:
+        self._told_at: dict[str, float] = {}
+
+    def show(self, event: AnyEvent) -> None:
+        if isinstance(event, Moving) and not self._is_due(event):
+            return
+        sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
+        sys.stdout.flush()
+
+    def _is_due(self, event: Moving) -> bool:
+        now = time.monotonic()
+        due = now - self._told_at.get(event.path, float("-inf")) >= _JSON_INTERVAL_SECONDS
+        if due:
+            self._told_at[event.path] = now
+        return due
+
+
+def make_reporter(*, as_json: bool, quiet: bool) -> Reporter:
+    """Who shows the events of this command."""
+    if as_json:
+        return JsonLines()
+    if quiet:
+        return Quiet()
+    if not sys.stderr.isatty():
+        return Reporter()
+    from uploader.cli.client.bars import Bars
+
+    return Bars()

@@ -1,0 +1,104 @@
+"""`put` and `get`: the commands that move bytes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from uploader.cli.client.connecting import run_client, shown_options
+from uploader.cli.options import DURATION, SIZE
+from uploader.cli.server.running import fail
+
+if TYPE_CHECKING:
+    from uploader.cli.client.showing import Reporter
+    from uploader.client import AsyncClient
+
+_connections = click.option(
+    "--connections",
+    type=click.IntRange(1, 64),
+    default=4,
+    show_default=True,
+    help="Chunks, and files, at the same time.",
+)
+_patience = click.option(
+    "--patience",
+    type=DURATION,
+    default="5m",
+    show_default=True,
+    help="How long to keep trying while the server can't be reached.",
+)
+
+
+@click.command()
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--to", "folder", metavar="FOLDER", help="Put them into this folder on the server.")
+@click.option("--name", help="The name on the server, of a single file.")
+@_connections
+@click.option("--chunk-size", type=SIZE, help="Ask for chunks of this size.  [default: the server's]")
+@click.option(
+    "--hash-first",
+    type=SIZE,
+    default="64MiB",
+    show_default=True,
+    help="Up to this size a file is hashed before it is sent, larger ones meanwhile.",
+)
+@_patience
+@shown_options
+def put(
+    paths: tuple[Path, ...],
+    folder: str | None,
+    name: str | None,
+    connections: int,
+    chunk_size: int | None,
+    hash_first: int,
+    patience: float,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Upload files, and directories with all regular files in them.
+
+    Run it again after an interruption of any kind, here or on another machine that has the same file: what has arrived
+    is not sent again. What the server has already is not sent at all.
+    """
+    from uploader.cli.client.putting import put_all
+
+    if name is not None and (len(paths) > 1 or paths[0].is_dir()):
+        fail("--name is for a single file", 2)
+
+    async def work(client: "AsyncClient", reporter: "Reporter") -> int:
+        return await put_all(client, reporter, paths, folder, name, connections)
+
+    run_client(
+        work,
+        as_json=as_json,
+        quiet=quiet,
+        patience_seconds=patience,
+        connections=connections,
+        chunk_size=chunk_size,
+        hash_first_bytes=hash_first,
+    )
+
+
+@click.command()
+@click.argument("name_or_id")
+@click.option(
+    "--output",
+    "-o",
+    "target",
+    type=click.Path(path_type=Path),
+    help="A file or a directory.  [default: this directory]",
+)
+@click.option("--force", is_flag=True, help="Replace a file that is there with other content.")
+@_patience
+@shown_options
+def get(name_or_id: str, target: Path | None, force: bool, patience: float, as_json: bool, quiet: bool) -> None:
+    """Download a file; of several with the same name, the newest.
+
+    Run it again after an interruption: it goes on where it stopped. The file appears when it is whole and was compared.
+    """
+    from uploader.cli.client.getting import get_one
+
+    async def work(client: "AsyncClient", reporter: "Reporter") -> int:
+        return await get_one(client, reporter, name_or_id, target or Path(), overwrite=force)
+
+    run_client(work, as_json=as_json, quiet=quiet, patience_seconds=patience)

@@ -1,0 +1,78 @@
+"""Commands about users and their tokens."""
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from uploader.cli.options import SIZE
+from uploader.cli.server.running import EXIT_FAILED, fail, load_settings, with_services
+from uploader.units import format_size
+
+if TYPE_CHECKING:
+    from uploader.bootstrap import Services
+
+
+@click.group()
+def token() -> None:
+    """Tokens of users."""
+
+
+@token.command("create")
+@click.argument("user")
+@click.option("--admin", is_flag=True, help="The token may use /admin.")
+@click.option("--total-space", type=SIZE, help="Quota of a user seen for the first time, such as 10GiB.")
+def token_create(user: str, admin: bool, total_space: int | None) -> None:
+    """Make a token for USER, and the user if need be; print it as the last word.
+
+    A second call adds a token and keeps the quota. Only the token's SHA-256 is stored: it can't be shown again.
+    """
+
+    async def run(services: "Services") -> str:
+        return await services.accounts.create_token(user, admin=admin, total_space=total_space)
+
+    made = with_services(load_settings(), run)
+    click.echo(f"token of {user}: {made}" if sys.stdout.isatty() else made)
+
+
+@token.command("list")
+@click.argument("user", required=False)
+def token_list(user: str | None) -> None:
+    """List the tokens of USER, or of everybody: id, user, what it may do, when it was made."""
+
+    async def run(services: "Services") -> None:
+        for row in await services.accounts.tokens(user):
+            kind = "revoked" if row.revoked_at else "admin" if row.admin else "user"
+            click.echo(f"{row.token_id}  {row.user_id}  {kind}  {row.created_at:%Y-%m-%dT%H:%M:%SZ}")
+
+    with_services(load_settings(), run)
+
+
+@token.command("revoke")
+@click.argument("token_or_id")
+def token_revoke(token_or_id: str) -> None:
+    """Revoke a token, named by its id (see `token list`) or by itself. Takes effect within 30 s."""
+
+    async def run(services: "Services") -> int:
+        return await services.accounts.revoke(token_or_id)
+
+    if not with_services(load_settings(), run):
+        fail("no such token in force", EXIT_FAILED)
+    click.echo("revoked")
+
+
+@click.group()
+def user() -> None:
+    """Users."""
+
+
+@user.command("set-quota")
+@click.argument("user_id", metavar="USER")
+@click.argument("total_space", type=SIZE)
+def user_set_quota(user_id: str, total_space: int) -> None:
+    """Set the total space of USER, such as 50GiB, making the user if need be. What is used already stays."""
+
+    async def run(services: "Services") -> int:
+        return (await services.accounts.set_total_space(user_id, total_space)).total_space
+
+    click.echo(f"{user_id} has {format_size(with_services(load_settings(), run))}")

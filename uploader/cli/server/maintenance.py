@@ -1,0 +1,184 @@
+"""Commands that look after an installation: what is in force, the stores, cleaning, the recount."""
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from uploader.cli.options import DURATION, MONTH
+from uploader.cli.server.running import (
+    EXIT_CONFIGURATION,
+    EXIT_FAILED,
+    embedded_redis,
+    fail,
+    load_settings,
+    make_data_directory,
+    run_to_end,
+    with_everything,
+    with_services,
+)
+from uploader.units import format_duration
+
+if TYPE_CHECKING:
+    from uploader.bootstrap import Services
+    from uploader.service.audit.drift import Findings
+    from uploader.service.upkeep.cleanup import Cleaned, Reset
+
+
+@click.command()
+def config() -> None:
+    """Print the settings in force, secrets masked."""
+    for name, value in load_settings().shown().items():
+        click.echo(f"{name}={value}")
+
+
+@click.group()
+def db() -> None:
+    """The database."""
+
+
+@db.command()
+def upgrade() -> None:
+    """Bring the database to the schema of this version. Safe to repeat, and to run twice at once."""
+    from uploader import bootstrap
+    from uploader.database import migrate
+    from uploader.database.engine import Database
+
+    settings = load_settings()
+    if settings.database_url is None:
+        make_data_directory(settings)
+
+    async def run() -> str | None:
+        # A change of a large table takes as long as it takes.
+        database = Database(bootstrap.database_url(settings), read_timeout_seconds=None)
+        try:
+            await migrate.upgrade(database)
+            return await migrate.current_revision(database)
+        finally:
+            await database.close()
+
+    click.echo(f"the database is at revision {run_to_end(run())}")
+
+
+@click.group()
+def redis() -> None:
+    """Redis, the accounting store."""
+
+
+@redis.command("reset")
+@click.option("--yes", is_flag=True, help="Really do it.")
+def redis_reset(yes: bool) -> None:
+    """Delete all that this installation keeps in Redis; it is rebuilt from the disk and the database.
+
+    Needed after a change of UPLOADER_SHARDS. Stop all servers and workers first. Nothing that was acknowledged is lost.
+    """
+    if not yes:
+        fail("this deletes all keys of the installation in Redis; say --yes", EXIT_CONFIGURATION)
+    settings = load_settings()
+
+    async def run(services: "Services") -> int:
+        from uploader import bootstrap
+
+        wait_for_redis()
+        return await bootstrap.reset_redis(services)
+
+    with embedded_redis(settings) as wait_for_redis:
+        click.echo(f"{with_services(settings, run)} keys deleted")
+
+
+@click.command()
+@click.option("--before", type=MONTH, help="Clean the months before this one.  [default: the present one, in UTC]")
+@click.option("--idle", type=DURATION, help="Expire uploads idle for so long.  [default: UPLOADER_UPLOAD_EXPIRY, 7d]")
+@click.option("--yes", is_flag=True, help="Remove bytes that no row names, too: no other database names them.")
+@click.option("--dry-run", is_flag=True, help="Remove nothing, only say what would be.")
+def cleanup(before: str | None, idle: float | None, yes: bool, dry_run: bool) -> None:
+    """Give back what past months hold for nothing: idle uploads, and what crashes left on the disk.
+
+    Expires idle uploads that were opened in these months, and removes upload directories that no open upload has, once
+    nothing touched them for an hour. Servers and workers do the same once a month.
+
+    Blobs and chunks that no row in the database names are counted and kept, because they may be of another database: one
+    that was forgotten in the settings, or is to be restored. --yes removes them.
+    """
+    settings = load_settings()
+    idle_seconds = idle or settings.upload_expiry_seconds
+
+    async def run(services: "Services") -> "Cleaned":
+        return await services.cleanup.clean(
+            before=before, idle_seconds=idle_seconds, remove_strays=yes, dry_run=dry_run
+        )
+
+    cleaned = with_everything(settings, run)
+    would = "would be " if dry_run else ""
+    click.echo(f"uploads idle for {format_duration(idle_seconds)} {would}expired: {cleaned.expired_uploads}")
+    click.echo(f"directories without an open upload {would}removed: {cleaned.directories}")
+    click.echo(f"blobs without a row {would}removed: {cleaned.blobs}")
+    if cleaned.stray_blobs or cleaned.stray_directories:
+        click.echo(
+            f"kept, because no row names them: {cleaned.stray_blobs} blobs, {cleaned.stray_directories} directories with "
+            f"chunks, {_readable(cleaned.stray_bytes)}; if no other database does, --yes removes them"
+        )
+    click.echo(f"disk {would}given back: {_readable(cleaned.disk_bytes)}")
+    click.echo(f"quota {would}given back: {_readable(cleaned.quota_bytes)}")
+    _fail_if_left(cleaned.left)
+
+
+@click.command("reset-unfinished")
+@click.option("--yes", is_flag=True, help="Really do it.")
+def reset_unfinished(yes: bool) -> None:
+    """Cancel every open upload of every user, as its user would; their bytes are lost. Finished files stay."""
+    if not yes:
+        fail("this cancels every open upload of every user; say --yes", EXIT_CONFIGURATION)
+
+    async def run(services: "Services") -> "Reset":
+        return await services.cleanup.reset_unfinished()
+
+    reset = with_everything(load_settings(), run)
+    click.echo(f"uploads cancelled: {reset.uploads}")
+    click.echo(f"quota given back: {_readable(reset.quota_bytes)}")
+    _fail_if_left(reset.left)
+
+
+def _readable(size_bytes: int) -> str:
+    """For a person, and exact."""
+    if size_bytes < 1024:
+        return f"{size_bytes} bytes"
+    size, units = size_bytes / 1024, ["KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        del units[0]
+    return f"{size:.1f} {units[0]} ({size_bytes} bytes)"
+
+
+def _fail_if_left(left: int) -> None:
+    if left:
+        fail(f"left for now: {left}; the log says why", EXIT_FAILED)
+
+
+@click.command()
+@click.option("--repair", is_flag=True, help="Mend what can be mended, each under its locks.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def reconcile(repair: bool, as_json: bool) -> None:
+    """Recount every figure from its definition and print each drift. Works while the server runs.
+
+    Exit codes: 0 no drift, 1 any drift, also if --repair mended it: run it again to see.
+    """
+    import json
+    from dataclasses import asdict
+
+    async def run(services: "Services") -> "Findings":
+        return await services.reconciling.reconcile(repair=repair)
+
+    found = with_everything(load_settings(), run)
+    if as_json:
+        facts = {"repaired": found.repaired, "checked": found.checked}
+        lists = {"drifts": [asdict(drift) for drift in found.drifts], "notes": [asdict(note) for note in found.notes]}
+        click.echo(json.dumps(lists | facts))
+    else:
+        for drift in found.drifts:
+            click.echo(str(drift))
+        for note in found.notes:
+            click.echo(f"note: {note}")
+        checked = ", ".join(f"{count} {name}" for name, count in found.checked.items())
+        click.echo(f"{len(found.drifts)} drifts, {found.repaired} repaired; checked {checked}")
+    sys.exit(EXIT_FAILED if found.drifts else 0)

@@ -1,0 +1,171 @@
+"""`serve` and `work`: the commands that stay."""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from uploader import __version__
+from uploader.cli.server.running import (
+    EXIT_CONFIGURATION,
+    EXIT_FAILED,
+    embedded_redis,
+    fail,
+    load_settings,
+    make_data_directory,
+    run_to_end,
+)
+from uploader.errors import ConfigurationError
+from uploader.settings import Settings
+
+if TYPE_CHECKING:
+    import socket
+
+# What each server process makes and runs, as uvicorn names it.
+APPLICATION = "uploader.bootstrap:create_app"
+
+
+@click.command()
+@click.option("--host", help="Address to listen on.  [default: UPLOADER_HOST, 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port, 0 for a free one.  [default: UPLOADER_PORT, 8000]")
+@click.option("--workers", type=click.IntRange(1, 256), help="Server processes.  [default: UPLOADER_WORKERS, 1]")
+@click.option("--jobs/--no-jobs", default=None, help="Run the background jobs too.  [default: UPLOADER_JOBS, true]")
+def serve(host: str | None, port: int | None, workers: int | None, jobs: bool | None) -> None:
+    """Run the server, and by default the background jobs with it.
+
+    Without UPLOADER_REDIS_URL and UPLOADER_DATABASE_URL it brings its own: an embedded Valkey and SQLite under
+    UPLOADER_DATA. The first start makes the user `owner`, whose token lies there in `owner.token`.
+    """
+    settings = load_settings(host=host, port=port, workers=workers, jobs=jobs)
+    # The server processes read their settings from the environment.
+    in_force = {"HOST": settings.host, "WORKERS": str(settings.workers), "JOBS": str(settings.jobs).lower()}
+    os.environ.update({f"UPLOADER_{name}": value for name, value in in_force.items()})
+    with embedded_redis(settings) as wait_for_redis:
+        _serve(settings, wait_for_redis)
+
+
+def _serve(settings: Settings, wait_for_redis: "Callable[[], None]") -> None:
+    import uvicorn
+    from uvicorn.supervisors import Multiprocess
+
+    from uploader import bootstrap
+    from uploader.http.server.connection import HttpConnection
+    from uploader.observability import configure_logging
+
+    configure_logging(settings.log_level, settings.log_format)
+    bootstrap.warn_of_settings(settings)
+    try:
+        bootstrap.check_settings(settings)
+    except ConfigurationError as error:
+        fail(error.detail, EXIT_CONFIGURATION)
+    token = run_to_end(bootstrap.prepare_installation(settings))
+    listener = _listen(settings)
+    try:
+        wait_for_redis()
+    except ConfigurationError as error:
+        fail(error.detail, EXIT_CONFIGURATION)
+    config = uvicorn.Config(
+        APPLICATION,
+        factory=True,
+        workers=settings.workers,
+        http=HttpConnection,  # type: ignore[arg-type]
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout_seconds)),
+    )
+    threading.Thread(target=_announce, args=(settings, listener.getsockname(), token), daemon=True).start()
+    # uvicorn ends in its own order on these, then raises them again; here they only lead out of this function.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
+    try:
+        if settings.workers > 1:
+            Multiprocess(config, [listener]).run()
+        else:
+            server = uvicorn.Server(config)
+            server.run([listener])
+            if not server.started:
+                sys.exit(EXIT_FAILED)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        listener.close()
+
+
+def _listen(settings: Settings) -> "socket.socket":
+    import socket
+
+    try:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+        listener.set_inheritable(True)
+    except OSError as error:
+        fail(f"can't listen on {settings.host}:{settings.port}: {error.strerror}", EXIT_CONFIGURATION)
+    return listener
+
+
+def _announce(settings: Settings, address: Any, token: str | None) -> None:
+    """When the server answers, say what to do next. The token itself is for terminals only: elsewhere output is kept."""
+    import http.client
+
+    host, port = address[0], address[1]
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    shown = f"[{reachable}]" if ":" in reachable else reachable
+    while True:
+        try:
+            connection = http.client.HTTPConnection(reachable, port, timeout=1)
+            connection.request("GET", "/livez")
+            if connection.getresponse().status == 200:
+                break
+        except OSError:
+            time.sleep(0.02)
+    url = f"http://{shown}:{port}"
+    click.echo(f"uploader {__version__} listens on {url}, data in {settings.data.absolute()}")
+    click.echo(f"  API documentation:  {url}/docs")
+    if settings.auth == "none":
+        click.echo(f"  Try:  curl {url}/me/usage")
+    elif settings.auth == "jwt":
+        click.echo("  Callers need a JWT, as the UPLOADER_JWT settings have it")
+    elif token is not None:
+        path = settings.data.absolute() / "owner.token"
+        bearer = token if sys.stdout.isatty() else f"$(cat {path})"
+        click.echo(f'  Try:  curl -H "Authorization: Bearer {bearer}" {url}/me/usage')
+        click.echo(f"  Your token (user owner) lies in {path}")
+    else:
+        click.echo("  Make a token:  uploader token create USER")
+    sys.stdout.flush()
+
+
+@click.command()
+def work() -> None:
+    """Run the background jobs only: flush, merge, expire, collect, clean up. Several workers at once are safe."""
+    settings = load_settings()
+    make_data_directory(settings)
+    with embedded_redis(settings) as wait_for_redis:
+        from uploader import bootstrap
+        from uploader.observability import configure_logging
+
+        configure_logging(settings.log_level, settings.log_format)
+
+        async def run() -> None:
+            await bootstrap.prepare_database(settings)
+            wait_for_redis()
+            stop = asyncio.Event()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            async with bootstrap.running(bootstrap.create_services(settings), jobs=True):
+                click.echo("uploader worker runs; Ctrl-C ends it")
+                sys.stdout.flush()
+                await stop.wait()
+
+        run_to_end(run())

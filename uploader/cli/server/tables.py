@@ -1,0 +1,135 @@
+"""The report of `uploader report`, as tables for a person and as single figures for a program."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from uploader.cli.client.event_text import human_bytes, human_seconds
+from uploader.http.admin.schemas import Growth, Report
+
+# Where the output is no terminal: wide enough that no column is cut.
+_WIDTH = 160
+
+Cell = tuple[str, str]
+
+
+def figures(report: Report) -> Iterator[tuple[str, str, str, object]]:
+    """All of a report, one figure at a time: section, subject, name, value."""
+    summary: dict[str, Any] = msgspec.to_builtins(report.summary)
+    lists = {"temp": "month", "growth": "days"}
+    yield from (("totals", "", name, value) for name, value in summary.items() if not isinstance(value, list | dict))
+    yield from (("disk", "", name, value) for name, value in summary["disk"].items())
+    for section, key in lists.items():
+        yield from _rows(section, key, summary[section])
+    yield from _rows("users", "user_id", msgspec.to_builtins(report.users))
+    yield from (("idle", "", name, value) for name, value in msgspec.to_builtins(report.idle.total).items())
+    yield from _rows("idle", "upload_id", msgspec.to_builtins(report.idle.uploads))
+
+
+def _rows(section: str, key: str, rows: list[dict[str, Any]]) -> Iterator[tuple[str, str, str, object]]:
+    for row in rows:
+        yield from ((section, row[key], name, value) for name, value in row.items() if name != key)
+
+
+def print_report(report: Report) -> None:
+    """Print the tables. Names and ids are the users' own: none is taken for markup."""
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    for table in (_totals(report), _growth(report), _users(report), _temp(report), _idle(report)):
+        console.print(table if table.row_count else Text(f"{table.title}: none"))
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A column whose name begins with a blank holds words, any other one figures."""
+    table = Table(title=title, title_justify="left", title_style="bold", min_width=40)
+    for column in columns:
+        table.add_column(column.strip(), justify="left" if column.startswith(" ") else "right", overflow="fold")
+    return table
+
+
+def _add(table: Table, *cells: str) -> None:
+    table.add_row(*(Text(cell, overflow="fold") for cell in cells))
+
+
+def _totals(report: Report) -> Table:
+    summary = report.summary
+    table = _table(f"Totals as of {summary.as_of:%Y-%m-%d %H:%M:%S} UTC", " what", "how much")
+    disk = summary.disk
+    rows = [
+        ("users", str(summary.users)),
+        ("files", str(summary.files)),
+        ("contents", str(summary.blobs)),
+        ("open uploads", str(summary.open_uploads)),
+        ("size of all files", human_bytes(summary.logical_bytes)),
+        ("… on the disk", human_bytes(summary.physical_bytes)),
+        ("… saved by deduplication", f"{human_bytes(summary.saved_bytes)} ({_share(summary)})"),
+        ("unfinished", human_bytes(summary.use_space_unfinished)),
+        ("reserved by open uploads", human_bytes(summary.reserved)),
+        ("disk", human_bytes(disk.total_bytes)),
+        ("… free", human_bytes(disk.free_bytes)),
+        ("… open to new uploads", human_bytes(disk.available_bytes)),
+    ]
+    for what, how_much in rows:
+        _add(table, what, how_much)
+    return table
+
+
+def _share(summary: Any) -> str:
+    return f"{100 * summary.saved_bytes / summary.logical_bytes if summary.logical_bytes else 0:.1f} %"
+
+
+def _growth(report: Report) -> Table:
+    table = _table("Growth", "days", " since", "files", "on the disk", "a day", "full in")
+    for growth in report.summary.growth:
+        _add(table, str(growth.days), *_growth_cells(growth))
+    return table
+
+
+def _growth_cells(growth: Growth) -> tuple[str, ...]:
+    if growth.since is None or growth.use_space_finished is None or growth.physical_bytes is None:
+        return ("no snapshot that old", "–", "–", "–", "–")
+    full = "–" if growth.days_until_full is None else f"{growth.days_until_full:,.1f} days"
+    return (
+        f"{growth.since:%Y-%m-%d}",
+        _signed(growth.use_space_finished),
+        _signed(growth.physical_bytes),
+        _signed(round(growth.physical_bytes_per_day or 0)),
+        full,
+    )
+
+
+def _signed(size_bytes: int) -> str:
+    return f"{'-' if size_bytes < 0 else '+'}{human_bytes(abs(size_bytes))}"
+
+
+def _users(report: Report) -> Table:
+    table = _table("Users by size", " user", "finished", "unfinished", "reserved", "total", "files", "open uploads")
+    for user in report.users:
+        spaces = (user.use_space_finished, user.use_space_unfinished, user.reserved, user.total_space)
+        _add(table, user.user_id, *map(human_bytes, spaces), str(user.files), str(user.open_uploads))
+    return table
+
+
+def _temp(report: Report) -> Table:
+    table = _table("Open uploads by month of their opening (UTC)", " month", "open uploads", "on the disk", "reserved")
+    for month in report.summary.temp:
+        sizes = (human_bytes(month.disk_bytes), human_bytes(month.quota_bytes))
+        _add(table, month.month, str(month.open_uploads), *sizes)
+    return table
+
+
+def _idle(report: Report) -> Table:
+    total = report.idle.total
+    title = (
+        f"Idle for {human_seconds(report.idle_seconds)}: {total.open_uploads} uploads; "
+        f"{human_bytes(total.disk_bytes)} of disk, {human_bytes(total.quota_bytes)} of quota to give back"
+    )
+    table = _table(title, " upload", " user", " last accounted", "disk", "quota", " name")
+    for upload in report.idle.uploads:
+        sizes = (human_bytes(upload.disk_bytes), human_bytes(upload.quota_bytes))
+        _add(table, upload.upload_id, upload.user_id, f"{upload.updated_at:%Y-%m-%d %H:%M}", *sizes, upload.name)
+    return table

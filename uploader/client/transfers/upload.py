@@ -1,0 +1,350 @@
+"""How one source becomes a file on the server: hashed first if it is small, opened first if it is large.
+
+The server's list of missing chunks is the truth at every step, so a run that was killed is simply run again. Knows
+nothing of tasks that callers hold (`transfer.py`) and of HTTP (`transport.py`).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
+
+from uploader.client.api import Api
+from uploader.client.errors import ClientError, ContentDiffers, FileChanged, NotFound, QuotaExceeded, ServerProblem
+from uploader.client.model import (
+    Acknowledged,
+    Challenge,
+    Challenged,
+    Complete,
+    File,
+    Merging,
+    Open,
+    Opened,
+    Sent,
+    Upload,
+    UploadStatus,
+)
+from uploader.client.transfers import plan
+from uploader.client.transfers.hashing import Digests, digests_of, proof_of, sample_of
+from uploader.client.transfers.progress import Meter
+from uploader.client.transfers.source import Source
+from uploader.domain.proof import ALGORITHM
+
+_READ_BYTES = 1 << 20
+_PIECE_BYTES = 128 << 10
+# How many uploads under one key may have ended before the file is opened by its digests instead.
+_KEY_ATTEMPTS = 20
+_ROUNDS = 10
+_FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.1, 2.0
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all uploads of a client have in common."""
+
+    connections: int
+    hash_first_bytes: int
+    chunk_size: int | None
+    slots: asyncio.Semaphore = field(init=False)
+    _locks: "WeakValueDictionary[str, asyncio.Lock]" = field(init=False, default_factory=WeakValueDictionary)
+
+    def __post_init__(self) -> None:
+        self.slots = asyncio.Semaphore(self.connections)
+
+    def alone(self, md5: str) -> asyncio.Lock:
+        """Held by whoever sends this content: the next one of the same content finds it there already."""
+        return self._locks.setdefault(md5, asyncio.Lock())
+
+
+class Uploading:
+    """Brings one source to the server."""
+
+    def __init__(self, api: Api, source: Source, name: str, meter: Meter, shared: Shared, gate: asyncio.Event) -> None:
+        self._api = api
+        self._source = source
+        self._name = name
+        self._meter = meter
+        self._shared = shared
+        self._gate = gate  # closed while the transfer is paused
+        self._told = asyncio.Event()  # the server has the digests, or has to do without
+        self.upload_id: str | None = None
+
+    async def run(self) -> File:
+        """The file it became. Raises ClientError; after FileChanged the server keeps nothing of the upload."""
+        hashing = asyncio.create_task(digests_of(self._source, self._meter.hashed))
+        try:
+            try:
+                return await self._run(hashing)
+            except ServerProblem as error:
+                if not _begins_anew(error):
+                    raise
+            # The bytes that earlier runs had sent were others, or the upload expired under our hands: once more.
+            self._source.check()
+            self._meter.begin_anew()
+            return await self._run(hashing)
+        except FileChanged:
+            if self.upload_id is not None:
+                with contextlib.suppress(ClientError):
+                    await self._api.cancel(self.upload_id)
+            raise
+        finally:
+            await _end(hashing)
+
+    async def _run(self, hashing: "asyncio.Task[Digests]") -> File:
+        self.upload_id = None
+        if self._source.size <= self._shared.hash_first_bytes:
+            file = await self._by_digests(await hashing)
+        else:
+            self._told.clear()
+            file = await self._by_key(hashing)
+        digests = await hashing
+        self._source.check()
+        if (file.sha256, file.size) != (digests.sha256, self._source.size):
+            raise ContentDiffers(f"{self._name}: the server has SHA-256 {file.sha256}, here it is {digests.sha256}")
+        return file
+
+    # Hashed first
+
+    async def _by_digests(self, digests: Digests) -> File:
+        async with self._shared.alone(digests.md5):
+            return await self._by_digests_alone(digests)
+
+    async def _by_digests_alone(self, digests: Digests) -> File:
+        self._told.set()
+        file = await self._finish(await self._open_by_digests(digests))
+        if file.name != self._name:
+            # An upload of the same bytes was resumed, under the name it had; now they are there for ours, too.
+            file = await self._finish(await self._open_by_digests(digests))
+        return file
+
+    async def _open_by_digests(self, digests: Digests) -> UploadStatus:
+        opened = await self._open_file(digests, instant=True)
+        if isinstance(opened, Challenged):
+            opened = await self._prove(None, digests, opened.challenge) or await self._open_file(digests, instant=False)
+        if isinstance(opened, Challenged):
+            raise ContentDiffers("the server asks for a proof though none was offered")
+        return opened
+
+    async def _open_file(self, digests: Digests, *, instant: bool) -> Opened:
+        size, chunk_size = self._source.size, self._shared.chunk_size
+        return await self._api.open_file(digests, self._name, size, chunk_size, instant=instant)
+
+    async def _prove(self, upload_id: str | None, digests: Digests, challenge: Challenge) -> Complete | None:
+        """The file, if the proof is taken; None: the bytes have to be sent."""
+        if challenge.algorithm != ALGORITHM:
+            return None
+        proof = await proof_of(self._source, digests, challenge)
+        try:
+            return await self._api.prove(upload_id, digests.md5, challenge.id, self._name, proof)
+        except ServerProblem as error:
+            if error.code != "proof-failed":
+                raise
+            return None
+
+    # Opened first
+
+    async def _by_key(self, hashing: "asyncio.Task[Digests]") -> File:
+        opened = await self._open_by_key(hashing)
+        if opened is None:
+            return await self._by_digests(await hashing)
+        if isinstance(opened, Complete):
+            return opened.file
+        sending = asyncio.create_task(self._finish(opened))
+        try:
+            await asyncio.wait({sending, hashing}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                return sending.result()
+            digests = hashing.result()
+            alone = self._shared.alone(digests.md5)
+            if alone.locked():
+                await _end(sending)  # somebody sends the same bytes at this moment
+            async with alone:
+                return await self._tell_and_finish(opened.upload, digests, sending)
+        finally:
+            await _end(sending)
+
+    async def _open_by_key(self, hashing: "asyncio.Task[Digests]") -> UploadStatus | None:
+        """The upload under this file's key, begun now or in an earlier run; None if only the digests can help."""
+        sample = await sample_of(self._source)
+        for attempt in range(_KEY_ATTEMPTS):
+            key = plan.resume_key(self._name, self._source.size, sample, attempt)
+            try:
+                opened = await self._api.open_upload(self._name, self._source.size, self._shared.chunk_size, key)
+            except NotFound:
+                continue  # it was cancelled, has expired, or its file was deleted
+            except QuotaExceeded:
+                return None  # the content may be there already
+            if not isinstance(opened, Complete):
+                return opened
+            if opened.file.sha256 == (await hashing).sha256:
+                return opened if opened.file.name == self._name else None
+        return None
+
+    async def _tell_and_finish(self, upload: Upload, digests: Digests, sending: "asyncio.Task[File]") -> File:
+        try:
+            told = await self._api.tell(upload.id, digests)
+        except ServerProblem as error:
+            if error.code == "upload-exists":
+                return await self._meet(str(error.fields.get("id")), upload, digests, sending)
+            if _begins_anew(error):
+                # An earlier run sent other bytes of the same size, name and sample: they are mixed with ours now.
+                await _end(sending)
+                await self._api.cancel(upload.id)
+            raise
+        if isinstance(told, Challenged):
+            told = await self._prove(upload.id, digests, told.challenge) or await self._api.standing(upload.id)
+        self._told.set()
+        if isinstance(told, Complete):
+            await _end(sending)
+            if told.file.name != self._name:
+                return await self._by_digests_alone(digests)
+            return told.file
+        return await self._finish(told) if sending.cancelled() else await sending
+
+    async def _meet(self, other_id: str, upload: Upload, digests: Digests, sending: "asyncio.Task[File]") -> File:
+        """The caller has another open upload of this content, perhaps from another device: go on with the fuller one."""
+        own, other = await asyncio.gather(self._api.standing(upload.id), self._api.standing(other_id))
+        if isinstance(own, Open) and (
+            not isinstance(other, Open) or plan.prefers_other(_received(own), _received(other))
+        ):
+            await _end(sending)
+            await self._api.cancel(upload.id)
+            return await self._by_digests_alone(digests)
+        # The other one is left to its device. The server computes the digests of ours; `_run` compares them.
+        self._told.set()
+        return await self._finish(own) if sending.cancelled() else await sending
+
+    # Sending
+
+    async def _finish(self, standing: UploadStatus) -> File:
+        """Send what is missing until the upload is a file."""
+        rounds = 0
+        while not isinstance(standing, Complete):
+            upload = standing.upload
+            self.upload_id = upload.id
+            self._meter.received(upload.received_bytes)
+            if isinstance(standing, Merging):
+                standing = await self._wait_for_merge(upload.id)
+            elif rounds == _ROUNDS:
+                raise ContentDiffers(f"{self._name}: the server keeps losing chunks")
+            elif upload.missing:
+                rounds += 1
+                standing = await self._send_missing(upload)
+            else:
+                standing = await self._merge(upload.id)
+        self._meter.received(standing.file.size)
+        return standing.file
+
+    async def _wait_for_merge(self, upload_id: str) -> UploadStatus:
+        self._meter.enter("merging")
+        pause_seconds = _FIRST_LOOK_SECONDS
+        while isinstance(standing := await self._api.standing(upload_id), Merging):
+            self._meter.merged(standing.upload.merged_bytes)
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(pause_seconds * 2, _LONGEST_LOOK_SECONDS)
+        return standing
+
+    async def _merge(self, upload_id: str) -> UploadStatus:
+        try:
+            return await self._api.merge(upload_id)
+        except ServerProblem as error:
+            if error.code != "chunks-missing":
+                raise
+            return await self._api.standing(upload_id)
+
+    async def _send_missing(self, upload: Upload) -> UploadStatus:
+        """Send all chunks that the server misses; where it stands then."""
+        self._meter.enter("uploading")
+        queue = plan.Queue(upload.missing, hold_last=not self._told.is_set())
+        workers = [self._send_from(queue, upload) for _ in range(min(self._shared.connections, len(queue)))]
+        for standing in await _all_or_none(workers):
+            if standing is not None:
+                return standing
+        return await self._api.standing(upload.id)
+
+    async def _send_from(self, queue: plan.Queue, upload: Upload) -> UploadStatus | None:
+        """Send chunk after chunk; where the upload stands, if the last answer said it."""
+        standing: UploadStatus | None = None
+        while len(queue):
+            await self._gate.wait()
+            number = queue.take()
+            if number is None:
+                await self._told.wait()
+                queue.release()
+                continue
+            async with self._shared.slots:
+                answer = await self._send(upload, number)
+            standing = answer if isinstance(answer, Merging | Complete) else None
+        return standing
+
+    async def _send(self, upload: Upload, number: int) -> Sent | UploadStatus:
+        """One chunk, until it counts. After a failure the server is asked first: the answer alone may have been lost."""
+        retrying = self._api.retrying()
+        while True:
+            try:
+                return await self._send_once(upload, number)
+            except ServerProblem as error:
+                if error.code != "chunks-missing":  # then others are missing: ours counts
+                    await retrying.pause(error)
+            except ClientError as error:
+                await retrying.pause(error)
+            standing = await self._api.standing(upload.id)
+            if not isinstance(standing, Open) or number not in plan.missing_numbers(standing.upload.missing):
+                return standing
+
+    async def _send_once(self, upload: Upload, number: int) -> Sent:
+        offset = number * upload.chunk_size
+        length = min(upload.chunk_size, upload.size - offset)
+        moving_bytes = 0
+
+        async def pieces() -> AsyncIterator[bytes]:
+            nonlocal moving_bytes
+            for start in range(offset, offset + length, _READ_BYTES):
+                block = await asyncio.to_thread(self._read, start, min(_READ_BYTES, offset + length - start))
+                for at in range(0, len(block), _PIECE_BYTES):
+                    piece = block[at : at + _PIECE_BYTES]
+                    moving_bytes += len(piece)
+                    self._meter.moving(len(piece))
+                    yield piece
+
+        try:
+            sent = await self._api.put_chunk_once(upload.id, number, length, pieces())
+            if isinstance(sent, Acknowledged):
+                self._meter.received(sent.received_bytes)
+            return sent
+        finally:
+            self._meter.landed(moving_bytes)
+
+    def _read(self, offset: int, length: int) -> bytes:
+        block = self._source.read(offset, length)
+        self._source.check()
+        return block
+
+
+def _received(standing: Open) -> int:
+    return standing.upload.received_bytes
+
+
+def _begins_anew(error: ServerProblem) -> bool:
+    """Whether an upload ended, or can't go on, for a reason that a new one does not have."""
+    if error.code == "upload-gone":
+        return error.fields.get("reason") in ("expired", "md5-mismatch", "sha256-mismatch")
+    return error.code in ("md5-mismatch", "sha256-mismatch", "md5-conflict", "sha256-conflict")
+
+
+async def _end(task: "asyncio.Task[object] | asyncio.Task[File] | asyncio.Task[Digests]") -> None:
+    """Cancel a task and wait until it is over, however it ends."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _all_or_none(works: "Iterable[Awaitable[UploadStatus | None]]") -> list[UploadStatus | None]:
+    """Run all; the first error ends the others, and nothing of them goes on behind the caller's back."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

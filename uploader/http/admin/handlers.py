@@ -1,0 +1,153 @@
+"""The handlers of `/admin`, for administrators."""
+
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import UNSET
+from starlette.responses import Response, StreamingResponse
+
+from uploader.clock import Clock
+from uploader.database.reports.usage import UPLOAD_SORTS, USER_SORTS
+from uploader.domain.names import check_user_id
+from uploader.errors import InvalidRequest, NotFound
+from uploader.http.admin import schemas as wire
+from uploader.http.native.uploads import answer
+from uploader.http.shared.operation import Call
+from uploader.service.access.accounts import Accounts
+from uploader.service.audit.recounting import Recounting
+from uploader.service.insight.overview import Overview
+from uploader.service.insight.reports import Idle, Order, Reports
+from uploader.service.insight.spreadsheets import csv_lines
+from uploader.service.uploads.status import Uploads
+
+MAX_IDLE_SECONDS = 100 * 365 * 86400
+MAX_HISTORY_DAYS = 3660
+
+
+@dataclass(frozen=True, slots=True)
+class AdminHandlers:
+    """Reports, quotas and the uploads of everybody."""
+
+    reports: Reports
+    overview: Overview
+    recounting: Recounting
+    accounts: Accounts
+    uploads: Uploads
+    clock: Clock
+
+    # Reports
+
+    async def usage(self, call: Call) -> Response:
+        order = _order(call, USER_SORTS, "use_space_finished", ascending="user_id")
+        containing, limit = call.query("q"), _limit(call)
+        if _wants_csv(call):
+            return _csv_stream("usage", wire.UserUsage.__struct_fields__, self._all_users(order, containing))
+        as_of = self.clock.now()
+        users, cursor = await self.reports.usage(order, limit=limit, after=call.query("after"), containing=containing)
+        return answer(wire.UserUsageList([wire.user_of(user) for user in users], cursor, as_of))
+
+    async def _all_users(self, order: Order, containing: str | None) -> AsyncIterator[list[wire.UserUsage]]:
+        async for page in self.reports.all_usage(order, containing=containing):
+            yield [wire.user_of(user) for user in page]
+
+    async def summary(self, _call: Call) -> Response:
+        return answer(wire.summary_of(await self.overview.summary()))
+
+    async def history(self, call: Call) -> Response:
+        days = call.query_int("days", 30, 1, MAX_HISTORY_DAYS)
+        as_of = self.clock.now()
+        return answer(wire.History([wire.day_of(day) for day in await self.overview.history(days)], as_of))
+
+    async def recount(self, call: Call) -> Response:
+        body = await call.json(wire.Recount, optional=True)
+        user_id = None if body.user_id is UNSET else _user_id(body.user_id)
+        as_of = self.clock.now()
+        found = await self.recounting.recount(user_id)
+        if user_id is not None and not found.checked["users"] and not found.drifts:
+            raise NotFound("There is no such user.")
+        return answer(wire.recounted_of(found, as_of))
+
+    # Users
+
+    async def user(self, call: Call) -> Response:
+        as_of = self.clock.now()
+        return answer(wire.detail_of(await self.reports.user(_user_of(call)), as_of))
+
+    async def user_files(self, call: Call) -> Response:
+        user_id, limit = _user_of(call), _limit(call)
+        as_of = self.clock.now()
+        files, cursor = await self.reports.files_of(
+            user_id, limit=limit, after=call.query("after"), prefix=call.query("prefix")
+        )
+        return answer(wire.UserFiles([wire.file_of(file) for file in files], cursor, as_of))
+
+    async def set_total_space(self, call: Call) -> Response:
+        user_id = _user_of(call)
+        body = await call.json(wire.SetTotalSpace)
+        return answer(wire.account_of(await self.accounts.set_total_space(user_id, body.total_space)))
+
+    # Open uploads
+
+    async def open_uploads(self, call: Call) -> Response:
+        order = _order(call, UPLOAD_SORTS, "updated_at", ascending="updated_at")
+        user_id, limit = call.query("user_id"), _limit(call)
+        idle = Idle(seconds=_idle_for(call), user_id=user_id and _user_id(user_id))
+        if _wants_csv(call):
+            return _csv_stream("uploads", wire.OpenUpload.__struct_fields__, self._all_uploads(order, idle))
+        as_of = self.clock.now()
+        uploads, cursor, sums = await self.reports.uploads(order, idle, limit=limit, after=call.query("after"))
+        rows = [wire.upload_of(upload) for upload in uploads]
+        return answer(wire.OpenUploadList(rows, cursor, wire.total_of(sums), as_of))
+
+    async def _all_uploads(self, order: Order, idle: Idle) -> AsyncIterator[list[wire.OpenUpload]]:
+        async for page in self.reports.all_uploads(order, idle):
+            yield [wire.upload_of(upload) for upload in page]
+
+    async def expire_upload(self, call: Call) -> Response:
+        await self.uploads.expire(call.request.path_params["upload_id"], _idle_for(call))
+        return Response(status_code=204)
+
+
+def _order(call: Call, sorts: tuple[str, ...], default: str, *, ascending: str) -> Order:
+    """The order asked for; the largest first, but for the sort `ascending`. Raises InvalidRequest."""
+    sort = call.query_word("sort", default, sorts)
+    default_order = "asc" if sort == ascending else "desc"
+    return Order(sort=sort, descending=call.query_word("order", default_order, ("asc", "desc")) == "desc")
+
+
+def _idle_for(call: Call) -> int:
+    return call.query_int("idle_for", 0, 0, MAX_IDLE_SECONDS)
+
+
+def _limit(call: Call) -> int:
+    return call.query_int("limit", 100, 1, 1000)
+
+
+def _wants_csv(call: Call) -> bool:
+    form = call.query_word("format", "", ("csv", "json"))
+    return form == "csv" or (not form and "text/csv" in call.request.headers.get("accept", ""))
+
+
+def _user_of(call: Call) -> str:
+    return _user_id(call.request.path_params["user_id"])
+
+
+def _user_id(text: str) -> str:
+    """Raises InvalidRequest."""
+    try:
+        return check_user_id(text)
+    except ValueError as error:
+        raise InvalidRequest.field("user_id", str(error)) from error
+
+
+def _csv_stream(name: str, columns: Sequence[str], batches: AsyncIterable[list[Any]]) -> StreamingResponse:
+    """A download of the fields `columns` of all rows. One batch is in memory at a time."""
+
+    async def lines() -> AsyncIterator[str]:
+        yield csv_lines([columns])
+        async for batch in batches:
+            yield csv_lines([getattr(row, column) for column in columns] for row in batch)
+
+    headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
+    return StreamingResponse(lines(), 200, headers, "text/csv")

@@ -1,0 +1,116 @@
+"""Who is calling: by a token, a JWT, a proxy's header or a signed link; or the local user where authentication is off."""
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+
+from uploader.domain.names import check_user_id
+from uploader.errors import Forbidden, Unauthenticated
+from uploader.http.auth.origins import Origins, is_local_host
+from uploader.observability import user_id as user_of_log
+from uploader.service.access.accounts import LOCAL_USER, Accounts, Identity
+from uploader.service.access.links import Links
+from uploader.settings import Settings
+
+if TYPE_CHECKING:
+    from uploader.http.auth.jwt import Verifier
+
+
+class Authenticator:
+    """Tells who is calling, as the settings have it."""
+
+    def __init__(
+        self, settings: Settings, accounts: Accounts, links: Links, origins: Origins, verifier: "Verifier | None"
+    ) -> None:
+        """`verifier`: where tokens are JWTs."""
+        self._mode = settings.auth
+        self._host = settings.host
+        self._trusted_header = settings.trusted_header
+        self._proxies = [ipaddress.ip_network(proxy) for proxy in settings.trusted_proxies or ()]
+        self._accounts = accounts
+        self._links = links
+        self._origins = origins
+        self._verifier = verifier
+
+    async def user(self, request: Request) -> Identity:
+        """Raises Unauthenticated, Unavailable."""
+        identity = await self._identity(request)
+        user_of_log.set(identity.user_id)
+        return identity
+
+    async def admin(self, request: Request) -> Identity:
+        """Raises Unauthenticated, Forbidden, Unavailable."""
+        identity = await self.user(request)
+        if not identity.admin:
+            raise Forbidden()
+        return identity
+
+    async def reader(self, request: Request) -> Identity:
+        """Who may read one file: the user, or whoever has a signed link to it. Raises as `user`."""
+        query = request.query_params
+        if "signature" not in query:
+            return await self.user(request)
+        values = [query.getlist(name) for name in ("user", "expires", "signature")]
+        if any(len(given) != 1 for given in values):
+            raise Unauthenticated("The link is not valid.")
+        owner, expires, signature = (given[0] for given in values)
+        await self._links.check(owner, request.path_params["id"], expires, signature)
+        user_of_log.set(owner)
+        return Identity(owner, admin=False)
+
+    async def _identity(self, request: Request) -> Identity:
+        named = self._named_by_proxy(request)
+        if named is not None:
+            self._refuse_foreign_pages(request)
+            await self._accounts.admit(named)
+            return Identity(named, admin=False)
+        if self._mode == "none":
+            return await self._local_user(request)
+        token = _bearer_token(request)
+        if self._verifier is None:
+            return await self._accounts.authenticate(token)
+        claims = await self._verifier.verify(token)
+        await self._accounts.admit(claims.user_id, claims.total_space)
+        return Identity(claims.user_id, claims.admin)
+
+    def _named_by_proxy(self, request: Request) -> str | None:
+        """The user that a proxy names; None where the header is not there, or comes from anybody else."""
+        if self._trusted_header is None or not self._is_proxy(request):
+            return None
+        values = request.headers.getlist(self._trusted_header)
+        if not values:
+            return None
+        try:
+            (value,) = values
+            return check_user_id(value.encode("latin-1").decode())
+        except ValueError as error:
+            raise Unauthenticated("The proxy names no user.") from error
+
+    def _is_proxy(self, request: Request) -> bool:
+        try:
+            peer = ipaddress.ip_address(request.client.host if request.client else "")
+        except ValueError:
+            return False
+        mapped = getattr(peer, "ipv4_mapped", None)
+        return any((mapped or peer) in proxy for proxy in self._proxies)
+
+    async def _local_user(self, request: Request) -> Identity:
+        if not is_local_host(request.headers.get("host", ""), self._host):
+            raise Unauthenticated("Without authentication only requests to a local host name are answered.")
+        self._refuse_foreign_pages(request)
+        await self._accounts.admit(LOCAL_USER)
+        return Identity(LOCAL_USER, admin=True)
+
+    def _refuse_foreign_pages(self, request: Request) -> None:
+        """Who needs no token could be made to call by any page that their browser shows."""
+        if self._origins.is_foreign_page(request):
+            raise Unauthenticated("Pages of other origins can't call without a token.")
+
+
+def _bearer_token(request: Request) -> str:
+    values = request.headers.getlist("authorization")
+    scheme, _, token = (values[0] if len(values) == 1 else "").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise Unauthenticated()
+    return token.strip()

@@ -1,0 +1,91 @@
+"""Where the bytes of a body come from: past the parser if the server offers that, else by ASGI's messages."""
+
+import asyncio
+from contextlib import suppress
+from typing import Protocol
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
+
+from uploader.http.server.direct_body import DIRECT_BODY, Sink
+
+
+class BodySource(Protocol):
+    """A body that is on its way."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of it was poured."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is waiting, and nothing was poured."""
+
+    def take(self) -> bytes:
+        """What is waiting, in place of pouring it."""
+
+    @property
+    def progressed_at(self) -> float:
+        """When a byte last came, or when it began, by the loop's clock, in seconds."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What has come beyond that, as far as is known."""
+
+    async def pour(self, sink: Sink, until: float) -> None:
+        """Give bytes to `sink` until it has no room, the body ends, or the loop's clock says `until`.
+
+        Raises ClientDisconnect.
+        """
+
+
+class MessageBody:
+    """A body in ASGI's messages."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._rest = memoryview(b"")
+        self._more = True
+        self.progressed_at = asyncio.get_running_loop().time()
+
+    @property
+    def ended(self) -> bool:
+        return not self._more and not self._rest
+
+    @property
+    def waiting_bytes(self) -> int:
+        return len(self._rest)
+
+    @property
+    def is_whole(self) -> bool:
+        return False  # it may be, but nobody asked
+
+    def take(self) -> bytes:
+        taken, self._rest = bytes(self._rest), memoryview(b"")
+        return taken
+
+    async def pour(self, sink: Sink, until: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                while (room := sink.room()) and not self.ended:
+                    if not self._rest:
+                        await self._next()
+                    count = min(len(self._rest), len(room))
+                    room[:count] = self._rest[:count]
+                    self._rest = self._rest[count:]
+                    sink.advance(count)
+
+    async def _next(self) -> None:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect()
+        self._rest = memoryview(message.get("body", b""))
+        self._more = message.get("more_body", False)
+        if self._rest:
+            self.progressed_at = asyncio.get_running_loop().time()
+
+
+def source_of(request: Request) -> BodySource:
+    """The body of a request that nobody has begun to read."""
+    offered = request.scope.get("extensions", {}).get(DIRECT_BODY)
+    return offered["body"] if offered else MessageBody(request.receive)

@@ -1,0 +1,199 @@
+"""Downloads: the content of a file, whole or in ranges (RFC 9110, sections 13 and 14).
+
+The file is opened before the first byte of the answer, so a file that is deleted meanwhile is still sent whole.
+"""
+
+import base64
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from uploader.domain.upload import File
+from uploader.errors import RangeNotSatisfiable
+from uploader.http.server.sendfile import ZERO_COPY_SEND
+from uploader.storage.base import FileBlob, OpenBlob
+from uploader.tasks import uninterrupted
+
+_PIECE_BYTES = 256 << 10
+_MAX_RANGES = 100
+_HUGE = 2**64  # beyond any file
+_MEDIA_TYPE = "application/octet-stream"
+_SPEC = re.compile(r"[ \t]*(?:([0-9]+)-([0-9]*)|-([0-9]+))[ \t]*")
+
+Range = tuple[int, int]  # offset and length in bytes
+
+
+def parse_ranges(header: str, size: int) -> list[Range] | None:
+    """The ranges of a `Range` header that lie within `size` bytes; None if it is to be ignored.
+
+    Raises RangeNotSatisfiable if none does, or if there are more than 100.
+    """
+    unit, equals, specs = header.partition("=")
+    if unit.strip().lower() != "bytes" or not equals:
+        return None
+    parts = [part for part in specs.split(",") if part.strip()]
+    matches = [_SPEC.fullmatch(part) for part in parts]
+    if not matches or any(match is None or not _is_ordered(match) for match in matches):
+        return None
+    if len(parts) > _MAX_RANGES:
+        raise RangeNotSatisfiable(f"More than {_MAX_RANGES} ranges.")
+    ranges = [found for match in matches if match and (found := _within(match, size)) is not None]
+    if not ranges:
+        raise RangeNotSatisfiable()
+    # Ranges that overlap so much that they exceed the whole are an attack or a mistake (RFC 9110, section 14.2).
+    return ranges if sum(length for _, length in ranges) <= size else None
+
+
+def _number(digits: str) -> int:
+    # Python refuses to convert thousands of digits; a header may hold them.
+    significant = digits.lstrip("0")
+    return int(significant or "0") if len(significant) < 20 else _HUGE
+
+
+def _is_ordered(match: re.Match[str]) -> bool:
+    if not match[2]:
+        return True
+    first, last = match[1].lstrip("0"), match[2].lstrip("0")
+    return (len(first), first) <= (len(last), last)
+
+
+def _within(match: re.Match[str], size: int) -> Range | None:
+    first, last, suffix = match.groups()
+    if suffix is not None:
+        length = min(_number(suffix), size)
+        return (size - length, length) if length else None
+    offset = _number(first)
+    if offset >= size:
+        return None
+    end = min(_number(last) + 1, size) if last else size
+    return offset, end - offset
+
+
+def disposition(name: str) -> str:
+    """`attachment` under the last segment of a name: in ASCII for old clients, and as RFC 8187 has it."""
+    segment = name.rsplit("/", 1)[-1]
+    ascii_name = re.sub(r"[^ !#-\[\]-~]|%", "_", segment)
+    return f"attachment; filename=\"{ascii_name}\"; filename*=UTF-8''{quote(segment, safe='')}"
+
+
+def _headers(file: File) -> dict[str, str]:
+    digest = base64.b64encode(bytes.fromhex(file.sha256)).decode()
+    return {
+        "Accept-Ranges": "bytes",
+        "ETag": f'"{file.sha256}"',
+        "Repr-Digest": f"sha-256=:{digest}:",
+        "Content-Disposition": disposition(file.name),
+        "X-Content-Type-Options": "nosniff",
+        "Content-Security-Policy": "sandbox",
+        "Cache-Control": "private, no-cache",
+    }
+
+
+def _matches_etag(header: str, etag: str) -> bool:
+    """Weak comparison (RFC 9110, section 13.1.2)."""
+    if header.strip() == "*":
+        return True
+    return any(candidate.strip().removeprefix("W/") == etag for candidate in header.split(","))
+
+
+async def download(request: Request, file: File, open_blob: Callable[[File], Awaitable[OpenBlob]]) -> Response:
+    """The answer to `GET` or `HEAD` of a file's content. Raises RangeNotSatisfiable, and as `open_blob` does."""
+    headers = _headers(file)
+    if _matches_etag(request.headers.get("if-none-match", ""), headers["ETag"]):
+        return Response(status_code=304, headers=headers)
+    try:
+        ranges = _ranges_of(request, file)
+    except RangeNotSatisfiable as error:
+        raise RangeNotSatisfiable(error.detail, size=file.size) from error
+    if request.method == "HEAD":
+        return Response(status_code=200, headers={**headers, "Content-Length": str(file.size)}, media_type=_MEDIA_TYPE)
+    blob = await open_blob(file)
+    if ranges is None:
+        return Download(blob, [(b"", (0, file.size))], b"", 200, headers, _MEDIA_TYPE)
+    if len(ranges) == 1:
+        offset, length = ranges[0]
+        headers["Content-Range"] = f"bytes {offset}-{offset + length - 1}/{file.size}"
+        return Download(blob, [(b"", ranges[0])], b"", 206, headers, _MEDIA_TYPE)
+    return _multipart(blob, file, ranges, headers)
+
+
+def _ranges_of(request: Request, file: File) -> list[Range] | None:
+    header = request.headers.get("range")
+    condition = request.headers.get("if-range")
+    # If-Range needs a strong match; dates are never sent, so a date never matches (RFC 9110, section 13.1.5).
+    if request.method != "GET" or header is None or (condition is not None and condition.strip() != f'"{file.sha256}"'):
+        return None
+    return parse_ranges(header, file.size)
+
+
+def _multipart(blob: OpenBlob, file: File, ranges: list[Range], headers: dict[str, str]) -> Response:
+    boundary = secrets.token_hex(16)
+    parts = []
+    for number, (offset, length) in enumerate(ranges):
+        head = (
+            f"{'' if number == 0 else chr(13) + chr(10)}--{boundary}\r\nContent-Type: {_MEDIA_TYPE}\r\n"
+            f"Content-Range: bytes {offset}-{offset + length - 1}/{file.size}\r\n\r\n"
+        )
+        parts.append((head.encode(), (offset, length)))
+    tail = f"\r\n--{boundary}--\r\n".encode()
+    return Download(blob, parts, tail, 206, headers, f"multipart/byteranges; boundary={boundary}")
+
+
+class Download(StreamingResponse):
+    """Parts of an open blob, each with what goes before it, then a tail. Closes it however the answer ends."""
+
+    def __init__(
+        self,
+        blob: OpenBlob,
+        parts: list[tuple[bytes, Range]],
+        tail: bytes,
+        status_code: int,
+        headers: dict[str, str],
+        media_type: str,
+    ) -> None:
+        self._blob = blob
+        self._parts = parts
+        self._tail = tail
+        self._by_sendfile = False
+        total = len(tail) + sum(len(head) + length for head, (_, length) in parts)
+        super().__init__(self._pieces(), status_code, {**headers, "Content-Length": str(total)}, media_type)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # What one reading takes in goes out with its headers, and as fast.
+        is_large = any(length > _PIECE_BYTES for _, (_, length) in self._parts)
+        self._by_sendfile = is_large and ZERO_COPY_SEND in scope.get("extensions", {})
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await uninterrupted(self._blob.close())
+
+    async def stream_response(self, send: Send) -> None:
+        if not (self._by_sendfile and isinstance(self._blob, FileBlob)):
+            await super().stream_response(send)
+            return
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for head, (offset, length) in self._parts:
+            await send({"type": "http.response.body", "body": head, "more_body": True})
+            file = {"file": self._blob.fileno(), "offset": offset, "count": length}
+            await send({"type": ZERO_COPY_SEND, **file, "more_body": True})
+        await send({"type": "http.response.body", "body": self._tail, "more_body": False})
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        for head, (offset, length) in self._parts:
+            if head:
+                yield head
+            end = offset + length
+            left = length
+            while left:
+                piece = await self._blob.read(min(left, _PIECE_BYTES), end - left)
+                if not piece:
+                    raise EOFError("a blob is shorter than its row says")
+                left -= len(piece)
+                yield piece
+        if self._tail:
+            yield self._tail

@@ -1,0 +1,285 @@
+"""The route table: every operation, from which the router and the OpenAPI document are made."""
+
+from collections.abc import Awaitable, Callable
+
+from starlette.responses import Response
+
+from uploader.http.native import schemas as wire
+from uploader.http.native.uploads import FileHandlers, UploadHandlers
+from uploader.http.ops.handlers import OperationsHandlers
+from uploader.http.ops.pages import PageHandlers
+from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, Call, Operation, Parameter
+from uploader.settings import Settings
+
+_STRING = {"type": "string"}
+_ID_OF_UPLOAD = Parameter(name="id", schema=_STRING, about="The id of the upload that is meant.")
+_IDEMPOTENCY = Parameter(
+    name="Idempotency-Key",
+    schema={"type": "string", "pattern": "^[!-~]{1,128}$"},
+    about="A repeated call with it gives the same upload.",
+    place="header",
+)
+_CHUNK_HEADERS = (
+    Parameter(name="Content-MD5", schema=_STRING, about="RFC 1864.", place="header"),
+    Parameter(name="Content-Digest", schema=_STRING, about="RFC 9530, `md5` or `sha-256`.", place="header"),
+)
+_LINK_PARAMETERS = tuple(
+    Parameter(name=name, schema=_STRING, about="Of a signed link: see `POST /me/files/{id}/link`.")
+    for name in ("user", "expires")
+)
+
+_PUT_CHUNK = {200: (wire.ChunkState, wire.FileState), 201: wire.FileState, 202: wire.UploadState}
+_PUT_CHUNK_PROBLEMS = (
+    "upload-not-found",
+    "body-timeout",
+    "chunks-missing",
+    "upload-gone",
+    "unsupported-media-type",
+    "invalid-request",
+    "chunk-number-out-of-range",
+    "chunk-length-mismatch",
+    "digest-mismatch",
+    "md5-mismatch",
+    "sha256-mismatch",
+    "too-many-requests",
+    "storage-full",
+)
+_MERGE = {200: wire.FileState, 201: wire.FileState, 202: wire.UploadState}
+_MERGE_PROBLEMS = (
+    "upload-not-found",
+    "chunks-missing",
+    "upload-gone",
+    "md5-mismatch",
+    "sha256-mismatch",
+    "invalid-request",
+    "storage-full",
+)
+_OPEN = {200: (wire.UploadState, wire.FileState), 201: (wire.UploadState, wire.FileState)}
+_OPEN_FILE = {**_OPEN, 200: (wire.UploadState, wire.FileState, wire.ChallengeState)}
+_OPEN_PROBLEMS = (
+    "quota-exceeded",
+    "file-too-large",
+    "invalid-request",
+    "md5-mismatch",
+    "sha256-mismatch",
+    "too-many-uploads",
+    "storage-full",
+)
+_STATUS = {200: (wire.UploadState, wire.FileState)}
+_FIND_PROBLEMS = ("upload-not-found", "upload-gone", "invalid-request")
+
+
+def upload_operations(handlers: UploadHandlers) -> list[Operation]:
+    """Uploads by MD5, and by id."""
+    operations = [
+        Operation(
+            method="POST",
+            path="/files/status",
+            handler=handlers.ask_states,
+            summary="The state of many MD5s",
+            tag="uploading",
+            takes=wire.AskStates,
+            responses={200: dict[str, wire.State]},
+            problems=("invalid-request",),
+        ),
+        Operation(
+            method="POST",
+            path="/files/{md5}",
+            handler=handlers.open_file,
+            summary="Open, resume or finish at once",
+            tag="uploading",
+            takes=wire.OpenFile,
+            responses=_OPEN_FILE,
+            problems=("invalid-md5", "size-mismatch", "sha256-conflict", *_OPEN_PROBLEMS),
+        ),
+        Operation(
+            method="GET",
+            path="/uploads",
+            handler=handlers.list_uploads,
+            summary="Your open uploads",
+            tag="uploading",
+            responses={200: wire.UploadList},
+        ),
+        Operation(
+            method="POST",
+            path="/uploads",
+            handler=handlers.open_upload,
+            summary="Open an upload whose digests are not known yet",
+            tag="uploading",
+            takes=wire.OpenUpload,
+            responses=_OPEN,
+            problems=("upload-not-found", "upload-gone", *_OPEN_PROBLEMS),
+            parameters=(_IDEMPOTENCY,),
+        ),
+        Operation(
+            method="PATCH",
+            path="/uploads/{id}",
+            handler=handlers.tell_digests,
+            summary="Tell the digests of an upload",
+            tag="uploading",
+            takes=wire.TellDigests,
+            responses={200: (wire.UploadTold, wire.FileState, wire.ChallengeState), 201: wire.FileState},
+            problems=(*_FIND_PROBLEMS, "md5-conflict", "sha256-conflict", "upload-exists", "quota-exceeded"),
+        ),
+    ]
+    for path, syntax, query in (
+        ("/files/{md5}", ("invalid-md5",), (_ID_OF_UPLOAD,)),
+        ("/uploads/{id}", (), ()),
+    ):
+        operations += [
+            Operation(
+                method="GET",
+                path=path,
+                handler=handlers.get_upload,
+                summary="Where it stands",
+                tag="uploading",
+                responses=_STATUS,
+                problems=(*_FIND_PROBLEMS, *syntax),
+                parameters=query,
+            ),
+            Operation(
+                method="DELETE",
+                path=path,
+                handler=handlers.cancel,
+                summary="Cancel",
+                tag="uploading",
+                responses={204: None},
+                problems=(*_FIND_PROBLEMS, *syntax),
+                parameters=query,
+            ),
+            Operation(
+                method="PUT",
+                path=f"{path}/chunks/{{n}}",
+                handler=handlers.put_chunk,
+                summary="Send one chunk",
+                tag="uploading",
+                takes_bytes=True,
+                responses=_PUT_CHUNK,
+                problems=(*_PUT_CHUNK_PROBLEMS, *syntax),
+                parameters=(*query, *_CHUNK_HEADERS),
+            ),
+            Operation(
+                method="POST",
+                path=f"{path}/merge",
+                handler=handlers.merge,
+                summary="Ask for the merge again",
+                tag="uploading",
+                responses=_MERGE,
+                problems=(*_MERGE_PROBLEMS, *syntax),
+                parameters=query,
+            ),
+            Operation(
+                method="POST",
+                path=f"{path}/proof",
+                handler=handlers.prove,
+                summary="Prove that you hold the content",
+                tag="uploading",
+                takes=wire.Prove,
+                responses={200: wire.FileState, 201: wire.FileState},
+                problems=("proof-failed", "quota-exceeded", *_FIND_PROBLEMS, *syntax),
+                parameters=query,
+            ),
+        ]
+    return operations
+
+
+def file_operations(handlers: FileHandlers) -> list[Operation]:
+    """Finished files and the caller's accounts."""
+    return [
+        Operation(
+            method="GET",
+            path="/me/files",
+            handler=handlers.list_files,
+            summary="Your files, newest first",
+            tag="files",
+            responses={200: wire.FileList},
+            problems=("invalid-request",),
+            parameters=(LIMIT, AFTER, PREFIX),
+        ),
+        Operation(
+            method="GET",
+            path="/me/files/{id}",
+            handler=handlers.get_file,
+            summary="One file",
+            tag="files",
+            responses={200: wire.File},
+            problems=("file-not-found",),
+        ),
+        Operation(
+            method="PATCH",
+            path="/me/files/{id}",
+            handler=handlers.rename_file,
+            summary="Rename a file",
+            tag="files",
+            takes=wire.Rename,
+            responses={200: wire.File},
+            problems=("file-not-found", "name-taken", "invalid-request"),
+        ),
+        Operation(
+            method="DELETE",
+            path="/me/files/{id}",
+            handler=handlers.delete_file,
+            summary="Delete a file",
+            tag="files",
+            responses={204: None},
+            problems=("file-not-found",),
+        ),
+        Operation(
+            method="GET",
+            path="/me/files/{id}/content",
+            handler=handlers.get_content,
+            summary="Download a file, whole or in ranges",
+            tag="files",
+            access="reader",
+            responses={200: None, 206: None, 304: None},
+            problems=("file-not-found", "range-not-satisfiable"),
+            parameters=_LINK_PARAMETERS,
+        ),
+        Operation(
+            method="POST",
+            path="/me/files/{id}/link",
+            handler=handlers.make_link,
+            summary="Make a link that downloads a file without a token, for a while",
+            tag="files",
+            takes=wire.MakeLink,
+            takes_optional=True,
+            responses={200: wire.Link},
+            problems=("file-not-found", "invalid-request"),
+        ),
+        Operation(
+            method="GET",
+            path="/me/usage",
+            handler=handlers.get_usage,
+            summary="Your accounts",
+            tag="files",
+            responses={200: wire.Usage},
+        ),
+    ]
+
+
+def open_operations(handlers: OperationsHandlers, settings: Settings) -> list[Operation]:
+    """What needs no token."""
+    get = _open_get
+    metrics_access = "open" if settings.metrics == "open" else "admin"
+    return [
+        get("/livez", handlers.live, "Whether the process lives", responses={200: wire.Health}),
+        get("/readyz", handlers.ready, "Whether it can serve", responses={200: wire.Health, 503: wire.Health}),
+        get("/metrics", handlers.metrics, "Prometheus metrics", access=metrics_access),
+        get("/config", handlers.config, "What a client needs to know", responses={200: wire.ClientConfig}),
+        get("/docs", handlers.docs, "This documentation"),
+        get("/problems/{code}", handlers.explain_problem, "What an error means", problems=("not-found",)),
+    ]
+
+
+def page_operations(handlers: PageHandlers) -> list[Operation]:
+    """What browsers show."""
+    return [
+        _open_get("/", handlers.home, "The web page", responses={200: None, 307: None}),
+        _open_get("/admin/", handlers.administration, "The administrators' web page", problems=("not-found",)),
+        _open_get("/static/{path:path}", handlers.part, "Parts of the pages", problems=("not-found",)),
+    ]
+
+
+def _open_get(path: str, handler: Callable[[Call], Awaitable[Response]], summary: str, **more: object) -> Operation:
+    fields = {"access": "open", "tag": "operations", "responses": {200: None}, **more}
+    return Operation(method="GET", path=path, handler=handler, summary=summary, **fields)  # type: ignore[arg-type]

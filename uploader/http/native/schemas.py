@@ -1,0 +1,312 @@
+"""What goes over the wire, as types: they decode the requests, encode the answers and make the OpenAPI document.
+
+Field names are the contract's. Types are strict: a missing field, an unknown one, `null`, `"12"` or `1e3` for a number are
+refused while decoding.
+"""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from uploader.domain import proof
+from uploader.domain import upload as domain
+from uploader.domain.chunks import chunk_count
+from uploader.domain.quota import Usage as DomainUsage
+from uploader.service.uploads.results import Answer, Complete, UploadStatus
+
+MAX_SIZE_BYTES = 2**63 - 1
+
+Size = Annotated[int, Meta(ge=0, le=MAX_SIZE_BYTES, description="Bytes.")]
+Name = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=1024,
+        description="A relative path in segments of at most 255 bytes, separated by `/`; normalised to NFC.",
+    ),
+]
+# The length is checked apart: to Python, `$` is also before a line feed at the end.
+Md5 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{32}$", max_length=32, description="32 hexadecimal digits.")]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$", max_length=64, description="64 hexadecimal digits.")]
+ChunkSize = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES, description="Bytes; clamped to the server's bounds.")]
+
+
+# Requests
+
+
+class OpenFile(Struct, forbid_unknown_fields=True):
+    """Open, resume or finish at once."""
+
+    name: Name
+    size: Size
+    chunk_size: ChunkSize | UnsetType = UNSET
+    sha256: Sha256 | UnsetType = UNSET
+    instant: bool = True
+
+
+class OpenUpload(Struct, forbid_unknown_fields=True):
+    """Open an upload whose digests are not known yet."""
+
+    name: Name
+    size: Size
+    chunk_size: ChunkSize | UnsetType = UNSET
+
+
+class TellDigests(Struct, forbid_unknown_fields=True):
+    """The digests of an upload, as soon as they are known."""
+
+    md5: Md5
+    sha256: Sha256 | UnsetType = UNSET
+
+
+class Prove(Struct, forbid_unknown_fields=True):
+    """The answer to a challenge."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=64, description="The id of the challenge.")]
+    name: Name
+    proof: Sha256
+
+
+class Rename(Struct, forbid_unknown_fields=True):
+    """A new name."""
+
+    name: Name
+
+
+class MakeLink(Struct, forbid_unknown_fields=True):
+    """How long a link is to work."""
+
+    expires_in: Annotated[int, Meta(ge=1, le=86400, description="Seconds; the server may give less.")] | UnsetType = (
+        UNSET
+    )
+
+
+class AskStates(Struct, forbid_unknown_fields=True):
+    """The MD5s of a whole folder."""
+
+    md5s: Annotated[list[Md5], Meta(max_length=1000)]
+
+
+# Answers
+
+
+class Upload(Struct):
+    """An open upload."""
+
+    id: str
+    md5: str | None
+    name: str
+    size: int
+    chunk_size: int
+    chunk_count: int
+    received_bytes: int
+    missing: list[tuple[int, int]]
+    state: Literal["uploading", "merging"]
+    created_at: datetime
+    expires_at: datetime
+    merged_bytes: int | UnsetType = UNSET
+
+
+class File(Struct):
+    """A finished file."""
+
+    id: str
+    name: str
+    md5: str
+    sha256: str
+    size: int
+    created_at: datetime
+    instant: bool
+
+
+class UploadState(Struct):
+    """The upload is open."""
+
+    state: Literal["uploading", "merging"]
+    upload: Upload
+
+
+class UploadTold(Upload, kw_only=True):
+    """The upload; and once more under `upload`, where every other answer about an upload has it."""
+
+    upload: Upload
+
+
+class FileState(Struct):
+    """The upload is complete."""
+
+    state: Literal["complete"]
+    file: File
+
+
+class Challenge(Struct):
+    """What proves that you hold the content: an HMAC over its ranges (see `POST /files/{md5}/proof`)."""
+
+    id: str
+    nonce: bytes
+    user_id: str
+    ranges: list[tuple[int, int]]
+    algorithm: Literal["hmac-sha256"]
+    expires_at: datetime
+
+
+class ChallengeState(Struct):
+    """The content is there: prove that you hold it, or send it with `"instant": false`."""
+
+    state: Literal["challenge"]
+    challenge: Challenge
+
+
+class ChunkState(Struct):
+    """A chunk is acknowledged."""
+
+    state: Literal["uploading"]
+    received_bytes: int
+    received_chunks: int
+    chunk_count: int
+    duplicate: bool
+
+
+class UploadList(Struct):
+    """Open uploads, newest first."""
+
+    uploads: list[Upload]
+
+
+class State(Struct):
+    """The state of one MD5."""
+
+    state: Literal["complete", "uploading", "merging", "absent"]
+
+
+class FileList(Struct):
+    """A page of files; `next` is the cursor of the following one."""
+
+    files: list[File]
+    next: str | None
+
+
+class Link(Struct):
+    """Where a file's content can be had without a token, and until when."""
+
+    url: str
+    expires_at: datetime
+
+
+class Usage(Struct):
+    """The caller's accounts, in bytes."""
+
+    total_space: int
+    use_space_finished: int
+    use_space_unfinished: int
+    reserved: int
+    available: int
+
+
+class ChunkSizeBounds(Struct):
+    """Chunk sizes, in bytes."""
+
+    default: int
+    min: int
+    max: int
+
+
+class ClientConfig(Struct):
+    """What a client needs to know."""
+
+    chunk_size: ChunkSizeBounds
+    max_file_size: int
+    max_chunks: int
+    instant: str
+    upload_expiry_seconds: float
+
+
+class Check(Struct):
+    """Whether one thing the server depends on works."""
+
+    ok: bool
+    reason: str | None = None
+
+
+class Health(Struct):
+    """All checks."""
+
+    checks: dict[str, Check]
+
+
+class FieldError(Struct):
+    """What is wrong with one field."""
+
+    field: str
+    reason: str
+
+
+class Problem(Struct, kw_only=True):
+    """Any error (RFC 9457). Some codes come with further members."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    retryable: bool
+    request_id: str
+    errors: list[FieldError] | UnsetType = UNSET
+
+
+# From the service's words to the wire's
+
+
+def upload_of(standing: UploadStatus) -> Upload:
+    upload = standing.upload
+    return Upload(
+        id=upload.id,
+        md5=upload.md5,
+        name=upload.name,
+        size=upload.size,
+        chunk_size=upload.chunk_size,
+        chunk_count=chunk_count(upload.size, upload.chunk_size),
+        received_bytes=standing.received_bytes,
+        missing=standing.missing,
+        state="merging" if standing.merging else "uploading",
+        created_at=upload.created_at,
+        expires_at=standing.expires_at,
+        merged_bytes=standing.merged_bytes if standing.merging else UNSET,
+    )
+
+
+def told_of(standing: UploadStatus) -> UploadTold:
+    upload = upload_of(standing)
+    return UploadTold(**msgspec.structs.asdict(upload), upload=upload)
+
+
+def file_of(file: domain.File) -> File:
+    return File(file.id, file.name, file.md5, file.sha256, file.size, file.created_at, file.instant)
+
+
+def challenge_of(challenge: proof.Challenge) -> ChallengeState:
+    sent = Challenge(
+        challenge.id, challenge.nonce, challenge.user_id, challenge.ranges, proof.ALGORITHM, challenge.expires_at
+    )
+    return ChallengeState("challenge", sent)
+
+
+def usage_of(usage: DomainUsage) -> Usage:
+    return Usage(
+        usage.total_space, usage.use_space_finished, usage.use_space_unfinished, usage.reserved, usage.available
+    )
+
+
+def state_of(answer: Answer) -> UploadState | ChunkState | FileState:
+    if isinstance(answer, Complete):
+        return FileState("complete", file_of(answer.file))
+    if isinstance(answer, UploadStatus):
+        upload = upload_of(answer)
+        return UploadState(upload.state, upload)
+    return ChunkState("uploading", answer.received_bytes, answer.received_chunks, answer.chunk_count, answer.duplicate)
+
+
+def encode(answer: object) -> bytes:
+    return msgspec.json.encode(answer)

@@ -1,0 +1,275 @@
+"""uvicorn's HTTP/1.1 protocol with the limits that neither uvicorn nor ASGI has: on connections, on the time and the size
+of a request's head, and on how long an answer may stand still.
+
+Owns what is decided before the application sees a request, and refuses it in the application's words.
+"""
+
+import asyncio
+import fcntl
+import sys
+import termios
+
+import httptools
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from uploader.errors import BadRequest, HeadersTooLarge, TargetTooLong, Unavailable, UploaderError
+from uploader.http.server.direct_body import DIRECT_BODY, DirectBody
+from uploader.http.server.limits import LIMITS_STATE, ConnectionLimits
+from uploader.http.server.sendfile import SENDERS_STATE, with_sendfile
+from uploader.http.shared.exchange import refusal
+
+MAX_TARGET_BYTES = 8 << 10
+MAX_HEAD_BYTES = 32 << 10
+MAX_HEADERS = 100
+# Requests sent ahead of the answers before them: each costs memory, and no client needs many.
+MAX_PIPELINED = 16
+# How long a refused connection stays, so that its client can read the answer, and how many of them may.
+_LINGER_SECONDS = 2.0
+_MAX_LINGERING = 256
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _head_late_at: float | None = None  # by the loop's clock, in seconds; None between heads
+    _stall_timer: asyncio.TimerHandle | None = None
+    _linger_timer: asyncio.TimerHandle | None = None
+    _refused = False
+    _in_head = True  # from the end of one request to the end of the next one's headers
+    _unparsed_bytes = 0
+    _header_bytes = 0
+    _header_count = 0
+    _progress = False  # whether what is being parsed held a part of a body, or ended a head
+    _content_length = 0  # as the last request told it
+    parsed_body_bytes = 0  # of the last request's body, what came through the parser
+    direct: DirectBody | None = None  # the body that is received past the parser
+    # The request whose turn it is; uvicorn's `cycle` is the one that came last.
+    _answered: RequestResponseCycle | None = None
+
+    @property
+    def _limits(self) -> ConnectionLimits:
+        limits: ConnectionLimits = self.app_state[LIMITS_STATE]
+        return limits
+
+    # The connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        excess = len(self.connections) - self._limits.max_connections
+        if excess > _MAX_LINGERING:
+            transport.abort()
+        elif excess > 0:
+            self._refuse(Unavailable("The server has too many connections; try again soon."))
+        else:
+            self._start_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._head_timer, self._stall_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+        if self.direct is not None:
+            self.direct.lose()
+
+    def data_received(self, data: bytes | memoryview) -> None:
+        if self._refused:
+            return
+        self._progress = False
+        if self._in_head:
+            self._start_head_timer()
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._refuse(BadRequest("This is not a valid HTTP/1.1 request."))
+        except httptools.HttpParserUpgrade:
+            self.cycle.keep_alive = False  # what follows is no HTTP/1.1 to the parser
+        self._count_unparsed(len(data))
+
+    def _count_unparsed(self, length: int) -> None:
+        """The parser keeps a header until it is whole, also one after the body: bound what it may keep."""
+        self._unparsed_bytes = 0 if self._progress else self._unparsed_bytes + length
+        if self._unparsed_bytes > MAX_HEAD_BYTES:
+            self._refuse(HeadersTooLarge())
+
+    # The request, as the parser meets its parts
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._header_bytes = self._header_count = 0
+        self._start_head_timer()
+
+    def on_url(self, url: bytes) -> None:
+        if len(self.url) + len(url) > MAX_TARGET_BYTES:
+            self._refuse_and_stop(TargetTooLong())
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_count += 1
+        self._header_bytes += len(name) + len(value)
+        if self._header_count > MAX_HEADERS or self._header_bytes > MAX_HEAD_BYTES:
+            self._refuse_and_stop(HeadersTooLarge())
+        if self._in_head:  # what comes after a body is none of the request's headers
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._stop_head_timer()
+        self._in_head, self._progress = False, True
+        fault = _fault_of(self.headers, self.parser.get_http_version())
+        if fault is None and self.parser.should_upgrade() and _has_body(self.headers):
+            fault = "A request with a body can't be an offer to upgrade."  # the parser would not see the body
+        if fault is not None:
+            self._refuse_and_stop(BadRequest(fault))
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refuse_and_stop(BadRequest("Too many requests ahead of their answers."))
+        super().on_headers_complete()
+        self.parsed_body_bytes = 0
+        self._offer_direct_body()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, with_sendfile(app, cycle, self.app_state.get(SENDERS_STATE)))
+
+    def on_body(self, body: bytes) -> None:
+        self._progress = True
+        self.parsed_body_bytes += len(body)
+        if len(body) == self._content_length <= HIGH_WATER_LIMIT and not self.cycle.response_complete:
+            self.cycle.body = body  # type: ignore[assignment]  # all of it: nothing will be added, so it needs no copy
+            self.cycle.message_event.set()
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_head, self._progress = True, True
+        super().on_message_complete()
+
+    # A body past the parser
+
+    def _offer_direct_body(self) -> None:
+        length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        self._content_length = length
+        if length and self.scheme == "http":
+            body = DirectBody(self, self.cycle, length)
+            self.scope.setdefault("extensions", {})[DIRECT_BODY] = {"body": body}
+
+    def end_direct_body(self) -> None:
+        """All of it was read from the socket: what follows is another request, to another parser."""
+        self.direct = None
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self.on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.direct is not None and not self.transport.is_closing():
+            self.transport.close()  # the rest of its body is no request
+
+    # The head takes too long
+
+    def _start_head_timer(self) -> None:
+        """One timer for all heads of a connection: most are whole at once, and to set it and take it back costs more."""
+        if self._head_late_at is None:
+            self._head_late_at = self.loop.time() + self._limits.header_timeout_seconds
+            if self._head_timer is None:
+                self._head_timer = self.loop.call_at(self._head_late_at, self._check_head)
+
+    def _stop_head_timer(self) -> None:
+        self._head_late_at = None
+
+    def _check_head(self) -> None:
+        self._head_timer = None
+        if self._head_late_at is None or self.transport.is_closing():
+            return
+        if self.loop.time() < self._head_late_at:
+            self._head_timer = self.loop.call_at(self._head_late_at, self._check_head)
+        else:
+            self.transport.close()
+
+    # The client does not take its answer
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_stall()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _watch_stall(self) -> None:
+        timeout_seconds = self._limits.idle_timeout_seconds
+        self._stall_timer = self.loop.call_later(timeout_seconds, self._check_stall, self.untaken_bytes())
+
+    def _check_stall(self, untaken_before: int) -> None:
+        self._stall_timer = None
+        if self.untaken_bytes() < untaken_before:
+            self._watch_stall()
+        else:
+            self.transport.abort()
+
+    def untaken_bytes(self) -> int:
+        """What the client has not taken of what was written. The kernel may hold megabytes of it, and tells the transport
+        only when it has room for a third: a client that takes them slowly does not stand still."""
+        try:
+            queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        except OSError:
+            queued = b""  # it is closed
+        return self.transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
+
+    # Refusing
+
+    def _refuse_and_stop(self, error: UploaderError) -> None:
+        """From a callback of the parser, which must not go on."""
+        self._refuse(error)
+        raise ValueError(error.detail)
+
+    def _refuse(self, error: UploaderError) -> None:
+        """Answer where the client can tell what is answered, and let go of the connection."""
+        if self._refused:
+            return
+        self._refused = True
+        self._stop_head_timer()
+        self._unset_keepalive_if_required()
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and cycle.response_complete:
+            cycle = None
+        if self.pipeline or (cycle is not None and (self._in_head or cycle.response_started)):
+            self.transport.close()  # the next bytes on the connection belong to the answer under way
+            return
+        if cycle is not None:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.flow.resume_reading()
+        self.transport.write(refusal(error))
+        self.transport.write_eof()
+        # To close with bytes unread would take the answer away from the client again.
+        self._linger_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
+
+
+def _fault_of(headers: list[tuple[bytes, bytes]], http_version: str) -> str | None:
+    """What makes a request ambiguous (RFC 9112, sections 3.2 and 6.1), beyond what the parser refuses."""
+    if http_version not in ("1.0", "1.1"):
+        return "Only HTTP/1.1 and HTTP/1.0 are spoken here."
+    names = [name for name, _ in headers]
+    hosts = names.count(b"host")
+    if hosts > 1 or (hosts == 0 and http_version == "1.1"):
+        return "A request has one Host header."
+    if b"transfer-encoding" not in names:
+        return None
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if http_version == "1.0" or codings != [b"chunked"]:
+        return "The only Transfer-Encoding is chunked."
+    return None
+
+
+def _has_body(headers: list[tuple[bytes, bytes]]) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b" 0")) for name, value in headers
+    )

@@ -1,0 +1,155 @@
+"""The OpenAPI 3.1 document, made from the route table and the types of `wire.py`."""
+
+import re
+from typing import Any
+
+import msgspec
+
+from uploader import __version__
+from uploader.http.native.schemas import Problem
+from uploader.http.shared.operation import Operation
+from uploader.http.shared.problem import STATUS, title_of
+
+_REF = "#/components/schemas/{name}"
+_PATH_PARAMETERS: dict[str, dict[str, Any]] = {
+    "md5": {"schema": {"type": "string", "pattern": "^[0-9a-fA-F]{32}$"}, "description": "MD5 of the whole file."},
+    "n": {"schema": {"type": "integer", "minimum": 0}, "description": "Chunk number, from 0."},
+    "id": {"schema": {"type": "string"}, "description": "The id."},
+    "user_id": {"schema": {"type": "string"}, "description": "A user."},
+    "upload_id": {"schema": {"type": "string"}, "description": "An upload."},
+    "code": {"schema": {"type": "string", "enum": sorted(STATUS)}, "description": "The code of an error."},
+}
+# What an answer leads to (OpenAPI's links): its operation and status, then those it opens, with where their parameters are.
+_UPLOAD = {"id": "$response.body#/upload/id", "n": 0}
+_BY_MD5 = {"md5": "$request.path.md5", "n": 0}
+_FILE = {"id": "$response.body#/file/id"}
+_OF_UPLOAD = ("get {0}", "put {0}/chunks/{{n}}", "post {0}/merge", "post {0}/proof", "delete {0}")
+_OF_FILE = ("get /me/files/{id}", "get /me/files/{id}/content", "patch /me/files/{id}", "delete /me/files/{id}")
+_LINKS: dict[tuple[str, int], list[tuple[str, dict[str, Any]]]] = {
+    ("post /uploads", 201): [
+        *((each.format("/uploads/{id}"), _UPLOAD) for each in _OF_UPLOAD),
+        ("patch /uploads/{id}", _UPLOAD),
+    ],
+    ("post /files/{md5}", 201): [(each.format("/files/{md5}"), _BY_MD5) for each in _OF_UPLOAD],
+    ("put /uploads/{id}/chunks/{n}", 201): [(each, _FILE) for each in _OF_FILE],
+    ("put /files/{md5}/chunks/{n}", 201): [(each, _FILE) for each in _OF_FILE],
+}
+_PROBLEM = {"application/problem+json": {"schema": {"$ref": _REF.format(name="Problem")}}}
+
+
+def document(operations: list[Operation]) -> dict[str, Any]:
+    """The document for a route table."""
+    kinds = _types_of(operations)
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    schema_of = dict(zip(kinds, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        path = re.sub(r":path\}", "}", operation.path)
+        paths.setdefault(path, {})[operation.method.lower()] = _operation(operation, schema_of)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "uploader",
+            "version": __version__,
+            "description": "A resumable chunked-upload server. Every error is `application/problem+json`.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "link": {"type": "apiKey", "in": "query", "name": "signature"},
+            },
+        },
+    }
+
+
+def _types_of(operations: list[Operation]) -> list[Any]:
+    kinds: list[Any] = [Problem]
+    for operation in operations:
+        for answer in (operation.takes, *operation.responses.values()):
+            kinds += [kind for kind in _alternatives(answer) if kind not in kinds]
+    return kinds
+
+
+def _alternatives(answer: Any) -> tuple[Any, ...]:
+    """The types that a body may have."""
+    if answer is None:
+        return ()
+    return answer if isinstance(answer, tuple) else (answer,)
+
+
+def _operation(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": _id_of(f"{operation.method} {operation.path}"),
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "responses": _responses(operation, schema_of),
+    }
+    if operation.access != "open":
+        described["security"] = [{"bearer": []}, *([{"link": []}] if operation.access == "reader" else [])]
+    parameters = [
+        {"name": name, "in": "path", "required": True, **_PATH_PARAMETERS.get(name, {"schema": {"type": "string"}})}
+        for name in re.findall(r"\{(\w+)", operation.path)
+    ]
+    parameters += [
+        {"name": parameter.name, "in": parameter.place, "schema": parameter.schema, "description": parameter.about}
+        for parameter in operation.parameters
+    ]
+    if parameters:
+        described["parameters"] = parameters
+    if operation.takes is not None:
+        content = {"application/json": {"schema": schema_of[operation.takes]}}
+        described["requestBody"] = {"required": not operation.takes_optional, "content": content}
+    elif operation.takes_bytes:
+        described["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}
+    return described
+
+
+def _id_of(method_and_path: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", method_and_path.lower()).strip("_")
+
+
+def _links(operation: Operation, status: int) -> dict[str, Any]:
+    links = {}
+    for target, parameters in _LINKS.get((f"{operation.method.lower()} {operation.path}", status), []):
+        used = {name: place for name, place in parameters.items() if f"{{{name}}}" in target}
+        links[_id_of(target)] = {"operationId": _id_of(target), "parameters": used}
+    return links
+
+
+def _responses(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any]:
+    responses: dict[str, Any] = {}
+    for status, answer in operation.responses.items():
+        responses[str(status)] = {"description": "OK"}
+        schemas = [schema_of[kind] for kind in _alternatives(answer)]
+        if schemas:
+            schema = schemas[0] if len(schemas) == 1 else {"oneOf": schemas}
+            responses[str(status)]["content"] = {"application/json": {"schema": schema}}
+        if status == 200 and operation.media_types:
+            content = responses["200"].setdefault("content", {})
+            content.update((media_type, {"schema": {"type": "string"}}) for media_type in operation.media_types)
+        if links := _links(operation, status):
+            responses[str(status)]["links"] = links
+    by_status: dict[int, list[str]] = {}
+    for code in _problems(operation):
+        by_status.setdefault(STATUS[code], []).append(code)
+    for status, codes in sorted(by_status.items()):
+        described = "; ".join(f"`{code}` ({title_of(code)})" for code in codes)
+        responses[str(status)] = {"description": described, "content": _PROBLEM}
+    return responses
+
+
+def _problems(operation: Operation) -> list[str]:
+    common = [] if operation.access == "open" else ["unauthenticated"]
+    common += ["forbidden"] if operation.access == "admin" else []
+    # What is refused before the application sees it, on every path; 429: too many JSON bodies of a user at once.
+    body = ("body-timeout", "too-many-requests") if operation.takes is not None else ()
+    return [
+        *("bad-request", "target-too-long", "headers-too-large"),
+        *common,
+        *body,
+        *operation.problems,
+        *(("unavailable",) if 503 not in operation.responses else ()),
+    ]

@@ -1,0 +1,174 @@
+"""One entry of the route table: a method of a path, who may call it, what it takes and what it answers.
+
+The router and the OpenAPI document are both made from it, so neither can drift from the other.
+"""
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from uploader.domain.digest import parse_hex
+from uploader.domain.names import normalise_name
+from uploader.errors import ChunkNumberOutOfRange, InvalidMd5, InvalidRequest
+from uploader.http.bodies.intake import Intake
+from uploader.service.access.accounts import Identity
+
+T = TypeVar("T")
+
+_MAX_DIGITS = 18
+
+# "reader": the user, or whoever has a signed link.
+Access = Literal["open", "user", "reader", "admin"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A parameter in the query or in a header."""
+
+    name: str
+    schema: dict[str, Any]
+    about: str
+    place: Literal["query", "header"] = "query"
+
+
+# Of lists.
+LIMIT = Parameter(
+    name="limit",
+    schema={"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
+    about="How many at the most.",
+)
+AFTER = Parameter(name="after", schema={"type": "string"}, about="The cursor: `next` of the page before.")
+PREFIX = Parameter(name="prefix", schema={"type": "string"}, about="Only names that start with this.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """A method of a path. `responses` maps a status to the type of its body, to several, or to None: no JSON."""
+
+    method: str
+    path: str
+    handler: Callable[["Call"], Awaitable[Response]]
+    summary: str
+    tag: str
+    access: Access = "user"
+    takes: type | None = None
+    takes_optional: bool = False
+    takes_bytes: bool = False
+    responses: dict[int, Any] = field(default_factory=dict)
+    # Media types that the body of a 200 may have beside JSON.
+    media_types: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request on its way to its handler: who calls, and the checked parts of what was sent."""
+
+    request: Request
+    identity: Identity
+    intake: Intake
+
+    @property
+    def user_id(self) -> str:
+        return self.identity.user_id
+
+    def md5(self) -> str:
+        """Raises InvalidMd5."""
+        try:
+            return parse_hex(self.request.path_params["md5"], 32)
+        except ValueError as error:
+            raise InvalidMd5() from error
+
+    def chunk_number(self) -> int:
+        """Raises ChunkNumberOutOfRange."""
+        text = self.request.path_params["n"]
+        if not re.fullmatch(r"[0-9]+", text):
+            raise ChunkNumberOutOfRange()
+        significant = text.lstrip("0") or "0"
+        return int(significant[:_MAX_DIGITS]) if len(significant) <= _MAX_DIGITS else 10**_MAX_DIGITS
+
+    def query_int(self, name: str, default: int, minimum: int, maximum: int) -> int:
+        """A whole number of the query. Raises InvalidRequest."""
+        text = self.query(name)
+        if text is None:
+            return default
+        if not re.fullmatch(r"[0-9]{1,10}", text) or not minimum <= int(text) <= maximum:
+            raise InvalidRequest.field(name, f"is not a whole number from {minimum} to {maximum}")
+        return int(text)
+
+    def query_word(self, name: str, default: str, words: tuple[str, ...]) -> str:
+        """One of some words of the query. Raises InvalidRequest."""
+        text = self.query(name)
+        if text is None:
+            return default
+        if text not in words:
+            raise InvalidRequest.field(name, f"is not one of {', '.join(words)}")
+        return text
+
+    def query(self, name: str) -> str | None:
+        """A value of the query. Raises InvalidRequest if there are several."""
+        values = self.request.query_params.getlist(name)
+        if len(values) > 1:
+            raise InvalidRequest.field(name, "is given more than once")
+        return values[0] if values else None
+
+    async def json(self, kind: type[T], *, optional: bool = False) -> T:
+        """The body, decoded strictly; with `optional`, an empty one stands for `{}`.
+
+        Raises InvalidRequest, BodyTimeout, TooManyRequests.
+        """
+        content = await self.intake.receive_json(self.request.receive, self.user_id)
+        return decode_json(content or (b"{}" if optional else b""), kind)
+
+
+def decode_json(content: bytes, kind: type[T]) -> T:
+    """Decode strictly: no duplicate keys, no unknown fields, no conversions. Raises InvalidRequest."""
+    try:
+        decoded = msgspec.json.decode(content, type=kind)
+        # msgspec lets the last of several equal keys win; look for them apart.
+        json.loads(content, object_pairs_hook=_refuse_duplicates)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest.field(*_field_and_reason(str(error))) from error
+    except _DuplicateKey as error:
+        raise InvalidRequest.field(str(error), "is given more than once") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise InvalidRequest.field("body", "is not valid JSON in UTF-8") from error
+    return decoded
+
+
+class _DuplicateKey(ValueError):
+    pass
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _DuplicateKey(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+def _field_and_reason(message: str) -> tuple[str, str]:
+    """The field that msgspec's message is about. It names a path (`$.size`), or in its text a missing or unknown field."""
+    reason, _, path = message.partition(" - at `")
+    name = path.rstrip("`").removeprefix("$").lstrip(".")
+    mentioned = re.search(r"(missing required|unknown) field `(.*)`", reason)
+    if mentioned:
+        name = f"{name}.{mentioned[2]}".lstrip(".")
+        reason = "is missing" if mentioned[1] == "missing required" else "is not a known field"
+    return name or "body", reason
+
+
+def checked_name(name: str) -> str:
+    """A file name in NFC. Raises InvalidRequest."""
+    try:
+        return normalise_name(name)
+    except ValueError as error:
+        raise InvalidRequest.field("name", str(error)) from error

@@ -1,0 +1,302 @@
+"""Recounts every figure from its definition, reports each difference as a Drift, and mends those that can be mended.
+
+It works while the server runs: each account is read in one snapshot, and what is said of an upload is looked at again
+under the upload's locks, so that mere motion is never reported. Refuses to guess: lost bytes stay reported.
+"""
+
+import asyncio
+import logging
+from functools import partial
+from itertools import zip_longest
+
+from uploader.accounting.audit import Audit, AuditedUpload, Bucket
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import queries
+from uploader.database.audit import repairs as mending
+from uploader.database.engine import Connection, Database
+from uploader.database.transactions.uploads import NotOpen
+from uploader.domain.chunks import from_bitmap, received_bytes, to_bitmap
+from uploader.domain.upload import State, Upload
+from uploader.errors import Unavailable, Unverified
+from uploader.service.audit.drift import Drift, Findings, Kind
+from uploader.service.audit.recounting import Recounting
+from uploader.service.upkeep.strays import stray_blobs
+from uploader.service.uploads.closers import Closers
+from uploader.storage.base import Gone, Storage
+from uploader.tasks import uninterrupted
+
+logger = logging.getLogger(__name__)
+
+_BATCH = 200
+# What is in motion is not there at every look: a writer that is told to rehydrate lets go of its chunk for a moment, and
+# after a loss of Redis the sweeper comes within seconds.
+_LOOKS = 10
+_PAUSE_SECONDS = 0.5
+
+
+class Reconciling:
+    """Several at once are safe: looking changes nothing, and every mend recomputes under its locks."""
+
+    def __init__(
+        self,
+        database: Database,
+        storage: Storage,
+        audit: Audit,
+        closers: Closers,
+        recounting: Recounting,
+        clock: Clock,
+    ) -> None:
+        self._database = database
+        self._recounting = recounting
+        self._storage = storage
+        self._audit = audit
+        self._closers = closers
+        self._clock = clock
+
+    async def reconcile(self, *, repair: bool = False) -> Findings:
+        """Look at everything, then mend what was found if asked to. Raises Unavailable, Stopping."""
+        found = Findings()
+        # The order of mending, too: the figures of a user are sums over the uploads.
+        await self._check_uploads(found)
+        await self._check_queues(found)
+        await self._recounting.check(found)
+        await self._check_blobs(found)
+        await self._check_stray_blobs(found)
+        if repair:
+            for mend in found.mends:
+                found.repaired += await uninterrupted(mend())
+        return found
+
+    # Blobs, against the disk
+
+    async def _check_blobs(self, found: Findings) -> None:
+        after = ""
+        while blobs := await self._blobs(after):
+            sizes = await self._storage.blob_sizes([blob.sha256 for blob in blobs])
+            for blob, size in zip(blobs, sizes, strict=True):
+                if size != blob.size:
+                    found.add(await self._look_at_blob(blob.sha256), _cannot_be_mended)
+            after = blobs[-1].sha256
+
+    async def _blobs(self, after: str) -> list[queries.Blob]:
+        return await self._database.read(lambda connection: queries.blobs_in_use(connection, after=after, limit=_BATCH))
+
+    async def _look_at_blob(self, sha256: str) -> list[Drift]:
+        """Its row is locked, so it is not collected or placed meanwhile."""
+
+        sizes = self._database.outside(self._storage.blob_sizes)
+
+        async def look(connection: Connection) -> list[Drift]:
+            blob = await queries.blob_by_sha256(connection, sha256, lock=True)
+            if blob is None or blob.refs == 0:
+                return []
+            (size,) = await sizes([sha256])
+            return [] if size == blob.size else [Drift(Kind.BLOB_BYTES, sha256, blob.size, size)]
+
+        return await self._database.transact(look)
+
+    async def _check_stray_blobs(self, found: Findings) -> None:
+        async for strays in stray_blobs(self._database, self._storage, self._clock.now()):
+            sha256s = [stray.name for stray in strays if not stray.is_draft]
+            if sha256s:
+                found.add(await self._look_at_strays(sha256s), _cannot_be_mended)
+
+    async def _look_at_strays(self, sha256s: list[str]) -> list[Drift]:
+        """What is just being placed has a row that is locked: this waits for it. What is collected has gone."""
+        sizes = self._database.outside(self._storage.blob_sizes)
+
+        async def look(connection: Connection) -> list[Drift]:
+            known = await queries.known_blobs(connection, sha256s, lock=True)
+            strays = [sha256 for sha256 in sha256s if sha256 not in known]
+            found = zip(strays, await sizes(strays), strict=True)
+            return [Drift(Kind.STRAY_BLOB, sha256, None, size) for sha256, size in found if size is not None]
+
+        return await self._database.transact(look)
+
+    # Uploads: disk, Redis and database
+
+    async def _check_uploads(self, found: Findings) -> None:
+        after, count = "", 0
+        while uploads := await self._open_uploads(after):
+            suspects = [upload.id for upload in uploads if not await self._seems_right(upload)]
+            await self._report_uploads(found, suspects)
+            after, count = uploads[-1].id, count + len(uploads)
+        found.checked["uploads"] = count
+
+    async def _open_uploads(self, after: str) -> list[Upload]:
+        return await self._database.read(
+            lambda connection: queries.all_open_uploads(connection, after=after, limit=_BATCH)
+        )
+
+    async def _seems_right(self, upload: Upload) -> bool:
+        """A look without locks: most uploads need no other."""
+        try:
+            chunk_map = await self._storage.read_map(upload)
+        except (Gone, Unverified):
+            return False
+        return not drifts_of_upload(upload, chunk_map.present, await self._audit.upload(upload.id))
+
+    async def _report_uploads(self, found: Findings, suspects: list[str]) -> None:
+        """Report what every one of several looks under the locks finds, with the figures of the last."""
+        drifts = {upload_id: await self._look(upload_id) for upload_id in suspects}
+        for _ in range(_LOOKS - 1):
+            drifts = {upload_id: before for upload_id, before in drifts.items() if before}
+            if not drifts:
+                return
+            await asyncio.sleep(_PAUSE_SECONDS)
+            for upload_id, before in drifts.items():
+                kinds = {drift.kind for drift in before}
+                drifts[upload_id] = [drift for drift in await self._look(upload_id) if drift.kind in kinds]
+        for upload_id, lasting in drifts.items():
+            found.add(lasting, partial(self._mend_upload, upload_id))
+
+    async def _look(self, upload_id: str) -> list[Drift]:
+        return await uninterrupted(self._look_under_locks(upload_id))
+
+    async def _look_under_locks(self, upload_id: str) -> list[Drift]:
+        upload = await self._upload(upload_id)
+        if upload is None or upload.state is not State.OPEN:
+            return _drifts_of_closed(upload_id, await self._audit.upload(upload_id))
+        try:
+            async with self._storage.closing(upload):
+                return await self._compare(upload_id)
+        except Gone:
+            still = await self._upload(upload_id)
+            closed = still is None or still.state is not State.OPEN
+            return [] if closed else [Drift(Kind.TEMP, upload_id, upload.temp_path, None)]
+        except Unavailable as error:
+            # One that is busy must not hold up the others; a store that is away will tell the next look.
+            logger.info("an upload is not reconciled for now", extra={"upload_id": upload_id, "reason": error.detail})
+            return []
+
+    async def _compare(self, upload_id: str) -> list[Drift]:
+        """The caller holds the locks. Redis is read before the database: what it calls flushed was committed earlier."""
+        snapshot = await self._audit.upload(upload_id)
+        upload = await self._upload(upload_id)
+        if upload is None or upload.state is not State.OPEN:
+            return _drifts_of_closed(upload_id, snapshot)
+        return drifts_of_upload(upload, (await self._storage.read_map(upload)).present, snapshot)
+
+    async def _upload(self, upload_id: str) -> Upload | None:
+        return await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
+
+    async def _mend_upload(self, upload_id: str) -> bool:
+        """Rebuild Redis from disk and database, or drop what is left of a closed upload; whether that was enough."""
+        upload = await self._upload(upload_id)
+        if upload is None or upload.state is not State.OPEN:
+            await self._closers.tidy(upload_id)
+        else:
+            try:
+                async with self._storage.closing(upload):
+                    await self._correct_flushed(upload_id)
+                await self._closers.hydrate(upload)
+            except (Gone, NotOpen):
+                return False
+        return not await self._look(upload_id)
+
+    async def _correct_flushed(self, upload_id: str) -> None:
+        """Where accounted bytes contradict the disk, or Redis has to forget some: the disk's figure, at once."""
+        snapshot = await self._audit.upload(upload_id)
+        upload = await self._upload(upload_id)
+        if upload is None:
+            raise NotOpen(upload_id)
+        present = (await self._storage.read_map(upload)).present
+        on_disk = received_bytes(present, upload.size, upload.chunk_size)
+        shrinks = max(upload.flushed_bytes, snapshot.flushed) > on_disk or _has_more(snapshot.bitmap, present)
+        if not shrinks and upload.flushed_bytes >= snapshot.flushed:
+            return
+        await self._closers.announce(upload)
+        await self._database.transact(
+            lambda connection: mending.correct_flushed(
+                connection, upload_id, on_disk, renew_generation=shrinks, now=self._clock.now()
+            )
+        )
+        crash_point("repair.after_commit")
+
+    # The queues
+
+    async def _check_queues(self, found: Findings) -> None:
+        """After the uploads: what waits there for an upload that is closed, or for no upload at all."""
+        count = 0
+        for bucket in await self._audit.buckets():
+            waiting, strays, index = await self._look_at_bucket(bucket)
+            await self._report_uploads(found, await self._not_open(waiting))
+            mend = partial(self._mend_bucket, bucket, strays)
+            found.add([Drift(Kind.STRAY_TASK, upload_id, None, str(bucket)) for upload_id in strays], mend)
+            found.add(index, mend)
+            count += len(waiting)
+        found.checked["tasks"] = count
+
+    async def _look_at_bucket(self, bucket: Bucket) -> tuple[list[str], list[str], list[Drift]]:
+        """Its tasks, its strays, and what is wrong with the index at the end."""
+        waiting: dict[str, None] = {}
+        strays: dict[str, None] = {}
+        index: list[Drift] = []
+        async for step in self._audit.bucket(bucket):
+            waiting |= dict.fromkeys(step.tasks)
+            strays |= dict.fromkeys(step.strays)
+            words = ("bucket" if step.exists else None, "bucket" if step.indexed else None)
+            index = [] if words[0] == words[1] else [Drift(Kind.INDEX, str(bucket), *words)]
+        return list(waiting), list(strays), index
+
+    async def _not_open(self, upload_ids: list[str]) -> list[str]:
+        not_open: list[str] = []
+        for start in range(0, len(upload_ids), _BATCH):
+            batch = upload_ids[start : start + _BATCH]
+            rows = await self._database.read(partial(queries.uploads_by_id, upload_ids=batch))
+            not_open += [id_ for id_ in batch if id_ not in rows or rows[id_].state is not State.OPEN]
+        return not_open
+
+    async def _mend_bucket(self, bucket: Bucket, strays: list[str]) -> bool:
+        await self._audit.tidy(bucket, strays)
+        return True
+
+
+async def _cannot_be_mended() -> bool:
+    return False
+
+
+def drifts_of_upload(upload: Upload, present: bytearray, snapshot: AuditedUpload) -> list[Drift]:
+    """What is wrong with an open upload, by its row, the chunks on its map, and what Redis holds of it."""
+    on_disk = received_bytes(present, upload.size, upload.chunk_size)
+    if upload.flushed_bytes > on_disk or (snapshot.state and upload.flushed_bytes < min(snapshot.flushed, on_disk)):
+        expected = min(snapshot.flushed, on_disk) if upload.flushed_bytes < on_disk else on_disk
+        flushed = [Drift(Kind.FLUSHED_BYTES, upload.id, expected, upload.flushed_bytes)]
+    else:
+        flushed = []
+    return flushed + _drifts_of_snapshot(upload, present, on_disk, snapshot)
+
+
+def _drifts_of_snapshot(upload: Upload, present: bytearray, on_disk: int, snapshot: AuditedUpload) -> list[Drift]:
+    if snapshot.state == "":
+        # Nobody has touched it since Redis was lost: right, unless bytes wait to be accounted.
+        return [Drift(Kind.RECEIVED, upload.id, on_disk, None)] if upload.flushed_bytes < on_disk else []
+    bits = from_bitmap(snapshot.bitmap, len(present))
+    state = "merging" if all(bits) else "open"
+    if snapshot.state not in ("open", "merging"):
+        return [Drift(Kind.STATE, upload.id, state, snapshot.state)]
+    drifts = []
+    in_bits = received_bytes(bits, upload.size, upload.chunk_size)
+    if snapshot.received != in_bits:
+        drifts.append(Drift(Kind.RECEIVED, upload.id, in_bits, snapshot.received))
+    if snapshot.bitmap.rstrip(b"\0") != to_bitmap(present).rstrip(b"\0"):
+        drifts.append(Drift(Kind.CHUNKS, upload.id, on_disk, in_bits))
+    if snapshot.flushed > on_disk:
+        drifts.append(Drift(Kind.FLUSHED, upload.id, on_disk, snapshot.flushed))
+    if snapshot.state != state:
+        drifts.append(Drift(Kind.STATE, upload.id, state, snapshot.state))
+    queue = {"open": "flush", "merging": "merge"}[snapshot.state]
+    needed = snapshot.state == "merging" or snapshot.received != snapshot.flushed
+    if needed and snapshot.queue != queue:
+        drifts.append(Drift(Kind.TASK, upload.id, queue, snapshot.queue or None))
+    return drifts
+
+
+def _drifts_of_closed(upload_id: str, snapshot: AuditedUpload) -> list[Drift]:
+    return [Drift(Kind.TASK, upload_id, None, snapshot.queue)] if snapshot.queue else []
+
+
+def _has_more(bitmap: bytes, present: bytearray) -> bool:
+    """Whether Redis has bits of chunks that are not on the map."""
+    return any(bits & ~on_map for bits, on_map in zip_longest(bitmap, to_bitmap(present), fillvalue=0))

@@ -1,0 +1,111 @@
+"""Recounts what the database keeps of users and contents, against its own rows: see `reconciling.py` for the other stores.
+
+Users and contents are recounted a slice at a time, each in a snapshot of its own, so that no transaction is long. Looking
+changes nothing.
+"""
+
+from functools import partial
+
+from uploader.database import models, queries
+from uploader.database.audit import recounts
+from uploader.database.audit import repairs as mending
+from uploader.database.engine import Connection, Database
+from uploader.domain.quota import Usage
+from uploader.service.audit.drift import Drift, Findings, Kind
+
+_SLICE = 2000
+
+Recounted = list[tuple[str, Usage | None, recounts.Sums]]
+
+
+class Recounting:
+    """Several at once are safe: every mend recomputes under its locks."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def recount(self, user_id: str | None = None) -> Findings:
+        """Recount everything, or one user; a user that is not there is not checked. Raises Unavailable."""
+        found = Findings()
+        if user_id is None:
+            await self.check(found)
+        else:
+            await self._check_user(found, user_id)
+        return found
+
+    async def check(self, found: Findings) -> None:
+        """Recount all users, then the refs of all contents."""
+        found.checked |= {"users": 0, "blobs": 0}
+        for check_slice in (self._check_users, self._check_refs):
+            after: str | None = ""
+            while after is not None:
+                after = await check_slice(found, after)
+
+    async def _check_users(self, found: Findings, after: str) -> str | None:
+        """Recount the users after `after`; returns the last one, or None where no more follow."""
+        identifier = models.user_info.c.user_id
+
+        async def look(connection: Connection) -> tuple[recounts.Range, int, Recounted]:
+            within = await recounts.range_of(connection, identifier, after, _SLICE)
+            count = await recounts.count_range(connection, identifier, within)
+            return within, count, await recounts.recounted_users(connection, within)
+
+        within, count, users = await self._database.read(look, snapshot=True)
+        found.checked["users"] += count
+        for user_id, stored, counted in users:
+            self._add(found, user_id, stored, counted)
+        return within.until
+
+    async def _check_user(self, found: Findings, user_id: str) -> None:
+        async def look(connection: Connection) -> tuple[Usage | None, recounts.Sums]:
+            return await queries.usage(connection, user_id), await recounts.sums_of(connection, user_id)
+
+        stored, counted = await self._database.read(look, snapshot=True)
+        found.checked["users"] = 0 if stored is None else 1
+        self._add(found, user_id, stored, counted)
+
+    def _add(self, found: Findings, user_id: str, stored: Usage | None, counted: recounts.Sums) -> None:
+        found.add(_drifts_of_user(user_id, stored, counted), partial(self._mend_user, user_id))
+        found.notes += _notes_of_user(stored)
+
+    async def _mend_user(self, user_id: str) -> bool:
+        return await self._database.transact(lambda connection: mending.recount_user(connection, user_id))
+
+    async def _check_refs(self, found: Findings, after: str) -> str | None:
+        """Recount the refs of the contents after `after`; returns the last one, or None where no more follow."""
+        identifier = models.blob.c.sha256
+
+        async def look(connection: Connection) -> tuple[recounts.Range, int, list[tuple[str, int | None, int]]]:
+            within = await recounts.range_of(connection, identifier, after, _SLICE)
+            count = await recounts.count_range(connection, identifier, within)
+            return within, count, await recounts.recounted_refs(connection, within)
+
+        within, count, blobs = await self._database.read(look, snapshot=True)
+        found.checked["blobs"] += count
+        for sha256, refs, files in blobs:
+            found.add([Drift(Kind.REFS, sha256, files, refs)], partial(self._mend_refs, sha256))
+        return within.until
+
+    async def _mend_refs(self, sha256: str) -> bool:
+        return await self._database.transact(lambda connection: mending.recount_refs(connection, sha256))
+
+
+def _drifts_of_user(user_id: str, stored: Usage | None, counted: recounts.Sums) -> list[Drift]:
+    drifts = []
+    for kind in (Kind.USE_SPACE_FINISHED, Kind.USE_SPACE_UNFINISHED, Kind.RESERVED):
+        expected = getattr(counted, kind.value)
+        actual = None if stored is None else getattr(stored, kind.value)
+        if actual != expected and (expected or stored is not None):
+            drifts.append(Drift(kind, user_id, expected, actual))
+    # Where the figures themselves are wrong, that is all there is to say.
+    if stored is not None and not drifts and stored.use_space_unfinished > stored.reserved:
+        drifts.append(Drift(Kind.OVER_RESERVED, user_id, stored.reserved, stored.use_space_unfinished))
+    return drifts
+
+
+def _notes_of_user(stored: Usage | None) -> list[Drift]:
+    """A user may hold more than the total space, where an administrator lowered it."""
+    if stored is None or stored.use_space_finished + stored.reserved <= stored.total_space:
+        return []
+    held = stored.use_space_finished + stored.reserved
+    return [Drift(Kind.OVER_TOTAL_SPACE, stored.user_id, stored.total_space, held)]

@@ -1,0 +1,250 @@
+"""Removes what crashes left on the disk and ends idle uploads of past months; or, asked to, ends every open upload.
+
+Bytes that no row names may be those of another database (decision 0013): they stay until somebody says that they may go.
+Works beside servers, workers and other cleanups: it decides by rows, looks again before each removal, and leaves alone
+what changed lately.
+"""
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from uploader.clock import Clock
+from uploader.database import queries
+from uploader.database.engine import Database, Duplicate
+from uploader.database.transactions import uploads as transactions
+from uploader.database.transactions.uploads import NotOpen
+from uploader.domain.months import month_path
+from uploader.domain.upload import Reason, State, Upload
+from uploader.errors import Unavailable
+from uploader.service.ids import new_id
+from uploader.service.upkeep.strays import is_settled, stray_blobs
+from uploader.service.uploads.closers import Closers
+from uploader.storage.base import Found, Gone, Storage
+from uploader.tasks import uninterrupted
+
+logger = logging.getLogger(__name__)
+
+_BATCH = 250
+
+
+@dataclass(slots=True)
+class Cleaned:
+    """What one cleanup gave back."""
+
+    expired_uploads: int = 0
+    quota_bytes: int = 0
+    directories: int = 0
+    blobs: int = 0
+    disk_bytes: int = 0
+    # Bytes that no row names, and that stay until `remove_strays`.
+    stray_directories: int = 0
+    stray_blobs: int = 0
+    stray_bytes: int = 0
+    # What could not be dealt with now; the log says why.
+    left: int = 0
+
+
+@dataclass(slots=True)
+class Reset:
+    """What `reset_unfinished` gave back."""
+
+    uploads: int = 0
+    quota_bytes: int = 0
+    left: int = 0
+
+
+class Cleanup:
+    """The monthly cleanup, and the reset."""
+
+    def __init__(self, database: Database, storage: Storage, closers: Closers, clock: Clock) -> None:
+        self._database = database
+        self._storage = storage
+        self._closers = closers
+        self._clock = clock
+
+    async def clean(
+        self,
+        *,
+        before: str | None = None,
+        idle_seconds: float | None = None,
+        remove_strays: bool = False,
+        dry_run: bool = False,
+    ) -> Cleaned:
+        """Clean the months before `before` (`YYYY/MM`, the present one if not given), and the blobs.
+
+        If `idle_seconds` is given, uploads of these months that were idle for so long expire. `remove_strays`: blobs, and
+        chunks of uploads, that no row names go, too; somebody is sure that they are of no other database. With `dry_run`
+        it only says what it would do. Raises Unavailable, Stopping.
+        """
+        run = _Run(
+            self._database,
+            self._storage,
+            self._closers,
+            self._clock,
+            idle_seconds=idle_seconds,
+            remove_strays=remove_strays,
+            dry_run=dry_run,
+        )
+        before = before or month_path(self._clock.now())
+        for month in await self._storage.months():
+            if month < before:
+                await run.clean_month(month)
+        await run.clean_blobs()
+        return run.cleaned
+
+    async def purge_closed(self, closed_before: datetime, limit: int) -> int:
+        """Forget what became of uploads that were closed long ago; returns how many. Where bytes are left they go first,
+        and the row at the next call: bytes that no row names would stay. Raises Unavailable."""
+        closed = await self._database.read(lambda connection: queries.closed_uploads(connection, closed_before, limit))
+        left = {upload.id for upload in await self._storage.remaining(closed)}
+        for upload_id in left:
+            try:
+                await self._closers.tidy(upload_id)
+            except Unavailable as error:  # one that is busy must not hold up the others
+                logger.warning("a closed upload is kept", extra={"upload_id": upload_id, "reason": error.detail})
+        gone = [upload.id for upload in closed if upload.id not in left]
+        if not gone:
+            return 0
+        return await self._database.transact(lambda connection: transactions.purge_uploads(connection, gone))
+
+    async def reset_unfinished(self) -> Reset:
+        """Cancel every upload that is open now, as its user would. Raises Unavailable."""
+        reset, after, newest = Reset(), "", new_id()
+        while batch := await self._open_uploads(after):
+            for upload in batch:
+                if upload.id > newest:
+                    return reset  # opened since: a busy server would keep this going for ever
+                await self._cancel(upload, reset)
+            after = batch[-1].id
+        return reset
+
+    async def _open_uploads(self, after: str) -> list[Upload]:
+        return await self._database.read(
+            lambda connection: queries.all_open_uploads(connection, after=after, limit=_BATCH)
+        )
+
+    async def _cancel(self, upload: Upload, reset: Reset) -> None:
+        try:
+            await self._closers.close(upload, Reason.CANCELLED)
+        except NotOpen:
+            return
+        except Unavailable as error:
+            logger.warning("an upload is not cancelled", extra={"upload_id": upload.id, "reason": error.detail})
+            reset.left += 1
+            return
+        reset.uploads += 1
+        reset.quota_bytes += upload.size
+
+
+class _Run:
+    """One cleanup: its rules, and what it gave back so far."""
+
+    def __init__(
+        self,
+        database: Database,
+        storage: Storage,
+        closers: Closers,
+        clock: Clock,
+        *,
+        idle_seconds: float | None,
+        remove_strays: bool,
+        dry_run: bool,
+    ) -> None:
+        self._database = database
+        self._storage = storage
+        self._closers = closers
+        self._now = clock.now()
+        self._idle_seconds = idle_seconds
+        self._remove_strays = remove_strays
+        self._dry_run = dry_run
+        self.cleaned = Cleaned()
+
+    # Temp
+
+    async def clean_month(self, month: str) -> None:
+        """Look at every upload directory of a month, then remove the month if that emptied it."""
+        async for batch in self._storage.walk_uploads(month):
+            rows = await self._rows([found.name for found in batch])
+            for found in batch:
+                try:
+                    await self._clean_directory(found, rows.get(found.name))
+                except Unavailable as error:
+                    self._leave(found, error)
+        if not self._dry_run:
+            await self._storage.remove_month(month)
+
+    async def _rows(self, upload_ids: list[str]) -> dict[str, Upload]:
+        return await self._database.read(lambda connection: queries.uploads_by_id(connection, upload_ids))
+
+    async def _clean_directory(self, found: Found, row: Upload | None) -> None:
+        if row is not None and row.state is State.OPEN:
+            if self._idle_seconds is not None and await self._expired(row, self._idle_seconds):
+                self.cleaned.expired_uploads += 1
+                self.cleaned.quota_bytes += row.size
+                self.cleaned.disk_bytes += found.disk_bytes
+        elif not is_settled(found, self._now):
+            return
+        elif row is None and not self._remove_strays and await self._storage.holds_chunks(found):
+            self.cleaned.stray_directories += 1
+            self.cleaned.stray_bytes += found.disk_bytes
+        elif self._dry_run or await self._remove_directory(found):
+            self.cleaned.directories += 1
+            self.cleaned.disk_bytes += found.disk_bytes
+
+    async def _expired(self, upload: Upload, idle_seconds: float) -> bool:
+        """Whether an upload expired, or would."""
+        idle_since = self._now - timedelta(seconds=idle_seconds)
+        if upload.updated_at >= idle_since:
+            return False
+        if not self._dry_run:
+            return await self._closers.expire(upload, idle_seconds)
+        try:
+            complete = (await self._storage.read_map(upload)).complete
+            return not complete and await self._storage.last_write(upload) <= idle_since.timestamp()
+        except Gone:
+            return True
+
+    async def _remove_directory(self, found: Found) -> bool:
+        """Remove what no open upload has; the row is asked for again, durably: it may have come or gone since the batch."""
+        row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, found.name))
+        if row is not None and row.state is State.OPEN:
+            return False
+        return await self._closers.tidy(found.name) or await self._storage.remove(found)
+
+    # Blobs
+
+    async def clean_blobs(self) -> None:
+        """Count the blobs that have no row, or remove them; and what interrupted merges left beside blobs."""
+        async for strays in stray_blobs(self._database, self._storage, self._now):
+            for found in strays:
+                if self._remove_strays or found.is_draft:
+                    await self._clean_blob(found)
+                else:
+                    self.cleaned.stray_blobs += 1
+                    self.cleaned.stray_bytes += found.disk_bytes
+
+    async def _clean_blob(self, found: Found) -> None:
+        try:
+            if self._dry_run or await uninterrupted(self._remove_blob(found)):
+                self.cleaned.blobs += 1
+                self.cleaned.disk_bytes += found.disk_bytes
+        except Unavailable as error:
+            self._leave(found, error)
+
+    async def _remove_blob(self, found: Found) -> bool:
+        if found.is_draft:
+            # No row ever speaks of that name, and a merge that was on that way for an hour begins anew.
+            return await self._storage.remove(found)
+        try:
+            remove = self._database.outside(lambda: self._storage.remove(found))
+            return await self._database.transact(
+                lambda connection: transactions.remove_stray_blob(connection, found.name, remove, self._now), alone=True
+            )
+        except Duplicate:
+            return False  # it has a row by now
+
+    def _leave(self, found: Found, error: Unavailable) -> None:
+        """One that is busy must not hold up the others."""
+        logger.warning("not cleaned up for now", extra={"path": found.path, "reason": error.detail})
+        self.cleaned.left += 1

@@ -1,0 +1,76 @@
+"""Carries what is pending in Redis into the accounts of the database, in batches of absolute figures."""
+
+import logging
+import time
+
+from uploader.accounting.delay import MAX_CLAIM
+from uploader.accounting.pending import Claim, Pending, UploadQueue
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database.engine import Database
+from uploader.database.transactions import uploads as transactions
+from uploader.database.transactions.uploads import Received
+from uploader.errors import Unavailable
+from uploader.observability import FLUSH_BATCH_UPLOADS, FLUSH_LAG_SECONDS, FLUSHED_UPLOADS
+from uploader.service.uploads.closers import Closers
+
+logger = logging.getLogger(__name__)
+
+# So many claims are written in one transaction: a commit costs as much as several hundred rows. More would hold rows
+# locked, and the event loop busy, for longer than others should feel.
+_CLAIMS_A_TRANSACTION = 10
+
+
+class Flushing:
+    """Claims what is due, writes it, and only then acknowledges. A crash in between repeats what changes nothing."""
+
+    def __init__(self, database: Database, pending: Pending, closers: Closers, clock: Clock) -> None:
+        self._database = database
+        self._pending = pending
+        self._closers = closers
+        self._clock = clock
+
+    async def flush_due(self, queue: UploadQueue) -> int:
+        """Flush one batch of a queue; returns how many tasks were claimed. Raises Unavailable."""
+        claims: list[Claim] = []
+        while len(claims) < _CLAIMS_A_TRANSACTION * MAX_CLAIM:
+            claimed = await queue.claim()
+            claims += claimed
+            if len(claimed) < MAX_CLAIM:
+                break
+        if not claims:
+            return 0
+        crash_point("flush.after_claim")
+        started = time.perf_counter()
+        is_open = await self._write(claims)
+        FLUSH_BATCH_UPLOADS.observe(len(claims))
+        FLUSH_LAG_SECONDS.observe(claims[0].late_ms / 1000 + time.perf_counter() - started)
+        await self._pending.ack_flush(queue.shard, [claim for claim in claims if is_open.get(claim.upload_id)])
+        crash_point("flush.after_ack")
+        for claim in claims:
+            if is_open.get(claim.upload_id) is False:
+                await self._closers.tidy(claim.upload_id)
+        return len(claims)
+
+    async def _write(self, claims: list[Claim]) -> dict[str, bool]:
+        """Write a batch, and tell of each upload whether it is open. One that fails is split, so that one bad row holds
+        up no other; an upload that fails alone is left out, neither acknowledged nor tidied: it is due after the lease."""
+        batch = [Received(claim.upload_id, claim.generation, claim.received) for claim in claims]
+        try:
+            flushed = await self._database.transact(
+                lambda connection: transactions.flush(connection, batch, self._clock.now())
+            )
+        except Unavailable:
+            raise
+        except Exception:
+            if len(claims) == 1:
+                logger.exception("an upload can't be accounted", extra={"upload_id": claims[0].upload_id})
+                return {}
+            middle = len(claims) // 2
+            return await self._write(claims[:middle]) | await self._write(claims[middle:])
+        if flushed.open_ids and not flushed.changed:
+            # It wrote nothing, so its commit waited for nothing: the figures may be somebody else's, and not durable yet.
+            await self._database.sync()
+        crash_point("flush.after_commit")
+        FLUSHED_UPLOADS.inc(flushed.changed)
+        return {claim.upload_id: claim.upload_id in flushed.open_ids for claim in claims}

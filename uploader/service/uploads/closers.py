@@ -1,0 +1,240 @@
+"""What is done to an upload while all its chunks are locked: end it without a file, tidy up after it, hydrate Redis.
+
+Effects go in one order: SQL, then Redis, then the disk. A crash between any two leaves what the next visitor tidies.
+"""
+
+import logging
+from contextlib import suppress
+from datetime import timedelta
+
+from uploader.accounting.pending import Outcome, Pending, RecordResult
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import queries
+from uploader.database.engine import Database
+from uploader.database.transactions import uploads as transactions
+from uploader.database.transactions.uploads import NotOpen
+from uploader.domain.chunks import chunk_count, received_bytes, to_bitmap
+from uploader.domain.upload import REDIS_WORDS, STATE_OF_REASON, Reason, State, Upload
+from uploader.errors import Unavailable, Unverified, UploaderError
+from uploader.observability import REBUILDS
+from uploader.storage.base import Closer, Gone, Storage
+from uploader.storage.local.chunkmap import ChunkMap
+from uploader.tasks import uninterrupted
+
+logger = logging.getLogger(__name__)
+
+# The era can move while one looks; more often than this is a Redis that keeps restarting.
+_HYDRATE_ATTEMPTS = 5
+
+
+class Closers:
+    """Holds uploads as a whole. Every method runs to its end even if its caller is cancelled."""
+
+    def __init__(self, database: Database, storage: Storage, pending: Pending, clock: Clock) -> None:
+        self._database = database
+        self._storage = storage
+        self._pending = pending
+        self._clock = clock
+
+    async def close(self, upload: Upload, reason: Reason) -> None:
+        """End an upload without a file and give back what it held. Raises NotOpen, Unavailable."""
+        await uninterrupted(self._close(upload, reason))
+
+    async def _close(self, upload: Upload, reason: Reason) -> None:
+        try:
+            async with self._storage.closing(upload) as closer:
+                if STATE_OF_REASON[reason] is State.FAILED:
+                    await self._refuse_an_older_generation(upload)
+                await self._commit_close(upload, reason)
+                await self.clear(upload, STATE_OF_REASON[reason], closer)
+        except Gone:
+            # No bytes, no locks: somebody else closed it (NotOpen), or its directory was lost.
+            await self._commit_close(upload, reason)
+            await self.clear(upload, STATE_OF_REASON[reason], None)
+
+    async def _refuse_an_older_generation(self, upload: Upload) -> None:
+        """What was compared with the claims is not what is there now, if chunks were withdrawn since. Raises NotOpen."""
+        row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload.id))
+        if row is None or row.generation != upload.generation:
+            raise NotOpen(upload.id)
+
+    async def _commit_close(self, upload: Upload, reason: Reason) -> None:
+        await self.announce(upload)
+        await self._database.transact(
+            lambda connection: transactions.close_upload(connection, upload.id, reason, self._clock.now())
+        )
+        crash_point("close.after_commit")
+        logger.info("upload closed", extra={"upload_id": upload.id, "user_id": upload.user_id, "reason": reason.value})
+
+    async def announce(self, upload: Upload) -> None:
+        """Before the commit that closes an upload, or renews its generation: see to it that a worker looks at it if this
+        process dies after it."""
+        try:
+            await self._pending.lease(upload.id)
+            crash_point("close.after_announce")
+        except Unavailable:
+            logger.debug("an upload is closed without Redis", extra={"upload_id": upload.id})
+
+    async def expire(self, upload: Upload, idle_seconds: float) -> bool:
+        """Expire an upload unless a chunk arrived within `idle_seconds`, looked at under its locks.
+
+        One that is complete is put up for its merge instead. Raises Unavailable.
+        """
+        return await uninterrupted(self._expire(upload, idle_seconds))
+
+    async def _expire(self, upload: Upload, idle_seconds: float) -> bool:
+        oldest = self._clock.now() - timedelta(seconds=idle_seconds)
+        try:
+            async with self._storage.closing(upload) as closer:
+                complete = (await self._read_held(upload, closer)).complete
+                if not complete:
+                    if await self._storage.last_write(upload) > oldest.timestamp():
+                        return False
+                    await self._commit_close(upload, Reason.EXPIRED)
+                    await self.clear(upload, State.EXPIRED, closer)
+            if complete:
+                await self._hydrate(upload)
+        except Gone:
+            return await self._expire_without_bytes(upload)
+        except NotOpen:
+            return False
+        return not complete
+
+    async def _expire_without_bytes(self, upload: Upload) -> bool:
+        """Its directory was lost; what it holds in the quota is given back all the same."""
+        try:
+            await self._commit_close(upload, Reason.EXPIRED)
+        except NotOpen:
+            return False
+        await self.clear(upload, State.EXPIRED, None)
+        return True
+
+    async def tidy(self, upload_id: str) -> bool:
+        """Drop from Redis and the disk what is left of an upload that is closed in the database, or not there; hydrate one
+        that is open, because a withdrawal may have been interrupted.
+
+        Returns whether its bytes went.
+        """
+        return await uninterrupted(self._tidy(upload_id))
+
+    async def _tidy(self, upload_id: str) -> bool:
+        row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
+        if row is None:
+            # No tombstone: perhaps another database knows it, and goes on with it (decision 0013).
+            await self._pending.forget(upload_id, None)
+            crash_point("tidy.after_forget")
+            return False
+        if row.state is State.OPEN:
+            with suppress(Gone, NotOpen):
+                await self._hydrate(row)
+            return False
+        try:
+            async with self._storage.closing(row) as closer:
+                return await self._tidy_held(row, closer)
+        except Gone:
+            return await self.clear(row, row.state, None)
+
+    async def _tidy_held(self, upload: Upload, closer: Closer) -> bool:
+        """`upload` was read as closed, perhaps before that commit was durable, and a crash of the database may have undone
+        it since (decision 0012). So it is read again, durably."""
+        row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
+        if row is not None and row.state is State.OPEN:
+            with suppress(Gone, NotOpen):
+                await self._hydrate_held(row, closer)
+            return False
+        closed = row or upload
+        return await self.clear(closed, closed.state, closer)
+
+    async def clear(self, upload: Upload, state: State, closer: Closer | None) -> bool:
+        """After the commit that closed an upload: Redis, then the disk; whether its bytes went.
+
+        Never fails: the jobs come back to the rest.
+        """
+        try:
+            await self._pending.forget(upload.id, REDIS_WORDS[state])
+            crash_point("clear.after_forget")
+        except Unavailable:
+            logger.warning("closed upload stays in Redis for now", extra={"upload_id": upload.id})
+        try:
+            return await (self._storage.discard(upload) if closer is None else closer.unlink())
+        except UploaderError:
+            logger.warning("bytes of a closed upload stay on disk for now", extra={"upload_id": upload.id})
+            return False
+
+    async def hydrate(self, upload: Upload) -> RecordResult:
+        """Rebuild Redis from the map of an upload. Raises Gone, NotOpen, Unavailable."""
+        return await uninterrupted(self._hydrate(upload))
+
+    async def _hydrate(self, upload: Upload) -> RecordResult:
+        async with self._storage.closing(upload) as closer:
+            return await self._hydrate_held(upload, closer)
+
+    async def _hydrate_held(self, upload: Upload, closer: Closer) -> RecordResult:
+        chunk_map = await self._read_held(upload, closer)  # which may renew the generation
+        for _ in range(_HYDRATE_ATTEMPTS):
+            era = (await self._pending.read(upload.id)).era
+            # Durably: what Redis holds to be flushed is flushed by nobody else.
+            row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
+            if row is None or row.state is not State.OPEN:
+                raise NotOpen(upload.id)
+            figures = await self._pending.hydrate(
+                upload.id,
+                era=era,
+                generation=row.generation,
+                bitmap=to_bitmap(chunk_map.present),
+                size=row.size,
+                chunk_size=row.chunk_size,
+                chunk_count=chunk_count(row.size, row.chunk_size),
+                flushed_bytes=row.flushed_bytes,
+            )
+            if figures.outcome is Outcome.HYDRATED:
+                crash_point("hydrate.after_rebuild")
+                REBUILDS.inc()
+                return figures
+            if figures.outcome is not Outcome.ERA_MOVED:
+                raise NotOpen(upload.id)
+        raise Unavailable("The accounting store keeps restarting; try again.")
+
+    async def read_map(self, upload: Upload) -> ChunkMap:
+        """Which chunks are on disk, and whole: checked first, if the machine was restarted since they came without a sync.
+
+        Raises Gone, NotOpen, Unavailable.
+        """
+        try:
+            return await self._storage.read_map(upload)
+        except Unverified:
+            await self.hydrate(upload)
+            return await self._storage.read_map(upload)
+
+    async def _read_held(self, upload: Upload, closer: Closer) -> ChunkMap:
+        try:
+            return await closer.read_map()
+        except Unverified:
+            await self._withdraw_held(upload, closer, await closer.find_bad_chunks(), verified=True)
+            return await closer.read_map()
+
+    async def withdraw(self, upload: Upload, numbers: list[int]) -> None:
+        """Take back stored chunks whose bytes went bad: they are missing again. Raises Gone, NotOpen, Unavailable."""
+        await uninterrupted(self._withdraw(upload, numbers))
+
+    async def _withdraw(self, upload: Upload, numbers: list[int]) -> None:
+        async with self._storage.closing(upload) as closer:
+            await self._withdraw_held(upload, closer, numbers, verified=False)
+            await self._hydrate_held(upload, closer)
+
+    async def _withdraw_held(self, upload: Upload, closer: Closer, numbers: list[int], *, verified: bool) -> None:
+        present = (await closer.read_map(verified=False)).present
+        for number in numbers:
+            present[number] = False
+        left = received_bytes(present, upload.size, upload.chunk_size)
+        await self.announce(upload)
+        # The generation first: the figures of the old one must count for nothing before a smaller one exists.
+        await self._database.transact(
+            lambda connection: transactions.withdraw(connection, upload.id, left, self._clock.now())
+        )
+        crash_point("withdraw.after_commit")
+        await closer.withdraw(numbers, verified=verified)
+        crash_point("withdraw.after_map")
+        if numbers:
+            logger.error("stored chunks went bad and are withdrawn", extra={"upload_id": upload.id, "chunks": numbers})

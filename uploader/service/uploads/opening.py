@@ -1,0 +1,288 @@
+"""The use cases that begin an upload: open, resume; and tell the digests of one that was opened by id.
+
+Whether it may finish without bytes is asked of `instant.py` first.
+"""
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import queries
+from uploader.database.engine import Connection, Database, Duplicate
+from uploader.database.transactions import uploads as transactions
+from uploader.database.transactions.uploads import BlobLost, NotOpen
+from uploader.domain.chunks import ChunkSizes
+from uploader.domain.digest import EMPTY_MD5, EMPTY_SHA256
+from uploader.domain.months import month_path
+from uploader.domain.proof import Challenge
+from uploader.domain.quota import Usage
+from uploader.domain.upload import State, Upload
+from uploader.errors import (
+    FileTooLarge,
+    InvalidRequest,
+    Md5Conflict,
+    Md5Mismatch,
+    QuotaExceeded,
+    Sha256Conflict,
+    Sha256Mismatch,
+    SizeMismatch,
+    TooManyUploads,
+    Unavailable,
+    UploadExists,
+)
+from uploader.observability import QUOTA_REFUSALS
+from uploader.service.ids import new_id
+from uploader.service.uploads.admission import Admission
+from uploader.service.uploads.instant import NO_SOURCE, Instant, Source
+from uploader.service.uploads.results import Complete, Opening, Target, UploadStatus
+from uploader.service.uploads.status import ATTEMPTS, PAUSE_SECONDS, Uploads
+from uploader.settings import Settings
+from uploader.storage.base import Gone, Storage
+from uploader.tasks import uninterrupted
+
+# Raised by the transaction of an opening before its commit.
+_ROLLED_BACK = (Duplicate, BlobLost, QuotaExceeded, TooManyUploads)
+_TOO_FAST = "This upload is changing too fast, or its bytes can't be found; try again."
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the database has to say of a request to open; of the account only if nothing else answers it."""
+
+    existing: Upload | None
+    source: Source
+    usage: Usage | None = None
+    open_uploads: int = 0
+
+
+class Openings:
+    """All ways to begin."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        storage: Storage,
+        instant: Instant,
+        uploads: Uploads,
+        admission: Admission,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._storage = storage
+        self._instant = instant
+        self._uploads = uploads
+        self._admission = admission
+        self._clock = clock
+        self.chunk_sizes = ChunkSizes(
+            settings.chunk_size_bytes, settings.min_chunk_size_bytes, settings.max_chunk_size_bytes
+        )
+        self.max_file_size_bytes = min(settings.max_file_size_bytes, self.chunk_sizes.max_file_size())
+
+    async def open(self, opening: Opening) -> UploadStatus | Complete | Challenge:
+        """Open, resume or finish at once. Raises as `POST /files/{md5}` and `POST /uploads` say."""
+        if opening.size > self.max_file_size_bytes:
+            raise FileTooLarge(limit=self.max_file_size_bytes)
+        if opening.size == 0:
+            _check_empty(opening)
+        for _ in range(ATTEMPTS):
+            try:
+                return await self._open_once(opening)
+            except (Duplicate, Gone, NotOpen, BlobLost):
+                await asyncio.sleep(PAUSE_SECONDS)  # somebody else was faster: what they did is the answer now
+        raise Unavailable(_TOO_FAST)
+
+    async def _open_once(self, opening: Opening) -> UploadStatus | Complete | Challenge:
+        found = await self._database.read(lambda connection: self._look(connection, opening))
+        existing, md5 = found.existing, opening.md5
+        if md5 is not None:
+            if existing is not None:
+                _check_claims(existing, opening.size, opening.sha256)
+            known = _completed(opening, existing)
+            complete = await self._instant.finish(known, md5, found.source, existing)
+            at_once = complete or await self._instant.challenge(opening, md5)
+            if at_once is not None:
+                return at_once
+        elif existing is not None and existing.state is not State.OPEN:
+            return await self._uploads.ended(existing)
+        if existing is not None:
+            return await self._resume(existing, opening.sha256)
+        self._refuse_early(opening, found)
+        await self._admission.check(opening.size)
+        return await self._open_new(opening)
+
+    async def _look(self, connection: Connection, opening: Opening) -> _Found:
+        """All that the database has to say, at one go."""
+        existing, source = None, NO_SOURCE
+        if opening.md5 is not None:
+            existing = await queries.open_upload_by_md5(connection, opening.user_id, opening.md5)
+            source = await self._instant.source(connection, _completed(opening, existing), opening.md5)
+        elif opening.idempotency_key is not None:
+            existing = await self._by_idempotency_key(connection, opening, opening.idempotency_key)
+        if existing is not None or (opening.instant and source != NO_SOURCE):
+            return _Found(existing, source)
+        usage = await queries.usage(connection, opening.user_id)
+        return _Found(None, source, usage, await queries.count_open_uploads(connection, opening.user_id))
+
+    async def _by_idempotency_key(self, connection: Connection, opening: Opening, key: str) -> Upload | None:
+        upload = await queries.upload_by_idempotency_key(connection, opening.user_id, key)
+        if upload is not None and (upload.name, upload.size) != (opening.name, opening.size):
+            raise InvalidRequest.field("Idempotency-Key", "was used with another name or size")
+        return upload
+
+    async def _resume(self, upload: Upload, sha256: str | None) -> UploadStatus | Complete:
+        if sha256 is not None and upload.sha256 is None:
+            upload = await self._tell(upload, None, sha256)
+        if upload.size == 0:
+            return await self._uploads.merge_now(upload)
+        return await self._uploads.standing(upload)
+
+    async def _open_new(self, opening: Opening) -> UploadStatus | Complete:
+        now = self._clock.now()
+        upload_id = new_id()
+        upload = Upload(
+            id=upload_id,
+            user_id=opening.user_id,
+            md5=opening.md5,
+            sha256=opening.sha256,
+            name=opening.name,
+            size=opening.size,
+            chunk_size=self.chunk_sizes.choose(opening.chunk_size, opening.size),
+            flushed_bytes=0,
+            flushed_generation=0,
+            generation=0,
+            state=State.OPEN,
+            close_reason=None,
+            file_id=None,
+            temp_path=f"temp/{month_path(now)}/{upload_id}",
+            idempotency_key=opening.idempotency_key,
+            created_at=now,
+            updated_at=now,
+            closed_at=None,
+        )
+        era = await self._uploads.era(upload_id)
+        made_at = await uninterrupted(self._create(upload))
+        crash_point("open.after_commit")
+        self._admission.promise(upload.size)
+        if upload.size == 0:
+            return await self._uploads.merge_now(upload)
+        return await self._uploads.begun(upload, era, made_at)
+
+    async def _create(self, upload: Upload) -> float:
+        """The directory first, then the row: a row without bytes would lose what is acknowledged."""
+        made_at = await self._storage.create(upload)
+        crash_point("open.after_create")
+        try:
+            await self._database.transact(
+                lambda connection: transactions.open_upload(
+                    connection, upload, max_open_uploads=self._settings.max_open_uploads
+                )
+            )
+        except Exception as error:
+            if isinstance(error, _ROLLED_BACK) or not await self._may_have_committed(upload):
+                await self._storage.discard(upload)
+            if isinstance(error, QuotaExceeded):
+                QUOTA_REFUSALS.inc()
+            raise
+        return made_at
+
+    async def _may_have_committed(self, upload: Upload) -> bool:
+        """Whether an answer that was lost may hide a commit, even one that is still to come: then the row has to find its
+        directory."""
+        try:
+            return await self._database.transact(lambda connection: queries.is_inserted(connection, upload.id))
+        except Unavailable:
+            return True
+
+    def _refuse_early(self, opening: Opening, found: _Found) -> None:
+        """Refuse what is sure to be refused before anything is written; the transaction decides."""
+        usage = found.usage
+        if usage is not None and not usage.fits(opening.size):
+            QUOTA_REFUSALS.inc()
+            raise QuotaExceeded(
+                total_space=usage.total_space,
+                use_space_finished=usage.use_space_finished,
+                use_space_unfinished=usage.use_space_unfinished,
+                reserved=usage.reserved,
+                requested=opening.size,
+            )
+        if found.open_uploads >= self._settings.max_open_uploads:
+            raise TooManyUploads(limit=self._settings.max_open_uploads)
+
+    # Telling the digests
+
+    async def tell(self, target: Target, md5: str, sha256: str | None) -> UploadStatus | Complete | Challenge:
+        """Take the digests of an upload that was opened by id, as soon as its client knows them.
+
+        Raises Md5Conflict, Sha256Conflict, UploadExists, UploadNotFound, UploadGone, Unavailable.
+        """
+        for _ in range(ATTEMPTS):
+            found = await self._uploads.find(target)
+            if isinstance(found, Complete):
+                if found.file.md5 != md5:
+                    raise Md5Conflict("The upload is complete, with another MD5.")
+                return found
+            try:
+                return await self._tell_once(found, md5, sha256)
+            except (NotOpen, Gone, BlobLost, Duplicate):
+                await asyncio.sleep(PAUSE_SECONDS)
+        raise Unavailable(_TOO_FAST)
+
+    async def _tell_once(self, upload: Upload, md5: str, sha256: str | None) -> UploadStatus | Complete | Challenge:
+        if upload.md5 not in (None, md5):
+            raise Md5Conflict()
+        if sha256 is not None and upload.sha256 not in (None, sha256):
+            raise Sha256Conflict()
+        other = await self._uploads.by_md5(upload.user_id, md5)
+        if other is not None and other.id != upload.id:
+            raise UploadExists(id=other.id)
+        opening = Opening(
+            user_id=upload.user_id,
+            md5=md5,
+            sha256=sha256,
+            name=upload.name,
+            size=upload.size,
+            chunk_size=None,
+            instant=True,
+        )
+        known = _completed(opening, upload)
+        source = await self._database.read(lambda connection: self._instant.source(connection, known, md5))
+        complete = await self._instant.finish(known, md5, source, upload)
+        if complete is not None:
+            return replace(complete, created=True)
+        told = await self._tell(upload, md5, sha256)
+        return await self._instant.challenge(opening, md5) or await self._uploads.standing(told)
+
+    async def _tell(self, upload: Upload, md5: str | None, sha256: str | None) -> Upload:
+        """Store claimed digests; those that somebody else claimed meanwhile stand."""
+        told = await self._database.transact(
+            lambda connection: transactions.tell_digests(connection, upload.id, md5, sha256)
+        )
+        crash_point("tell.after_commit")
+        if md5 is not None and told.md5 != md5:
+            raise Md5Conflict()
+        if sha256 is not None and told.sha256 != sha256:
+            raise Sha256Conflict()
+        return told
+
+
+def _completed(opening: Opening, existing: Upload | None) -> Opening:
+    """With what was claimed before."""
+    return opening if existing is None else replace(opening, sha256=opening.sha256 or existing.sha256)
+
+
+def _check_claims(upload: Upload, size: int, sha256: str | None) -> None:
+    if upload.size != size:
+        raise SizeMismatch(f"Your open upload of this MD5 has {upload.size} bytes.", size=upload.size)
+    if sha256 is not None and upload.sha256 not in (None, sha256):
+        raise Sha256Conflict()
+
+
+def _check_empty(opening: Opening) -> None:
+    """The one content whose digests are known before it is sent."""
+    if opening.md5 not in (None, EMPTY_MD5):
+        raise Md5Mismatch("This is not the MD5 of nothing.", expected=opening.md5, actual=EMPTY_MD5)
+    if opening.sha256 not in (None, EMPTY_SHA256):
+        raise Sha256Mismatch("This is not the SHA-256 of nothing.", expected=opening.sha256, actual=EMPTY_SHA256)

@@ -1,0 +1,261 @@
+"""The use cases of an upload as a whole: find it, say where it stands, merge it, cancel it. Knows nothing of HTTP."""
+
+import asyncio
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+
+from uploader.accounting.pending import Pending
+from uploader.clock import Clock
+from uploader.database import queries
+from uploader.database.engine import Connection, Database
+from uploader.database.transactions.uploads import NotOpen
+from uploader.domain.chunks import chunk_count, missing_ranges, received_bytes
+from uploader.domain.upload import Reason, State, Upload
+from uploader.errors import Unavailable, UploadActive, UploadGone, UploadNotFound
+from uploader.service.uploads.closers import Closers
+from uploader.service.uploads.merging import Merging
+from uploader.service.uploads.results import Complete, Target, UploadStatus
+from uploader.settings import Settings
+from uploader.storage.base import Gone, Storage
+
+# How often a call is tried again when others close or open the same upload meanwhile.
+ATTEMPTS = 5
+PAUSE_SECONDS = 0.02
+
+
+class Uploads:
+    """All that can be done to uploads that are there."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        storage: Storage,
+        pending: Pending,
+        closers: Closers,
+        merging: Merging,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._storage = storage
+        self._pending = pending
+        self._closers = closers
+        self._merging = merging
+        self._clock = clock
+
+    # Finding
+
+    async def find(self, target: Target) -> Upload | Complete:
+        """The open upload that is meant, or the file it became. Raises UploadNotFound, UploadGone."""
+        if target.md5 is None:
+            upload = await self._by_id(target)
+            if upload is None:
+                raise UploadNotFound()
+            return upload if upload.state is State.OPEN else await self.ended(upload)
+        if target.upload_id is None:
+            return await self._find_by_md5(target.user_id, target.md5)
+        upload = await self._by_id(target)
+        if upload is not None and upload.md5 == target.md5:
+            return upload if upload.state is State.OPEN else await self.ended(upload)
+        await self._find_by_md5(target.user_id, target.md5)
+        raise UploadGone("This MD5 has another upload now.", reason="unknown")
+
+    async def by_md5(self, user_id: str, md5: str) -> Upload | None:
+        return await self._database.read(lambda connection: queries.open_upload_by_md5(connection, user_id, md5))
+
+    async def _by_id(self, target: Target) -> Upload | None:
+        upload = await self._database.read(lambda connection: queries.upload_by_id(connection, target.upload_id or ""))
+        return upload if upload is not None and upload.user_id == target.user_id else None
+
+    async def _find_by_md5(self, user_id: str, md5: str) -> Upload | Complete:
+        async def look(connection: Connection) -> Upload | Complete | None:
+            upload = await queries.open_upload_by_md5(connection, user_id, md5)
+            if upload is not None:
+                return upload
+            file = await queries.newest_file(connection, user_id, md5)
+            if file is not None:
+                return Complete(file=file, created=False)
+            return await queries.newest_closed_upload(connection, user_id, md5, self._closed_uploads_are_known_since())
+
+        found = await self._database.read(look)
+        if found is None:
+            raise UploadNotFound()
+        if isinstance(found, Complete) or found.state is State.OPEN:
+            return found
+        return await self.ended(found)
+
+    def _closed_uploads_are_known_since(self) -> datetime:
+        return self._clock.now() - timedelta(seconds=self._settings.closed_retention_seconds)
+
+    async def ended(self, upload: Upload) -> Complete:
+        """What a closed upload became. Raises UploadGone, or UploadNotFound if its file was deleted or it is long ago."""
+        if upload.closed_at is None or upload.closed_at <= self._closed_uploads_are_known_since():
+            raise UploadNotFound()
+        if upload.state is not State.DONE:
+            raise UploadGone(reason=upload.close_reason)
+        file_id = upload.file_id or ""
+        file = await self._database.read(lambda connection: queries.file_by_id(connection, upload.user_id, file_id))
+        if file is None:
+            raise UploadNotFound()
+        return Complete(file=file, created=False)
+
+    # Asking
+
+    async def status(self, target: Target) -> UploadStatus | Complete:
+        """Where an upload stands. Raises UploadNotFound, UploadGone, Unavailable."""
+        for _ in range(ATTEMPTS):
+            found = await self.find(target)
+            if isinstance(found, Complete):
+                return found
+            try:
+                return await self.standing(found)
+            except (Gone, NotOpen):
+                await asyncio.sleep(PAUSE_SECONDS)  # it was closed between the two looks
+        raise Unavailable("The bytes of this upload can't be found.")
+
+    async def standing(self, upload: Upload) -> UploadStatus:
+        chunk_map = await self._closers.read_map(upload)
+        last_write = await self._storage.last_write(upload)
+        await self._compare_with_redis(upload, sum(chunk_map.present))
+        return UploadStatus(
+            upload=upload,
+            merging=chunk_map.complete,
+            received_bytes=received_bytes(chunk_map.present, upload.size, upload.chunk_size),
+            missing=missing_ranges(chunk_map.present),
+            merged_bytes=await self._storage.digested_bytes(upload) if chunk_map.complete else 0,
+            expires_at=self._expires_at(last_write),
+        )
+
+    async def era(self, upload_id: str) -> str:
+        """The present era of Redis, for `begun`; empty if Redis is away."""
+        try:
+            return (await self._pending.read(upload_id)).era
+        except Unavailable:
+            return ""
+
+    async def begun(self, upload: Upload, era: str, made_at: float) -> UploadStatus:
+        """Where an upload stands that was just opened, after `era` was read: nobody need look at its bytes for that."""
+        count = chunk_count(upload.size, upload.chunk_size)
+        if era:
+            with suppress(Unavailable):  # it is made known by the first chunk
+                await self._pending.introduce(
+                    upload.id, era=era, size=upload.size, chunk_size=upload.chunk_size, chunk_count=count
+                )
+        return UploadStatus(
+            upload=upload,
+            merging=False,
+            received_bytes=0,
+            missing=[(0, count - 1)],
+            merged_bytes=0,
+            expires_at=self._expires_at(made_at),
+            created=True,
+        )
+
+    def _expires_at(self, last_write: float) -> datetime:
+        return datetime.fromtimestamp(last_write, UTC) + timedelta(seconds=self._settings.upload_expiry_seconds)
+
+    async def _compare_with_redis(self, upload: Upload, chunks_on_disk: int) -> None:
+        """Hydrate where Redis does not know, or knows something else than the disk. Without Redis the disk alone answers."""
+        try:
+            known = await self._pending.read(upload.id)
+            if not known.state or (known.state in ("open", "merging") and known.chunks != chunks_on_disk):
+                await self._closers.hydrate(upload)
+        except Unavailable:
+            return
+
+    async def list_open(self, user_id: str) -> list[UploadStatus]:
+        """Where all open uploads of a user stand, newest first."""
+        uploads = await self._database.read(lambda connection: queries.open_uploads(connection, user_id))
+        standings = []
+        for upload in uploads:
+            try:
+                standings.append(await self.standing(upload))
+            except (Gone, NotOpen):
+                continue  # closed meanwhile
+        return standings
+
+    async def states(self, user_id: str, md5s: list[str]) -> dict[str, str]:
+        """For each MD5 `complete`, `uploading`, `merging` or `absent`, of the caller's own."""
+
+        async def look(connection: Connection) -> tuple[set[str], dict[str, Upload]]:
+            finished = await queries.finished_md5s(connection, user_id, md5s)
+            return finished, await queries.open_md5s(connection, user_id, md5s)
+
+        finished, open_uploads = await self._database.read(look)
+        states = {}
+        for md5 in md5s:
+            if md5 in open_uploads:
+                states[md5] = await self._state_of(open_uploads[md5], md5 in finished)
+            else:
+                states[md5] = "complete" if md5 in finished else "absent"
+        return states
+
+    async def _state_of(self, upload: Upload, finished: bool) -> str:
+        try:
+            return "merging" if (await self._closers.read_map(upload)).complete else "uploading"
+        except (Gone, NotOpen):
+            return "complete" if finished else "absent"
+
+    # Merging
+
+    async def merge(self, target: Target) -> UploadStatus | Complete:
+        """Merge again, for a client that lost the answer. Raises ChunksMissing and as the merge does."""
+        found = await self.find(target)
+        if isinstance(found, Complete):
+            return found
+        return await self.merge_now(found)
+
+    async def merge_now(self, upload: Upload) -> UploadStatus | Complete:
+        file = await self._merging.wait(upload.id)
+        if file is not None:
+            return Complete(file=file, created=True)
+        try:
+            return await self.standing(upload)
+        except (Gone, NotOpen):
+            return await self.status(Target(upload.user_id, upload_id=upload.id))
+
+    # Cancelling
+
+    async def cancel(self, target: Target) -> None:
+        """Cancel an open upload, also while it is merging. Raises UploadNotFound, UploadGone; never touches a file."""
+        if target.upload_id is None:
+            upload = await self.by_md5(target.user_id, target.md5 or "")
+            if upload is None:
+                raise UploadNotFound()
+        else:
+            found = await self.find(target)
+            if isinstance(found, Complete):
+                raise UploadNotFound()
+            upload = found
+        try:
+            await self._closers.close(upload, Reason.CANCELLED)
+        except NotOpen as error:
+            if target.upload_id is not None:
+                await self.find(target)  # says why it is gone
+            raise UploadNotFound() from error
+
+    async def expire(self, upload_id: str, idle_seconds: float) -> None:
+        """Expire anybody's open upload now; with `idle_seconds`, unless something arrived since, looked at under its locks.
+
+        Raises UploadNotFound, UploadGone, UploadActive, Unavailable.
+        """
+        upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
+        if upload is None:
+            raise UploadNotFound()
+        if await self._expire(upload, idle_seconds):
+            return
+        if isinstance(await self.find(Target(upload.user_id, upload_id=upload_id)), Complete):
+            raise UploadNotFound()
+        raise UploadActive()
+
+    async def _expire(self, upload: Upload, idle_seconds: float) -> bool:
+        if upload.state is not State.OPEN:
+            return False
+        if idle_seconds:
+            return await self._closers.expire(upload, idle_seconds)
+        try:
+            await self._closers.close(upload, Reason.EXPIRED)
+        except NotOpen:
+            return False
+        return True

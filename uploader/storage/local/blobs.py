@@ -1,0 +1,113 @@
+"""Finished bytes, `blobs/ab/cd/<sha256>`: placed by a link, opened, measured and removed. Runs in threads.
+
+Refuses to know who has a blob: the caller holds the lock of its row.
+"""
+
+import hashlib
+from collections.abc import Callable
+
+from uploader.crashpoints import crash_point
+from uploader.domain.upload import Upload
+from uploader.storage import disk
+from uploader.storage.base import Gone
+from uploader.storage.disk import Directory
+from uploader.storage.local.temp import upload_directory
+
+_READ_BYTES = 1 << 20
+
+
+class Blobs:
+    """Everything under `blobs`."""
+
+    def __init__(self, root: Directory, *, check_stopping: Callable[[], None]) -> None:
+        self._root = root
+        self._check_stopping = check_stopping
+
+    def place(self, upload: Upload, sha256: str, keep_existing: bool) -> None:
+        """Link the data of an upload, which is durable by now, as a blob. Each step may be repeated after a crash at any
+        other. Raises Gone."""
+        with upload_directory(self._root, upload) as source, self._make(sha256) as target:
+            try:
+                source.link("data", target, sha256)
+                crash_point("blob.after_link")
+            except FileExistsError:
+                if not (keep_existing or _is_same_file(source, "data", target, sha256)):
+                    # Bytes whose row has no refs are on their way out; ours take their place.
+                    _replace(source, target, sha256, f"{sha256}.{upload.id}")
+            target.sync()
+        crash_point("blob.after_directory_sync")
+
+    def open(self, sha256: str) -> int:
+        """A descriptor to read a blob. Raises Gone."""
+        try:
+            with self._directory(sha256) as directory:
+                return directory.open_to_read(sha256)
+        except FileNotFoundError as error:
+            raise Gone(sha256) from error
+
+    def read(self, sha256: str, ranges: list[tuple[int, int]]) -> list[bytes]:
+        """The bytes of some ranges, each an offset and a length. Raises Gone if they are not all there."""
+        descriptor = self.open(sha256)
+        try:
+            contents = [disk.read(descriptor, length, offset) for offset, length in ranges]
+        finally:
+            disk.close(descriptor)
+        if any(len(content) != length for content, (_, length) in zip(contents, ranges, strict=True)):
+            raise Gone(sha256)
+        return contents
+
+    def size(self, sha256: str) -> int | None:
+        """In bytes; None if there is no such blob."""
+        try:
+            with self._directory(sha256) as directory:
+                return directory.status(sha256).st_size
+        except FileNotFoundError:
+            return None
+
+    def hash(self, sha256: str, pace: Callable[[int], None]) -> str | None:
+        """The SHA-256 of what the disk has, not the page cache; None if there is no such blob. Raises Stopping."""
+        try:
+            descriptor = self.open(sha256)
+        except Gone:
+            return None
+        digest, buffer, done = hashlib.sha256(), memoryview(bytearray(_READ_BYTES)), 0
+        try:
+            # What is read here does not push out what is being served, either.
+            disk.drop_cache(descriptor)
+            while count := disk.read_into(descriptor, buffer, done):
+                digest.update(buffer[:count])
+                done += count
+                pace(count)
+                disk.drop_cache(descriptor)
+                self._check_stopping()
+        finally:
+            disk.close(descriptor)
+        return digest.hexdigest()
+
+    def _directory(self, sha256: str) -> Directory:
+        return self._root.enter(f"blobs/{_fan_out(sha256)}")
+
+    def _make(self, sha256: str) -> Directory:
+        with self._root.enter("blobs") as top:
+            return top.make(_fan_out(sha256))
+
+
+def blob_path(sha256: str) -> str:
+    return f"blobs/{_fan_out(sha256)}/{sha256}"
+
+
+def _fan_out(sha256: str) -> str:
+    return f"{sha256[:2]}/{sha256[2:4]}"
+
+
+def _is_same_file(source: Directory, name: str, target: Directory, other_name: str) -> bool:
+    one, other = source.status(name), target.status(other_name)
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+
+def _replace(source: Directory, target: Directory, name: str, draft: str) -> None:
+    target.unlink(draft)
+    source.link("data", target, draft)
+    crash_point("blob.after_own_link")
+    target.rename(draft, name)
+    crash_point("blob.after_rename")

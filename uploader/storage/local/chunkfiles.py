@@ -1,0 +1,227 @@
+"""The files of an open upload, `data` and `map`, and how a chunk gets into them.
+
+Owns the order in which the effects of a chunk reach the disk, and the lock of its record. Runs in threads and waits for
+nobody: who does not get a lock is told so.
+"""
+
+from collections.abc import Callable, Iterator
+
+# The CRC-32 of zlib, by instructions for it: in a fraction of the time.
+from isal.isal_zlib import crc32
+
+from uploader.crashpoints import crash_point
+from uploader.domain.chunks import chunk_count, chunk_length
+from uploader.domain.upload import Upload
+from uploader.errors import Unverified
+from uploader.storage import disk
+from uploader.storage.base import Body, Gone
+from uploader.storage.local import chunkmap
+from uploader.storage.local.locks import is_locked, try_lock, unlock_all
+from uploader.storage.local.openfiles import OpenFiles
+from uploader.storage.local.temp import new_upload_directory, upload_directory
+
+_READ_BYTES = 1 << 20
+_TURN_BYTES = 64 << 20
+
+
+class HeldRecord:
+    """A chunk on disk; the descriptor of the map holds the lock of its record."""
+
+    def __init__(self, files: OpenFiles, *, written: bool, keep: Callable[[OpenFiles], None]) -> None:
+        self._files = files
+        self._keep = keep
+        self.written = written
+
+    def release(self) -> None:
+        try:
+            unlock_all(self._files.map)
+        except OSError:
+            self._files.close()  # which unlocks, too
+        else:
+            self._keep(self._files)
+
+
+class ChunkFiles:
+    """Makes, fills and reads the files of uploads."""
+
+    def __init__(
+        self,
+        root: disk.Directory,
+        *,
+        durable: bool,
+        boot_id: str,
+        keep: Callable[[OpenFiles], None],
+        check_stopping: Callable[[], None],
+    ) -> None:
+        """`durable`: an acknowledged chunk survives a power cut, not only the end of the process. `keep` takes the files of
+        chunks that were released."""
+        self._root = root
+        self._keep = keep
+        self._durable = durable
+        self._boot_id = boot_id
+        self._check_stopping = check_stopping
+
+    def create(self, upload: Upload) -> float:
+        """The files of an upload without chunks, durably; returns when its map was written."""
+        count = chunk_count(upload.size, upload.chunk_size)
+        with new_upload_directory(self._root, upload) as directory:
+            # The size of the data is durable with the first chunk, and until then it says nothing.
+            directory.create_empty("data", upload.size)
+            crash_point("open.after_data_file")
+            directory.create_empty("digest")
+            crash_point("open.after_digest_file")
+            boot_id = "" if self._durable else self._boot_id
+            directory.create("map", chunkmap.new_map(boot_id, upload.size, upload.chunk_size, count))
+            crash_point("open.after_map_file")
+            return directory.status("map").st_mtime
+
+    # Chunks
+
+    def try_hold(
+        self, upload: Upload, number: int, body: Body | None, files: OpenFiles | None = None
+    ) -> HeldRecord | None:
+        """Put a chunk on disk unless it is there, and keep its record locked; None if another holds it. Raises Gone.
+
+        `files`, if they are open already, are this call's own: it closes what it does not return.
+        """
+        files = files or OpenFiles(self._root, upload)
+        held = None
+        try:
+            if _try_lock_record(files.map, number):
+                files.check()
+                written = self._write_missing(files, upload, number, body)
+                held = HeldRecord(files, written=written, keep=self._keep)
+        finally:
+            if held is None:
+                files.close()
+        return held
+
+    def _write_missing(self, files: OpenFiles, upload: Upload, number: int, body: Body | None) -> bool:
+        """Whether the chunk had to be written."""
+        record = chunkmap.record_offset(number)
+        boot_id = chunkmap.parse_boot_id(disk.read(files.map, chunkmap.BOOT_ID_LENGTH, chunkmap.BOOT_ID_OFFSET))
+        self._refuse_unverified(boot_id)
+        if chunkmap.is_present(disk.read(files.map, chunkmap.RECORD_LENGTH, record)):
+            return False
+        if body is None:
+            raise Gone(upload.id)
+        if not (self._durable or boot_id):
+            self._write_boot_id(files.map, self._boot_id)
+        checksum = self._write_data(files.data, number * upload.chunk_size, body)
+        self._write_record(files.map, chunkmap.pack_record(checksum), record)
+        return True
+
+    def _refuse_unverified(self, boot_id: str) -> None:
+        if boot_id not in ("", self._boot_id):
+            raise Unverified()
+
+    def _write_boot_id(self, map_descriptor: int, boot_id: str) -> None:
+        """Durably: from here on chunks of this upload are stored without a sync, or no more."""
+        disk.write(map_descriptor, memoryview(chunkmap.pack_boot_id(boot_id)), chunkmap.BOOT_ID_OFFSET)
+        disk.sync_data(map_descriptor)
+
+    def _write_data(self, descriptor: int, offset: int, body: Body) -> int:
+        checksum = 0
+        for piece in body.pieces():
+            disk.write(descriptor, piece, offset)
+            offset += len(piece)
+            checksum = crc32(piece, checksum)
+        crash_point("chunk.after_data_write")
+        # An error here fails this chunk and is never retried: the kernel may have dropped the pages
+        # (https://wiki.postgresql.org/wiki/Fsync_Errors), but the map does not claim them.
+        self._sync_data(descriptor)
+        crash_point("chunk.after_data_sync")
+        return checksum
+
+    def _write_record(self, map_descriptor: int, content: bytes, offset: int) -> None:
+        try:
+            disk.write(map_descriptor, memoryview(content), offset)
+            crash_point("chunk.after_map_record")
+            self._sync_data(map_descriptor)
+            crash_point("chunk.after_map_sync")
+        except OSError:
+            # The page cache may show a record that the disk refused; the next writer must not believe it.
+            disk.write(map_descriptor, memoryview(bytes(chunkmap.RECORD_LENGTH)), offset)
+            raise
+
+    def _sync_data(self, descriptor: int) -> None:
+        if self._durable:
+            disk.sync_data(descriptor)
+
+    # The map
+
+    def open_map(self, upload: Upload) -> int:
+        """A descriptor of the map, to hold locks by. Raises Gone."""
+        with upload_directory(self._root, upload) as directory:
+            return directory.open_to_write("map")
+
+    def read_map(self, upload: Upload, verified: bool = True) -> chunkmap.ChunkMap:
+        """Raises Gone; and Unverified, unless it may be one that is not `verified`."""
+        descriptor = self.open_map(upload)
+        try:
+            chunk_map = chunkmap.parse_map(disk.read(descriptor, disk.status(descriptor).st_size, 0))
+        finally:
+            disk.close(descriptor)
+        if verified:
+            self._refuse_unverified(chunk_map.boot_id)
+        return chunk_map
+
+    def last_write(self, upload: Upload) -> float:
+        """Raises Gone."""
+        with upload_directory(self._root, upload) as directory:
+            return directory.status("map").st_mtime
+
+    # Chunks that went bad
+
+    def turns(self, upload: Upload) -> Iterator[range]:
+        """All chunks, in portions that are read at one go, so that other uploads come in between."""
+        at_once = max(_TURN_BYTES // upload.chunk_size, 1)
+        count = chunk_count(upload.size, upload.chunk_size)
+        return (range(first, min(first + at_once, count)) for first in range(0, count, at_once))
+
+    def find_bad(self, upload: Upload, numbers: range) -> list[int]:
+        """Those on the map whose bytes do not have the checksum they were stored with. Raises Gone, Stopping."""
+        checksums = self.read_map(upload, verified=False).checksums
+        with upload_directory(self._root, upload) as directory:
+            data = directory.open_to_read("data")
+        try:
+            return [
+                number
+                for number in numbers
+                if (expected := checksums[number]) is not None and self._checksum(data, upload, number) != expected
+            ]
+        finally:
+            disk.close(data)
+
+    def _checksum(self, data: int, upload: Upload, number: int) -> int:
+        self._check_stopping()
+        checksum, offset = 0, number * upload.chunk_size
+        end = offset + chunk_length(number, upload.size, upload.chunk_size)
+        while offset < end:
+            piece = disk.read(data, min(_READ_BYTES, end - offset), offset)
+            if not piece:
+                break  # the file is too short, and so the checksum is another
+            checksum = crc32(piece, checksum)
+            offset += len(piece)
+        return checksum
+
+    def withdraw(self, upload: Upload, numbers: list[int], *, verified: bool) -> None:
+        """Take chunks off the map, durably; the caller holds all locks. `verified`: all others are whole. Raises Gone."""
+        descriptor = self.open_map(upload)
+        try:
+            for number in numbers:
+                disk.write(descriptor, memoryview(bytes(chunkmap.RECORD_LENGTH)), chunkmap.record_offset(number))
+                crash_point("withdraw.after_map_record")
+            disk.sync_data(descriptor)
+            if verified:
+                self._write_boot_id(descriptor, "")
+        finally:
+            disk.close(descriptor)
+
+
+def _try_lock_record(map_descriptor: int, number: int) -> bool:
+    """A writer only looks at the gate: a closer that wants it has it at once, however many writers there are. Those who
+    looked before are still to come, but none of them comes twice."""
+    if is_locked(map_descriptor, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH):
+        return False
+    return try_lock(map_descriptor, chunkmap.record_offset(number), chunkmap.RECORD_LENGTH)

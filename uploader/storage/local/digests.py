@@ -1,0 +1,249 @@
+"""The `digest` file of an open upload: MD5 and SHA-256 of its contiguous prefix, advanced as chunks come, and saved.
+
+Whoever has the lock of the file advances them, over chunks that are on the map and nothing else. What was saved is gone on
+from only where it is certain that it is of these bytes; to start again at 0 is always right. Runs in threads.
+"""
+
+import errno
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from uploader.crashpoints import crash_point
+from uploader.domain.chunks import chunk_count
+from uploader.domain.upload import Upload
+from uploader.errors import StorageFailed
+from uploader.storage import disk
+from uploader.storage.base import Body, Busy, Digests, Gone
+from uploader.storage.hashes import PrefixHashes
+from uploader.storage.local import chunkmap, digestfile
+from uploader.storage.local.locks import try_lock
+from uploader.storage.local.temp import upload_directory
+
+_READ_BYTES = 1 << 20
+# What is hashed at one go. The uploads take turns, so that none waits for another one's hundred gigabytes.
+_TURN_BYTES = 32 << 20
+
+
+_memory = threading.local()
+
+
+def _buffer() -> memoryview:
+    """Memory to read into, of this thread and for good: fresh memory costs more than what is read into it."""
+    if not hasattr(_memory, "buffer"):
+        _memory.buffer = memoryview(bytearray(_READ_BYTES))
+    buffer: memoryview = _memory.buffer
+    return buffer
+
+
+def forget(digest: int) -> None:
+    """Chunks that were hashed are about to go. The caller holds the lock of the file.
+
+    Needs no sync: what a power cut brings back is of an older generation.
+    """
+    disk.write(digest, memoryview(bytes(digestfile.RECORD_LENGTH)), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Where a turn ended, in bytes, and whether there was more to hash."""
+
+    more: bool
+    position: int
+
+
+class DigestFiles:
+    """Opens digest files."""
+
+    def __init__(self, root: disk.Directory, *, boot_id: str) -> None:
+        self._root = root
+        self._boot_id = boot_id
+
+    def try_lock(self, upload: Upload) -> "LockedDigests | None":
+        """The digests as they were saved; None if another worker has them. Raises Gone, and StorageFailed if the disk lost
+        bytes."""
+        with upload_directory(self._root, upload) as directory, ExitStack() as opened:
+
+            def kept(descriptor: int) -> int:
+                opened.callback(disk.close, descriptor)
+                return descriptor
+
+            digest = kept(directory.open_to_write("digest"))
+            if not try_lock(digest, 0, 0):
+                return None
+            chunk_map, data = kept(directory.open_to_read("map")), kept(directory.open_to_read("data"))
+            locked = LockedDigests(upload, digest, chunk_map, data, boot_id=self._boot_id)
+            locked.load()
+            locked.close = opened.pop_all().close
+        return locked
+
+    def advance(self, upload: Upload) -> Turn | None:
+        """One turn of `LockedDigests.hash_recorded`, at one go; None while another worker has them. Raises Gone."""
+        locked = self.try_lock(upload)
+        if locked is None:
+            return None
+        try:
+            return Turn(more=locked.hash_recorded(), position=locked.position)
+        finally:
+            locked.close()
+
+    def finish(self, upload: Upload) -> Digests:
+        """The digests of the whole, at one go. Raises Gone, Busy, StorageFailed."""
+        locked = self.try_lock(upload)
+        if locked is None:
+            raise Busy(upload.id)
+        try:
+            while locked.hash_recorded():
+                pass
+            return locked.finish()
+        finally:
+            locked.close()
+
+    def open(self, upload: Upload) -> int:
+        """A descriptor to take the lock by. Raises Gone."""
+        with upload_directory(self._root, upload) as directory:
+            return directory.open_to_write("digest")
+
+    def position(self, upload: Upload) -> int:
+        """How far the digests have come, in bytes, as saved. Raises Gone."""
+        with upload_directory(self._root, upload) as directory:
+            descriptor = directory.open_to_read("digest")
+        try:
+            saved = digestfile.parse(disk.read(descriptor, digestfile.RECORD_LENGTH, 0))
+        finally:
+            disk.close(descriptor)
+        if isinstance(saved, digestfile.Frontier):
+            return saved.position if (saved.generation, saved.boot_id) == (upload.generation, self._boot_id) else 0
+        return upload.size if isinstance(saved, digestfile.Finished) else 0
+
+
+class LockedDigests:
+    """The digests of one upload, the lock of their file held. Close it."""
+
+    def __init__(self, upload: Upload, digest: int, chunk_map: int, data: int, *, boot_id: str) -> None:
+        self._upload = upload
+        self._digest, self._map, self._data = digest, chunk_map, data
+        self._boot_id = boot_id
+        self._count = chunk_count(upload.size, upload.chunk_size)
+        self._finished: Digests | None = None
+        self._hashes = PrefixHashes()
+        self.close: Callable[[], None]
+
+    @property
+    def next_chunk(self) -> int | None:
+        """The chunk that the digests can be advanced over; None if there is none left."""
+        if self._finished is not None or self._hashes.position == self._upload.size:
+            return None
+        return self._hashes.position // self._upload.chunk_size
+
+    @property
+    def position(self) -> int:
+        """How far they are, in bytes."""
+        return self._hashes.position
+
+    def load(self) -> None:
+        """Go on from what was saved, or start at 0. Raises StorageFailed if the disk lost bytes."""
+        saved = digestfile.parse(disk.read(self._digest, digestfile.RECORD_LENGTH, 0))
+        self._finished, self._hashes = None, PrefixHashes()
+        if isinstance(saved, digestfile.DataLost):
+            raise StorageFailed("The disk lost bytes of this upload: cancel it and send it again.")
+        if saved is None or saved.generation != self._upload.generation:
+            return
+        if isinstance(saved, digestfile.Finished):
+            self._finished = Digests(md5=saved.md5, sha256=saved.sha256)
+        elif saved.boot_id == self._boot_id and self._are_recorded(saved.position):
+            self._hashes = PrefixHashes.restore(saved.position, saved.state) or self._hashes
+
+    def _are_recorded(self, position: int) -> bool:
+        """Whether a position is the end of a chunk, and all chunks before it are on the map."""
+        count, rest = divmod(position, self._upload.chunk_size)
+        if rest and position == self._upload.size:
+            count, rest = count + 1, 0
+        if rest or not 0 <= count <= self._count:
+            return False
+        records = disk.read(self._map, chunkmap.RECORD_LENGTH * count, chunkmap.RECORDS_OFFSET)
+        return chunkmap.are_present(records, count)
+
+    def hash_body(self, body: Body) -> None:
+        """Advance over the next chunk by what is being stored as it. To be saved once it is on the map."""
+        self._hashes.update_by(body.pieces, body.length)
+
+    def save(self) -> None:
+        """Needs no sync: after a power cut the digests start at 0, or at what was saved earlier, of chunks that are on
+        the disk."""
+        record = digestfile.Frontier(
+            self._upload.generation, self._boot_id, self._hashes.position, self._hashes.state()
+        )
+        disk.write(self._digest, memoryview(digestfile.pack(record)), 0)
+        crash_point("frontier.after_save")
+
+    def hash_recorded(self, leave: Callable[[int], bool] = lambda _number: False) -> bool:
+        """Advance over chunks that are on the map, for one turn, and save; whether the turn ended before they did.
+
+        It stops before a chunk that `leave` says is hashed otherwise. Raises Gone.
+        """
+        if disk.is_unlinked(self._map):
+            raise Gone(self._upload.id)
+        start = self._hashes.position
+        while (left := start + _TURN_BYTES - self._hashes.position) > 0:
+            end = self._end_of_recorded(left, leave)
+            if end == self._hashes.position:
+                break
+            self._hash_until(end)
+        if self._hashes.position > start:
+            self.save()
+        return left <= 0
+
+    def _end_of_recorded(self, length: int, leave: Callable[[int], bool]) -> int:
+        """Where the chunks end that can be hashed at one go: as many as fit into `length`, and one at least."""
+        number = self.next_chunk
+        if number is None:
+            return self._hashes.position
+        chunk_size = self._upload.chunk_size
+        at_once = min(max(min(length, _READ_BYTES) // chunk_size, 1), self._count - number)
+        # First the map, then who else takes care of it: what is on its way to the map is told to `leave` before.
+        records = disk.read(self._map, chunkmap.RECORD_LENGTH * at_once, chunkmap.record_offset(number))
+        recorded = chunkmap.count_present(records)
+        ours = next((n for n in range(recorded) if leave(number + n)), recorded)
+        return min((number + ours) * chunk_size, self._upload.size)
+
+    def _hash_until(self, end: int) -> None:
+        buffer = _buffer()
+        while self._hashes.position < end:
+            piece = buffer[: end - self._hashes.position]
+            count = disk.read_into(self._data, piece, self._hashes.position)
+            if not count:
+                raise OSError(errno.EIO, "the data file does not have the size of its upload")
+            self._hashes.update(piece[:count])
+
+    def finish(self) -> Digests:
+        """The digests of the whole, the data of which is durable. Raises Busy if a chunk is missing: it was withdrawn.
+
+        They need no sync: it would only spare hashing again.
+        """
+        if self._finished is None and self._hashes.position == self._upload.size:
+            self._sync_data()
+            crash_point("merge.after_data_sync")
+            digests = self._hashes.digests()
+            record = digestfile.Finished(self._upload.generation, digests.md5, digests.sha256)
+            disk.write(self._digest, memoryview(digestfile.pack(record)), 0)
+            crash_point("merge.after_digest_write")
+            self._finished = digests
+        if self._finished is None:
+            raise Busy(self._upload.id)
+        return self._finished
+
+    def _sync_data(self) -> None:
+        """Make the data durable before its digests are believed, unless each of its chunks is.
+
+        An error is remembered, for as long as this machine runs: a second sync would succeed, with the bytes gone from
+        memory and not on the disk (https://wiki.postgresql.org/wiki/Fsync_Errors).
+        """
+        if not chunkmap.parse_boot_id(disk.read(self._map, chunkmap.BOOT_ID_LENGTH, chunkmap.BOOT_ID_OFFSET)):
+            return
+        try:
+            disk.sync_data(self._data)
+        except OSError:
+            disk.write(self._digest, memoryview(digestfile.pack(digestfile.DataLost())), 0)
+            raise

@@ -1,0 +1,140 @@
+"""What lies in temp and blobs, found by walking their directories; and removed, where it is still what was found.
+
+Sees only what the server may have made itself. Runs in threads.
+"""
+
+import errno
+import os
+import re
+from collections.abc import Callable, Iterator
+from stat import S_ISDIR
+
+from uploader.crashpoints import crash_point
+from uploader.domain.chunks import MAX_CHUNK_COUNT
+from uploader.storage import disk
+from uploader.storage.base import Found
+from uploader.storage.disk import Directory
+from uploader.storage.local import chunkmap
+from uploader.storage.local.temp import FILES
+
+_YEAR, _MONTH = re.compile(r"[0-9]{4}"), re.compile(r"0[1-9]|1[0-2]")
+_UPLOAD = re.compile(r"[0-9a-f]{32}")
+_FAN_OUT = re.compile(r"[0-9a-f]{2}")
+# A blob, or the name that the bytes of an upload have before they take a blob's place.
+_BLOB = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32})?")
+_MAX_MAP_BYTES = chunkmap.RECORDS_OFFSET + chunkmap.RECORD_LENGTH * MAX_CHUNK_COUNT
+_BLOCK_BYTES = 512  # st_blocks, whatever the filesystem's own (inode(7))
+
+
+def months(root: Directory) -> list[str]:
+    """The months of temp, such as `2026/11`, the oldest first."""
+    years = _directories(root, "temp", _YEAR)
+    return sorted(f"{year}/{month}" for year in years for month in _directories(root, f"temp/{year}", _MONTH))
+
+
+def upload_directories(root: Directory, month: str) -> Iterator[Found]:
+    """The directories of uploads in a month."""
+    path = f"temp/{month}"
+    for name in _directories(root, path, _UPLOAD):
+        if found := look(root, f"{path}/{name}"):
+            yield found
+
+
+def blob_files(root: Directory) -> Iterator[Found]:
+    """The files of blobs, directory by directory."""
+    for outer in sorted(_directories(root, "blobs", _FAN_OUT)):
+        for inner in sorted(_directories(root, f"blobs/{outer}", _FAN_OUT)):
+            path = f"blobs/{outer}/{inner}"
+            for name in _listed(root, path, Directory.files, _BLOB):
+                if name.startswith(outer + inner) and (found := look(root, f"{path}/{name}")):
+                    yield found
+
+
+def look(root: Directory, path: str) -> Found | None:
+    """What is there now; None if it has gone."""
+    parent, _, name = path.rpartition("/")
+    try:
+        with root.enter(parent) as directory:
+            own = directory.status(name)
+            files = _statuses(directory, name) if S_ISDIR(own.st_mode) else [own]
+    except FileNotFoundError:
+        return None
+    return Found(
+        path=path,
+        changed_at=max(each.st_ctime for each in (own, *files)),
+        # Bytes that have another name stay.
+        disk_bytes=sum(each.st_blocks * _BLOCK_BYTES for each in files if each.st_nlink == 1),
+    )
+
+
+def _statuses(parent: Directory, name: str) -> list[os.stat_result]:
+    with parent.enter(name) as directory:
+        return [directory.status(file) for file in directory.names()]
+
+
+def holds_chunks(root: Directory, found: Found) -> bool:
+    """Whether the map in an upload directory names a chunk."""
+    try:
+        with root.enter(found.path) as directory:
+            descriptor = directory.open_to_read("map")
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):  # there is none, or something that is not ours
+            return False
+        raise
+    try:
+        return chunkmap.holds_chunks(disk.read(descriptor, _MAX_MAP_BYTES, 0))
+    finally:
+        disk.close(descriptor)
+
+
+def remove(root: Directory, found: Found) -> bool:
+    """Remove what a walk found, unless it changed since; whether this call did it."""
+    if look(root, found.path) != found:
+        return False
+    parent, _, name = found.path.rpartition("/")
+    try:
+        with root.enter(parent) as directory:
+            if not S_ISDIR(directory.status(name).st_mode):
+                return directory.unlink(name)
+            _remove_directory(directory, name)
+    except FileNotFoundError:
+        return False  # somebody else was faster
+    return True
+
+
+def _remove_directory(parent: Directory, name: str) -> None:
+    with parent.enter(name) as directory:
+        # In the order in which every upload ends.
+        for file in (*FILES, *directory.names()):
+            directory.unlink(file)
+            crash_point("remove.after_unlink")
+    parent.remove_directory(name)
+
+
+def remove_month(root: Directory, month: str) -> None:
+    """Remove a month's directory if it is empty, and its year's."""
+    year, _, name = month.partition("/")
+    try:
+        with root.enter(f"temp/{year}") as directory:
+            directory.remove_directory(name)
+        crash_point("month.after_rmdir")
+        with root.enter("temp") as directory:
+            directory.remove_directory(year)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+            raise
+
+
+def _directories(root: Directory, path: str, pattern: re.Pattern[str]) -> list[str]:
+    return _listed(root, path, Directory.directories, pattern)
+
+
+def _listed(
+    root: Directory, path: str, listing: Callable[[Directory], list[str]], pattern: re.Pattern[str]
+) -> list[str]:
+    """All names at once, so that a walk that nobody ends holds no descriptor."""
+    try:
+        with root.enter(path) as directory:
+            return list(filter(pattern.fullmatch, listing(directory)))
+    except FileNotFoundError:
+        return []  # it was removed meanwhile
