@@ -19,7 +19,7 @@ from benchmarks import report
 from benchmarks.report import Row
 from tests.support.bodies import InPieces
 from uploader.domain.upload import State, Upload
-from uploader.storage.local.store import LocalStorage
+from uploader.storage.local.store import LocalStore
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 SECTION = "closer"
@@ -66,7 +66,7 @@ def _round(writers: int, again: bool) -> list[float]:
 
 
 async def _close_again_and_again(root: Path, writers: int, again: bool) -> list[float]:
-    storage = LocalStorage(root, durable=True)
+    storage = LocalStore(root, durable=True)
     await storage.prepare()
     upload = _upload()
     await storage.create(upload)
@@ -90,7 +90,7 @@ async def _close_again_and_again(root: Path, writers: int, again: bool) -> list[
         storage.close()
 
 
-async def _wait_ms(storage: LocalStorage, upload: Upload) -> float:
+async def _wait_ms(storage: LocalStore, upload: Upload) -> float:
     await asyncio.sleep(random.uniform(0.005, 0.02))
     started = time.perf_counter()
     async with storage.closing(upload):
@@ -107,7 +107,7 @@ def _write(
 async def _write_without_a_pause(
     root: Path, upload: Upload, numbers: list[int], writers: int, again: bool, begun: Event, stop: Event
 ) -> None:
-    storage = LocalStorage(root, durable=True)
+    storage = LocalStore(root, durable=True)
     await storage.prepare()
 
     async def write(number: int) -> None:
@@ -137,7 +137,7 @@ def _upload() -> Upload:
         state=State.OPEN,
         close_reason=None,
         file_id=None,
-        temp_path="temp/2030/01/closer",
+        place="temp/2030/01/closer",
         idempotency_key=None,
         created_at=now,
         updated_at=now,

@@ -90,7 +90,7 @@ async def _serve_and_send(data: Path, recorder: Recorder) -> None:
 
     from uploader import bootstrap
     from uploader.embedded import EmbeddedRedis
-    from uploader.http.server.connection import HttpConnection
+    from uploader.http.server.http11 import HttpConnection
     from uploader.settings import Settings
 
     embedded = EmbeddedRedis(data / "redis")

@@ -1,12 +1,13 @@
 """Places between two durable effects where a test can let the process end. Refuses to do anything unless it is armed.
 
 `UPLOADER_TEST_CRASH_AT=<name>[:<nth>]` arms the nth passing (the first by default) of one point. It is read once, and is
-no setting: unarmed, a point costs one comparison.
+no setting: unarmed, a point costs next to nothing.
 """
 
 import itertools
 import os
 import signal
+from collections.abc import Callable
 
 NAMES = (
     "migrate.after_statement",
@@ -65,7 +66,11 @@ _name, _, _nth = os.environ.get("UPLOADER_TEST_CRASH_AT", "").partition(":")
 _passings = itertools.count(1)
 
 
-def crash_point(name: str) -> None:
+def _end_at(name: str) -> None:
     """End this process as a kill would, if this point is armed."""
     if name == _name and next(_passings) == int(_nth or 1):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+# Unarmed it is a built-in function that looks at the name and does nothing.
+crash_point: Callable[[str], object] = _end_at if _name else bool

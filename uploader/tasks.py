@@ -80,6 +80,33 @@ def run_in(pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: object)
     return outcome
 
 
+class Pool:
+    """Threads that work for the event loop."""
+
+    def __init__(
+        self,
+        threads: int,
+        name: str,
+        *,
+        translate: Callable[[OSError], Exception],
+        initializer: Callable[[], None] | None = None,
+    ) -> None:
+        """`translate` says what an error of the system means to the callers."""
+        self._translate = translate
+        self.executor = ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=initializer)
+
+    async def run(self, work: Callable[..., T], *arguments: object) -> T:
+        """As `run_in`, with errors of the system translated."""
+        try:
+            return await run_in(self.executor, work, *arguments)
+        except OSError as error:
+            raise self._translate(error) from error
+
+    def shutdown(self) -> None:
+        """Take no more work."""
+        self.executor.shutdown(wait=False)
+
+
 class Batches:
     """Short work that waits for nothing: what comes in one turn of the event loop, or while the thread is busy with what
     came before, goes to a thread together and comes back together."""

@@ -11,7 +11,7 @@ from tests.support.bodies import InPieces
 from tests.support.rows import Transactions, upload_row
 from uploader.bootstrap import Services, create_services, running
 from uploader.domain.upload import Upload
-from uploader.service.uploads.results import Stored, Target
+from uploader.service.uploads.results import Target
 from uploader.settings import Settings
 
 _CHUNK_BYTES = 1024
@@ -61,8 +61,7 @@ async def _send(services: Services, scale: Scale) -> list[Upload]:
             await rows.open(upload, scale.rebuilt)
             target = Target(upload.user_id, upload_id=upload.id)
             for chunk in range(scale.rebuilt_chunks - 1):
-                stored = await services.chunks.store(target, upload, chunk, InPieces(bytes(_CHUNK_BYTES)))
-                assert isinstance(stored, Stored)
+                await services.receiving.store(target, upload, chunk, InPieces(bytes(_CHUNK_BYTES)))
 
     await asyncio.gather(*(send() for _ in range(_AT_ONCE)))
     return uploads

@@ -19,7 +19,7 @@ from uploader.database.engine import Database
 from uploader.jobs.flusher import Flusher
 from uploader.service.upkeep.flushing import Flushing
 from uploader.service.uploads.closers import Closers
-from uploader.storage.local.store import LocalStorage
+from uploader.storage.local.store import LocalStore
 
 _NEVER = 1 << 40
 
@@ -93,7 +93,7 @@ async def worker(directory: Path, count: int, shape: Shape, *, delays: Delays = 
             )
             uploads = Filled(server, count, shape)
             pending = Pending(redis, shards=1, delays=delays)
-            storage = LocalStorage(directory / "data", durable=False)
+            storage = LocalStore(directory / "data", durable=False)
             clock = Clock()
             flushing = Flushing(database, pending, Closers(database, storage, pending, clock), clock)
             yield Worker(uploads, redis, database, database_pid, pending, flushing, delays)

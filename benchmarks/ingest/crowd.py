@@ -16,13 +16,13 @@ from uploader.bootstrap import create_services, redis_directory
 from uploader.database import models
 from uploader.database.engine import Connection
 from uploader.domain.chunks import chunk_count
-from uploader.domain.months import month_path
 from uploader.domain.upload import State, Upload
 from uploader.embedded import socket_path
 from uploader.service.ids import new_id
 from uploader.settings import Settings
 from uploader.storage.disk import Root
 from uploader.storage.local.chunkfiles import ChunkFiles
+from uploader.storage.local.temp import month_path
 
 CHUNK_BYTES = 64 * KIB
 # So that the map of an upload is not larger than a page.
@@ -74,7 +74,7 @@ def _upload(user_id: str, now: datetime) -> Upload:
         state=State.OPEN,
         close_reason=None,
         file_id=None,
-        temp_path=f"temp/{month_path(now)}/{upload_id}",
+        place=f"temp/{month_path(now)}/{upload_id}",
         idempotency_key=None,
         created_at=now,
         updated_at=now,

@@ -8,10 +8,10 @@ from unittest.mock import patch
 
 from uploader import bootstrap
 from uploader.accounting.pending import Outcome, Pending, RecordResult
+from uploader.bootstrap import application
 from uploader.cli import main
-from uploader.cli.server import serving
 from uploader.http.app import Application
-from uploader.storage.local.store import LocalStorage
+from uploader.storage.local.store import LocalStore
 
 
 class _Held:
@@ -33,12 +33,12 @@ async def _record(*_: Any) -> RecordResult:
 
 def create_app() -> Application:
     """As `bootstrap.create_app`."""
-    patch.object(LocalStorage, "hold_chunk", _hold).start()
+    patch.object(LocalStore, "hold_chunk", _hold).start()
     patch.object(Pending, "record_chunk", _record).start()
     return bootstrap.create_app()
 
 
 if __name__ == "__main__":
     # By its name, because the server processes of `--workers` import it.
-    with patch.object(serving, "APPLICATION", "benchmarks.ingest.hollow:create_app"):
+    with patch.object(application, "APPLICATION", "benchmarks.ingest.hollow:create_app"):
         main()

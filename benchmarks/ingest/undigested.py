@@ -6,8 +6,8 @@ This is no setting of the product: it is for telling receiving from hashing. A m
 from unittest.mock import patch
 
 from uploader import bootstrap
+from uploader.bootstrap import application
 from uploader.cli import main
-from uploader.cli.server import serving
 from uploader.domain.upload import Upload
 from uploader.http.app import Application
 from uploader.storage.local import store as local
@@ -29,5 +29,5 @@ def create_app() -> Application:
 
 if __name__ == "__main__":
     # By its name, because the server processes of `--workers` import it.
-    with patch.object(serving, "APPLICATION", "benchmarks.ingest.undigested:create_app"):
+    with patch.object(application, "APPLICATION", "benchmarks.ingest.undigested:create_app"):
         main()

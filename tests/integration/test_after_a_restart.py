@@ -34,7 +34,7 @@ async def _send(stack: Stack, *numbers: int) -> Path:
     for number in numbers:
         assert (await stack.put(CONTENT, number)).status_code == 200
     await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0])
-    return stack.data / (await _upload(stack)).temp_path
+    return stack.data / (await _upload(stack)).place
 
 
 def _restart_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,25 +21,26 @@ from tests.support.invariants import Account, checked_accounts
 from tests.support.layout import blob_path
 from tests.support.rows import upload_row
 from tests.support.servers import PrivateRedis
-from tests.support.stack import Stack
+from tests.support.stack import Stack, go_on
 from tests.support.waiting import eventually
 from uploader.database import models, queries
 from uploader.database.transactions import uploads as transactions
-from uploader.domain.months import month_path
 from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed
 from uploader.jobs.cleanup import Cleaner
 from uploader.service.audit.drift import Kind
 from uploader.service.ids import new_id
 from uploader.service.upkeep.cleanup import Cleaned
-from uploader.storage.local.store import LocalStorage
+from uploader.storage.local.store import LocalStore
+from uploader.storage.local.temp import month_path
 
 T = TypeVar("T")
 
 CONTENT = Content(3 * 64 * KIB - 100)
 HOUR, DAY = 3600.0, 86_400.0
 # After every month that these tests make.
-ALL = "9999/12"
+ALL = datetime(9999, 12, 1, tzinfo=UTC)
+MAY = datetime(2026, 5, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ async def open_with_chunks(stack: Stack, *numbers: int, content: Content = CONTE
 def last_written(stack: Stack, upload: Upload, ago_seconds: float) -> None:
     """Let the last chunk have come so long ago, by the clock of the machine."""
     moment = datetime.now(UTC).timestamp() - ago_seconds
-    os.utime(stack.data / upload.temp_path / "map", (moment, moment))
+    os.utime(stack.data / upload.place / "map", (moment, moment))
 
 
 async def close_without_tidying(stack: Stack, upload: Upload) -> None:
@@ -85,7 +86,7 @@ async def place_stray_blob(stack: Stack, content: Content = CONTENT) -> Upload:
     upload = await open_with_chunks(stack, *range(content.chunk_count - 1), content=content)
     stack.services.storage.stop()  # so that the last chunk leaves the merge undone
     assert (await stack.put(content, content.chunk_count - 1)).status_code == 503
-    stack.services.storage._stopping.clear()
+    go_on(stack)
     async with stack.services.storage.closing(upload) as closer:
         await closer.place_blob(content.sha256, keep_existing=False)
     return upload
@@ -166,7 +167,7 @@ async def test_the_present_month_is_left_alone_unless_it_is_asked_for(
         last_written(stack, upload, 50 * DAY)
         assert await stack.services.cleanup.clean(idle_seconds=1) == Cleaned()
         clock.advance(2 * HOUR)
-        assert (await stack.services.cleanup.clean(idle_seconds=1, before=ALL)).expired_uploads == 1
+        assert (await stack.services.cleanup.clean(idle_seconds=1, opened_before=ALL)).expired_uploads == 1
 
 
 async def test_an_upload_that_is_complete_is_put_up_for_its_merge(make_stack: MakeStack, clock: ManualClock) -> None:
@@ -251,7 +252,7 @@ async def test_a_directory_that_is_not_ours_stays(make_stack: MakeStack, clock: 
         (stack.data / "blobs" / "cc").symlink_to(outside)
         before = everything(stack)
         clock.advance(80 * DAY)
-        assert await stack.services.cleanup.clean(before=ALL) == Cleaned()
+        assert await stack.services.cleanup.clean(opened_before=ALL) == Cleaned()
         assert everything(stack) == before
         assert (target / "data").read_bytes() == b"precious"
 
@@ -299,7 +300,7 @@ async def test_an_opening_under_way_keeps_its_directory(make_stack_on: MakeStack
                 return len(stack.bytes_on_disk()) == 3
 
             await eventually(made)
-            assert await stack.services.cleanup.clean(before=ALL) == Cleaned()
+            assert await stack.services.cleanup.clean(opened_before=ALL) == Cleaned()
         assert (await opening).status_code == 201
         for number in range(CONTENT.chunk_count):
             last = await stack.put(CONTENT, number)
@@ -312,20 +313,20 @@ async def test_a_row_that_came_after_the_look_at_its_directory_keeps_it(
     """An opening that hung for more than an hour, and ended between the look at a batch and the removal."""
     async with make_stack_on(clock=clock) as stack:
         services = stack.services
-        uploads = [upload_row(temp_path=f"temp/2026/04/{new_id()}") for _ in range(2)]
-        uploads = [replace(upload, id=upload.temp_path[-32:]) for upload in uploads]
+        uploads = [upload_row(place=f"temp/2026/04/{new_id()}") for _ in range(2)]
+        uploads = [replace(upload, id=upload.place[-32:]) for upload in uploads]
         for upload in uploads:
             await services.storage.create(upload)
         clock.advance(40 * DAY + 2 * HOUR)
         with paused_call("rmdir") as pause:
-            cleaning = await while_paused(pause, services.cleanup.clean(before=ALL))
-            [late] = [upload for upload in uploads if (stack.data / upload.temp_path / "map").exists()]
+            cleaning = await while_paused(pause, services.cleanup.clean(opened_before=ALL))
+            [late] = [upload for upload in uploads if (stack.data / upload.place / "map").exists()]
             await services.database.transact(
                 lambda connection: transactions.open_upload(connection, late, max_open_uploads=10)
             )
             pause.go_on.set()
             assert (await cleaning).directories == 1
-        assert (await services.storage.read_map(late)).size == late.size
+        assert len((await services.storage.read_map(late)).present) == 1
 
 
 async def test_two_cleanups_at_once_give_everything_back_once(make_stack_on: MakeStack, clock: ManualClock) -> None:
@@ -388,12 +389,12 @@ async def test_a_dry_run_changes_nothing_and_says_what_a_cleanup_does(
 
 
 async def test_an_upload_is_created_though_its_month_is_removed_at_that_moment(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path, durable=True)
+    storage = LocalStore(tmp_path, durable=True)
     await storage.prepare()
-    upload = upload_row(temp_path=f"temp/2026/04/{new_id()}")
-    with paused_call("mkdir", only=lambda path: str(path).endswith(upload.temp_path)) as pause:
+    upload = upload_row(place=f"temp/2026/04/{new_id()}")
+    with paused_call("mkdir", only=lambda path: str(path).endswith(upload.place)) as pause:
         creating = await while_paused(pause, storage.create(upload))
-        await storage.remove_month("2026/04")
+        await storage.remove_emptied(MAY)
         assert not (tmp_path / "temp" / "2026").exists()
         pause.go_on.set()
         await creating
@@ -402,17 +403,17 @@ async def test_an_upload_is_created_though_its_month_is_removed_at_that_moment(t
 
 
 async def test_uploads_come_and_go_while_their_month_is_removed_all_the_time(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path, durable=False)
+    storage = LocalStore(tmp_path, durable=False)
     await storage.prepare()
     done = False
 
     async def remove() -> None:
         while not done:
-            await storage.remove_month("2026/04")
+            await storage.remove_emptied(MAY)
 
     async def come_and_go() -> None:
         for _ in range(40):
-            upload = upload_row(temp_path=f"temp/2026/04/{new_id()}")
+            upload = upload_row(place=f"temp/2026/04/{new_id()}")
             await storage.create(upload)
             assert (await storage.read_map(upload)).size == upload.size
             await storage.discard(upload)
@@ -421,30 +422,29 @@ async def test_uploads_come_and_go_while_their_month_is_removed_all_the_time(tmp
     await asyncio.gather(*(come_and_go() for _ in range(3)))
     done = True
     await removing
-    await storage.remove_month("2026/04")
+    await storage.remove_emptied(MAY)
     assert list((tmp_path / "temp").iterdir()) == []
     storage.close()
 
 
 async def test_a_month_is_not_made_where_it_can_not_be(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path, durable=True)
+    storage = LocalStore(tmp_path, durable=True)
     await storage.prepare()
     (tmp_path / "temp" / "2026").symlink_to(tmp_path / "nowhere")
     with pytest.raises(StorageFailed):
-        await storage.create(upload_row(temp_path=f"temp/2026/04/{new_id()}"))
+        await storage.create(upload_row(place=f"temp/2026/04/{new_id()}"))
     storage.close()
 
 
 async def test_a_directory_that_changed_since_the_walk_stays(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path, durable=True)
+    storage = LocalStore(tmp_path, durable=True)
     await storage.prepare()
-    upload = upload_row(temp_path=f"temp/2026/04/{new_id()}")
+    upload = upload_row(place=f"temp/2026/04/{new_id()}")
     await storage.create(upload)
-    assert await storage.months() == ["2026/04"]
-    [[found]] = [batch async for batch in storage.walk_uploads("2026/04")]
-    os.utime(tmp_path / upload.temp_path / "map")
+    [[found]] = [batch async for batch in storage.list_uploads(MAY)]
+    os.utime(tmp_path / upload.place / "map")
     assert not await storage.remove(found)
-    [[found]] = [batch async for batch in storage.walk_uploads("2026/04")]
+    [[found]] = [batch async for batch in storage.list_uploads(MAY)]
     assert await storage.remove(found)
     assert not await storage.remove(found)
     storage.close()
@@ -525,7 +525,7 @@ async def test_chunks_of_an_upload_without_a_row_stay_until_somebody_says_that_t
 ) -> None:
     async with make_stack(clock=clock) as stack:
         kept, gone = await open_with_chunks(stack, 2), await open_with_chunks(stack, content=Content(1000, seed=1))
-        with (stack.data / kept.temp_path / "map").open("r+b") as damage:
+        with (stack.data / kept.place / "map").open("r+b") as damage:
             damage.seek(damaged)
             damage.write(b"\xff")
         async with stack.services.database.engine.begin() as connection:
@@ -534,8 +534,8 @@ async def test_chunks_of_an_upload_without_a_row_stay_until_somebody_says_that_t
         cleaned = await stack.services.cleanup.clean()
         assert (cleaned.directories, cleaned.stray_directories, cleaned.stray_blobs) == (1, 1, 0)
         assert cleaned.stray_bytes >= len(CONTENT.chunk(2))
-        assert (stack.data / kept.temp_path / "map").exists()
-        assert not (stack.data / gone.temp_path).exists()
+        assert (stack.data / kept.place / "map").exists()
+        assert not (stack.data / gone.place).exists()
         for dry_run in (True, False):
             cleaned = await stack.services.cleanup.clean(remove_strays=True, dry_run=dry_run)
             assert (cleaned.directories, cleaned.stray_directories, cleaned.stray_bytes) == (1, 0, 0)
@@ -731,7 +731,7 @@ async def test_a_stop_ends_a_cleanup_and_the_next_start_begins_it_anew(
         stack.services.storage.stop()
         await cleaner.run_once()
         assert directory.exists()
-        stack.services.storage._stopping.clear()
+        go_on(stack)
         await cleaner.run_once()
         assert not directory.exists()
 

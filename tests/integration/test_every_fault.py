@@ -128,7 +128,7 @@ async def _check(stack: Stack, acknowledged: list[Chunk]) -> None:
     )
     for upload in rows:
         numbers = {chunk.number for chunk in acknowledged if chunk.upload_id == upload.id}
-        assert numbers <= read_directory(stack.data / upload.temp_path).sound, "invariant 6"
+        assert numbers <= read_directory(stack.data / upload.place).sound, "invariant 6"
 
 
 async def _flush_and_check(stack: Stack) -> None:

@@ -16,7 +16,7 @@ from uploader.domain.upload import Upload
 from uploader.storage.local import chunkfiles
 from uploader.storage.local import store as local
 from uploader.storage.local.locks import try_lock
-from uploader.storage.local.store import LocalStorage
+from uploader.storage.local.store import LocalStore
 
 CHUNK_BYTES = 64 * KIB
 CLOSINGS = 10
@@ -25,7 +25,7 @@ CLOSINGS = 10
 class Writers:
     """Each sends its chunk again and again without a pause, and counts its turns."""
 
-    def __init__(self, storage: LocalStorage, upload: Upload) -> None:
+    def __init__(self, storage: LocalStore, upload: Upload) -> None:
         self._storage = storage
         self._upload = upload
         self._stopping = False
@@ -73,7 +73,7 @@ async def test_writers_that_never_pause_do_not_keep_a_closer_out(
 
     monkeypatch.setattr(chunkfiles, "try_lock", dawdle_and_lock)
     monkeypatch.setattr(local, "try_lock", note_and_lock)
-    storage = LocalStorage(tmp_path, durable=True)
+    storage = LocalStore(tmp_path, durable=True)
     await storage.prepare()
     upload = upload_row(size=count * CHUNK_BYTES, chunk_size=CHUNK_BYTES)
     await storage.create(upload)

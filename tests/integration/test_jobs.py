@@ -33,6 +33,7 @@ from uploader.jobs.flusher import Flusher
 from uploader.jobs.merger import Merger
 from uploader.jobs.runner import Job, Runner
 from uploader.service.ids import new_id
+from uploader.service.upkeep.expiry import Expiry
 
 CONTENT = Content(5 * 64 * KIB - 100)
 CHUNK = CONTENT.chunk_size
@@ -63,7 +64,8 @@ def collector_of(stack: Stack, closed_retention_seconds: float = 30 * DAY) -> Co
 async def expirer_of(stack: Stack) -> Expirer:
     """An expirer that is past its grace."""
     services = stack.services
-    expirer = Expirer(services.database, services.closers, services.clock, expiry_seconds=EXPIRY)
+    expiry = Expiry(services.database, services.closers, services.clock, expiry_seconds=EXPIRY)
+    expirer = Expirer(expiry, services.clock)
     assert stack.clock is not None
     stack.clock.advance(EXPIRY)
     return expirer
@@ -440,7 +442,8 @@ async def test_after_its_start_the_expirer_gives_clients_time_to_come_back(
         await stack.open(CONTENT)
         clock.advance(8 * DAY)
         services = stack.services
-        await Expirer(services.database, services.closers, services.clock, expiry_seconds=7 * DAY).run_once()
+        assert services.expiry.expiry_seconds == 7 * DAY
+        await Expirer(services.expiry, services.clock).run_once()
         assert await account_of(stack) == Account(reserved=CONTENT.size)
 
 
@@ -464,7 +467,7 @@ async def test_many_uploads_expire_in_one_round_and_one_that_is_lost_gives_back_
     async with make_stack(clock=clock) as stack:
         for seed in range(3):
             await stack.open(Content(CONTENT.size, seed=seed))
-        shutil.rmtree(stack.data / (await upload_of(stack, Content(CONTENT.size, seed=1))).temp_path)
+        shutil.rmtree(stack.data / (await upload_of(stack, Content(CONTENT.size, seed=1))).place)
         clock.advance(DAY)
         await (await expirer_of(stack)).run_once()
         assert await account_of(stack) == Account()

@@ -17,9 +17,9 @@ from tests.support.waiting import eventually
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed, StorageFull
 from uploader.storage.base import Gone
-from uploader.storage.local import chunkfiles, frontier, openfiles
+from uploader.storage.local import chunkfiles, frontier, temp
 from uploader.storage.local.chunkfiles import HeldRecord
-from uploader.storage.local.store import LocalStorage
+from uploader.storage.local.store import LocalStore
 
 CONTENT = Content(8 * 64 * KIB)
 
@@ -33,12 +33,12 @@ def nobody_follows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def time_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is, nothing is closed because of it."""
-    monkeypatch.setattr(openfiles, "_KEPT_SECONDS", 3600.0)
+    monkeypatch.setattr(temp, "_KEPT_SECONDS", 3600.0)
 
 
 @pytest.fixture(params=["power", "process"])
-async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LocalStorage]:
-    made = LocalStorage(tmp_path, durable=request.param == "power")
+async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LocalStore]:
+    made = LocalStore(tmp_path, durable=request.param == "power")
     await made.prepare()
     yield made
     assert await left_open(made, tmp_path) == []
@@ -46,9 +46,9 @@ async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 
 @pytest.fixture
-async def another(tmp_path: Path) -> AsyncIterator[LocalStorage]:
+async def another(tmp_path: Path) -> AsyncIterator[LocalStore]:
     """As another process has one."""
-    made = LocalStorage(tmp_path, durable=True)
+    made = LocalStore(tmp_path, durable=True)
     await made.prepare()
     yield made
     await made.drain()
@@ -56,36 +56,36 @@ async def another(tmp_path: Path) -> AsyncIterator[LocalStorage]:
 
 
 @pytest.fixture
-async def upload(storage: LocalStorage) -> Upload:
+async def upload(storage: LocalStore) -> Upload:
     return await a_new_upload(storage)
 
 
-async def a_new_upload(storage: LocalStorage) -> Upload:
+async def a_new_upload(storage: LocalStore) -> Upload:
     made = upload_row(size=CONTENT.size)
     await storage.create(made)
     return made
 
 
-def hold(storage: LocalStorage, upload: Upload, number: int) -> "asyncio.Task[HeldRecord]":
+def hold(storage: LocalStore, upload: Upload, number: int) -> "asyncio.Task[HeldRecord]":
     return asyncio.create_task(storage.hold_chunk(upload, number, InPieces(CONTENT.chunk(number))))
 
 
-async def put(storage: LocalStorage, upload: Upload, *numbers: int) -> None:
+async def put(storage: LocalStore, upload: Upload, *numbers: int) -> None:
     for number in numbers:
         (await hold(storage, upload, number)).release()
 
 
-async def put_at_once(storage: LocalStorage, uploads: list[Upload], number: int) -> list[BaseException | None]:
+async def put_at_once(storage: LocalStore, uploads: list[Upload], number: int) -> list[BaseException | None]:
     """What goes wrong with each."""
     return await asyncio.gather(*(put(storage, upload, number) for upload in uploads), return_exceptions=True)
 
 
-async def present(storage: LocalStorage, upload: Upload) -> list[int]:
+async def present(storage: LocalStore, upload: Upload) -> list[int]:
     return [number for number, there in enumerate((await storage.read_map(upload)).present) if there]
 
 
 def files_of(upload: Upload, root: Path, pairs: int = 1) -> list[str]:
-    return sorted([f"{root / upload.temp_path}/{name}" for name in ("data", "map")] * pairs)
+    return sorted([f"{root / upload.place}/{name}" for name in ("data", "map")] * pairs)
 
 
 async def soon_open(root: Path, count: int) -> None:
@@ -95,17 +95,17 @@ async def soon_open(root: Path, count: int) -> None:
     await eventually(are_open)
 
 
-async def test_the_next_chunk_opens_nothing(storage: LocalStorage, tmp_path: Path, upload: Upload) -> None:
+async def test_the_next_chunk_opens_nothing(storage: LocalStore, tmp_path: Path, upload: Upload) -> None:
     await put(storage, upload, 0)
     with recorded_calls("open", "close") as calls:
         await put(storage, upload, *range(1, CONTENT.chunk_count))
     assert calls == []
-    assert (tmp_path / upload.temp_path / "data").read_bytes() == CONTENT.data
+    assert (tmp_path / upload.place / "data").read_bytes() == CONTENT.data
     assert open_files_under(tmp_path) == files_of(upload, tmp_path)
 
 
 async def test_who_holds_a_chunk_shares_a_descriptor_with_nobody(
-    storage: LocalStorage, tmp_path: Path, upload: Upload
+    storage: LocalStore, tmp_path: Path, upload: Upload
 ) -> None:
     await put(storage, upload, 0)
     held = [await hold(storage, upload, number) for number in (1, 2, 3)]
@@ -118,7 +118,7 @@ async def test_who_holds_a_chunk_shares_a_descriptor_with_nobody(
 
 
 async def test_a_chunk_that_was_released_is_not_locked(
-    storage: LocalStorage, another: LocalStorage, upload: Upload
+    storage: LocalStore, another: LocalStore, upload: Upload
 ) -> None:
     await put(storage, upload, 0)
     async with another.closing(upload):
@@ -130,7 +130,7 @@ async def test_a_chunk_that_was_released_is_not_locked(
 
 
 async def test_an_upload_that_another_process_ended_is_gone(
-    storage: LocalStorage, another: LocalStorage, tmp_path: Path, upload: Upload
+    storage: LocalStore, another: LocalStore, tmp_path: Path, upload: Upload
 ) -> None:
     held = [await hold(storage, upload, number) for number in (0, 1)]
     for chunk in held:
@@ -145,10 +145,10 @@ async def test_an_upload_that_another_process_ended_is_gone(
 
 @pytest.mark.parametrize("lost", ["directory", "map", "data"])
 async def test_files_that_were_replaced_are_opened_anew(
-    storage: LocalStorage, tmp_path: Path, upload: Upload, lost: str
+    storage: LocalStore, tmp_path: Path, upload: Upload, lost: str
 ) -> None:
     await put(storage, upload, 0)
-    path = tmp_path / upload.temp_path / ("" if lost == "directory" else lost)
+    path = tmp_path / upload.place / ("" if lost == "directory" else lost)
     aside = tmp_path / "aside"
     path.rename(aside)
     if lost == "data":
@@ -162,7 +162,7 @@ async def test_files_that_were_replaced_are_opened_anew(
         assert await present(storage, upload) == [1]
 
 
-async def test_the_end_of_an_upload_closes_its_files(storage: LocalStorage, tmp_path: Path, upload: Upload) -> None:
+async def test_the_end_of_an_upload_closes_its_files(storage: LocalStore, tmp_path: Path, upload: Upload) -> None:
     await put(storage, upload, 0)
     other = await a_new_upload(storage)
     await put(storage, other, 0)
@@ -172,18 +172,18 @@ async def test_the_end_of_an_upload_closes_its_files(storage: LocalStorage, tmp_
 
 
 async def test_files_are_closed_some_time_after_the_last_chunk(
-    storage: LocalStorage, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
+    storage: LocalStore, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openfiles, "_KEPT_SECONDS", 0.02)
+    monkeypatch.setattr(temp, "_KEPT_SECONDS", 0.02)
     for number in (0, 1):
         await put(storage, upload, number)
         await soon_open(tmp_path, 0)
 
 
 async def test_only_so_many_files_are_kept(
-    storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    storage: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openfiles, "_MAX_KEPT", 2)
+    monkeypatch.setattr(temp, "_MAX_KEPT", 2)
     uploads = [await a_new_upload(storage) for _ in range(4)]
     for number in (0, 1):
         assert await put_at_once(storage, uploads, number) == [None] * 4
@@ -196,7 +196,7 @@ async def test_only_so_many_files_are_kept(
 
 @pytest.mark.parametrize("name", ["pwrite", "stat", "fstat", "pread"])
 async def test_files_by_which_something_failed_are_not_used_again(
-    storage: LocalStorage, tmp_path: Path, upload: Upload, name: str
+    storage: LocalStore, tmp_path: Path, upload: Upload, name: str
 ) -> None:
     """A descriptor that was told of an error might not be told of the next one."""
     await put(storage, upload, 0)
@@ -208,7 +208,7 @@ async def test_files_by_which_something_failed_are_not_used_again(
 
 
 async def test_a_lock_that_cannot_be_given_up_goes_with_its_descriptor(
-    storage: LocalStorage, another: LocalStorage, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
+    storage: LocalStore, another: LocalStore, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_descriptor: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -221,7 +221,7 @@ async def test_a_lock_that_cannot_be_given_up_goes_with_its_descriptor(
 
 
 async def test_of_chunks_that_go_to_the_disk_together_each_has_its_own_end(
-    storage: LocalStorage, another: LocalStorage, tmp_path: Path
+    storage: LocalStore, another: LocalStore, tmp_path: Path
 ) -> None:
     uploads = [await a_new_upload(storage) for _ in range(4)]
     assert await put_at_once(storage, uploads, 0) == [None] * 4
@@ -241,7 +241,7 @@ async def test_of_chunks_that_go_to_the_disk_together_each_has_its_own_end(
 
 @pytest.mark.parametrize("begun", [True, False])
 async def test_callers_that_are_cancelled_leave_no_lock_and_no_descriptor(
-    storage: LocalStorage, another: LocalStorage, tmp_path: Path, upload: Upload, begun: bool
+    storage: LocalStore, another: LocalStore, tmp_path: Path, upload: Upload, begun: bool
 ) -> None:
     await put(storage, upload, 0)
     with paused_call("pread", only=lambda path: path.name == "map") as pause:

@@ -1,4 +1,4 @@
-"""LocalStorage on a real directory: the layout, the locks, the order of effects, and faults at every system call."""
+"""LocalStore on a real directory: the layout, the locks, the order of effects, and faults at every system call."""
 
 import asyncio
 import errno
@@ -27,7 +27,8 @@ from uploader.storage.base import Busy, Digests, Gone, Stopping
 from uploader.storage.local import chunkfiles, chunkmap, digests, frontier
 from uploader.storage.local import store as local
 from uploader.storage.local.locks import is_locked, try_lock
-from uploader.storage.local.store import LocalStorage
+from uploader.storage.local.store import LocalStore
+from uploader.storage.spool import Spool
 
 CONTENT = Content(8 * 64 * KIB + 1000)
 OTHER = Content(CONTENT.size, seed=1)
@@ -42,51 +43,51 @@ def nobody_follows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def storage(tmp_path: Path) -> AsyncIterator[LocalStorage]:
-    made = LocalStorage(tmp_path, durable=True)
+async def storage(tmp_path: Path) -> AsyncIterator[LocalStore]:
+    made = LocalStore(tmp_path, durable=True)
     await made.prepare()
     yield made
     made.close()
 
 
 @pytest.fixture
-async def quick(tmp_path: Path) -> AsyncIterator[LocalStorage]:
+async def quick(tmp_path: Path) -> AsyncIterator[LocalStore]:
     """As `storage`, but what it acknowledges need not survive a power cut."""
-    made = LocalStorage(tmp_path, durable=False)
+    made = LocalStore(tmp_path, durable=False)
     await made.prepare()
     yield made
     made.close()
 
 
 @pytest.fixture
-async def upload(storage: LocalStorage) -> Upload:
+async def upload(storage: LocalStore) -> Upload:
     """An upload that was opened and has no chunks yet."""
     return await a_new_upload(storage)
 
 
 @pytest.fixture
-async def full(storage: LocalStorage, upload: Upload) -> Upload:
+async def full(storage: LocalStore, upload: Upload) -> Upload:
     """An upload of which every chunk is there."""
     await put_all(storage, upload)
     return upload
 
 
-async def a_new_upload(storage: LocalStorage) -> Upload:
+async def a_new_upload(storage: LocalStore) -> Upload:
     made = upload_row(size=CONTENT.size)
     await storage.create(made)
     return made
 
 
-async def put(storage: LocalStorage, upload: Upload, number: int, content: Content = CONTENT) -> None:
+async def put(storage: LocalStore, upload: Upload, number: int, content: Content = CONTENT) -> None:
     (await storage.hold_chunk(upload, number, InPieces(content.chunk(number)))).release()
 
 
-async def put_all(storage: LocalStorage, upload: Upload, content: Content = CONTENT) -> None:
+async def put_all(storage: LocalStore, upload: Upload, content: Content = CONTENT) -> None:
     for number in range(content.chunk_count):
         await put(storage, upload, number, content)
 
 
-async def present(storage: LocalStorage, upload: Upload) -> list[int]:
+async def present(storage: LocalStore, upload: Upload) -> list[int]:
     """The chunks that are on the map."""
     return [number for number, there in enumerate((await storage.read_map(upload)).present) if there]
 
@@ -103,7 +104,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def place_blob(storage: LocalStorage, upload: Upload, *, keep_existing: bool = False) -> Awaitable[None]:
+def place_blob(storage: LocalStore, upload: Upload, *, keep_existing: bool = False) -> Awaitable[None]:
     async def placed() -> None:
         async with storage.closing(upload) as closer:
             await closer.place_blob(CONTENT.sha256, keep_existing=keep_existing)
@@ -115,8 +116,9 @@ def place_blob(storage: LocalStorage, upload: Upload, *, keep_existing: bool = F
 
 
 async def test_an_installation_and_an_upload_have_the_layout_of_the_design(
-    storage: LocalStorage, tmp_path: Path, upload: Upload
+    storage: LocalStore, tmp_path: Path, upload: Upload
 ) -> None:
+    await Spool(tmp_path).prepare()
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
     directory = f"temp/2030/01/{upload.id}"
     assert found == {
@@ -129,9 +131,9 @@ async def test_an_installation_and_an_upload_have_the_layout_of_the_design(
 
 
 async def test_a_new_upload_takes_no_room_and_has_an_empty_map(
-    storage: LocalStorage, tmp_path: Path, upload: Upload
+    storage: LocalStore, tmp_path: Path, upload: Upload
 ) -> None:
-    data = (tmp_path / upload.temp_path / "data").stat()
+    data = (tmp_path / upload.place / "data").stat()
     assert (data.st_size, data.st_blocks) == (CONTENT.size, 0)
     chunk_map = await storage.read_map(upload)
     assert (chunk_map.size, chunk_map.chunk_size) == (CONTENT.size, CONTENT.chunk_size)
@@ -139,26 +141,26 @@ async def test_a_new_upload_takes_no_room_and_has_an_empty_map(
     assert list(chunk_map.present) == [0] * CONTENT.chunk_count
 
 
-async def test_an_upload_of_nothing_is_complete_at_once(storage: LocalStorage) -> None:
+async def test_an_upload_of_nothing_is_complete_at_once(storage: LocalStore) -> None:
     empty = upload_row(size=0)
     await storage.create(empty)
     assert (await storage.read_map(empty)).complete
 
 
-async def test_preparing_twice_changes_nothing(storage: LocalStorage, full: Upload) -> None:
+async def test_preparing_twice_changes_nothing(storage: LocalStore, full: Upload) -> None:
     await storage.prepare()
     assert (await storage.read_map(full)).complete
 
 
 async def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    unfit = LocalStorage(tmp_path / "file", durable=True)
+    unfit = LocalStore(tmp_path / "file", durable=True)
     with pytest.raises(ConfigurationError, match="UPLOADER_DATA"):
         await unfit.prepare()
     unfit.close()
 
 
-async def test_the_bytes_of_an_upload_are_never_made_twice(storage: LocalStorage, full: Upload) -> None:
+async def test_the_bytes_of_an_upload_are_never_made_twice(storage: LocalStore, full: Upload) -> None:
     with pytest.raises(StorageFailed):
         await storage.create(full)
     assert (await storage.read_map(full)).complete
@@ -167,7 +169,7 @@ async def test_the_bytes_of_an_upload_are_never_made_twice(storage: LocalStorage
 @pytest.mark.parametrize("name", ["mkdir", "open", "pwrite", "ftruncate", "fsync"])
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, StorageFull), (errno.EIO, StorageFailed)])
 async def test_an_opening_that_fails_at_any_call_leaves_nothing(
-    storage: LocalStorage, tmp_path: Path, name: str, number: int, error: type[UploaderError]
+    storage: LocalStore, tmp_path: Path, name: str, number: int, error: type[UploaderError]
 ) -> None:
     for at in count(1):
         refused = upload_row(size=CONTENT.size)
@@ -175,13 +177,13 @@ async def test_an_opening_that_fails_at_any_call_leaves_nothing(
             await storage.create(refused)
         if not fault.hits:
             break
-        assert not (tmp_path / refused.temp_path).exists()
+        assert not (tmp_path / refused.place).exists()
         assert await left_open(storage, tmp_path) == []
     assert at > 1
     assert await present(storage, refused) == [], "without a fault it succeeds"
 
 
-async def test_an_opening_is_durable_before_it_returns(storage: LocalStorage) -> None:
+async def test_an_opening_is_durable_before_it_returns(storage: LocalStore) -> None:
     opened = upload_row(size=CONTENT.size)
     with recorded_calls("fsync", "fdatasync") as calls:
         await storage.create(opened)
@@ -194,33 +196,33 @@ async def test_an_opening_is_durable_before_it_returns(storage: LocalStorage) ->
 
 @pytest.mark.parametrize("number", [0, 3, LAST])
 async def test_a_chunk_is_written_to_its_place_and_recorded_with_its_checksum(
-    storage: LocalStorage, tmp_path: Path, upload: Upload, number: int
+    storage: LocalStore, tmp_path: Path, upload: Upload, number: int
 ) -> None:
     await put(storage, upload, number)
-    data = (tmp_path / upload.temp_path / "data").read_bytes()
+    data = (tmp_path / upload.place / "data").read_bytes()
     start = number * CONTENT.chunk_size
     assert data[start : start + CONTENT.chunk_size] == CONTENT.chunk(number)
     assert data.count(0) >= CONTENT.size - CONTENT.chunk_size, "nothing else was written"
     assert len(data) == CONTENT.size
-    record = (tmp_path / upload.temp_path / "map").read_bytes()[chunkmap.record_offset(number) :][:8]
+    record = (tmp_path / upload.place / "map").read_bytes()[chunkmap.record_offset(number) :][:8]
     assert record == chunkmap.pack_record(crc32(CONTENT.chunk(number)))
     assert await present(storage, upload) == [number]
     assert await left_open(storage, tmp_path) == []
 
 
-async def test_all_chunks_together_are_the_content(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
+async def test_all_chunks_together_are_the_content(storage: LocalStore, tmp_path: Path, full: Upload) -> None:
     assert (await storage.read_map(full)).complete
-    assert (tmp_path / full.temp_path / "data").read_bytes() == CONTENT.data
+    assert (tmp_path / full.place / "data").read_bytes() == CONTENT.data
 
 
-async def test_a_chunk_on_the_map_is_never_written_again(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
+async def test_a_chunk_on_the_map_is_never_written_again(storage: LocalStore, tmp_path: Path, full: Upload) -> None:
     with recorded_calls("pwrite", "fdatasync") as calls:
         await put(storage, full, 2, OTHER)
     assert calls == []
-    assert (tmp_path / full.temp_path / "data").read_bytes() == CONTENT.data
+    assert (tmp_path / full.place / "data").read_bytes() == CONTENT.data
 
 
-async def test_without_a_body_a_chunk_has_to_be_there(storage: LocalStorage, tmp_path: Path, upload: Upload) -> None:
+async def test_without_a_body_a_chunk_has_to_be_there(storage: LocalStore, tmp_path: Path, upload: Upload) -> None:
     await put(storage, upload, 1)
     (await storage.hold_chunk(upload, 1, None)).release()
     with pytest.raises(Gone):
@@ -229,18 +231,18 @@ async def test_without_a_body_a_chunk_has_to_be_there(storage: LocalStorage, tmp
 
 
 async def test_of_two_writers_of_one_chunk_the_second_waits_and_writes_nothing(
-    storage: LocalStorage, tmp_path: Path, upload: Upload
+    storage: LocalStore, tmp_path: Path, upload: Upload
 ) -> None:
     held = await storage.hold_chunk(upload, 0, InPieces(CONTENT.chunk(0)))
     second = asyncio.create_task(storage.hold_chunk(upload, 0, InPieces(OTHER.chunk(0))))
     assert await waits(second)
     held.release()
     (await second).release()
-    assert (tmp_path / upload.temp_path / "data").read_bytes()[: CONTENT.chunk_size] == CONTENT.chunk(0)
+    assert (tmp_path / upload.place / "data").read_bytes()[: CONTENT.chunk_size] == CONTENT.chunk(0)
 
 
 async def test_a_writer_that_waited_for_one_that_failed_writes_its_own(
-    storage: LocalStorage, tmp_path: Path, upload: Upload
+    storage: LocalStore, tmp_path: Path, upload: Upload
 ) -> None:
     with failing_call("fdatasync"), paused_call("fdatasync") as pause:
         first = asyncio.create_task(put(storage, upload, 0, OTHER))
@@ -252,10 +254,10 @@ async def test_a_writer_that_waited_for_one_that_failed_writes_its_own(
             await first
         await second
     assert await present(storage, upload) == [0]
-    assert (tmp_path / upload.temp_path / "data").read_bytes()[: CONTENT.chunk_size] == CONTENT.chunk(0)
+    assert (tmp_path / upload.place / "data").read_bytes()[: CONTENT.chunk_size] == CONTENT.chunk(0)
 
 
-async def test_writers_of_other_chunks_do_not_wait(storage: LocalStorage, upload: Upload) -> None:
+async def test_writers_of_other_chunks_do_not_wait(storage: LocalStore, upload: Upload) -> None:
     held = [await storage.hold_chunk(upload, number, InPieces(CONTENT.chunk(number))) for number in range(LAST + 1)]
     assert (await storage.read_map(upload)).complete
     for chunk in held:
@@ -263,18 +265,18 @@ async def test_writers_of_other_chunks_do_not_wait(storage: LocalStorage, upload
 
 
 async def test_many_writers_of_all_chunks_at_once_leave_the_content(
-    storage: LocalStorage, tmp_path: Path, upload: Upload
+    storage: LocalStore, tmp_path: Path, upload: Upload
 ) -> None:
     await asyncio.gather(*(put(storage, upload, number) for number in [*range(LAST + 1)] * 4))
-    assert (tmp_path / upload.temp_path / "data").read_bytes() == CONTENT.data
+    assert (tmp_path / upload.place / "data").read_bytes() == CONTENT.data
     assert await left_open(storage, tmp_path) == []
 
 
 async def test_a_writer_whose_upload_is_unlinked_between_its_look_and_its_lock_finds_it_gone(
-    storage: LocalStorage, tmp_path: Path, full: Upload, monkeypatch: pytest.MonkeyPatch
+    storage: LocalStore, tmp_path: Path, full: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unlink_and_lock(descriptor: int, start: int, length: int) -> bool:
-        (tmp_path / full.temp_path / "map").unlink(missing_ok=True)
+        (tmp_path / full.place / "map").unlink(missing_ok=True)
         return try_lock(descriptor, start, length)
 
     monkeypatch.setattr(chunkfiles, "try_lock", unlink_and_lock)
@@ -284,7 +286,7 @@ async def test_a_writer_whose_upload_is_unlinked_between_its_look_and_its_lock_f
 
 
 async def test_a_writer_that_waits_too_long_gives_up(
-    storage: LocalStorage, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
+    storage: LocalStore, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = await storage.hold_chunk(upload, 0, InPieces(CONTENT.chunk(0)))
     monkeypatch.setattr(local, "_LOCK_TIMEOUT_SECONDS", 0.02)
@@ -296,8 +298,8 @@ async def test_a_writer_that_waits_too_long_gives_up(
     assert await left_open(storage, tmp_path) == []
 
 
-async def test_a_write_tells_when_the_last_chunk_arrived(storage: LocalStorage, tmp_path: Path, upload: Upload) -> None:
-    os.utime(tmp_path / upload.temp_path / "map", (1000, 1000))
+async def test_a_write_tells_when_the_last_chunk_arrived(storage: LocalStore, tmp_path: Path, upload: Upload) -> None:
+    os.utime(tmp_path / upload.place / "map", (1000, 1000))
     assert await storage.last_write(upload) == 1000
     await put(storage, upload, 0)
     written = await storage.last_write(upload)
@@ -310,7 +312,7 @@ async def test_a_write_tells_when_the_last_chunk_arrived(storage: LocalStorage, 
 
 
 async def test_the_data_is_synced_before_the_map_says_so_and_the_map_before_the_answer(
-    storage: LocalStorage, upload: Upload
+    storage: LocalStore, upload: Upload
 ) -> None:
     with recorded_calls("pwrite", "fdatasync") as calls:
         await put(storage, upload, 0)
@@ -323,7 +325,7 @@ async def test_the_data_is_synced_before_the_map_says_so_and_the_map_before_the_
     ]
 
 
-async def test_against_the_end_of_a_process_nothing_is_synced_until_the_merge(quick: LocalStorage) -> None:
+async def test_against_the_end_of_a_process_nothing_is_synced_until_the_merge(quick: LocalStore) -> None:
     upload = await a_new_upload(quick)
     with recorded_calls("fdatasync", "fsync") as calls:
         await put_all(quick, upload)
@@ -333,7 +335,7 @@ async def test_against_the_end_of_a_process_nothing_is_synced_until_the_merge(qu
     assert calls == [("fdatasync", "data")]
 
 
-async def test_a_merge_that_could_not_sync_the_data_never_believes_it_later(quick: LocalStorage) -> None:
+async def test_a_merge_that_could_not_sync_the_data_never_believes_it_later(quick: LocalStore) -> None:
     upload = await a_new_upload(quick)
     await put_all(quick, upload)
     with failing_call("fdatasync", errno.EIO) as fault, pytest.raises(StorageFailed):
@@ -344,7 +346,7 @@ async def test_a_merge_that_could_not_sync_the_data_never_believes_it_later(quic
             await quick.digest(upload)
 
 
-async def test_against_power_cuts_every_chunk_is_synced_twice(storage: LocalStorage, upload: Upload) -> None:
+async def test_against_power_cuts_every_chunk_is_synced_twice(storage: LocalStore, upload: Upload) -> None:
     with recorded_calls("fdatasync") as calls:
         await put_all(storage, upload)
         assert len(calls) == 2 * CONTENT.chunk_count
@@ -360,7 +362,7 @@ async def test_against_power_cuts_every_chunk_is_synced_twice(storage: LocalStor
     ("number", "error"), [(errno.ENOSPC, StorageFull), (errno.EDQUOT, StorageFull), (errno.EIO, StorageFailed)]
 )
 async def test_a_chunk_whose_write_fails_at_any_call_is_missing_and_can_be_sent_again(
-    storage: LocalStorage, tmp_path: Path, upload: Upload, name: str, number: int, error: type[UploaderError]
+    storage: LocalStore, tmp_path: Path, upload: Upload, name: str, number: int, error: type[UploaderError]
 ) -> None:
     for chunk in count():
         with failing_call(name, number, at=chunk + 1) as fault, suppress(error):
@@ -372,11 +374,11 @@ async def test_a_chunk_whose_write_fails_at_any_call_is_missing_and_can_be_sent_
     assert await present(storage, upload) == [chunk]
     assert chunk >= 2, "the data and the map, at least"
     await put_all(storage, upload)
-    assert (tmp_path / upload.temp_path / "data").read_bytes() == CONTENT.data
+    assert (tmp_path / upload.place / "data").read_bytes() == CONTENT.data
 
 
 @pytest.mark.parametrize("at", [1, 2])
-async def test_while_syncing_fails_no_chunk_is_ever_present(storage: LocalStorage, upload: Upload, at: int) -> None:
+async def test_while_syncing_fails_no_chunk_is_ever_present(storage: LocalStore, upload: Upload, at: int) -> None:
     with failing_call("fdatasync", errno.EIO, at=at, times=None):
         for _ in range(3):
             with pytest.raises(StorageFailed):
@@ -384,29 +386,29 @@ async def test_while_syncing_fails_no_chunk_is_ever_present(storage: LocalStorag
             assert await present(storage, upload) == []
 
 
-async def test_a_failed_sync_is_not_repeated_for_the_same_body(storage: LocalStorage, upload: Upload) -> None:
+async def test_a_failed_sync_is_not_repeated_for_the_same_body(storage: LocalStore, upload: Upload) -> None:
     with failing_call("fdatasync", errno.EIO) as fault, pytest.raises(StorageFailed):
         await put(storage, upload, 0)
     assert (fault.calls, fault.hits) == (1, 1)
 
 
-async def test_a_fault_at_one_chunk_loses_no_other(storage: LocalStorage, tmp_path: Path, upload: Upload) -> None:
+async def test_a_fault_at_one_chunk_loses_no_other(storage: LocalStore, tmp_path: Path, upload: Upload) -> None:
     await put(storage, upload, 0)
     with failing_call("pwrite", errno.ENOSPC, at=2), pytest.raises(StorageFull):
         await put(storage, upload, 1)
     assert await present(storage, upload) == [0]
-    assert (tmp_path / upload.temp_path / "data").read_bytes()[: CONTENT.chunk_size] == CONTENT.chunk(0)
+    assert (tmp_path / upload.place / "data").read_bytes()[: CONTENT.chunk_size] == CONTENT.chunk(0)
 
 
 @pytest.mark.parametrize("limit", [100, 3])
 async def test_writes_that_stop_short_are_gone_on_with(
-    storage: LocalStorage, tmp_path: Path, upload: Upload, limit: int
+    storage: LocalStore, tmp_path: Path, upload: Upload, limit: int
 ) -> None:
     with short_writes(limit) as fault:
         await put(storage, upload, LAST)
     assert fault.hits > 0
-    assert (tmp_path / upload.temp_path / "data").read_bytes().endswith(CONTENT.chunk(LAST))
-    record = (tmp_path / upload.temp_path / "map").read_bytes()[-8:]
+    assert (tmp_path / upload.place / "data").read_bytes().endswith(CONTENT.chunk(LAST))
+    record = (tmp_path / upload.place / "map").read_bytes()[-8:]
     assert record == chunkmap.pack_record(crc32(CONTENT.chunk(LAST)))
 
 
@@ -414,7 +416,7 @@ async def test_writes_that_stop_short_are_gone_on_with(
 
 
 async def test_a_closer_waits_for_the_writers_and_keeps_out_new_ones(
-    storage: LocalStorage, tmp_path: Path, upload: Upload
+    storage: LocalStore, tmp_path: Path, upload: Upload
 ) -> None:
     held = await storage.hold_chunk(upload, 0, InPieces(CONTENT.chunk(0)))
     inside, leave = asyncio.Event(), asyncio.Event()
@@ -426,7 +428,7 @@ async def test_a_closer_waits_for_the_writers_and_keeps_out_new_ones(
             await leave.wait()
 
     closing = asyncio.create_task(close())
-    probe = os.open(tmp_path / upload.temp_path / "map", os.O_RDWR | os.O_CLOEXEC)
+    probe = os.open(tmp_path / upload.place / "map", os.O_RDWR | os.O_CLOEXEC)
     await until(lambda: is_locked(probe, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH))
     os.close(probe)
     # The gate is held, so a new writer of a chunk that nobody holds waits though the closer itself still waits.
@@ -443,7 +445,7 @@ async def test_a_closer_waits_for_the_writers_and_keeps_out_new_ones(
     assert await present(storage, upload) == [0, 1]
 
 
-async def test_two_closers_exclude_each_other(storage: LocalStorage, full: Upload) -> None:
+async def test_two_closers_exclude_each_other(storage: LocalStore, full: Upload) -> None:
     async def close() -> None:
         async with storage.closing(full):
             pass
@@ -455,7 +457,7 @@ async def test_two_closers_exclude_each_other(storage: LocalStorage, full: Uploa
 
 
 async def test_what_waited_for_a_closer_that_unlinked_finds_the_upload_gone(
-    storage: LocalStorage, tmp_path: Path, upload: Upload
+    storage: LocalStore, tmp_path: Path, upload: Upload
 ) -> None:
     async with storage.closing(upload) as closer:
         writer = asyncio.create_task(put(storage, upload, 0))
@@ -467,11 +469,11 @@ async def test_what_waited_for_a_closer_that_unlinked_finds_the_upload_gone(
     for waiting in (writer, other_closer):
         with pytest.raises(Gone):
             await waiting
-    assert not (tmp_path / upload.temp_path).exists()
+    assert not (tmp_path / upload.place).exists()
     assert await left_open(storage, tmp_path) == []
 
 
-async def test_nothing_finds_an_upload_after_it_was_unlinked(storage: LocalStorage, full: Upload) -> None:
+async def test_nothing_finds_an_upload_after_it_was_unlinked(storage: LocalStore, full: Upload) -> None:
     async with storage.closing(full) as closer:
         await closer.unlink()
     with pytest.raises(Gone):
@@ -487,7 +489,7 @@ async def test_nothing_finds_an_upload_after_it_was_unlinked(storage: LocalStora
             pass
 
 
-async def test_a_closer_that_fails_gives_up_its_locks(storage: LocalStorage, tmp_path: Path, upload: Upload) -> None:
+async def test_a_closer_that_fails_gives_up_its_locks(storage: LocalStore, tmp_path: Path, upload: Upload) -> None:
     with pytest.raises(ValueError, match="broken"):
         async with storage.closing(upload):
             raise ValueError("broken")
@@ -499,7 +501,7 @@ async def test_a_closer_that_fails_gives_up_its_locks(storage: LocalStorage, tmp
 
 
 async def test_discarding_is_repeatable_and_takes_what_was_never_made(
-    storage: LocalStorage, tmp_path: Path, full: Upload
+    storage: LocalStore, tmp_path: Path, full: Upload
 ) -> None:
     await storage.discard(full)
     await storage.discard(full)
@@ -509,7 +511,7 @@ async def test_discarding_is_repeatable_and_takes_what_was_never_made(
 
 @pytest.mark.parametrize("name", ["unlink", "rmdir"])
 async def test_a_discard_that_failed_at_any_call_is_finished_by_the_next(
-    storage: LocalStorage, tmp_path: Path, name: str
+    storage: LocalStore, tmp_path: Path, name: str
 ) -> None:
     for at in count(1):
         upload = await a_new_upload(storage)
@@ -517,9 +519,9 @@ async def test_a_discard_that_failed_at_any_call_is_finished_by_the_next(
             try:
                 await storage.discard(upload)
             except StorageFailed:
-                assert at == 1 or not (tmp_path / upload.temp_path / "map").exists(), "the map goes first"
+                assert at == 1 or not (tmp_path / upload.place / "map").exists(), "the map goes first"
         await storage.discard(upload)
-        assert not (tmp_path / upload.temp_path).exists()
+        assert not (tmp_path / upload.place).exists()
         if not fault.hits:
             break
     assert at == {"unlink": 4, "rmdir": 2}[name]
@@ -528,16 +530,16 @@ async def test_a_discard_that_failed_at_any_call_is_finished_by_the_next(
 # Blobs
 
 
-async def test_a_blob_is_the_data_itself_without_a_copy(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
+async def test_a_blob_is_the_data_itself_without_a_copy(storage: LocalStore, tmp_path: Path, full: Upload) -> None:
     await place_blob(storage, full)
     blob = blob_path(tmp_path, CONTENT.sha256)
-    assert blob.samefile(tmp_path / full.temp_path / "data")
+    assert blob.samefile(tmp_path / full.place / "data")
     await storage.discard(full)
     assert blob.read_bytes() == CONTENT.data
     assert blob.stat().st_nlink == 1
 
 
-async def test_a_blob_and_its_directories_are_durable_when_it_is_placed(storage: LocalStorage, full: Upload) -> None:
+async def test_a_blob_and_its_directories_are_durable_when_it_is_placed(storage: LocalStore, full: Upload) -> None:
     digest = CONTENT.sha256
     with recorded_calls("fsync", "link", "mkdir") as calls:
         await place_blob(storage, full)
@@ -554,7 +556,7 @@ async def test_a_blob_and_its_directories_are_durable_when_it_is_placed(storage:
 
 @pytest.mark.parametrize("keep_existing", [False, True])
 async def test_placing_a_blob_again_changes_nothing(
-    storage: LocalStorage, tmp_path: Path, full: Upload, keep_existing: bool
+    storage: LocalStore, tmp_path: Path, full: Upload, keep_existing: bool
 ) -> None:
     for _ in range(3):
         await place_blob(storage, full, keep_existing=keep_existing)
@@ -563,27 +565,27 @@ async def test_placing_a_blob_again_changes_nothing(
     assert list(blob.parent.iterdir()) == [blob]
 
 
-async def test_bytes_on_their_way_out_are_replaced(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
+async def test_bytes_on_their_way_out_are_replaced(storage: LocalStore, tmp_path: Path, full: Upload) -> None:
     blob = blob_path(tmp_path, CONTENT.sha256)
     blob.parent.mkdir(parents=True)
     blob.write_bytes(b"left over")
     await place_blob(storage, full)
-    assert blob.samefile(tmp_path / full.temp_path / "data")
+    assert blob.samefile(tmp_path / full.place / "data")
     assert list(blob.parent.iterdir()) == [blob]
 
 
-async def test_the_bytes_of_a_blob_in_use_are_kept(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
+async def test_the_bytes_of_a_blob_in_use_are_kept(storage: LocalStore, tmp_path: Path, full: Upload) -> None:
     twin = await a_new_upload(storage)
     await put_all(storage, twin)
     await place_blob(storage, full)
     await place_blob(storage, twin, keep_existing=True)
     blob = blob_path(tmp_path, CONTENT.sha256)
-    assert blob.samefile(tmp_path / full.temp_path / "data")
-    assert (tmp_path / twin.temp_path / "data").stat().st_nlink == 1
+    assert blob.samefile(tmp_path / full.place / "data")
+    assert (tmp_path / twin.place / "data").stat().st_nlink == 1
 
 
 async def test_a_blob_in_use_whose_bytes_are_lost_gets_them_again(
-    storage: LocalStorage, tmp_path: Path, full: Upload
+    storage: LocalStore, tmp_path: Path, full: Upload
 ) -> None:
     await place_blob(storage, full, keep_existing=True)
     assert blob_path(tmp_path, CONTENT.sha256).read_bytes() == CONTENT.data
@@ -597,7 +599,7 @@ async def test_a_blob_in_use_whose_bytes_are_lost_gets_them_again(
     ],
 )
 async def test_placing_a_blob_that_failed_at_any_call_can_be_repeated(
-    storage: LocalStorage, tmp_path: Path, full: Upload, leftover: bool, name: str
+    storage: LocalStore, tmp_path: Path, full: Upload, leftover: bool, name: str
 ) -> None:
     blob = blob_path(tmp_path, CONTENT.sha256)
     for at in count(1):
@@ -609,7 +611,7 @@ async def test_placing_a_blob_that_failed_at_any_call_can_be_repeated(
             with failing_call(name, errno.ENOSPC, at=at) as fault, suppress(StorageFull):
                 await closer.place_blob(CONTENT.sha256, keep_existing=False)
             await closer.place_blob(CONTENT.sha256, keep_existing=False)
-        assert blob.samefile(tmp_path / full.temp_path / "data")
+        assert blob.samefile(tmp_path / full.place / "data")
         assert list(blob.parent.iterdir()) == [blob]
         if not fault.hits:
             break
@@ -617,7 +619,7 @@ async def test_placing_a_blob_that_failed_at_any_call_can_be_repeated(
     assert blob.read_bytes() == CONTENT.data
 
 
-async def test_removing_a_blob_is_repeatable(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
+async def test_removing_a_blob_is_repeatable(storage: LocalStore, tmp_path: Path, full: Upload) -> None:
     await place_blob(storage, full)
     found = await storage.find_blob(CONTENT.sha256)
     assert found is not None
@@ -627,7 +629,7 @@ async def test_removing_a_blob_is_repeatable(storage: LocalStorage, tmp_path: Pa
     assert await storage.find_blob(CONTENT.sha256) is None
 
 
-async def test_a_blob_that_is_another_one_by_now_stays(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
+async def test_a_blob_that_is_another_one_by_now_stays(storage: LocalStore, tmp_path: Path, full: Upload) -> None:
     await place_blob(storage, full)
     found = await storage.find_blob(CONTENT.sha256)
     assert found is not None
@@ -641,13 +643,13 @@ async def test_a_blob_that_is_another_one_by_now_stays(storage: LocalStorage, tm
 # Digests
 
 
-async def test_both_digests_are_computed(storage: LocalStorage, full: Upload) -> None:
+async def test_both_digests_are_computed(storage: LocalStore, full: Upload) -> None:
     assert await storage.digested_bytes(full) == 0
     assert await storage.digest(full) == Digests(CONTENT.md5, CONTENT.sha256)
     assert await storage.digested_bytes(full) == CONTENT.size
 
 
-async def test_digests_are_saved_and_not_computed_again(storage: LocalStorage, full: Upload) -> None:
+async def test_digests_are_saved_and_not_computed_again(storage: LocalStore, full: Upload) -> None:
     await storage.digest(full)
     with failing_call("preadv", times=None) as fault:
         assert await storage.digest(full) == Digests(CONTENT.md5, CONTENT.sha256)
@@ -656,15 +658,15 @@ async def test_digests_are_saved_and_not_computed_again(storage: LocalStorage, f
 
 @pytest.mark.parametrize("saved", [b'{"md5":"ab', b"\0" * 50, b"{}", b"\xff"])
 async def test_digests_that_were_not_saved_whole_are_computed_again(
-    storage: LocalStorage, tmp_path: Path, full: Upload, saved: bytes
+    storage: LocalStore, tmp_path: Path, full: Upload, saved: bytes
 ) -> None:
-    (tmp_path / full.temp_path / "digest").write_bytes(saved)
+    (tmp_path / full.place / "digest").write_bytes(saved)
     for _ in range(2):
         assert await storage.digest(full) == Digests(CONTENT.md5, CONTENT.sha256)
 
 
-async def test_only_one_worker_computes_the_digests(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
-    other = os.open(tmp_path / full.temp_path / "digest", os.O_RDWR | os.O_CLOEXEC)
+async def test_only_one_worker_computes_the_digests(storage: LocalStore, tmp_path: Path, full: Upload) -> None:
+    other = os.open(tmp_path / full.place / "digest", os.O_RDWR | os.O_CLOEXEC)
     assert try_lock(other, 0, 0)
     with pytest.raises(Busy):
         await storage.digest(full)
@@ -675,7 +677,7 @@ async def test_only_one_worker_computes_the_digests(storage: LocalStorage, tmp_p
 
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, StorageFull), (errno.EIO, StorageFailed)])
 async def test_digests_that_cannot_be_saved_fail_and_are_right_the_next_time(
-    storage: LocalStorage, tmp_path: Path, full: Upload, number: int, error: type[UploaderError]
+    storage: LocalStore, tmp_path: Path, full: Upload, number: int, error: type[UploaderError]
 ) -> None:
     with failing_call("pwrite", number) as fault, pytest.raises(error):
         await storage.digest(full)
@@ -684,20 +686,20 @@ async def test_digests_that_cannot_be_saved_fail_and_are_right_the_next_time(
     assert await left_open(storage, tmp_path) == []
 
 
-async def test_a_data_file_of_the_wrong_size_is_no_content(storage: LocalStorage, tmp_path: Path, full: Upload) -> None:
-    os.truncate(tmp_path / full.temp_path / "data", CONTENT.size - 1)
+async def test_a_data_file_of_the_wrong_size_is_no_content(storage: LocalStore, tmp_path: Path, full: Upload) -> None:
+    os.truncate(tmp_path / full.place / "data", CONTENT.size - 1)
     with pytest.raises(StorageFailed):
         await storage.digest(full)
 
 
-async def test_computing_digests_ends_when_the_process_is_to_stop(storage: LocalStorage, full: Upload) -> None:
+async def test_computing_digests_ends_when_the_process_is_to_stop(storage: LocalStore, full: Upload) -> None:
     storage.stop()
     with pytest.raises(Stopping):
         await storage.digest(full)
 
 
 async def test_computing_digests_ends_when_the_upload_is_cancelled(
-    storage: LocalStorage, tmp_path: Path, full: Upload, monkeypatch: pytest.MonkeyPatch
+    storage: LocalStore, tmp_path: Path, full: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "_TURN_BYTES", CONTENT.chunk_size)
     with paused_call("preadv") as pause:
@@ -710,7 +712,7 @@ async def test_computing_digests_ends_when_the_upload_is_cancelled(
     assert await left_open(storage, tmp_path) == []
 
 
-async def test_the_digests_of_nothing_are_computed_too(storage: LocalStorage) -> None:
+async def test_the_digests_of_nothing_are_computed_too(storage: LocalStore) -> None:
     empty = Content(0)
     upload = upload_row(size=0)
     await storage.create(upload)
@@ -720,18 +722,21 @@ async def test_the_digests_of_nothing_are_computed_too(storage: LocalStorage) ->
 # Room
 
 
-async def test_the_room_is_that_of_the_disk(storage: LocalStorage, tmp_path: Path) -> None:
+async def test_the_room_is_that_of_the_disk(storage: LocalStore, tmp_path: Path) -> None:
     space = await storage.space()
     figures = os.statvfs(tmp_path)
     assert space.total == figures.f_blocks * figures.f_frsize
     assert 0 < space.free <= space.total
 
 
-async def test_a_spool_file_has_no_name(storage: LocalStorage, tmp_path: Path) -> None:
-    spool = await storage.open_spool()
+async def test_a_spool_file_has_no_name(storage: LocalStore, tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    await spool.prepare()
+    spooled = await spool.open()
     [opened] = open_files_under(tmp_path / "spool")
     assert opened.endswith("(deleted)")
     assert list((tmp_path / "spool").iterdir()) == []
+    spooled.close()
     spool.close()
     assert await left_open(storage, tmp_path) == []
 
@@ -779,10 +784,8 @@ async def test_a_put_that_is_cancelled_while_it_waits_for_its_chunk_leaves_nothi
 @pytest.mark.parametrize(
     "planted", ["temp", "temp/2030", "temp/2030/01", "upload", "upload/map", "upload/data", "upload/digest"]
 )
-async def test_no_symlink_in_temp_is_followed(
-    storage: LocalStorage, tmp_path: Path, full: Upload, planted: str
-) -> None:
-    path = tmp_path / planted.replace("upload", full.temp_path)
+async def test_no_symlink_in_temp_is_followed(storage: LocalStore, tmp_path: Path, full: Upload, planted: str) -> None:
+    path = tmp_path / planted.replace("upload", full.place)
     outside = tmp_path / "outside"
     path.rename(outside)
     path.symlink_to(outside)
@@ -808,9 +811,7 @@ async def test_no_symlink_in_temp_is_followed(
 
 
 @pytest.mark.parametrize("planted", ["blobs", "ab", "cd", "blob"])
-async def test_no_symlink_in_blobs_is_followed(
-    storage: LocalStorage, tmp_path: Path, full: Upload, planted: str
-) -> None:
+async def test_no_symlink_in_blobs_is_followed(storage: LocalStore, tmp_path: Path, full: Upload, planted: str) -> None:
     await place_blob(storage, full)
     blob = blob_path(tmp_path, CONTENT.sha256)
     path = {"blobs": blob.parents[2], "ab": blob.parents[1], "cd": blob.parent, "blob": blob}[planted]
@@ -821,7 +822,7 @@ async def test_no_symlink_in_blobs_is_followed(
     with pytest.raises(StorageFailed):
         await storage.open_blob(CONTENT.sha256)
     with suppress(StorageFailed):
-        assert [found async for found in storage.walk_blobs()] == []
+        assert [found async for found in storage.list_blobs()] == []
     with suppress(StorageFailed):
         await place_blob(storage, full)
     with suppress(StorageFailed):
@@ -833,10 +834,10 @@ async def test_no_symlink_in_blobs_is_followed(
 
 
 @pytest.mark.parametrize("path", ["../outside", "temp/../../outside", "/etc", "temp//x", "."])
-async def test_no_path_leads_out_of_the_data_directory(storage: LocalStorage, tmp_path: Path, path: str) -> None:
+async def test_no_path_leads_out_of_the_data_directory(storage: LocalStore, tmp_path: Path, path: str) -> None:
     (tmp_path / "outside").mkdir()
     with pytest.raises(StorageFailed):
-        await storage.read_map(upload_row(temp_path=path))
+        await storage.read_map(upload_row(place=path))
 
 
 def _everything_under(path: Path) -> dict[str, bytes]:

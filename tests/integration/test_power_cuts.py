@@ -51,12 +51,12 @@ from tests.support.powercut import (
     nothing,
 )
 from tests.support.stack import Stack, running_stack
-from uploader import bootstrap
 from uploader.bootstrap import Services, create_services
+from uploader.bootstrap import services as services_module
 from uploader.database.engine import Database
 from uploader.domain import chunks
 from uploader.errors import ChunksMissing
-from uploader.service.uploads.results import Complete, Opening, Stored, Target, UploadStatus
+from uploader.service.uploads.results import Complete, Opening, Target, UploadStatus
 from uploader.settings import Settings
 from uploader.storage.local import store as local
 
@@ -289,7 +289,7 @@ class Restarter:
             **SETTINGS,
         )
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(bootstrap, "Database", lambda _url: self.database)
+            patched.setattr(services_module, "Database", lambda _url: self.database)
             return create_services(settings, self._clock)
 
     async def _go_on(self, services: Services, uploads: list[Upload]) -> None:
@@ -298,7 +298,7 @@ class Restarter:
         if self._restarts % _TIDY_EACH:
             return
         await checked_accounts(services.database)
-        await services.cleanup.clean(before=ALL)
+        await services.cleanup.clean(opened_before=ALL)
         left = [path for path in (self._root / "temp").rglob("*") if path.is_file()]
         assert not left, "all that belongs to nobody is swept"
 
@@ -332,9 +332,9 @@ async def _send_missing(services: Services, target: Target, content: Content, an
         return await services.uploads.merge_now(answer.upload)
     for first, last in answer.missing:
         for number in range(first, last + 1):
-            stored = await services.chunks.store(target, answer.upload, number, InPieces(content.chunk(number)))
-            assert isinstance(stored, Stored)
-            told = await services.chunks.answer(stored)
+            body = InPieces(content.chunk(number))
+            stored = await services.receiving.store(target, answer.upload, number, body)
+            told = await services.receiving.answer(stored)
     return told
 
 

@@ -20,7 +20,7 @@ from tests.support.invariants import Account, Shape, check_pending, checked_acco
 from tests.support.layout import blob_path
 from tests.support.process import Server, ended, run_cli
 from tests.support.rows import file_row, upload_row
-from tests.support.stack import Stack
+from tests.support.stack import Stack, go_on
 from uploader.accounting.audit import AuditedUpload
 from uploader.accounting.keys import upload_keys
 from uploader.database import models, queries
@@ -95,7 +95,7 @@ async def scene(make_stack_on: MakeStack, monkeypatch: pytest.MonkeyPatch) -> As
         stack.services.storage.stop()  # so that the last chunk leaves the merge undone
         for number in range(3):
             await stack.put(WHOLE, number)
-        stack.services.storage._stopping.clear()
+        go_on(stack)
         yield Scene(stack, opened, whole)
 
 
@@ -471,9 +471,9 @@ async def test_a_blob_without_its_bytes_stays_reported(scene: Scene) -> None:
 
 async def test_an_upload_without_its_directory_stays_reported_until_it_is_cancelled(scene: Scene) -> None:
     for name in ("map", "digest", "data"):
-        (scene.stack.data / scene.open.temp_path / name).unlink()
+        (scene.stack.data / scene.open.place / name).unlink()
     found = await scene.reconcile(repair=True)
-    assert found.drifts == [Drift(Kind.TEMP, scene.open.id, scene.open.temp_path, None)]
+    assert found.drifts == [Drift(Kind.TEMP, scene.open.id, scene.open.place, None)]
     assert found.repaired == 0
     assert (await scene.stack.client.delete(f"/files/{OPEN.md5}")).status_code == 204
     assert (await scene.reconcile()).drifts == []

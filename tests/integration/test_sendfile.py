@@ -19,7 +19,8 @@ from tests.support.layout import blob_path
 from tests.support.sockets import Server, serving_stack
 from tests.support.waiting import eventually
 from uploader.http.server.http11 import LimitedProtocol
-from uploader.http.server.sendfile import SENDERS_STATE, ZERO_COPY_SEND
+from uploader.http.server.sendfile import SENDERS_STATE
+from uploader.http.shared.responses import ZERO_COPY_SEND
 
 # More than a socket takes at once.
 CONTENT = Content(6 * MIB, chunk_size=6 * MIB)

@@ -4,6 +4,7 @@ lost and came after all. No bytes may go for the word of either."""
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -166,14 +167,16 @@ async def test_a_cleanup_removes_no_directory_of_an_upload_that_a_crash_opens_ag
         async with commits_under_way(database):
             await Transactions(database).close(upload)
         with paused_call("open", only=lambda path: path.name == "map") as pause:
-            cleaning = asyncio.create_task(stack.services.cleanup.clean(before="9999/12"))
+            cleaning = asyncio.create_task(
+                stack.services.cleanup.clean(opened_before=datetime(9999, 12, 1, tzinfo=UTC))
+            )
             assert await asyncio.to_thread(pause.reached.wait, 30)
             crash(own_server)
         await cleaning
         row = await database.read(lambda connection: queries.upload_by_id(connection, upload.id))
         assert row is not None
         assert row.state is State.CANCELLED
-        assert not (stack.data / upload.temp_path).exists()
+        assert not (stack.data / upload.place).exists()
 
 
 @pytest.mark.parametrize("visitor", ["flusher", "closer"])

@@ -18,7 +18,7 @@ from tests.support.content import KIB, MIB, Content
 from tests.support.sockets import Server, serving_stack
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
-from uploader.http.bodies.intake import BodyBudget
+from uploader.http.bodies.received import BodyBudget
 
 CLIENTS = 1000
 AT_ONCE = 50
@@ -48,7 +48,7 @@ async def test_a_thousand_vanishing_clients_leave_nothing_behind(
         # Stores keep connections, up to their bound; what belongs to clients and to files has gone.
         await eventually(lambda: _are_closed(stack, descriptors))
         budgets = [known for known in gc.get_objects() if isinstance(known, BodyBudget)]
-        assert [budget.charged_bytes for budget in budgets] == [0] * len(budgets)
+        assert [budget._charged for budget in budgets] == [{}] * len(budgets)
         await _every_store_answers_what_it_is_asked(stack)
         await _no_chunk_is_locked(stack)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []

@@ -15,7 +15,8 @@ from tests.support.waiting import eventually
 from uploader.database import queries
 from uploader.database.transactions import uploads as transactions
 from uploader.domain.upload import Upload
-from uploader.service.uploads.results import Stored, Target
+from uploader.service.uploads.receiving import Stored
+from uploader.service.uploads.results import Target
 
 CONTENT = Content(300 * KIB)
 OTHER = Content(CONTENT.size, seed=1)
@@ -41,7 +42,7 @@ async def _sent_but(stack: Stack, number: int, content: Content = CONTENT) -> Pa
             assert (await stack.client.put(url, content=content.chunk(other))).status_code == 200
     await stack.services.storage.drain()
     await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0])
-    return stack.data / (await _upload(stack)).temp_path / "data"
+    return stack.data / (await _upload(stack)).place / "data"
 
 
 def _rot(data: Path, *chunks: int) -> None:
@@ -114,7 +115,7 @@ async def test_another_process_finds_what_went_bad_after_the_one_that_took_the_l
         _rot(data, 1, LAST)
         kept = await keep(Worker(stack.services, {}), Target("alice", CONTENT.md5), CONTENT, FINAL)
         assert isinstance(kept, Stored)
-        assert kept.figures.settled
+        assert kept.result.settled
         stores = {"DATA": str(stack.data), "DATABASE_URL": database_url, "REDIS_URL": redis_url}
         worker = Process(tmp_path / "log", stores | {"CLAIM_LEASE": "1s", "FREE_SPACE_FLOOR": "0"}, "work")
 

@@ -18,9 +18,9 @@ from uploader.database import models
 from uploader.database.engine import Connection
 from uploader.database.transactions import uploads as transactions
 from uploader.domain.chunks import to_bitmap
-from uploader.domain.months import month_path
 from uploader.domain.upload import Upload
 from uploader.service.ids import new_id
+from uploader.storage.local.temp import month_path
 
 Before = Callable[[Services, Sequence[Round]], Awaitable[list[Round]]]
 
@@ -45,7 +45,7 @@ async def _open(
     for upload, round_ in zip(uploads, rounds, strict=True):
         for number in chunks:
             (await services.storage.hold_chunk(upload, number, InPieces(round_.content.chunk(number)))).release()
-        map_path = services.settings.data / upload.temp_path / "map"
+        map_path = services.settings.data / upload.place / "map"
         os.utime(map_path, (opened_at.timestamp(), opened_at.timestamp()))
     if in_redis:
         await asyncio.gather(*(_tell_redis(services, upload, chunks) for upload in uploads))
@@ -63,7 +63,7 @@ def _row_of(round_: Round, user_id: str, opened_at: datetime, told: bool) -> Upl
         created_at=opened_at,
         updated_at=opened_at,
     )
-    return replace(upload, temp_path=f"temp/{month_path(opened_at)}/{upload.id}")
+    return replace(upload, place=f"temp/{month_path(opened_at)}/{upload.id}")
 
 
 async def _tell_redis(services: Services, upload: Upload, chunks: Sequence[int]) -> None:

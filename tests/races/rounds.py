@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 import httpx2
 
@@ -9,10 +10,9 @@ from tests.support.bodies import InPieces
 from tests.support.content import KIB, Content
 from tests.support.layout import blob_path
 from uploader.bootstrap import Services
-from uploader.domain.proof import Challenge
-from uploader.domain.upload import Upload
 from uploader.errors import Unavailable, UploaderError
-from uploader.service.uploads.results import Acknowledged, Answer, Complete, Opening, Stored, Target
+from uploader.service.uploads.receiving import AlreadyComplete, Stored
+from uploader.service.uploads.results import Acknowledged, Complete, Opening, Result, Target
 
 ALICE, BOB = "alice", "bob"
 # So many rounds are under way at once; the connections to the database suffice for them.
@@ -92,20 +92,23 @@ def opening_of(content: Content, user_id: str, *, instant: bool = False) -> Open
     )
 
 
-async def keep(worker: Worker, target: Target, content: Content, number: int) -> Stored | Answer:
-    """What the edge does with a chunk, until it is kept."""
-    chunks, body = worker.services.chunks, InPieces(content.chunk(number))
-    upload = await chunks.admit(target, number, body.length)
-    return await chunks.store(target, upload, number, body) if isinstance(upload, Upload) else upload
+async def keep(worker: Worker, target: Target, content: Content, number: int) -> Stored | Result:
+    """What becomes of a chunk, until it is kept."""
+    receiving, body = worker.services.receiving, InPieces(content.chunk(number))
+    try:
+        upload = await receiving.admit(target, number, body.length)
+        return await receiving.store(target, upload, number, body)
+    except AlreadyComplete as already:
+        return already.complete
 
 
-async def store(worker: Worker, target: Target, content: Content, number: int) -> Answer:
-    """What the edge does with a chunk, to its answer."""
+async def store(worker: Worker, target: Target, content: Content, number: int) -> Result:
+    """What becomes of a chunk, to its answer."""
     kept = await keep(worker, target, content, number)
-    return await worker.services.chunks.answer(kept) if isinstance(kept, Stored) else kept
+    return await worker.services.receiving.answer(kept) if isinstance(kept, Stored) else kept
 
 
-def _word(answer: Answer | Challenge) -> str:
+def _word(answer: Result) -> str:
     if isinstance(answer, Acknowledged):
         return "acknowledged"
     return "complete" if isinstance(answer, Complete) else "uploading"
@@ -175,7 +178,7 @@ async def collects(worker: Worker, round_: Round) -> str:
 async def uploads_and_deletes(worker: Worker, round_: Round) -> str:
     """Has a content, instantly where it is there, reads it and deletes it."""
     user_id, content = CROWD[round_.number % len(CROWD)], round_.content
-    answer: Answer | Challenge = await worker.services.openings.open(opening_of(content, user_id, instant=True))
+    answer: Result = await worker.services.openings.open(opening_of(content, user_id, instant=True))
     if not isinstance(answer, Complete):
         answer = await store(worker, Target(user_id, content.md5), content, 0)
     if not isinstance(answer, Complete):
@@ -192,7 +195,7 @@ Steady = Callable[[Worker], Awaitable[object]]
 
 async def cleans_up(worker: Worker) -> None:
     """Every month there is."""
-    await worker.services.cleanup.clean(before="9999/12", idle_seconds=IDLE_SECONDS)
+    await worker.services.cleanup.clean(opened_before=datetime(9999, 12, 1, tzinfo=UTC), idle_seconds=IDLE_SECONDS)
 
 
 async def collects_all(worker: Worker) -> None:

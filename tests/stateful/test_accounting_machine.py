@@ -46,7 +46,8 @@ from uploader.database.transactions.uploads import NotOpen
 from uploader.domain.chunks import chunk_length, from_bitmap
 from uploader.domain.upload import Reason, State, Upload
 from uploader.errors import ChunksMissing, UploadGone
-from uploader.service.uploads.results import Complete, Stored, Target
+from uploader.service.uploads.receiving import AlreadyComplete
+from uploader.service.uploads.results import Target
 from uploader.settings import Settings
 from uploader.storage.base import Gone
 
@@ -285,14 +286,12 @@ class AccountingMachine(RuleBasedStateMachine):
         upload = transfer.upload
         body = InPieces(transfer.content[number * CHUNK : (number + 1) * CHUNK])
         try:
-            stored = await self.services.chunks.store(Target(upload.user_id, upload_id=upload.id), upload, number, body)
-        except UploadGone:
+            target = Target(upload.user_id, upload_id=upload.id)
+            stored = await self.services.receiving.store(target, upload, number, body)
+        except (UploadGone, AlreadyComplete):
             return None
-        if isinstance(stored, Complete):
-            return None
-        assert isinstance(stored, Stored)
         transfer.acknowledged.add(number)
-        return stored.figures
+        return stored.result
 
     @rule(transfer=transfers, reason=st.sampled_from([Reason.CANCELLED, Reason.MD5_MISMATCH]), dies_at=DEATHS)
     def cancel(self, transfer: Transfer, reason: Reason, dies_at: int | None) -> None:
@@ -679,7 +678,7 @@ class AccountingMachine(RuleBasedStateMachine):
         return read_directory(self._directory(transfer))
 
     def _directory(self, transfer: Transfer) -> Path:
-        return self.services.settings.data / transfer.upload.temp_path
+        return self.services.settings.data / transfer.upload.place
 
     def _of(self, claim: Claim) -> Transfer:
         return next(transfer for transfer in self.all if transfer.upload.id == claim.upload_id)

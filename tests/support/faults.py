@@ -14,7 +14,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from uploader.storage import disk
-from uploader.storage.base import Storage
+from uploader.storage.base import Store
 
 # The calls that take part; the rest of `os` is constants.
 CALLS = frozenset(
@@ -237,7 +237,7 @@ def open_files_under(directory: Path) -> list[str]:
     return sorted(target for target in found if target.startswith(f"{directory}/"))
 
 
-async def left_open(storage: Storage, directory: Path) -> list[str]:
+async def left_open(storage: Store, directory: Path) -> list[str]:
     """As `open_files_under`, without what this storage keeps open from chunk to chunk."""
     await storage.drain()
     return open_files_under(directory)

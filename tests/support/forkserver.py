@@ -30,7 +30,7 @@ _IMPORTED = (
         "uploader.bootstrap",
         "uploader.cli",
         "uploader.client",
-        "uploader.http.server.connection",
+        "uploader.http.server.http11",
         "uploader.cli.server.running",
     ),
     *("uvicorn", "uvicorn.supervisors", "uvicorn.lifespan.on", "uvicorn.loops.uvloop", "uvloop", "httptools", "httpx2"),

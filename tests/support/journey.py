@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from tests.support.faults import EachInTurn, failing_call
 from tests.support.layout import blob_path
 from tests.support.rows import upload_row
 from tests.support.stack import Stack
-from uploader.domain.months import month_path
 from uploader.errors import Unavailable
 from uploader.service.ids import new_id
+from uploader.storage.local.temp import month_path
 
 # So small that a whole upload is a few kilobytes: three sectors. It takes the place of CHUNK_SIZE_STEP_BYTES.
 STEP_BYTES = 1536
@@ -28,7 +29,7 @@ SETTINGS: dict[str, Any] = {
     "max_delay_seconds": 0.001,
 }
 # After every month of these tests.
-ALL = "9999/12"
+ALL = datetime(9999, 12, 1, tzinfo=UTC)
 
 
 def _content(name: str, seed: int, chunk_size: int = STEP_BYTES) -> Content:
@@ -173,7 +174,7 @@ class Journey:
         """Bytes in temp and in blobs that have no row."""
         month = month_path(self.stack.services.clock.now())
         for path in (f"temp/2020/01/{new_id()}", f"temp/{month}/{new_id()}"):
-            await self.stack.services.storage.create(upload_row(temp_path=path))
+            await self.stack.services.storage.create(upload_row(place=path))
         blob = blob_path(self.stack.data, SHARED.sha256)
         blob.parent.mkdir(parents=True, exist_ok=True)
         for name in (blob.name, f"{blob.name}.{new_id()}"):
@@ -182,7 +183,7 @@ class Journey:
     async def clean(self) -> None:
         for _ in range(self.attempts):
             try:
-                cleaned = await self.stack.services.cleanup.clean(before=ALL, remove_strays=True)
+                cleaned = await self.stack.services.cleanup.clean(opened_before=ALL, remove_strays=True)
             except Unavailable:
                 continue
             if not cleaned.left:

@@ -36,7 +36,7 @@ def upload_row(user_id: str = "alice", size: int = 1000, seed: str | None = None
         "state": State.OPEN,
         "close_reason": None,
         "file_id": None,
-        "temp_path": f"temp/2030/01/{upload_id}",
+        "place": f"temp/2030/01/{upload_id}",
         "idempotency_key": None,
         "created_at": NOW,
         "updated_at": NOW,

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from tests.conftest import MakeStack
 from tests.support.stack import Stack
 from uploader.bootstrap import build_application
-from uploader.http.server import connection
+from uploader.http.server import http11
 from uploader.http.server.limits import LIMITS_STATE, connection_limits
 from uploader.http.server.sendfile import SENDERS_STATE, Senders
 
@@ -137,7 +137,7 @@ async def serving_stack(
         config = uvicorn.Config(
             application if around is None else around(application),
             port=0,
-            http=connection.HttpConnection,  # type: ignore[arg-type]
+            http=http11.HttpConnection,  # type: ignore[arg-type]
             ws="none",
             lifespan="on",
             log_config=None,

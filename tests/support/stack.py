@@ -12,6 +12,7 @@ from tests.support.clock import ManualClock
 from tests.support.content import Content
 from uploader.bootstrap import Services, build_application, create_services, running
 from uploader.settings import Settings
+from uploader.storage.local.store import LocalStore
 
 GIB = 1 << 30
 
@@ -70,6 +71,13 @@ class Stack:
     def bytes_on_disk(self) -> list[Path]:
         """Every file under temp and blobs."""
         return sorted(path for name in ("temp", "blobs") for path in (self.data / name).rglob("*") if path.is_file())
+
+
+def go_on(stack: Stack) -> None:
+    """After `storage.stop()`: long work need not end any more."""
+    storage = stack.services.storage
+    assert isinstance(storage, LocalStore)
+    storage._stopping.clear()
 
 
 @asynccontextmanager

@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from uploader.http.bodies.source import source_of
-from uploader.http.server.connection import HttpConnection
-from uploader.http.server.direct_body import DIRECT_BODY
+from uploader.http.bodies.intake import source_of
+from uploader.http.bodies.source import DIRECT_BODY
+from uploader.http.server.http11 import HttpConnection
 from uploader.http.server.limits import LIMITS_STATE, ConnectionLimits
 
 LIMITS = ConnectionLimits(max_connections=10, header_timeout_seconds=60, idle_timeout_seconds=60)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit import test_direct
 from tests.unit.test_direct import GET, LIMITS, Echo, Wire
-from uploader.http.server.connection import HttpConnection
+from uploader.http.server.http11 import HttpConnection
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from redis.exceptions import ResponseError
 
 from uploader.accounting.connection import AWAY, RedisConnection
-from uploader.accounting.delay import MAX_CLAIM, next_due
+from uploader.accounting.delay import MAX_CLAIM, POLL_SECONDS, next_due
 from uploader.accounting.keys import (
     FLUSH_QUEUE,
     KINDS,
@@ -137,6 +137,11 @@ class UploadQueue:
     async def next_due(self, now_ms: int | None = None) -> float | None:
         """Seconds until the earliest task is due, or None if the queue is empty. Raises Unavailable."""
         return await next_due(self._redis, self._keys, now_ms)
+
+    async def pause_seconds(self) -> float:
+        """How long a worker may sleep that has nothing to do in this queue. Raises Unavailable."""
+        next_due = await self.next_due()
+        return POLL_SECONDS if next_due is None else min(next_due, POLL_SECONDS)
 
     async def measure(self, now_ms: int | None = None) -> Measured:
         """How much waits, read in pages: what moves meanwhile may be missed or met twice. Raises Unavailable."""

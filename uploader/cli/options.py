@@ -1,6 +1,7 @@
 """Option types of the command line: sizes, durations, months."""
 
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -41,13 +42,15 @@ class DurationType(click.ParamType[float]):
         return seconds or self.fail("must be greater than 0", param, ctx)
 
 
-class MonthType(click.ParamType[str]):
+class MonthType(click.ParamType[datetime]):
     name = "YYYY-MM"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if not re.fullmatch(r"[0-9]{4}[-/](0[1-9]|1[0-2])", value):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """The begin of the month, in UTC."""
+        match = re.fullmatch(r"([0-9]{4})[-/](0[1-9]|1[0-2])", value)
+        if not match:
             self.fail(f"{value!r} is not a month such as 2026-11", param, ctx)
-        return str(value).replace("-", "/")
+        return datetime(int(match[1]), int(match[2]), 1, tzinfo=UTC)
 
 
 SIZE, RATE, DURATION, MONTH = SizeType(), RateType(), DurationType(), MonthType()

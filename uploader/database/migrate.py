@@ -122,7 +122,7 @@ def _refuse_gaps(connection: Connection) -> None:
             continue
         there = {column["name"] for column in inspector.get_columns(table.name)}
         there |= {str(index["name"]) for index in inspector.get_indexes(table.name)}
-        wanted = [*table.columns.keys(), *(str(index.name) for index in table.indexes)]
+        wanted = [*(column.name for column in table.columns), *(str(index.name) for index in table.indexes)]
         gaps += [f"{table.name}.{name}" for name in wanted if name not in there]
     if gaps:
         raise _lacking(gaps)

@@ -42,14 +42,18 @@ class Blob:
     refs: int
 
 
-_UPLOAD_COLUMNS = [models.upload.c[field.name] for field in fields(Upload)]
+# Of the store's word for where an upload lies the column has the name that it had when there was one store.
+PLACE_COLUMN = "temp_path"
+UPLOAD_COLUMNS = [
+    models.upload.c[PLACE_COLUMN if field.name == "place" else field.name].label(field.name) for field in fields(Upload)
+]
 _FILE_COLUMNS = [models.file.c[field.name] for field in fields(File)]
 _BLOB_COLUMNS = [models.blob.c[field.name] for field in fields(Blob)]
 _USAGE_COLUMNS = [models.user_info.c[field.name] for field in fields(Usage)]
 _TOKEN_COLUMNS = [models.token.c[field.name] for field in fields(Token)]
 
 
-_UPLOAD, _FILE, _BLOB = select(*_UPLOAD_COLUMNS), select(*_FILE_COLUMNS), select(*_BLOB_COLUMNS)
+_UPLOAD, _FILE, _BLOB = select(*UPLOAD_COLUMNS), select(*_FILE_COLUMNS), select(*_BLOB_COLUMNS)
 _UPLOAD_BY_ID = _UPLOAD.where(models.upload.c.id == bindparam("upload_id")).limit(1)
 _LOCKED_UPLOAD_BY_ID = _UPLOAD_BY_ID.with_for_update()
 _OPEN_UPLOADS_OF_USER = (models.upload.c.user_id == bindparam("user_id"), models.upload.c.open_flag == 1)

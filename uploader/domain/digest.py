@@ -3,12 +3,33 @@
 import base64
 import binascii
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 EMPTY_MD5 = "d41d8cd98f00b204e9800998ecf8427e"
 EMPTY_SHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 _LENGTHS = {"md5": 16, "sha-256": 32}
 # One dictionary member of RFC 8941, section 3.2, with a byte sequence (section 3.3.5) and ignored parameters.
 _MEMBER = re.compile(r"\s*([a-z*][a-z0-9_.*-]*)=(:[A-Za-z0-9+/=]*:|[^,;]*)((?:;[^,]*)?)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedDigests:
+    """The digests that a client has sent with a chunk: the values of its `Content-Digest` and `Content-MD5` headers."""
+
+    content_digest: Sequence[str] = ()
+    content_md5: Sequence[str] = ()
+
+    def parse(self) -> dict[str, bytes]:
+        """The known digests by their algorithm. Raises ValueError, saying why, also where two of them differ."""
+        found: dict[str, bytes] = {}
+        for header in self.content_digest:
+            found |= parse_content_digest(header)
+        for header in self.content_md5:
+            digest = parse_content_md5(header)
+            if found.setdefault("md5", digest) != digest:
+                raise ValueError("Content-MD5 and Content-Digest differ")
+        return found
 
 
 def parse_hex(text: str, length: int) -> str:

@@ -71,7 +71,8 @@ class Upload:
     state: State
     close_reason: str | None
     file_id: str | None
-    temp_path: str
+    # Where the store keeps its bytes, in a word of the store's own.
+    place: str
     idempotency_key: str | None
     created_at: datetime
     updated_at: datetime

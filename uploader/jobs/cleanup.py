@@ -7,7 +7,6 @@ import logging
 from dataclasses import asdict
 
 from uploader.clock import Clock
-from uploader.domain.months import month_path
 from uploader.jobs.runner import Job
 from uploader.service.upkeep.cleanup import Cleanup
 from uploader.storage.base import Stopping
@@ -32,7 +31,7 @@ class Cleaner:
 
     async def run_once(self) -> float:
         """Clean up if this process has not done so in this month."""
-        month = month_path(self._clock.now())
+        month = f"{self._clock.now():%Y-%m}"
         if month == self._cleaned_in:
             return _INTERVAL_SECONDS
         try:

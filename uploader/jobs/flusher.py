@@ -2,10 +2,8 @@
 
 import asyncio
 
-from uploader.accounting.delay import MAX_CLAIM, POLL_SECONDS
-from uploader.accounting.pending import UploadQueue
 from uploader.jobs.runner import Job
-from uploader.service.upkeep.flushing import Flushing
+from uploader.service.upkeep.flushing import FULL_BATCH, Flushing, UploadQueue
 
 # What becomes due within this time after a flush is written together: a commit costs as much as several hundred rows.
 _REST_SECONDS = 0.2
@@ -26,9 +24,8 @@ class Flusher:
     async def run_once(self) -> float:
         """Flush what is due; sleep until the next is."""
         flushed = await self._flushing.flush_due(self._queue)
-        if flushed >= MAX_CLAIM:
+        if flushed >= FULL_BATCH:
             return 0.0
         if flushed:
             await asyncio.sleep(_REST_SECONDS)
-        next_due = await self._queue.next_due()
-        return POLL_SECONDS if next_due is None else min(next_due, POLL_SECONDS)
+        return await self._queue.pause_seconds()

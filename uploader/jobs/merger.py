@@ -2,14 +2,14 @@
 
 import asyncio
 
-from uploader.accounting.delay import POLL_SECONDS
-from uploader.accounting.pending import UploadQueue
 from uploader.domain.upload import File
 from uploader.jobs.runner import Job
-from uploader.service.uploads.merging import Merging
+from uploader.service.uploads.merging import Merging, UploadQueue
 
 # A merge is hashing: more at once than this only makes each slower.
 _MAX_MERGES = 4
+# While some run, others may become due.
+_LOOK_SECONDS = 1.0
 
 
 class Merger:
@@ -29,12 +29,10 @@ class Merger:
         A long merge holds up no other, and a stop does not wait for any: they end by themselves.
         """
         room = _MAX_MERGES - len(self._running)
-        for claim in await self._queue.claim(room) if room else []:
-            task = self._merging.start(claim.upload_id)
+        for task in await self._merging.start_due(self._queue, room) if room else []:
             self._running.add(task)
             task.add_done_callback(self._running.discard)
         if self._running:
-            await asyncio.wait(self._running, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(self._running, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             return 0.0
-        next_due = await self._queue.next_due()
-        return POLL_SECONDS if next_due is None else min(next_due, POLL_SECONDS)
+        return await self._queue.pause_seconds()

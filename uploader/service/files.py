@@ -8,14 +8,14 @@ from uploader.domain.quota import Usage
 from uploader.domain.upload import File
 from uploader.errors import FileNotFound, InvalidRequest, NameTaken, StorageFailed, UploaderError
 from uploader.service.ids import is_id
-from uploader.storage.base import Found, Gone, OpenBlob, Storage
+from uploader.storage.base import BlobBytes, Found, Gone, OpenBlob
 from uploader.tasks import uninterrupted
 
 
 class Files:
     """All that can be done to files."""
 
-    def __init__(self, database: Database, storage: Storage) -> None:
+    def __init__(self, database: Database, storage: BlobBytes) -> None:
         self._database = database
         self._storage = storage
 

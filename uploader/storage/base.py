@@ -1,15 +1,16 @@
-"""The seam between the use cases and where bytes are kept: what the service needs, and no more.
+"""The seam between the use cases and where bytes are kept, in capabilities: each service takes those that it needs.
 
-A second implementation (S3, where a chunk is a part) would be another module beside `local.py`.
+A store keeps the bytes of open uploads, and blobs; it is looked after; and it lives as long as its process. What lies where
+is the store's own business: a *place* is its word for where it keeps an upload, and nobody else reads it.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Protocol, runtime_checkable
 
 from uploader.domain.upload import Upload
-from uploader.storage.local.chunkmap import ChunkMap
 
 
 class Gone(Exception):
@@ -34,7 +35,7 @@ class Digests:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The disk that holds temp and blobs, in bytes."""
+    """The room of a store that has a bound, in bytes."""
 
     total: int
     free: int
@@ -42,23 +43,20 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a walk met: the directory of an upload in temp, or a file of blobs."""
+    """What a list met: the bytes of an upload, or those of a blob."""
 
-    # Such as `temp/2026/11/<upload_id>` or `blobs/ab/cd/<sha256>`.
-    path: str
-    # When anything about it last changed, in seconds since the epoch: the ctime, which nobody can set.
+    # The id of the upload, or the SHA-256 of the blob.
+    name: str
+    place: str
+    # When anything about it last changed, in seconds since the epoch, by a clock that nobody can set.
     changed_at: float
     # What its removal gives back; what is written back to the disk may still change it.
     disk_bytes: int = field(compare=False)
+    # Of a blob: whether a merge has left it on its way to its place, under a name that no row ever has.
+    is_draft: bool = False
 
-    @property
-    def name(self) -> str:
-        return self.path.rpartition("/")[2]
 
-    @property
-    def is_draft(self) -> bool:
-        """Whether it is the bytes of an upload on their way to a blob's place, `<sha256>.<upload_id>`."""
-        return "." in self.name
+# Chunks
 
 
 class Body(Protocol):
@@ -68,7 +66,7 @@ class Body(Protocol):
     def length(self) -> int:
         """Its length in bytes."""
 
-    def pieces(self) -> Iterator[memoryview]:
+    def pieces(self) -> Iterable[memoryview]:
         """Its bytes in order, from a thread; may be asked for again."""
 
     def keep(self) -> None:
@@ -78,12 +76,23 @@ class Body(Protocol):
         """Give its bytes up."""
 
 
+class PresentChunks(Protocol):
+    """Which chunks of an upload are stored."""
+
+    @property
+    def present(self) -> bytearray:
+        """For each chunk 1 or 0."""
+
+    @property
+    def complete(self) -> bool: ...
+
+
 class HeldChunk(Protocol):
-    """A chunk that is on disk, its record locked until `release`."""
+    """A chunk that is stored, its record locked until `release`."""
 
     @property
     def written(self) -> bool:
-        """Whether it was put there just now."""
+        """Whether it was stored just now."""
 
     def release(self) -> None: ...
 
@@ -91,21 +100,79 @@ class HeldChunk(Protocol):
 class Closer(Protocol):
     """An upload whose every chunk is locked: nothing is written or recorded while this is held."""
 
-    async def read_map(self, *, verified: bool = True) -> ChunkMap:
+    async def read_map(self, *, verified: bool = True) -> PresentChunks:
         """Raises Unverified, unless it may be one that is not `verified`."""
-
-    async def find_bad_chunks(self) -> list[int]:
-        """As `Storage.find_bad_chunks`."""
 
     async def place_blob(self, sha256: str, *, keep_existing: bool) -> None:
         """Make the upload's bytes the blob `sha256`, durably. Repeatable. `keep_existing`: the blob has a row with refs,
         so bytes that are there already are the blob's."""
 
+    async def unlink(self) -> bool:
+        """Remove the upload's bytes; whether this call did it. Repeatable."""
+
+
+class WithdrawingCloser(Closer, Protocol):
+    """A closer that can tell bad chunks and take them back."""
+
+    async def find_bad_chunks(self) -> list[int]:
+        """As `Withdrawing.find_bad_chunks`."""
+
     async def withdraw(self, numbers: list[int], *, verified: bool = False) -> None:
         """Take chunks off the map, durably, and forget the digests. `verified`: all others are whole. Repeatable."""
 
-    async def unlink(self) -> bool:
-        """Remove the upload's bytes; whether this call did it. Repeatable."""
+
+# The capabilities of a store
+
+
+class UploadBytes(Protocol):
+    """Keeps the bytes of open uploads."""
+
+    def place_of(self, upload_id: str, opened_at: datetime) -> str:
+        """Where a new upload is to lie."""
+
+    async def create(self, upload: Upload) -> float:
+        """Make room for a new upload, durably, before its row commits. Returns when, as `last_write` would."""
+
+    async def discard(self, upload: Upload) -> bool:
+        """Remove an upload's bytes without its locks: its row did not commit, or its map is gone. Repeatable.
+
+        Returns whether this call did it.
+        """
+
+    async def hold_chunk(self, upload: Upload, number: int, body: Body | None) -> HeldChunk:
+        """Store a chunk unless it is there, and keep its record locked; without a body it has to be there.
+
+        The digests follow, as far as there is no gap; a body may be kept until then.
+        Raises Gone, StorageFull, Unverified, Unavailable.
+        """
+
+    async def keep_pace(self, upload: Upload, number: int) -> None:
+        """Wait while the digests are far behind a chunk that was stored, and come nearer."""
+
+    def closing(self, upload: Upload) -> AbstractAsyncContextManager[Closer]:
+        """Lock all chunks of an upload. Raises Gone, Unavailable."""
+
+    async def read_map(self, upload: Upload) -> PresentChunks:
+        """Which chunks are stored. Raises Gone, Unverified."""
+
+    async def last_write(self, upload: Upload) -> float:
+        """When a chunk last arrived, in seconds since the epoch. Raises Gone."""
+
+    async def digest(self, upload: Upload) -> Digests:
+        """Both digests of a complete upload, durable like its bytes. Raises Gone, Busy, Stopping."""
+
+    async def digested_bytes(self, upload: Upload) -> int:
+        """How far its digests have come, whoever computes them. Raises Gone."""
+
+
+class Withdrawing(UploadBytes, Protocol):
+    """Can read stored chunks of open uploads again, tell those that went bad, and take them back."""
+
+    def closing(self, upload: Upload) -> AbstractAsyncContextManager[WithdrawingCloser]:
+        """As `UploadBytes.closing`."""
+
+    async def find_bad_chunks(self, upload: Upload) -> list[int]:
+        """The chunks whose bytes do not have the checksum they were stored with. Raises Gone, Stopping."""
 
 
 class OpenBlob(Protocol):
@@ -125,63 +192,8 @@ class FileBlob(OpenBlob, Protocol):
         """Its descriptor, until `close`."""
 
 
-class Spool(Protocol):
-    """Bytes that nothing is left of once it is closed."""
-
-    async def append(self, content: memoryview) -> None:
-        """Raises StorageFull."""
-
-    def read(self, length_bytes: int, offset: int) -> bytes:
-        """Up to so many bytes, from a thread."""
-
-    def close(self) -> None: ...
-
-
-class Storage(Protocol):
-    """Where the bytes are."""
-
-    async def prepare(self) -> None:
-        """Make ready to store. Raises ConfigurationError if this place is unfit."""
-
-    async def create(self, upload: Upload) -> float:
-        """Make room for a new upload, durably, before its row commits. Returns when, as `last_write` would."""
-
-    async def discard(self, upload: Upload) -> bool:
-        """Remove an upload's bytes without its locks: its row did not commit, or its map is gone. Repeatable.
-
-        Returns whether this call did it.
-        """
-
-    async def remaining(self, uploads: list[Upload]) -> list[Upload]:
-        """Those of which any bytes are left, or of which the disk does not tell."""
-
-    async def hold_chunk(self, upload: Upload, number: int, body: Body | None) -> HeldChunk:
-        """Put a chunk on disk unless it is there, and keep its record locked; without a body it has to be there.
-
-        The digests follow, as far as there is no gap; a body may be kept until then.
-        Raises Gone, StorageFull, Unverified, Unavailable.
-        """
-
-    async def keep_pace(self, upload: Upload, number: int) -> None:
-        """Wait while the digests are far behind a chunk that was put on disk, and come nearer."""
-
-    def closing(self, upload: Upload) -> AbstractAsyncContextManager[Closer]:
-        """Lock all chunks of an upload. Raises Gone, Unavailable."""
-
-    async def read_map(self, upload: Upload) -> ChunkMap:
-        """Which chunks are on disk. Raises Gone, Unverified."""
-
-    async def last_write(self, upload: Upload) -> float:
-        """When a chunk last arrived, in seconds since the epoch. Raises Gone."""
-
-    async def digest(self, upload: Upload) -> Digests:
-        """Both digests of a complete upload, durable like its bytes. Raises Gone, Busy, Stopping."""
-
-    async def digested_bytes(self, upload: Upload) -> int:
-        """How far its digests have come, whoever computes them. Raises Gone."""
-
-    async def find_bad_chunks(self, upload: Upload) -> list[int]:
-        """The chunks on the map whose bytes do not have the checksum they were stored with. Raises Gone, Stopping."""
+class BlobBytes(Protocol):
+    """Keeps blobs. Placing one is the closer's, because its bytes are an upload's."""
 
     async def open_blob(self, sha256: str) -> OpenBlob:
         """A blob to read. Raises Gone."""
@@ -199,32 +211,48 @@ class Storage(Protocol):
     async def find_blob(self, sha256: str) -> Found | None:
         """A blob's bytes, to `remove` them; None if there are none. The caller holds the lock of its row."""
 
-    async def months(self) -> list[str]:
-        """The months that have a directory in temp, such as `2026/11`, the oldest first."""
+    async def remove(self, found: Found) -> bool:
+        """Remove what was found, unless it changed since; whether this call did it."""
 
-    def walk_uploads(self, month: str) -> AsyncIterator[list[Found]]:
-        """The upload directories of a month, in batches. Raises Stopping."""
 
-    def walk_blobs(self) -> AsyncIterator[list[Found]]:
-        """All files of blobs, in batches: named by their SHA-256, or `<sha256>.<upload_id>` if `place_blob` was
-        interrupted. Raises Stopping."""
+class Housekeeping(Protocol):
+    """Tells what a store holds, whatever the rows say, and removes it."""
+
+    def list_uploads(self, opened_before: datetime) -> AsyncIterator[list[Found]]:
+        """Uploads by the time of their opening, earlier than `opened_before` as exactly as the store knows, the oldest
+        first, in batches. Raises Stopping."""
+
+    def list_blobs(self) -> AsyncIterator[list[Found]]:
+        """All blobs, in batches, with what `place_blob` has left where it was interrupted. Raises Stopping."""
+
+    async def remaining(self, uploads: list[Upload]) -> list[Upload]:
+        """Those of which any bytes are left, or of which the store does not tell."""
 
     async def holds_chunks(self, found: Found) -> bool:
-        """Whether the upload directory that a walk met has chunks on its map, also where the rest of that is damaged."""
+        """Whether an upload that a list met has chunks, also where its map is damaged."""
 
     async def remove(self, found: Found) -> bool:
-        """Remove what a walk found, unless it changed since; whether this call did it."""
+        """Remove what a list met, unless it changed since; whether this call did it."""
 
-    async def remove_month(self, month: str) -> None:
-        """Remove a month's directory if it is empty, and its year's; safe while uploads are created in it."""
+    async def remove_emptied(self, opened_before: datetime) -> None:
+        """Remove what held nothing but uploads of that time and is empty now; safe while uploads are created."""
 
-    async def space(self) -> Space: ...
+
+class Bounded(Protocol):
+    """Has no more room than a disk."""
+
+    async def space(self) -> Space:
+        """The room there is now."""
+
+
+class Store(Withdrawing, BlobBytes, Housekeeping, Bounded, Protocol):
+    """All that the store of a process can do, from `prepare` to `close`."""
+
+    async def prepare(self) -> None:
+        """Make ready to store. Raises ConfigurationError if this place is unfit."""
 
     async def check(self) -> None:
         """Make a byte durable and forget it. Raises StorageFailed; a full disk is no failure."""
-
-    async def open_spool(self) -> Spool:
-        """A place for a body that is not kept in memory. Raises StorageFull."""
 
     def stop(self) -> None:
         """Let long work end with Stopping."""

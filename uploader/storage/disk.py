@@ -5,6 +5,7 @@ when, is its users' to say.
 """
 
 import errno
+import logging
 import os
 import weakref
 from contextlib import suppress
@@ -13,7 +14,11 @@ from types import TracebackType
 from typing import Self
 
 from uploader.crashpoints import crash_point
+from uploader.errors import StorageFailed, StorageFull, UploaderError
 
+logger = logging.getLogger(__name__)
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW
@@ -249,3 +254,11 @@ def status(descriptor: int) -> os.stat_result:
 def is_unlinked(descriptor: int) -> bool:
     """Whether an open file has no name any more."""
     return os.fstat(descriptor).st_nlink == 0
+
+
+def refusal(error: OSError) -> UploaderError:
+    """What an error of the disk is to the rest of the server: StorageFull, or StorageFailed, which is logged."""
+    if error.errno in _FULL:
+        return StorageFull()
+    logger.error("the disk reports an error", exc_info=error)
+    return StorageFailed()

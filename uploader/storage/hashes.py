@@ -10,7 +10,7 @@ import ctypes
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -113,7 +113,7 @@ def _beside() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sha256", initializer=give_way)
 
 
-def _update_by(computing: _Hash, pieces: Iterator[memoryview]) -> None:
+def _update_by(computing: _Hash, pieces: Iterable[memoryview]) -> None:
     for piece in pieces:
         computing.update(piece)
 
@@ -151,7 +151,7 @@ class PrefixHashes:
     def update(self, content: memoryview) -> None:
         self.update_by(lambda: iter((content,)), len(content))
 
-    def update_by(self, pieces: Callable[[], Iterator[memoryview]], length_bytes: int) -> None:
+    def update_by(self, pieces: Callable[[], Iterable[memoryview]], length_bytes: int) -> None:
         """By so many bytes, in pieces that may be asked for twice, and by two threads."""
         if not length_bytes:
             return

@@ -20,6 +20,8 @@ from uploader.cli.server.running import (
 from uploader.units import format_duration
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from uploader.bootstrap import Services
     from uploader.service.audit.drift import Findings
     from uploader.service.upkeep.cleanup import Cleaned, Reset
@@ -41,23 +43,11 @@ def db() -> None:
 def upgrade() -> None:
     """Bring the database to the schema of this version. Safe to repeat, and to run twice at once."""
     from uploader import bootstrap
-    from uploader.database import migrate
-    from uploader.database.engine import Database
 
     settings = load_settings()
     if settings.database_url is None:
         make_data_directory(settings)
-
-    async def run() -> str | None:
-        # A change of a large table takes as long as it takes.
-        database = Database(bootstrap.database_url(settings), read_timeout_seconds=None)
-        try:
-            await migrate.upgrade(database)
-            return await migrate.current_revision(database)
-        finally:
-            await database.close()
-
-    click.echo(f"the database is at revision {run_to_end(run())}")
+    click.echo(f"the database is at revision {run_to_end(bootstrap.upgrade_database(settings))}")
 
 
 @click.group()
@@ -91,7 +81,7 @@ def redis_reset(yes: bool) -> None:
 @click.option("--idle", type=DURATION, help="Expire uploads idle for so long.  [default: UPLOADER_UPLOAD_EXPIRY, 7d]")
 @click.option("--yes", is_flag=True, help="Remove bytes that no row names, too: no other database names them.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing, only say what would be.")
-def cleanup(before: str | None, idle: float | None, yes: bool, dry_run: bool) -> None:
+def cleanup(before: "datetime | None", idle: float | None, yes: bool, dry_run: bool) -> None:
     """Give back what past months hold for nothing: idle uploads, and what crashes left on the disk.
 
     Expires idle uploads that were opened in these months, and removes upload directories that no open upload has, once
@@ -105,7 +95,7 @@ def cleanup(before: str | None, idle: float | None, yes: bool, dry_run: bool) ->
 
     async def run(services: "Services") -> "Cleaned":
         return await services.cleanup.clean(
-            before=before, idle_seconds=idle_seconds, remove_strays=yes, dry_run=dry_run
+            opened_before=before, idle_seconds=idle_seconds, remove_strays=yes, dry_run=dry_run
         )
 
     cleaned = with_everything(settings, run)

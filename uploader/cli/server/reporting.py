@@ -40,7 +40,7 @@ def report(top: int, idle: float, as_csv: bool, as_json: bool) -> None:
 
     asked = with_services(load_settings(), run)
     if as_json:
-        from uploader.http.native.schemas import encode
+        from msgspec.json import encode
 
         click.echo(encode(asked))
     elif as_csv:

@@ -27,9 +27,6 @@ from uploader.settings import Settings
 if TYPE_CHECKING:
     import socket
 
-# What each server process makes and runs, as uvicorn names it.
-APPLICATION = "uploader.bootstrap:create_app"
-
 
 @click.command()
 @click.option("--host", help="Address to listen on.  [default: UPLOADER_HOST, 127.0.0.1]")
@@ -55,7 +52,6 @@ def _serve(settings: Settings, wait_for_redis: "Callable[[], None]") -> None:
     from uvicorn.supervisors import Multiprocess
 
     from uploader import bootstrap
-    from uploader.http.server.connection import HttpConnection
     from uploader.observability import configure_logging
 
     configure_logging(settings.log_level, settings.log_format)
@@ -70,19 +66,7 @@ def _serve(settings: Settings, wait_for_redis: "Callable[[], None]") -> None:
         wait_for_redis()
     except ConfigurationError as error:
         fail(error.detail, EXIT_CONFIGURATION)
-    config = uvicorn.Config(
-        APPLICATION,
-        factory=True,
-        workers=settings.workers,
-        http=HttpConnection,  # type: ignore[arg-type]
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout_seconds)),
-    )
+    config = bootstrap.server_config(settings)
     threading.Thread(target=_announce, args=(settings, listener.getsockname(), token), daemon=True).start()
     # uvicorn ends in its own order on these, then raises them again; here they only lead out of this function.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))

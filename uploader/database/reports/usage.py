@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from uploader.database import models
+from uploader.database import models, queries
 from uploader.database.reports.paging import Page
 from uploader.database.reports.ranking import COUNTED, counts_of, users_by_count
 from uploader.domain.quota import Usage
@@ -22,7 +22,7 @@ _LARGEST = 2**63 - 1
 _MONTH_AT, _MONTH_LENGTH = 6, 7
 
 _USAGE_COLUMNS = [models.user_info.c[field.name] for field in fields(Usage)]
-_UPLOAD_COLUMNS = [models.upload.c[field.name] for field in fields(Upload)]
+_UPLOAD_COLUMNS = queries.UPLOAD_COLUMNS
 
 USER_SORTS = (
     "user_id",

@@ -59,6 +59,7 @@ async def changed(connection: AsyncConnection, statement: Executable, **values: 
 async def open_upload(connection: AsyncConnection, upload: Upload, *, max_open_uploads: int) -> None:
     """Insert an upload and reserve its size. Raises Duplicate (from the engine), QuotaExceeded, TooManyUploads."""
     values = {name: getattr(upload, name) for name in Upload.__dataclass_fields__}
+    values[queries.PLACE_COLUMN] = values.pop("place")
     await connection.execute(statements.INSERT_UPLOAD, values | {"open_flag": 1})
     if await changed(connection, statements.RESERVE, of_user=upload.user_id, more=upload.size) == 0:
         raise await _quota_refusal(connection, upload.user_id, upload.size)

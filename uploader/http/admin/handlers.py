@@ -12,8 +12,8 @@ from uploader.database.reports.usage import UPLOAD_SORTS, USER_SORTS
 from uploader.domain.names import check_user_id
 from uploader.errors import InvalidRequest, NotFound
 from uploader.http.admin import schemas as wire
-from uploader.http.native.uploads import answer
 from uploader.http.shared.operation import Call
+from uploader.http.shared.responses import Json
 from uploader.service.access.accounts import Accounts
 from uploader.service.audit.recounting import Recounting
 from uploader.service.insight.overview import Overview
@@ -45,19 +45,19 @@ class AdminHandlers:
             return _csv_stream("usage", wire.UserUsage.__struct_fields__, self._all_users(order, containing))
         as_of = self.clock.now()
         users, cursor = await self.reports.usage(order, limit=limit, after=call.query("after"), containing=containing)
-        return answer(wire.UserUsageList([wire.user_of(user) for user in users], cursor, as_of))
+        return Json(wire.UserUsageList([wire.user_of(user) for user in users], cursor, as_of))
 
     async def _all_users(self, order: Order, containing: str | None) -> AsyncIterator[list[wire.UserUsage]]:
         async for page in self.reports.all_usage(order, containing=containing):
             yield [wire.user_of(user) for user in page]
 
     async def summary(self, _call: Call) -> Response:
-        return answer(wire.summary_of(await self.overview.summary()))
+        return Json(wire.summary_of(await self.overview.summary()))
 
     async def history(self, call: Call) -> Response:
         days = call.query_int("days", 30, 1, MAX_HISTORY_DAYS)
         as_of = self.clock.now()
-        return answer(wire.History([wire.day_of(day) for day in await self.overview.history(days)], as_of))
+        return Json(wire.History([wire.day_of(day) for day in await self.overview.history(days)], as_of))
 
     async def recount(self, call: Call) -> Response:
         body = await call.json(wire.Recount, optional=True)
@@ -66,13 +66,13 @@ class AdminHandlers:
         found = await self.recounting.recount(user_id)
         if user_id is not None and not found.checked["users"] and not found.drifts:
             raise NotFound("There is no such user.")
-        return answer(wire.recounted_of(found, as_of))
+        return Json(wire.recounted_of(found, as_of))
 
     # Users
 
     async def user(self, call: Call) -> Response:
         as_of = self.clock.now()
-        return answer(wire.detail_of(await self.reports.user(_user_of(call)), as_of))
+        return Json(wire.detail_of(await self.reports.user(_user_of(call)), as_of))
 
     async def user_files(self, call: Call) -> Response:
         user_id, limit = _user_of(call), _limit(call)
@@ -80,12 +80,12 @@ class AdminHandlers:
         files, cursor = await self.reports.files_of(
             user_id, limit=limit, after=call.query("after"), prefix=call.query("prefix")
         )
-        return answer(wire.UserFiles([wire.file_of(file) for file in files], cursor, as_of))
+        return Json(wire.UserFiles([wire.file_of(file) for file in files], cursor, as_of))
 
     async def set_total_space(self, call: Call) -> Response:
         user_id = _user_of(call)
         body = await call.json(wire.SetTotalSpace)
-        return answer(wire.account_of(await self.accounts.set_total_space(user_id, body.total_space)))
+        return Json(wire.account_of(await self.accounts.set_total_space(user_id, body.total_space)))
 
     # Open uploads
 
@@ -98,7 +98,7 @@ class AdminHandlers:
         as_of = self.clock.now()
         uploads, cursor, sums = await self.reports.uploads(order, idle, limit=limit, after=call.query("after"))
         rows = [wire.upload_of(upload) for upload in uploads]
-        return answer(wire.OpenUploadList(rows, cursor, wire.total_of(sums), as_of))
+        return Json(wire.OpenUploadList(rows, cursor, wire.total_of(sums), as_of))
 
     async def _all_uploads(self, order: Order, idle: Idle) -> AsyncIterator[list[wire.OpenUpload]]:
         async for page in self.reports.all_uploads(order, idle):

@@ -10,7 +10,7 @@ from uploader.database.reports.usage import Day, OpenSums, UserReport
 from uploader.domain import growth as domain
 from uploader.domain.quota import Usage
 from uploader.domain.upload import File, Upload
-from uploader.http.native.schemas import Size
+from uploader.http.shared.schemas import Size
 from uploader.service.audit import drift as findings
 from uploader.service.insight.overview import Summary as DomainSummary
 

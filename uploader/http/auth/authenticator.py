@@ -8,6 +8,7 @@ from starlette.requests import Request
 from uploader.domain.names import check_user_id
 from uploader.errors import Forbidden, Unauthenticated
 from uploader.http.auth.origins import Origins, is_local_host
+from uploader.http.shared.operation import Access
 from uploader.observability import user_id as user_of_log
 from uploader.service.access.accounts import LOCAL_USER, Accounts, Identity
 from uploader.service.access.links import Links
@@ -15,6 +16,8 @@ from uploader.settings import Settings
 
 if TYPE_CHECKING:
     from uploader.http.auth.jwt import Verifier
+
+_NOBODY = Identity("", admin=False)
 
 
 class Authenticator:
@@ -32,6 +35,18 @@ class Authenticator:
         self._links = links
         self._origins = origins
         self._verifier = verifier
+
+    async def identify(self, access: Access, request: Request) -> Identity:
+        """Who calls, as far as `access` asks. Raises Unauthenticated, Forbidden, Unavailable."""
+        match access:
+            case "open":
+                return _NOBODY
+            case "user":
+                return await self.user(request)
+            case "reader":
+                return await self.reader(request)
+            case "admin":
+                return await self.admin(request)
 
     async def user(self, request: Request) -> Identity:
         """Raises Unauthenticated, Unavailable."""

@@ -14,8 +14,8 @@ from uploader.clock import Clock
 from uploader.domain.names import check_user_id
 from uploader.errors import InvalidRequest, Unauthenticated
 from uploader.http.auth.keys import Key, Keys
-from uploader.http.native.schemas import Size
 from uploader.http.shared.operation import decode_json
+from uploader.http.shared.schemas import Size
 from uploader.settings import Settings
 
 _MAX_TOKEN_BYTES = 8192

@@ -27,6 +27,8 @@ class Origins:
 
     def __init__(self, allowed: tuple[str, ...] | None) -> None:
         self._allowed = frozenset(allowed or ())
+        # Whether pages of other origins may call at all.
+        self.are_any = bool(self._allowed)
         self._all = "*" in self._allowed
 
     def allows(self, origin: str | None) -> bool:
@@ -41,8 +43,6 @@ class Origins:
 
     def mark(self, request: Request, response: Response) -> None:
         """Say in an answer which pages may read it."""
-        if not self._allowed:
-            return
         if not self._all:
             response.headers.add_vary_header("Origin")
         origin = request.headers.get("origin")

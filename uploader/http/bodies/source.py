@@ -1,13 +1,24 @@
-"""Where the bytes of a body come from: past the parser if the server offers that, else by ASGI's messages."""
+"""Where the bytes of a body come from, and where they are poured: the two sides of receiving."""
 
 import asyncio
 from contextlib import suppress
 from typing import Protocol
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from uploader.http.server.direct_body import DIRECT_BODY, Sink
+# Under this name `scope["extensions"]` holds the `DirectSource` of a request, where the server offers one.
+DIRECT_BODY = "uploader.direct_body"
+
+
+class Sink(Protocol):
+    """Memory that a body is poured into."""
+
+    def room(self) -> memoryview:
+        """Where the next bytes go; empty if there is no room now."""
+
+    def advance(self, count: int) -> None:
+        """So many bytes were put there, at the latest when the pouring ends."""
 
 
 class BodySource(Protocol):
@@ -39,8 +50,19 @@ class BodySource(Protocol):
         """
 
 
+class DirectSource(BodySource, Protocol):
+    """A body that the server reads past its parser."""
+
+    @property
+    def started(self) -> bool:
+        """Whether anything was poured: the rest has to be asked for here, too."""
+
+
 class MessageBody:
     """A body in ASGI's messages."""
+
+    # It may be, but nobody asked.
+    is_whole = False
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -55,10 +77,6 @@ class MessageBody:
     @property
     def waiting_bytes(self) -> int:
         return len(self._rest)
-
-    @property
-    def is_whole(self) -> bool:
-        return False  # it may be, but nobody asked
 
     def take(self) -> bytes:
         taken, self._rest = bytes(self._rest), memoryview(b"")
@@ -83,9 +101,3 @@ class MessageBody:
         self._more = message.get("more_body", False)
         if self._rest:
             self.progressed_at = asyncio.get_running_loop().time()
-
-
-def source_of(request: Request) -> BodySource:
-    """The body of a request that nobody has begun to read."""
-    offered = request.scope.get("extensions", {}).get(DIRECT_BODY)
-    return offered["body"] if offered else MessageBody(request.receive)

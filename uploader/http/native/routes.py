@@ -1,15 +1,9 @@
-"""The route table: every operation, from which the router and the OpenAPI document are made."""
+"""The routes of `/files`, `/uploads` and `/me`."""
 
-from collections.abc import Awaitable, Callable
-
-from starlette.responses import Response
-
-from uploader.http.native import schemas as wire
-from uploader.http.native.uploads import FileHandlers, UploadHandlers
-from uploader.http.ops.handlers import OperationsHandlers
-from uploader.http.ops.pages import PageHandlers
-from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, Call, Operation, Parameter
-from uploader.settings import Settings
+from uploader.http.native import schemas
+from uploader.http.native.files import FileHandlers
+from uploader.http.native.uploads import UploadHandlers
+from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, Operation, Parameter
 
 _STRING = {"type": "string"}
 _ID_OF_UPLOAD = Parameter(name="id", schema=_STRING, about="The id of the upload that is meant.")
@@ -28,7 +22,7 @@ _LINK_PARAMETERS = tuple(
     for name in ("user", "expires")
 )
 
-_PUT_CHUNK = {200: (wire.ChunkState, wire.FileState), 201: wire.FileState, 202: wire.UploadState}
+_PUT_CHUNK = {200: (schemas.ChunkState, schemas.FileState), 201: schemas.FileState, 202: schemas.UploadState}
 _PUT_CHUNK_PROBLEMS = (
     "upload-not-found",
     "body-timeout",
@@ -44,7 +38,7 @@ _PUT_CHUNK_PROBLEMS = (
     "too-many-requests",
     "storage-full",
 )
-_MERGE = {200: wire.FileState, 201: wire.FileState, 202: wire.UploadState}
+_MERGE = {200: schemas.FileState, 201: schemas.FileState, 202: schemas.UploadState}
 _MERGE_PROBLEMS = (
     "upload-not-found",
     "chunks-missing",
@@ -54,8 +48,8 @@ _MERGE_PROBLEMS = (
     "invalid-request",
     "storage-full",
 )
-_OPEN = {200: (wire.UploadState, wire.FileState), 201: (wire.UploadState, wire.FileState)}
-_OPEN_FILE = {**_OPEN, 200: (wire.UploadState, wire.FileState, wire.ChallengeState)}
+_OPEN = {200: (schemas.UploadState, schemas.FileState), 201: (schemas.UploadState, schemas.FileState)}
+_OPEN_FILE = {**_OPEN, 200: (schemas.UploadState, schemas.FileState, schemas.ChallengeState)}
 _OPEN_PROBLEMS = (
     "quota-exceeded",
     "file-too-large",
@@ -65,7 +59,7 @@ _OPEN_PROBLEMS = (
     "too-many-uploads",
     "storage-full",
 )
-_STATUS = {200: (wire.UploadState, wire.FileState)}
+_STATUS = {200: (schemas.UploadState, schemas.FileState)}
 _FIND_PROBLEMS = ("upload-not-found", "upload-gone", "invalid-request")
 
 
@@ -78,8 +72,8 @@ def upload_operations(handlers: UploadHandlers) -> list[Operation]:
             handler=handlers.ask_states,
             summary="The state of many MD5s",
             tag="uploading",
-            takes=wire.AskStates,
-            responses={200: dict[str, wire.State]},
+            takes=schemas.AskStates,
+            responses={200: dict[str, schemas.StateSchema]},
             problems=("invalid-request",),
         ),
         Operation(
@@ -88,7 +82,7 @@ def upload_operations(handlers: UploadHandlers) -> list[Operation]:
             handler=handlers.open_file,
             summary="Open, resume or finish at once",
             tag="uploading",
-            takes=wire.OpenFile,
+            takes=schemas.OpenFile,
             responses=_OPEN_FILE,
             problems=("invalid-md5", "size-mismatch", "sha256-conflict", *_OPEN_PROBLEMS),
         ),
@@ -98,7 +92,7 @@ def upload_operations(handlers: UploadHandlers) -> list[Operation]:
             handler=handlers.list_uploads,
             summary="Your open uploads",
             tag="uploading",
-            responses={200: wire.UploadList},
+            responses={200: schemas.UploadList},
         ),
         Operation(
             method="POST",
@@ -106,7 +100,7 @@ def upload_operations(handlers: UploadHandlers) -> list[Operation]:
             handler=handlers.open_upload,
             summary="Open an upload whose digests are not known yet",
             tag="uploading",
-            takes=wire.OpenUpload,
+            takes=schemas.OpenUpload,
             responses=_OPEN,
             problems=("upload-not-found", "upload-gone", *_OPEN_PROBLEMS),
             parameters=(_IDEMPOTENCY,),
@@ -117,8 +111,8 @@ def upload_operations(handlers: UploadHandlers) -> list[Operation]:
             handler=handlers.tell_digests,
             summary="Tell the digests of an upload",
             tag="uploading",
-            takes=wire.TellDigests,
-            responses={200: (wire.UploadTold, wire.FileState, wire.ChallengeState), 201: wire.FileState},
+            takes=schemas.TellDigests,
+            responses={200: (schemas.UploadTold, schemas.FileState, schemas.ChallengeState), 201: schemas.FileState},
             problems=(*_FIND_PROBLEMS, "md5-conflict", "sha256-conflict", "upload-exists", "quota-exceeded"),
         ),
     ]
@@ -174,8 +168,8 @@ def upload_operations(handlers: UploadHandlers) -> list[Operation]:
                 handler=handlers.prove,
                 summary="Prove that you hold the content",
                 tag="uploading",
-                takes=wire.Prove,
-                responses={200: wire.FileState, 201: wire.FileState},
+                takes=schemas.Prove,
+                responses={200: schemas.FileState, 201: schemas.FileState},
                 problems=("proof-failed", "quota-exceeded", *_FIND_PROBLEMS, *syntax),
                 parameters=query,
             ),
@@ -192,7 +186,7 @@ def file_operations(handlers: FileHandlers) -> list[Operation]:
             handler=handlers.list_files,
             summary="Your files, newest first",
             tag="files",
-            responses={200: wire.FileList},
+            responses={200: schemas.FileList},
             problems=("invalid-request",),
             parameters=(LIMIT, AFTER, PREFIX),
         ),
@@ -202,7 +196,7 @@ def file_operations(handlers: FileHandlers) -> list[Operation]:
             handler=handlers.get_file,
             summary="One file",
             tag="files",
-            responses={200: wire.File},
+            responses={200: schemas.FileSchema},
             problems=("file-not-found",),
         ),
         Operation(
@@ -211,8 +205,8 @@ def file_operations(handlers: FileHandlers) -> list[Operation]:
             handler=handlers.rename_file,
             summary="Rename a file",
             tag="files",
-            takes=wire.Rename,
-            responses={200: wire.File},
+            takes=schemas.Rename,
+            responses={200: schemas.FileSchema},
             problems=("file-not-found", "name-taken", "invalid-request"),
         ),
         Operation(
@@ -241,9 +235,9 @@ def file_operations(handlers: FileHandlers) -> list[Operation]:
             handler=handlers.make_link,
             summary="Make a link that downloads a file without a token, for a while",
             tag="files",
-            takes=wire.MakeLink,
+            takes=schemas.MakeLink,
             takes_optional=True,
-            responses={200: wire.Link},
+            responses={200: schemas.Link},
             problems=("file-not-found", "invalid-request"),
         ),
         Operation(
@@ -252,34 +246,6 @@ def file_operations(handlers: FileHandlers) -> list[Operation]:
             handler=handlers.get_usage,
             summary="Your accounts",
             tag="files",
-            responses={200: wire.Usage},
+            responses={200: schemas.UsageSchema},
         ),
     ]
-
-
-def open_operations(handlers: OperationsHandlers, settings: Settings) -> list[Operation]:
-    """What needs no token."""
-    get = _open_get
-    metrics_access = "open" if settings.metrics == "open" else "admin"
-    return [
-        get("/livez", handlers.live, "Whether the process lives", responses={200: wire.Health}),
-        get("/readyz", handlers.ready, "Whether it can serve", responses={200: wire.Health, 503: wire.Health}),
-        get("/metrics", handlers.metrics, "Prometheus metrics", access=metrics_access),
-        get("/config", handlers.config, "What a client needs to know", responses={200: wire.ClientConfig}),
-        get("/docs", handlers.docs, "This documentation"),
-        get("/problems/{code}", handlers.explain_problem, "What an error means", problems=("not-found",)),
-    ]
-
-
-def page_operations(handlers: PageHandlers) -> list[Operation]:
-    """What browsers show."""
-    return [
-        _open_get("/", handlers.home, "The web page", responses={200: None, 307: None}),
-        _open_get("/admin/", handlers.administration, "The administrators' web page", problems=("not-found",)),
-        _open_get("/static/{path:path}", handlers.part, "Parts of the pages", problems=("not-found",)),
-    ]
-
-
-def _open_get(path: str, handler: Callable[[Call], Awaitable[Response]], summary: str, **more: object) -> Operation:
-    fields = {"access": "open", "tag": "operations", "responses": {200: None}, **more}
-    return Operation(method="GET", path=path, handler=handler, summary=summary, **fields)  # type: ignore[arg-type]

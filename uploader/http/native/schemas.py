@@ -10,15 +10,13 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from uploader.domain import proof
-from uploader.domain import upload as domain
 from uploader.domain.chunks import chunk_count
-from uploader.domain.quota import Usage as DomainUsage
-from uploader.service.uploads.results import Answer, Complete, UploadStatus
+from uploader.domain.proof import ALGORITHM, Challenge
+from uploader.domain.quota import Usage
+from uploader.domain.upload import File
+from uploader.http.shared.schemas import MAX_SIZE_BYTES, Size
+from uploader.service.uploads.results import Complete, StillMerging, UploadStatus
 
-MAX_SIZE_BYTES = 2**63 - 1
-
-Size = Annotated[int, Meta(ge=0, le=MAX_SIZE_BYTES, description="Bytes.")]
 Name = Annotated[
     str,
     Meta(
@@ -92,7 +90,7 @@ class AskStates(Struct, forbid_unknown_fields=True):
 # Answers
 
 
-class Upload(Struct):
+class UploadSchema(Struct):
     """An open upload."""
 
     id: str
@@ -109,7 +107,7 @@ class Upload(Struct):
     merged_bytes: int | UnsetType = UNSET
 
 
-class File(Struct):
+class FileSchema(Struct):
     """A finished file."""
 
     id: str
@@ -125,23 +123,23 @@ class UploadState(Struct):
     """The upload is open."""
 
     state: Literal["uploading", "merging"]
-    upload: Upload
+    upload: UploadSchema
 
 
-class UploadTold(Upload, kw_only=True):
+class UploadTold(UploadSchema, kw_only=True):
     """The upload; and once more under `upload`, where every other answer about an upload has it."""
 
-    upload: Upload
+    upload: UploadSchema
 
 
 class FileState(Struct):
     """The upload is complete."""
 
     state: Literal["complete"]
-    file: File
+    file: FileSchema
 
 
-class Challenge(Struct):
+class ChallengeSchema(Struct):
     """What proves that you hold the content: an HMAC over its ranges (see `POST /files/{md5}/proof`)."""
 
     id: str
@@ -156,7 +154,7 @@ class ChallengeState(Struct):
     """The content is there: prove that you hold it, or send it with `"instant": false`."""
 
     state: Literal["challenge"]
-    challenge: Challenge
+    challenge: ChallengeSchema
 
 
 class ChunkState(Struct):
@@ -172,10 +170,10 @@ class ChunkState(Struct):
 class UploadList(Struct):
     """Open uploads, newest first."""
 
-    uploads: list[Upload]
+    uploads: list[UploadSchema]
 
 
-class State(Struct):
+class StateSchema(Struct):
     """The state of one MD5."""
 
     state: Literal["complete", "uploading", "merging", "absent"]
@@ -184,7 +182,7 @@ class State(Struct):
 class FileList(Struct):
     """A page of files; `next` is the cursor of the following one."""
 
-    files: list[File]
+    files: list[FileSchema]
     next: str | None
 
 
@@ -195,7 +193,7 @@ class Link(Struct):
     expires_at: datetime
 
 
-class Usage(Struct):
+class UsageSchema(Struct):
     """The caller's accounts, in bytes."""
 
     total_space: int
@@ -205,108 +203,60 @@ class Usage(Struct):
     available: int
 
 
-class ChunkSizeBounds(Struct):
-    """Chunk sizes, in bytes."""
-
-    default: int
-    min: int
-    max: int
-
-
-class ClientConfig(Struct):
-    """What a client needs to know."""
-
-    chunk_size: ChunkSizeBounds
-    max_file_size: int
-    max_chunks: int
-    instant: str
-    upload_expiry_seconds: float
-
-
-class Check(Struct):
-    """Whether one thing the server depends on works."""
-
-    ok: bool
-    reason: str | None = None
-
-
-class Health(Struct):
-    """All checks."""
-
-    checks: dict[str, Check]
-
-
-class FieldError(Struct):
-    """What is wrong with one field."""
-
-    field: str
-    reason: str
-
-
-class Problem(Struct, kw_only=True):
-    """Any error (RFC 9457). Some codes come with further members."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    code: str
-    retryable: bool
-    request_id: str
-    errors: list[FieldError] | UnsetType = UNSET
-
-
 # From the service's words to the wire's
 
 
-def upload_of(standing: UploadStatus) -> Upload:
-    upload = standing.upload
-    return Upload(
+def upload_of(status: UploadStatus) -> UploadSchema:
+    upload = status.upload
+    return UploadSchema(
         id=upload.id,
         md5=upload.md5,
         name=upload.name,
         size=upload.size,
         chunk_size=upload.chunk_size,
         chunk_count=chunk_count(upload.size, upload.chunk_size),
-        received_bytes=standing.received_bytes,
-        missing=standing.missing,
-        state="merging" if standing.merging else "uploading",
+        received_bytes=status.received_bytes,
+        missing=status.missing,
+        state="merging" if status.merging else "uploading",
         created_at=upload.created_at,
-        expires_at=standing.expires_at,
-        merged_bytes=standing.merged_bytes if standing.merging else UNSET,
+        expires_at=status.expires_at,
+        merged_bytes=status.merged_bytes if status.merging else UNSET,
     )
 
 
-def told_of(standing: UploadStatus) -> UploadTold:
-    upload = upload_of(standing)
+def told_of(status: UploadStatus) -> UploadTold:
+    upload = upload_of(status)
     return UploadTold(**msgspec.structs.asdict(upload), upload=upload)
 
 
-def file_of(file: domain.File) -> File:
-    return File(file.id, file.name, file.md5, file.sha256, file.size, file.created_at, file.instant)
+def file_of(file: File) -> FileSchema:
+    return FileSchema(file.id, file.name, file.md5, file.sha256, file.size, file.created_at, file.instant)
 
 
-def challenge_of(challenge: proof.Challenge) -> ChallengeState:
-    sent = Challenge(
-        challenge.id, challenge.nonce, challenge.user_id, challenge.ranges, proof.ALGORITHM, challenge.expires_at
-    )
-    return ChallengeState("challenge", sent)
-
-
-def usage_of(usage: DomainUsage) -> Usage:
-    return Usage(
+def usage_of(usage: Usage) -> UsageSchema:
+    return UsageSchema(
         usage.total_space, usage.use_space_finished, usage.use_space_unfinished, usage.reserved, usage.available
     )
 
 
-def state_of(answer: Answer) -> UploadState | ChunkState | FileState:
-    if isinstance(answer, Complete):
-        return FileState("complete", file_of(answer.file))
-    if isinstance(answer, UploadStatus):
-        upload = upload_of(answer)
-        return UploadState(upload.state, upload)
-    return ChunkState("uploading", answer.received_bytes, answer.received_chunks, answer.chunk_count, answer.duplicate)
+def state_of(
+    result: UploadStatus | StillMerging | Complete | Challenge,
+) -> UploadState | FileState | ChallengeState:
+    """What most answers are: the state, and what has it."""
+    match result:
+        case UploadStatus():
+            upload = upload_of(result)
+            return UploadState(upload.state, upload)
+        case StillMerging(status):
+            upload = upload_of(status)
+            return UploadState(upload.state, upload)
+        case Complete(file=file):
+            return FileState("complete", file_of(file))
+        case Challenge():
+            return ChallengeState("challenge", _challenge_of(result))
 
 
-def encode(answer: object) -> bytes:
-    return msgspec.json.encode(answer)
+def _challenge_of(challenge: Challenge) -> ChallengeSchema:
+    return ChallengeSchema(
+        challenge.id, challenge.nonce, challenge.user_id, challenge.ranges, ALGORITHM, challenge.expires_at
+    )

@@ -7,10 +7,10 @@ from starlette.responses import HTMLResponse, Response
 
 from uploader.domain.chunks import MAX_CHUNK_COUNT
 from uploader.exposition import Exposition
-from uploader.http.native import schemas as wire
-from uploader.http.native.uploads import answer
+from uploader.http.ops import schemas
 from uploader.http.shared.operation import Call
 from uploader.http.shared.problem import explain
+from uploader.http.shared.responses import Json
 from uploader.service.insight.gauges import Gauges
 from uploader.service.insight.health import Health
 from uploader.service.uploads.opening import Openings
@@ -31,7 +31,7 @@ _DOCS_POLICY = (
 
 
 @dataclass(frozen=True, slots=True)
-class OperationsHandlers:
+class OpsHandlers:
     """What is open to everybody."""
 
     settings: Settings
@@ -41,12 +41,12 @@ class OperationsHandlers:
     exposition: Exposition
 
     async def live(self, _call: Call) -> Response:
-        return answer(wire.Health({"process": wire.Check(True)}))
+        return Json(schemas.HealthSchema({"process": schemas.Check(True)}))
 
     async def ready(self, _call: Call) -> Response:
-        checks = {name: wire.Check(found.ok, found.reason) for name, found in (await self.health.check()).items()}
+        checks = {name: schemas.Check(found.ok, found.reason) for name, found in (await self.health.check()).items()}
         ok = all(check.ok for check in checks.values())
-        return answer(wire.Health(checks), 200 if ok else 503, {} if ok else {"Retry-After": "2"})
+        return Json(schemas.HealthSchema(checks), 200 if ok else 503, {} if ok else {"Retry-After": "2"})
 
     async def metrics(self, _call: Call) -> Response:
         await self.gauges.observe()
@@ -54,9 +54,9 @@ class OperationsHandlers:
 
     async def config(self, _call: Call) -> Response:
         sizes = self.openings.chunk_sizes
-        return answer(
-            wire.ClientConfig(
-                chunk_size=wire.ChunkSizeBounds(sizes.default, sizes.minimum, sizes.maximum),
+        return Json(
+            schemas.ClientConfig(
+                chunk_size=schemas.ChunkSizeBounds(sizes.default, sizes.minimum, sizes.maximum),
                 max_file_size=self.openings.max_file_size_bytes,
                 max_chunks=MAX_CHUNK_COUNT,
                 instant=self.settings.instant,

@@ -1,5 +1,5 @@
-"""uvicorn's HTTP/1.1 protocol with the limits that neither uvicorn nor ASGI has: on connections, on the time and the size
-of a request's head, and on how long an answer may stand still.
+"""What uvicorn is given as its protocol: its own HTTP/1.1 over buffered reads and batched writes, with limits that neither
+uvicorn nor ASGI has: on connections, on the time and the size of a request's head, on how long an answer may stand still.
 
 Owns what is decided before the application sees a request, and refuses it in the application's words.
 """
@@ -8,6 +8,7 @@ import asyncio
 import fcntl
 import sys
 import termios
+from typing import Any, cast
 
 import httptools
 from uvicorn._types import ASGI3Application
@@ -15,9 +16,11 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from uploader.errors import BadRequest, HeadersTooLarge, TargetTooLong, Unavailable, UploaderError
-from uploader.http.server.direct_body import DIRECT_BODY, DirectBody
+from uploader.http.bodies.source import DIRECT_BODY
+from uploader.http.server.batching import WriteBatching
+from uploader.http.server.direct_body import BufferedReads, DirectBody
 from uploader.http.server.limits import LIMITS_STATE, ConnectionLimits
-from uploader.http.server.sendfile import SENDERS_STATE, with_sendfile
+from uploader.http.server.sendfile import SENDERS_STATE, SENDING_METHODS, with_sendfile
 from uploader.http.shared.exchange import refusal
 
 MAX_TARGET_BYTES = 8 << 10
@@ -31,7 +34,7 @@ _MAX_LINGERING = 256
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection."""
+    """The requests of one connection, and their limits."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _head_late_at: float | None = None  # by the loop's clock, in seconds; None between heads
@@ -134,7 +137,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
-        super()._start_asgi_task(cycle, with_sendfile(app, cycle, self.app_state.get(SENDERS_STATE)))
+        if cycle.scope["method"] in SENDING_METHODS:
+            app = with_sendfile(app, cycle, self.app_state.get(SENDERS_STATE))
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         self._progress = True
@@ -251,6 +256,30 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.write_eof()
         # To close with bytes unread would take the answer away from the client again.
         self._linger_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
+
+
+class HttpConnection(BufferedReads):
+    """What uvicorn makes of each connection."""
+
+    def __init__(self, **of_uvicorn: Any) -> None:
+        self._http = LimitedProtocol(**of_uvicorn)
+        super().__init__(self._http)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        batching = WriteBatching(transport, self._http.loop)
+        self._http.connection_made(cast(asyncio.Transport, batching))
+
+    def eof_received(self) -> None:
+        self._http.eof_received()
+
+    def pause_writing(self) -> None:
+        self._http.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._http.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._http.connection_lost(error)
 
 
 def _fault_of(headers: list[tuple[bytes, bytes]], http_version: str) -> str | None:

@@ -13,9 +13,9 @@ from starlette.types import Message
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from uploader.http.shared.responses import ZERO_COPY_SEND
 from uploader.tasks import uninterrupted
 
-ZERO_COPY_SEND = "http.response.zerocopysend"
 # Under this name the application's lifespan state carries the senders to the protocol.
 SENDERS_STATE = "senders"
 
@@ -27,7 +27,7 @@ _TURN_BYTES = 4 << 20
 # What goes through the transport when the socket is full: enough to find out when it no longer is.
 _PIECE_BYTES = 16 << 10
 # Of requests whose answers may be files: to offer it to all others costs each of them two layers.
-_METHODS = ("GET", "HEAD")
+SENDING_METHODS = frozenset({"GET", "HEAD"})
 
 
 class Senders:
@@ -149,11 +149,7 @@ def _extent(message: Message) -> tuple[int, int, int]:
 
 def with_sendfile(app: ASGI3Application, cycle: RequestResponseCycle, senders: Senders | None) -> ASGI3Application:
     """An application that may send files in its answer to one request, where that can be."""
-    if (
-        senders is None
-        or cycle.scope["method"] not in _METHODS
-        or cycle.transport.get_extra_info("sslcontext") is not None
-    ):
+    if senders is None or cycle.transport.get_extra_info("sslcontext") is not None:
         return app
     cycle.scope.setdefault("extensions", {})[ZERO_COPY_SEND] = {}
 

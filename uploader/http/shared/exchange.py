@@ -7,14 +7,13 @@ import random
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from uploader.errors import UploaderError
-from uploader.http.server.direct_body import DIRECT_BODY, DirectBody
+from uploader.http.bodies.source import DIRECT_BODY, DirectSource
 from uploader.http.shared.problem import problem_response
 from uploader.observability import REQUESTS, request_id, user_id
 
@@ -40,67 +39,65 @@ SECURITY_HEADERS = {
 _RAW_SECURITY_HEADERS = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 
 
-@dataclass(slots=True)
 class Exchange:
-    """What becomes known of a request and its answer on the way: for the log and the metrics."""
+    """One request and its answer: `receive` and `send` go through it, and it has the last word."""
 
-    # The path as the route table has it: the path itself may hold what is nobody's business.
-    route: str = ""
-    status: int = 0
-    # `ok`, or the code of the error.
-    outcome: str = "ok"
-
-
-def exchange_of(request: Request) -> Exchange:
-    """Of a request that came through the envelope."""
-    exchange: Exchange = request.scope[_SCOPE_KEY]
-    return exchange
-
-
-def _new_request_id() -> str:
-    # Unique is enough, nobody is kept from guessing it; the kernel's randomness costs more than all else here.
-    return f"{random.getrandbits(64):016x}"
-
-
-def refusal(error: UploaderError) -> bytes:
-    """The whole answer to what never becomes a request of the application; the connection ends with it."""
-    identifier = _new_request_id()
-    reset = request_id.set(identifier)
-    try:
-        headers = {**SECURITY_HEADERS, "X-Request-ID": identifier, "Connection": "close"}
-        response = problem_response(error, headers)
-        _tell(Exchange(status=response.status_code, outcome=error.code), "other", "", 0.0)
-    finally:
-        request_id.reset(reset)
-    lines = [f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()]
-    lines += [b"%s: %s" % header for header in response.raw_headers]
-    return b"\r\n".join([*lines, b"", bytes(response.body)])
-
-
-class _BodyWatch:
-    """Knows whether a request's body was read to its end, and reads the rest if it is small."""
-
-    def __init__(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> None:
-        length = headers.get(b"content-length")
-        self._received = length in (None, b"0") and b"transfer-encoding" not in headers
-        offered = scope.get("extensions", {}).get(DIRECT_BODY)
-        self._direct: DirectBody | None = offered["body"] if offered else None
-        self._waits_for_continue = headers.get(b"expect", b"").lower() == b"100-continue"
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The path as the route table has it: the path itself may hold what is nobody's business.
+        self.route = ""
+        self.status = 0
+        # `ok`, or the code of the error.
+        self.outcome = "ok"
+        headers = dict(reversed(scope["headers"]))  # the first of several
+        given = headers.get(b"x-request-id", b"")
+        self._request_id = given.decode() if _REQUEST_ID.fullmatch(given) else _new_request_id()
+        self._contexts = request_id.set(self._request_id), user_id.set("")
+        self._began = time.perf_counter()
+        self._scope = scope
         self._receive = receive
+        self._send = send
+        # The body: whether it was received to its end, or any of it; and where it can be read past the parser.
+        self._received = headers.get(b"content-length") in (None, b"0") and b"transfer-encoding" not in headers
         self._touched = False
-
-    @property
-    def ended(self) -> bool:
-        return self._received or (self._direct is not None and self._direct.ended)
+        offered = scope.get("extensions", {}).get(DIRECT_BODY)
+        self._direct: DirectSource | None = offered["body"] if offered else None
+        self._waits_for_continue = headers.get(b"expect", b"").lower() == b"100-continue"
+        scope[_SCOPE_KEY] = self
 
     async def receive(self) -> Message:
+        """As ASGI has it."""
         self._touched = True
         message = await self._receive()
         if message["type"] != "http.request" or not message.get("more_body", False):
             self._received = True
         return message
 
-    async def drain(self) -> None:
+    async def send(self, message: Message) -> None:
+        """As ASGI has it. What is left of the body is read first, if it is small: else the connection has to end."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = message["headers"] = list(message.get("headers", ()))
+            given_names = {name.lower() for name, _ in headers}
+            headers.append((b"x-request-id", self._request_id.encode()))
+            headers += [header for header in _RAW_SECURITY_HEADERS if header[0] not in given_names]
+            if not self._body_ended() and self.status != _BODY_TIMEOUT:  # which waited long enough
+                await self._drain()
+            if not self._body_ended():
+                headers.append((b"connection", b"close"))
+        await self._send(message)
+
+    def end(self) -> None:
+        """Nothing more is received or sent."""
+        peer = (self._scope.get("client") or ("",))[0]
+        _tell(self.route, self.status, self.outcome, self._scope["method"], peer, time.perf_counter() - self._began)
+        reset_request, reset_user = self._contexts
+        user_id.reset(reset_user)
+        request_id.reset(reset_request)
+
+    def _body_ended(self) -> bool:
+        return self._received or (self._direct is not None and self._direct.ended)
+
+    async def _drain(self) -> None:
         # A client that waits for 100 Continue has sent nothing yet, and asking for it would invite it to.
         direct = self._direct if self._direct is not None and self._direct.started else None
         if self._waits_for_continue and not self._touched and direct is None:
@@ -111,10 +108,10 @@ class _BodyWatch:
 
     async def _drain_messages(self) -> None:
         drained = 0
-        while not self.ended and drained < _MAX_DRAINED_BYTES:
+        while not self._body_ended() and drained < _MAX_DRAINED_BYTES:
             drained += len((await self.receive()).get("body", b""))
 
-    async def _drain_direct(self, direct: DirectBody) -> None:
+    async def _drain_direct(self, direct: DirectSource) -> None:
         await direct.pour(_Drain(), asyncio.get_running_loop().time() + _MAX_DRAIN_SECONDS)
 
 
@@ -132,50 +129,37 @@ class _Drain:
         self._left -= count
 
 
-class Envelope:
-    """The outermost layer, around each request of HTTP."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers_given = dict(reversed(scope["headers"]))  # the first of several
-        given = headers_given.get(b"x-request-id", b"")
-        identifier = given.decode() if _REQUEST_ID.fullmatch(given) else _new_request_id()
-        reset, reset_user = request_id.set(identifier), user_id.set("")
-        exchange, started = Exchange(), time.perf_counter()
-        scope[_SCOPE_KEY] = exchange
-        body = _BodyWatch(scope, headers_given, receive)
-
-        async def send_wrapped(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                exchange.status = message["status"]
-                headers = message["headers"] = list(message.get("headers", ()))
-                given_names = {name.lower() for name, _ in headers}
-                headers.append((b"x-request-id", identifier.encode()))
-                headers += [header for header in _RAW_SECURITY_HEADERS if header[0] not in given_names]
-                if not body.ended and message["status"] != _BODY_TIMEOUT:  # which waited long enough
-                    await body.drain()
-                if not body.ended:
-                    headers.append((b"connection", b"close"))
-            await send(message)
-
-        try:
-            await self._app(scope, body.receive, send_wrapped)
-        except BaseException:
-            exchange.outcome = "aborted"
-            raise
-        finally:
-            _tell(exchange, scope["method"], (scope.get("client") or ("",))[0], time.perf_counter() - started)
-            user_id.reset(reset_user)
-            request_id.reset(reset)
+def exchange_of(request: Request) -> Exchange:
+    """The exchange that a request is part of."""
+    exchange: Exchange = request.scope[_SCOPE_KEY]
+    return exchange
 
 
-def _tell(exchange: Exchange, method: str, peer: str, seconds: float) -> None:
+def refusal(error: UploaderError) -> bytes:
+    """The whole answer to what never becomes a request of the application; the connection ends with it."""
+    identifier = _new_request_id()
+    reset = request_id.set(identifier)
+    try:
+        headers = {**SECURITY_HEADERS, "X-Request-ID": identifier, "Connection": "close"}
+        response = problem_response(error, headers)
+        _tell("", response.status_code, error.code, "other", "", 0.0)
+    finally:
+        request_id.reset(reset)
+    lines = [f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()]
+    lines += [b"%s: %s" % header for header in response.raw_headers]
+    return b"\r\n".join([*lines, b"", bytes(response.body)])
+
+
+def _new_request_id() -> str:
+    # Unique is enough, nobody is kept from guessing it; the kernel's randomness costs more than all else here.
+    return f"{random.getrandbits(64):016x}"
+
+
+def _tell(route: str, status: int, outcome: str, method: str, peer: str, seconds: float) -> None:
     """One line in the log, and one more request in the metrics."""
     method = method if method in _METHODS else "other"
-    REQUESTS.labels(method, exchange.route or "other", exchange.status).inc()
-    facts = {"method": method, "route": exchange.route, "status": exchange.status, "outcome": exchange.outcome}
+    REQUESTS.labels(method, route or "other", status).inc()
+    facts = {"method": method, "route": route, "status": status, "outcome": outcome}
     facts |= {"peer": peer, "duration_ms": round(seconds * 1000, 1)}
-    level = logging.DEBUG if exchange.route in _PROBES else logging.WARNING if exchange.status >= 500 else logging.INFO
+    level = logging.DEBUG if route in _PROBES else logging.WARNING if status >= 500 else logging.INFO
     logger.log(level, "request", extra=facts)

@@ -1,14 +1,15 @@
-"""The OpenAPI 3.1 document, made from the route table and the types of `wire.py`."""
+"""The OpenAPI 3.1 document, made from the route table and the types of its bodies."""
 
+import json
 import re
 from typing import Any
 
 import msgspec
 
 from uploader import __version__
-from uploader.http.native.schemas import Problem
 from uploader.http.shared.operation import Operation
 from uploader.http.shared.problem import STATUS, title_of
+from uploader.http.shared.schemas import Problem
 
 _REF = "#/components/schemas/{name}"
 _PATH_PARAMETERS: dict[str, dict[str, Any]] = {
@@ -40,7 +41,7 @@ _PROBLEM = {"application/problem+json": {"schema": {"$ref": _REF.format(name="Pr
 def document(operations: list[Operation]) -> dict[str, Any]:
     """The document for a route table."""
     kinds = _types_of(operations)
-    schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
+    schemas, components = _renamed(msgspec.json.schema_components(kinds, ref_template=_REF))
     schema_of = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
@@ -63,6 +64,11 @@ def document(operations: list[Operation]) -> dict[str, Any]:
             },
         },
     }
+
+
+def _renamed(schemas: Any) -> Any:
+    """Without the `Schema` at the end of the names of types, which tells them from those of the services."""
+    return json.loads(re.sub(r'(?<=\w)Schema(?=")', "", json.dumps(schemas)))
 
 
 def _types_of(operations: list[Operation]) -> list[Any]:

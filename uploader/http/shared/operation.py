@@ -10,18 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from uploader.domain.digest import parse_hex
 from uploader.domain.names import normalise_name
-from uploader.errors import ChunkNumberOutOfRange, InvalidMd5, InvalidRequest
+from uploader.errors import InvalidMd5, InvalidRequest
 from uploader.http.bodies.intake import Intake
 from uploader.service.access.accounts import Identity
 
 T = TypeVar("T")
-
-_MAX_DIGITS = 18
 
 # "reader": the user, or whoever has a signed link.
 Access = Literal["open", "user", "reader", "admin"]
@@ -86,14 +85,6 @@ class Call:
         except ValueError as error:
             raise InvalidMd5() from error
 
-    def chunk_number(self) -> int:
-        """Raises ChunkNumberOutOfRange."""
-        text = self.request.path_params["n"]
-        if not re.fullmatch(r"[0-9]+", text):
-            raise ChunkNumberOutOfRange()
-        significant = text.lstrip("0") or "0"
-        return int(significant[:_MAX_DIGITS]) if len(significant) <= _MAX_DIGITS else 10**_MAX_DIGITS
-
     def query_int(self, name: str, default: int, minimum: int, maximum: int) -> int:
         """A whole number of the query. Raises InvalidRequest."""
         text = self.query(name)
@@ -141,6 +132,11 @@ def decode_json(content: bytes, kind: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise InvalidRequest.field("body", "is not valid JSON in UTF-8") from error
     return decoded
+
+
+def or_none(value: T | UnsetType) -> T | None:
+    """A member of a body; None where it was left out."""
+    return None if value is UNSET else value
 
 
 class _DuplicateKey(ValueError):

@@ -23,7 +23,7 @@ from uploader.service.audit.drift import Drift, Findings, Kind
 from uploader.service.audit.recounting import Recounting
 from uploader.service.upkeep.strays import stray_blobs
 from uploader.service.uploads.closers import Closers
-from uploader.storage.base import Gone, Storage
+from uploader.storage.base import Gone, Store
 from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Reconciling:
     def __init__(
         self,
         database: Database,
-        storage: Storage,
+        storage: Store,
         audit: Audit,
         closers: Closers,
         recounting: Recounting,
@@ -164,7 +164,7 @@ class Reconciling:
         except Gone:
             still = await self._upload(upload_id)
             closed = still is None or still.state is not State.OPEN
-            return [] if closed else [Drift(Kind.TEMP, upload_id, upload.temp_path, None)]
+            return [] if closed else [Drift(Kind.TEMP, upload_id, upload.place, None)]
         except Unavailable as error:
             # One that is busy must not hold up the others; a store that is away will tell the next look.
             logger.info("an upload is not reconciled for now", extra={"upload_id": upload_id, "reason": error.detail})

@@ -12,7 +12,7 @@ from uploader.database import queries
 from uploader.database.engine import Database
 from uploader.errors import UploaderError
 from uploader.observability import FREE_DISK_BYTES, OPEN_UPLOADS, PENDING_BYTES, QUEUE_LAG_SECONDS, QUEUE_TASKS
-from uploader.storage.base import Storage
+from uploader.storage.base import Bounded
 
 # Who asks more often gets the figures of a moment ago: asking is open to everybody.
 _FRESH_SECONDS = 1.0
@@ -24,7 +24,7 @@ _QUEUE_GAUGES = tuple(gauge.labels(name) for gauge in (QUEUE_TASKS, QUEUE_LAG_SE
 class Gauges:
     """Sets the gauges that no process can know by itself."""
 
-    def __init__(self, database: Database, storage: Storage, pending: Pending) -> None:
+    def __init__(self, database: Database, storage: Bounded, pending: Pending) -> None:
         self._database = database
         self._storage = storage
         self._pending = pending

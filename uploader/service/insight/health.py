@@ -10,7 +10,7 @@ from uploader.database import migrate
 from uploader.database.engine import Database
 from uploader.database.meta import durability
 from uploader.errors import UploaderError
-from uploader.storage.base import Storage
+from uploader.storage.base import Store
 
 _PATIENCE_SECONDS = 5.0
 # How long what the servers say of their settings is believed: load balancers ask all day.
@@ -30,7 +30,7 @@ class Finding:
 class Health:
     """Asks the disk, Redis and the database."""
 
-    def __init__(self, database: Database, storage: Storage, pending: Pending) -> None:
+    def __init__(self, database: Database, storage: Store, pending: Pending) -> None:
         self._database = database
         self._storage = storage
         self._pending = pending

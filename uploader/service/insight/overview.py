@@ -14,7 +14,7 @@ from uploader.database.reports.usage import Day, OpenSums, Totals
 from uploader.domain.growth import SPANS_DAYS, Growth, Moment, growth
 from uploader.domain.room import Room
 from uploader.service.uploads.admission import Admission
-from uploader.storage.base import Storage
+from uploader.storage.base import Bounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Summary:
 class Overview:
     """The summary, and the snapshots of days."""
 
-    def __init__(self, database: Database, storage: Storage, admission: Admission, clock: Clock) -> None:
+    def __init__(self, database: Database, storage: Bounded, admission: Admission, clock: Clock) -> None:
         self._database = database
         self._storage = storage
         self._admission = admission

@@ -7,20 +7,19 @@ what changed lately.
 
 import logging
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from uploader.clock import Clock
 from uploader.database import queries
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import uploads as transactions
 from uploader.database.transactions.uploads import NotOpen
-from uploader.domain.months import month_path
 from uploader.domain.upload import Reason, State, Upload
 from uploader.errors import Unavailable
 from uploader.service.ids import new_id
 from uploader.service.upkeep.strays import is_settled, stray_blobs
 from uploader.service.uploads.closers import Closers
-from uploader.storage.base import Found, Gone, Storage
+from uploader.storage.base import Found, Gone, Store
 from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ class Reset:
 class Cleanup:
     """The monthly cleanup, and the reset."""
 
-    def __init__(self, database: Database, storage: Storage, closers: Closers, clock: Clock) -> None:
+    def __init__(self, database: Database, storage: Store, closers: Closers, clock: Clock) -> None:
         self._database = database
         self._storage = storage
         self._closers = closers
@@ -66,14 +65,14 @@ class Cleanup:
     async def clean(
         self,
         *,
-        before: str | None = None,
+        opened_before: datetime | None = None,
         idle_seconds: float | None = None,
         remove_strays: bool = False,
         dry_run: bool = False,
     ) -> Cleaned:
-        """Clean the months before `before` (`YYYY/MM`, the present one if not given), and the blobs.
+        """Clean what was opened before a moment (the begin of the present month, in UTC, if not given), and the blobs.
 
-        If `idle_seconds` is given, uploads of these months that were idle for so long expire. `remove_strays`: blobs, and
+        If `idle_seconds` is given, uploads opened before it that were idle for so long expire. `remove_strays`: blobs, and
         chunks of uploads, that no row names go, too; somebody is sure that they are of no other database. With `dry_run`
         it only says what it would do. Raises Unavailable, Stopping.
         """
@@ -86,10 +85,7 @@ class Cleanup:
             remove_strays=remove_strays,
             dry_run=dry_run,
         )
-        before = before or month_path(self._clock.now())
-        for month in await self._storage.months():
-            if month < before:
-                await run.clean_month(month)
+        await run.clean_uploads(opened_before or _begin_of_month(self._clock.now()))
         await run.clean_blobs()
         return run.cleaned
 
@@ -143,7 +139,7 @@ class _Run:
     def __init__(
         self,
         database: Database,
-        storage: Storage,
+        storage: Store,
         closers: Closers,
         clock: Clock,
         *,
@@ -160,11 +156,11 @@ class _Run:
         self._dry_run = dry_run
         self.cleaned = Cleaned()
 
-    # Temp
+    # Uploads
 
-    async def clean_month(self, month: str) -> None:
-        """Look at every upload directory of a month, then remove the month if that emptied it."""
-        async for batch in self._storage.walk_uploads(month):
+    async def clean_uploads(self, opened_before: datetime) -> None:
+        """Look at the bytes of every upload that was opened before, then remove what that emptied."""
+        async for batch in self._storage.list_uploads(opened_before):
             rows = await self._rows([found.name for found in batch])
             for found in batch:
                 try:
@@ -172,7 +168,7 @@ class _Run:
                 except Unavailable as error:
                     self._leave(found, error)
         if not self._dry_run:
-            await self._storage.remove_month(month)
+            await self._storage.remove_emptied(opened_before)
 
     async def _rows(self, upload_ids: list[str]) -> dict[str, Upload]:
         return await self._database.read(lambda connection: queries.uploads_by_id(connection, upload_ids))
@@ -246,5 +242,9 @@ class _Run:
 
     def _leave(self, found: Found, error: Unavailable) -> None:
         """One that is busy must not hold up the others."""
-        logger.warning("not cleaned up for now", extra={"path": found.path, "reason": error.detail})
+        logger.warning("not cleaned up for now", extra={"path": found.place, "reason": error.detail})
         self.cleaned.left += 1
+
+
+def _begin_of_month(moment: datetime) -> datetime:
+    return moment.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)

@@ -14,7 +14,12 @@ from uploader.errors import Unavailable
 from uploader.observability import FLUSH_BATCH_UPLOADS, FLUSH_LAG_SECONDS, FLUSHED_UPLOADS
 from uploader.service.uploads.closers import Closers
 
+__all__ = ["FULL_BATCH", "Flushing", "UploadQueue"]
+
 logger = logging.getLogger(__name__)
+
+# Where so many were flushed at once, there may be more.
+FULL_BATCH = MAX_CLAIM
 
 # So many claims are written in one transaction: a commit costs as much as several hundred rows. More would hold rows
 # locked, and the event loop busy, for longer than others should feel.

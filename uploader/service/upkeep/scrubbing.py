@@ -15,7 +15,7 @@ from uploader.database import meta, queries
 from uploader.database.engine import Database
 from uploader.domain.upload import File
 from uploader.errors import StorageFailed
-from uploader.storage.base import Storage
+from uploader.storage.base import BlobBytes
 
 _BATCH = 200
 _POSITION = "scrub"
@@ -52,7 +52,7 @@ class ScrubProgress(msgspec.Struct):
 class Scrubbing:
     """Two at once only do the same work twice."""
 
-    def __init__(self, database: Database, storage: Storage, clock: Clock) -> None:
+    def __init__(self, database: Database, storage: BlobBytes, clock: Clock) -> None:
         self._database = database
         self._storage = storage
         self._clock = clock

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from uploader.database import queries
 from uploader.database.engine import Database
-from uploader.storage.base import Found, Storage
+from uploader.storage.base import Found, Housekeeping
 
 # An opening makes its directory before its row, and a merge its blob: what has neither may still get one.
 _SETTLED_SECONDS = 3600.0
@@ -18,9 +18,9 @@ def is_settled(found: Found, now: datetime) -> bool:
     return found.changed_at < now.timestamp() - _SETTLED_SECONDS
 
 
-async def stray_blobs(database: Database, storage: Storage, now: datetime) -> AsyncIterator[list[Found]]:
+async def stray_blobs(database: Database, storage: Housekeeping, now: datetime) -> AsyncIterator[list[Found]]:
     """The settled files of blobs that have no row, in batches. Raises Stopping, Unavailable."""
-    async for batch in storage.walk_blobs():
+    async for batch in storage.list_blobs():
         settled = [found for found in batch if is_settled(found, now)]
         if settled:
             known = await _known(database, [found.name for found in settled])

@@ -12,7 +12,7 @@ from uploader.database.engine import Database
 from uploader.domain.room import Room, floor_of
 from uploader.errors import StorageFull
 from uploader.settings import Settings
-from uploader.storage.base import Storage
+from uploader.storage.base import Bounded
 
 _MOMENT_SECONDS = 1.0
 
@@ -20,7 +20,7 @@ _MOMENT_SECONDS = 1.0
 class Admission:
     """The room of the disk, as this process knows it."""
 
-    def __init__(self, settings: Settings, database: Database, storage: Storage, clock: Clock) -> None:
+    def __init__(self, settings: Settings, database: Database, storage: Bounded, clock: Clock) -> None:
         self._floor_bytes = settings.free_space_floor_bytes
         self._database = database
         self._storage = storage

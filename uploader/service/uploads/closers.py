@@ -18,8 +18,7 @@ from uploader.domain.chunks import chunk_count, received_bytes, to_bitmap
 from uploader.domain.upload import REDIS_WORDS, STATE_OF_REASON, Reason, State, Upload
 from uploader.errors import Unavailable, Unverified, UploaderError
 from uploader.observability import REBUILDS
-from uploader.storage.base import Closer, Gone, Storage
-from uploader.storage.local.chunkmap import ChunkMap
+from uploader.storage.base import Closer, Gone, PresentChunks, Withdrawing, WithdrawingCloser
 from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
@@ -31,7 +30,7 @@ _HYDRATE_ATTEMPTS = 5
 class Closers:
     """Holds uploads as a whole. Every method runs to its end even if its caller is cancelled."""
 
-    def __init__(self, database: Database, storage: Storage, pending: Pending, clock: Clock) -> None:
+    def __init__(self, database: Database, storage: Withdrawing, pending: Pending, clock: Clock) -> None:
         self._database = database
         self._storage = storage
         self._pending = pending
@@ -135,7 +134,7 @@ class Closers:
         except Gone:
             return await self.clear(row, row.state, None)
 
-    async def _tidy_held(self, upload: Upload, closer: Closer) -> bool:
+    async def _tidy_held(self, upload: Upload, closer: WithdrawingCloser) -> bool:
         """`upload` was read as closed, perhaps before that commit was durable, and a crash of the database may have undone
         it since (decision 0012). So it is read again, durably."""
         row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
@@ -170,7 +169,7 @@ class Closers:
         async with self._storage.closing(upload) as closer:
             return await self._hydrate_held(upload, closer)
 
-    async def _hydrate_held(self, upload: Upload, closer: Closer) -> RecordResult:
+    async def _hydrate_held(self, upload: Upload, closer: WithdrawingCloser) -> RecordResult:
         chunk_map = await self._read_held(upload, closer)  # which may renew the generation
         for _ in range(_HYDRATE_ATTEMPTS):
             era = (await self._pending.read(upload.id)).era
@@ -196,7 +195,7 @@ class Closers:
                 raise NotOpen(upload.id)
         raise Unavailable("The accounting store keeps restarting; try again.")
 
-    async def read_map(self, upload: Upload) -> ChunkMap:
+    async def read_map(self, upload: Upload) -> PresentChunks:
         """Which chunks are on disk, and whole: checked first, if the machine was restarted since they came without a sync.
 
         Raises Gone, NotOpen, Unavailable.
@@ -207,7 +206,7 @@ class Closers:
             await self.hydrate(upload)
             return await self._storage.read_map(upload)
 
-    async def _read_held(self, upload: Upload, closer: Closer) -> ChunkMap:
+    async def _read_held(self, upload: Upload, closer: WithdrawingCloser) -> PresentChunks:
         try:
             return await closer.read_map()
         except Unverified:
@@ -223,7 +222,9 @@ class Closers:
             await self._withdraw_held(upload, closer, numbers, verified=False)
             await self._hydrate_held(upload, closer)
 
-    async def _withdraw_held(self, upload: Upload, closer: Closer, numbers: list[int], *, verified: bool) -> None:
+    async def _withdraw_held(
+        self, upload: Upload, closer: WithdrawingCloser, numbers: list[int], *, verified: bool
+    ) -> None:
         present = (await closer.read_map(verified=False)).present
         for number in numbers:
             present[number] = False

@@ -26,7 +26,7 @@ from uploader.service.uploads.closers import Closers
 from uploader.service.uploads.results import Complete, Opening, Target
 from uploader.service.uploads.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.settings import Settings
-from uploader.storage.base import Gone, Storage
+from uploader.storage.base import BlobBytes, Gone, UploadBytes
 from uploader.tasks import uninterrupted
 
 # The window of the budgets of probes and failures.
@@ -46,7 +46,8 @@ class Instant:
         self,
         settings: Settings,
         database: Database,
-        storage: Storage,
+        storage: UploadBytes,
+        blobs: BlobBytes,
         closers: Closers,
         uploads: Uploads,
         challenges: Challenges,
@@ -55,6 +56,7 @@ class Instant:
         self._settings = settings
         self._database = database
         self._storage = storage
+        self._blobs = blobs
         self._closers = closers
         self._uploads = uploads
         self._challenges = challenges
@@ -123,9 +125,13 @@ class Instant:
 
     async def prove(self, target: Target, name: str, challenge_id: str, proof: bytes) -> Complete:
         """Finish by the answer to a challenge. Raises ProofFailed, QuotaExceeded, UploadNotFound, UploadGone."""
-        meant = None if target.upload_id is None else await self._uploads.find(target)
-        if isinstance(meant, Complete):
-            return meant
+        meant: Upload | None = None
+        if target.upload_id is not None:
+            match await self._uploads.find(target):
+                case Upload() as upload:
+                    meant = upload
+                case complete:
+                    return complete
         challenge = await self._challenges.take(target.user_id, challenge_id)
         md5 = target.md5 if meant is None else meant.md5
         if challenge is None or challenge.md5 != md5 or not await self._is_proven(challenge, proof):
@@ -137,7 +143,7 @@ class Instant:
         if challenge.expires_at <= self._clock.now():
             return False
         try:
-            contents = await self._storage.read_blob(challenge.sha256, challenge.ranges)
+            contents = await self._blobs.read_blob(challenge.sha256, challenge.ranges)
         except Gone:
             return False
         expected = await asyncio.to_thread(proof_of, challenge, contents)

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from uploader.accounting.pending import Pending
+from uploader.accounting.pending import Pending, UploadQueue
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries
@@ -23,8 +23,10 @@ from uploader.errors import ChunksMissing, Md5Mismatch, Sha256Mismatch, Unavaila
 from uploader.observability import MERGE_SECONDS, MERGES
 from uploader.service.ids import new_id
 from uploader.service.uploads.closers import Closers
-from uploader.storage.base import Busy, Digests, Gone, Stopping, Storage
+from uploader.storage.base import Busy, Digests, Gone, Stopping, Withdrawing
 from uploader.tasks import ended, uninterrupted
+
+__all__ = ["Merging", "UploadQueue"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ class Merging:
     def __init__(
         self,
         database: Database,
-        storage: Storage,
+        storage: Withdrawing,
         pending: Pending,
         closers: Closers,
         clock: Clock,
@@ -66,6 +68,10 @@ class Merging:
             task = self._running[upload_id] = asyncio.create_task(self._merge(upload_id), name=f"merge {upload_id}")
             task.add_done_callback(lambda done: self._ended(upload_id, done))
         return task
+
+    async def start_due(self, queue: UploadQueue, limit: int) -> "list[asyncio.Task[File]]":
+        """Begin at most so many merges that are due in a queue. Raises Unavailable."""
+        return [self.start(claim.upload_id) for claim in await queue.claim(limit)]
 
     def _ended(self, upload_id: str, task: "asyncio.Task[File]") -> None:
         self._running.pop(upload_id, None)

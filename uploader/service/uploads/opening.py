@@ -14,7 +14,6 @@ from uploader.database.transactions import uploads as transactions
 from uploader.database.transactions.uploads import BlobLost, NotOpen
 from uploader.domain.chunks import ChunkSizes
 from uploader.domain.digest import EMPTY_MD5, EMPTY_SHA256
-from uploader.domain.months import month_path
 from uploader.domain.proof import Challenge
 from uploader.domain.quota import Usage
 from uploader.domain.upload import State, Upload
@@ -35,10 +34,11 @@ from uploader.observability import QUOTA_REFUSALS
 from uploader.service.ids import new_id
 from uploader.service.uploads.admission import Admission
 from uploader.service.uploads.instant import NO_SOURCE, Instant, Source
-from uploader.service.uploads.results import Complete, Opening, Target, UploadStatus
+from uploader.service.uploads.receiving import Receiving
+from uploader.service.uploads.results import Complete, Opening, StillMerging, Target, UploadStatus
 from uploader.service.uploads.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.settings import Settings
-from uploader.storage.base import Gone, Storage
+from uploader.storage.base import Gone, UploadBytes
 from uploader.tasks import uninterrupted
 
 # Raised by the transaction of an opening before its commit.
@@ -63,9 +63,10 @@ class Openings:
         self,
         settings: Settings,
         database: Database,
-        storage: Storage,
+        storage: UploadBytes,
         instant: Instant,
         uploads: Uploads,
+        receiving: Receiving,
         admission: Admission,
         clock: Clock,
     ) -> None:
@@ -74,6 +75,7 @@ class Openings:
         self._storage = storage
         self._instant = instant
         self._uploads = uploads
+        self._receiving = receiving
         self._admission = admission
         self._clock = clock
         self.chunk_sizes = ChunkSizes(
@@ -89,10 +91,17 @@ class Openings:
             _check_empty(opening)
         for _ in range(ATTEMPTS):
             try:
-                return await self._open_once(opening)
+                return self._expecting(await self._open_once(opening))
             except (Duplicate, Gone, NotOpen, BlobLost):
                 await asyncio.sleep(PAUSE_SECONDS)  # somebody else was faster: what they did is the answer now
         raise Unavailable(_TOO_FAST)
+
+    def _expecting(self, opened: UploadStatus | Complete | Challenge) -> UploadStatus | Complete | Challenge:
+        """What was opened; its chunks will come to this process."""
+        match opened:
+            case UploadStatus(upload=upload):
+                self._receiving.expect(upload)
+        return opened
 
     async def _open_once(self, opening: Opening) -> UploadStatus | Complete | Challenge:
         found = await self._database.read(lambda connection: self._look(connection, opening))
@@ -136,8 +145,15 @@ class Openings:
         if sha256 is not None and upload.sha256 is None:
             upload = await self._tell(upload, None, sha256)
         if upload.size == 0:
-            return await self._uploads.merge_now(upload)
-        return await self._uploads.standing(upload)
+            return await self._merge_empty(upload)
+        return await self._uploads.status_of(upload)
+
+    async def _merge_empty(self, upload: Upload) -> UploadStatus | Complete:
+        match await self._uploads.merge_now(upload):
+            case StillMerging(status):
+                return status
+            case complete:
+                return complete
 
     async def _open_new(self, opening: Opening) -> UploadStatus | Complete:
         now = self._clock.now()
@@ -156,7 +172,7 @@ class Openings:
             state=State.OPEN,
             close_reason=None,
             file_id=None,
-            temp_path=f"temp/{month_path(now)}/{upload_id}",
+            place=self._storage.place_of(upload_id, now),
             idempotency_key=opening.idempotency_key,
             created_at=now,
             updated_at=now,
@@ -167,7 +183,7 @@ class Openings:
         crash_point("open.after_commit")
         self._admission.promise(upload.size)
         if upload.size == 0:
-            return await self._uploads.merge_now(upload)
+            return await self._merge_empty(upload)
         return await self._uploads.begun(upload, era, made_at)
 
     async def _create(self, upload: Upload) -> float:
@@ -219,13 +235,14 @@ class Openings:
         Raises Md5Conflict, Sha256Conflict, UploadExists, UploadNotFound, UploadGone, Unavailable.
         """
         for _ in range(ATTEMPTS):
-            found = await self._uploads.find(target)
-            if isinstance(found, Complete):
-                if found.file.md5 != md5:
-                    raise Md5Conflict("The upload is complete, with another MD5.")
-                return found
             try:
-                return await self._tell_once(found, md5, sha256)
+                match await self._uploads.find(target):
+                    case Upload() as upload:
+                        return await self._tell_once(upload, md5, sha256)
+                    case Complete(file=file) as complete:
+                        if file.md5 != md5:
+                            raise Md5Conflict("The upload is complete, with another MD5.")
+                        return complete
             except (NotOpen, Gone, BlobLost, Duplicate):
                 await asyncio.sleep(PAUSE_SECONDS)
         raise Unavailable(_TOO_FAST)
@@ -253,7 +270,7 @@ class Openings:
         if complete is not None:
             return replace(complete, created=True)
         told = await self._tell(upload, md5, sha256)
-        return await self._instant.challenge(opening, md5) or await self._uploads.standing(told)
+        return await self._instant.challenge(opening, md5) or await self._uploads.status_of(told)
 
     async def _tell(self, upload: Upload, md5: str | None, sha256: str | None) -> Upload:
         """Store claimed digests; those that somebody else claimed meanwhile stand."""

@@ -1,67 +1,137 @@
-"""The use case of one chunk: admitted, stored, answered. Disk, then Redis; no SQL for an upload this process has met."""
+"""The use case of one chunk, from its first header to its answer. No SQL for an upload that this process has met.
 
+Owns the order: the upload is found; the body is received whole and compared with its digests, stored on disk, recorded in
+Redis, and answered; the last chunk merges. A chunk that was acknowledged before is a duplicate, whatever a call has wrong.
+"""
+
+import asyncio
+import hashlib
+import hmac
 import time
 from collections import OrderedDict
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from uploader.accounting.pending import Outcome, Pending
+from uploader.accounting.pending import Outcome, Pending, RecordResult
 from uploader.crashpoints import crash_point
 from uploader.database.transactions.uploads import NotOpen
 from uploader.domain.chunks import chunk_count, chunk_length
+from uploader.domain.digest import ClaimedDigests
 from uploader.domain.upload import Upload
 from uploader.errors import (
     ChunkLengthMismatch,
     ChunkNumberOutOfRange,
+    DigestMismatch,
     InvalidRequest,
+    TooManyRequests,
     Unavailable,
     Unverified,
-    UploaderError,
 )
 from uploader.observability import BYTES_RECEIVED, CHUNK_SECONDS, CHUNKS
 from uploader.service.uploads.closers import Closers
-from uploader.service.uploads.results import Acknowledged, Answer, Complete, Stored, Target
+from uploader.service.uploads.results import Acknowledged, Complete, Result, Target
 from uploader.service.uploads.status import ATTEMPTS, Uploads
-from uploader.storage.base import Body, Gone, Storage
+from uploader.storage.base import Body, Gone, UploadBytes
 from uploader.tasks import uninterrupted
 
 # How many open uploads a process remembers the unchanging facts of.
 _REMEMBERED_UPLOADS = 10_000
-# What `record_chunk` says of a chunk that counts; every other word sends the caller back to the database.
+# What `record_chunk` says of a chunk that counts; every other outcome sends the caller back to the database.
 _COUNTED = frozenset({Outcome.RECORDED, Outcome.DUPLICATE, Outcome.MERGING})
+_PYTHON_NAMES = {"md5": "md5", "sha-256": "sha256"}
 
 
-class Chunks:
+class ChunkSource(Protocol):
+    """The body of a chunk that is on its way."""
+
+    @property
+    def declared_bytes(self) -> int | None:
+        """The length that the client has told; None if it has not."""
+
+    async def receive(self, user_id: str, expected_bytes: int) -> Body:
+        """Receive it whole. Raises ChunkLengthMismatch, BodyTimeout, StorageFull."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A chunk that is on disk and counts; `written` says whether this call put it there."""
+
+    upload: Upload
+    number: int
+    result: RecordResult
+    written: bool
+    length_bytes: int
+
+
+class AlreadyComplete(Exception):
+    """The upload is a file already: that is the answer."""
+
+    def __init__(self, complete: Complete) -> None:
+        super().__init__()
+        self.complete = complete
+
+
+class ChunksAtOnce:
+    """Counts the chunks that each user is sending now."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._counts: dict[str, int] = {}
+
+    @contextmanager
+    def counted(self, user_id: str) -> Iterator[None]:
+        """Count one more within. Raises TooManyRequests."""
+        count = self._counts.get(user_id, 0)
+        if count >= self._limit:
+            raise TooManyRequests(limit=self._limit)
+        self._counts[user_id] = count + 1
+        try:
+            yield
+        finally:
+            self._counts[user_id] -= 1
+            if not self._counts[user_id]:
+                del self._counts[user_id]
+
+
+class Receiving:
     """Takes chunks."""
 
-    def __init__(self, storage: Storage, pending: Pending, closers: Closers, uploads: Uploads) -> None:
+    def __init__(
+        self, storage: UploadBytes, pending: Pending, closers: Closers, uploads: Uploads, *, max_at_once: int
+    ) -> None:
         self._storage = storage
         self._pending = pending
         self._closers = closers
         self._uploads = uploads
+        self._at_once = ChunksAtOnce(max_at_once)
         self._remembered: OrderedDict[Target, Upload] = OrderedDict()
 
-    async def admit(self, target: Target, number: int, length_bytes: int | None) -> Upload | Answer:
-        """The upload that is to take a chunk, before its body is read; or the answer, if the body is not needed.
+    async def receive(self, target: Target, number: int, source: ChunkSource, claims: ClaimedDigests) -> Result:
+        """Take chunk `number` of the upload that is meant.
 
-        Usually from memory: the size, chunk size and place of an upload do not change. `length_bytes` is None where it is
-        not known yet. Raises UploadNotFound, UploadGone, ChunkNumberOutOfRange, ChunkLengthMismatch.
+        Raises UploadNotFound, UploadGone, ChunkNumberOutOfRange, ChunkLengthMismatch, DigestMismatch, TooManyRequests,
+        BodyTimeout, StorageFull, Unavailable, and as the merge does.
         """
-        upload = self._remembered.get(target)
-        if upload is not None and _refusal(upload, number, length_bytes) is None:
-            self._remembered.move_to_end(target)
-            return upload
-        found = await self._find_and_remember(target)
-        if isinstance(found, Complete):
-            return found
-        refusal = _refusal(found, number, length_bytes)
-        return found if refusal is None else await self.refuse(target, found, number, refusal)
-
-    async def _find_and_remember(self, target: Target) -> Upload | Complete:
-        self._remembered.pop(target, None)
-        found = await self._uploads.find(target)
-        if isinstance(found, Upload):
-            self._remember(target, found)
-        return found
+        try:
+            try:
+                upload = await self.admit(target, number, source.declared_bytes)
+            except InvalidRequest as error:
+                return await self._refuse(target, None, number, error)
+            with self._at_once.counted(target.user_id):
+                try:
+                    body = await _receive_checked(source, upload, number, claims)
+                except (ChunkLengthMismatch, DigestMismatch) as error:
+                    return await self._refuse(target, upload, number, error)
+                try:
+                    stored = await self.store(target, upload, number, body)
+                finally:
+                    body.close()
+            # The merge may take a while: neither the body nor the user's place is held meanwhile.
+            return await self.answer(stored)
+        except AlreadyComplete as already:
+            return already.complete
 
     def expect(self, upload: Upload) -> None:
         """Chunks of this open upload will come, under either of its names."""
@@ -69,16 +139,47 @@ class Chunks:
         if upload.md5 is not None:
             self._remember(Target(upload.user_id, upload.md5), upload)
 
+    # Finding the upload
+
+    async def admit(self, target: Target, number: int, length_bytes: int | None) -> Upload:
+        """The upload that is to take a chunk, usually from memory: its size, chunk size and place do not change.
+
+        Raises AlreadyComplete, UploadNotFound, UploadGone, ChunkNumberOutOfRange, ChunkLengthMismatch.
+        """
+        upload = self._remembered.get(target)
+        if upload is not None and _fault_of(upload, number, length_bytes) is None:
+            self._remembered.move_to_end(target)
+            return upload
+        return await self._find(target, number, length_bytes)
+
+    async def _find(self, target: Target, number: int, length_bytes: int | None) -> Upload:
+        """The upload as the database has it now, if the chunk fits it."""
+        upload = await self._find_and_remember(target)
+        fault = _fault_of(upload, number, length_bytes)
+        if fault is not None:
+            raise fault
+        return upload
+
+    async def _find_and_remember(self, target: Target) -> Upload:
+        self._remembered.pop(target, None)
+        match await self._uploads.find(target):
+            case Complete() as complete:
+                raise AlreadyComplete(complete)
+            case Upload() as upload:
+                self._remember(target, upload)
+                return upload
+
     def _remember(self, target: Target, upload: Upload) -> None:
         self._remembered[target] = upload
         if len(self._remembered) > _REMEMBERED_UPLOADS:
             self._remembered.popitem(last=False)
 
-    async def store(self, target: Target, upload: Upload, number: int, body: Body) -> Stored | Complete:
-        """Put a chunk that was received whole, with the right length, on disk and into the accounts.
+    # Storing
 
-        `answer` gives what to say; the body is not needed for that any more. Raises StorageFull, Unavailable, and as
-        `admit`.
+    async def store(self, target: Target, upload: Upload, number: int, body: Body) -> Stored:
+        """Put a chunk that was received whole on disk and into the accounts. The body is not needed to answer it.
+
+        Raises StorageFull, Unavailable, and as `admit`.
         """
         started = time.perf_counter()
         for _ in range(2):
@@ -86,17 +187,11 @@ class Chunks:
                 stored = await uninterrupted(self._hold_and_record(upload, number, body))
             except (Gone, NotOpen):
                 stored = None
-            if stored is not None and stored.figures.outcome in _COUNTED:
+            if stored is not None and stored.result.outcome in _COUNTED:
                 CHUNK_SECONDS.observe(time.perf_counter() - started)
                 return stored
             # What this process remembers is out of date: the upload was closed, perhaps opened anew.
-            found = await self._find_and_remember(target)
-            if isinstance(found, Complete):
-                return found
-            upload = found
-            refusal = _refusal(upload, number, body.length)
-            if refusal is not None:
-                raise refusal
+            upload = await self._find(target, number, body.length)
         raise Unavailable("This upload is changing too fast, or its bytes can't be found; try again.")
 
     async def _hold_and_record(self, upload: Upload, number: int, body: Body | None) -> Stored:
@@ -112,46 +207,49 @@ class Chunks:
                 continue
             written = written or held.written
             try:
-                figures = await self._pending.record_chunk(upload.id, number, length)
+                result = await self._pending.record_chunk(upload.id, number, length)
                 crash_point("chunk.after_record")
             finally:
                 held.release()
-            if figures.outcome is not Outcome.REHYDRATE:
-                return Stored(upload=upload, number=number, figures=figures, written=written, length_bytes=length)
+            if result.outcome is not Outcome.REHYDRATE:
+                return Stored(upload=upload, number=number, result=result, written=written, length_bytes=length)
             # Hydrating adds the chunk: it is on the map. It is recorded again to learn where the upload stands.
             await self._closers.hydrate(upload)
         raise Unavailable("The accounting store keeps restarting; try again.")
 
-    async def answer(self, stored: Stored) -> Answer:
+    # Answering
+
+    async def answer(self, stored: Stored) -> Result:
         """What to say of a chunk that counts; the last one merges. Raises as the merge does."""
-        figures = stored.figures
-        new = stored.written or figures.outcome is Outcome.RECORDED
-        CHUNKS.labels("recorded" if new else figures.outcome.value).inc()
+        result = stored.result
+        new = stored.written or result.outcome is Outcome.RECORDED
+        CHUNKS.labels("recorded" if new else result.outcome.value).inc()
         if new:
             BYTES_RECEIVED.inc(stored.length_bytes)
-        if not figures.settled:
+        if not result.settled:
             await self._storage.keep_pace(stored.upload, stored.number)
             return Acknowledged(
-                received_bytes=figures.received,
-                received_chunks=figures.chunks,
-                chunk_count=figures.chunk_count,
+                received_bytes=result.received,
+                received_chunks=result.chunks,
+                chunk_count=result.chunk_count,
                 duplicate=not new,
             )
-        answer = await self._uploads.merge_now(stored.upload)
-        return replace(answer, created=new) if isinstance(answer, Complete) else answer
+        match await self._uploads.merge_now(stored.upload):
+            case Complete() as complete:
+                return replace(complete, created=new)
+            case still_merging:
+                return still_merging
 
-    async def refuse(self, target: Target, upload: Upload, number: int, error: UploaderError) -> Answer:
+    async def _refuse(self, target: Target, meant: Upload | None, number: int, error: InvalidRequest) -> Result:
         """What a chunk with a bad number or body is answered: the state of the upload and a duplicate go before `error`."""
-        found = await self._find_and_remember(target)
-        if isinstance(found, Complete):
-            return found
-        if found.id != upload.id:
+        upload = await self._find_and_remember(target)
+        if meant is not None and upload.id != meant.id:
             raise Unavailable("The upload was opened anew meanwhile; send the chunk again.")
-        if number < chunk_count(found.size, found.chunk_size):
+        if number < chunk_count(upload.size, upload.chunk_size):
             try:
-                if (await self._closers.read_map(found)).present[number]:
-                    stored = await uninterrupted(self._hold_and_record(found, number, None))
-                    if stored.figures.outcome in _COUNTED:
+                if (await self._closers.read_map(upload)).present[number]:
+                    stored = await uninterrupted(self._hold_and_record(upload, number, None))
+                    if stored.result.outcome in _COUNTED:
                         return await self.answer(stored)
             except (Gone, NotOpen) as gone:
                 raise Unavailable("The upload is changing; send the chunk again.") from gone
@@ -159,7 +257,7 @@ class Chunks:
         raise error
 
 
-def _refusal(upload: Upload, number: int, length_bytes: int | None) -> InvalidRequest | None:
+def _fault_of(upload: Upload, number: int, length_bytes: int | None) -> InvalidRequest | None:
     """What is wrong with the number or the length of a chunk, where it is known."""
     count = chunk_count(upload.size, upload.chunk_size)
     if number >= count:
@@ -168,3 +266,40 @@ def _refusal(upload: Upload, number: int, length_bytes: int | None) -> InvalidRe
     if length_bytes not in (None, expected):
         return ChunkLengthMismatch(expected=expected, received=length_bytes)
     return None
+
+
+# The body
+
+
+async def _receive_checked(source: ChunkSource, upload: Upload, number: int, claims: ClaimedDigests) -> Body:
+    """A body of the right length, with the digests that were sent with it. Raises ChunkLengthMismatch, DigestMismatch."""
+    body = await source.receive(upload.user_id, chunk_length(number, upload.size, upload.chunk_size))
+    if claims.content_digest or claims.content_md5:
+        try:
+            await _compare(body, claims)
+        except BaseException:
+            body.close()
+            raise
+    return body
+
+
+async def _compare(body: Body, claims: ClaimedDigests) -> None:
+    try:
+        wanted = claims.parse()
+    except ValueError as error:
+        raise DigestMismatch(f"The digest sent with the chunk {error}.") from error
+    if not wanted:
+        return
+    # To its end in any case: the memory of the body may be used again afterwards.
+    computed = await uninterrupted(asyncio.to_thread(_digests_of, body, list(wanted)))
+    for algorithm, digest in wanted.items():
+        if not hmac.compare_digest(computed[algorithm], digest):
+            raise DigestMismatch()
+
+
+def _digests_of(body: Body, algorithms: list[str]) -> dict[str, bytes]:
+    hashes = {name: hashlib.new(_PYTHON_NAMES[name], usedforsecurity=False) for name in algorithms}
+    for piece in body.pieces():
+        for computing in hashes.values():
+            computing.update(piece)
+    return {name: computing.digest() for name, computing in hashes.items()}

@@ -1,9 +1,12 @@
-"""What the use cases of uploads are asked, and what they answer. Everything else is an error of `errors.py`."""
+"""What the use cases of uploads are asked, and what they answer; everything else is an error of `errors.py`.
+
+`Result` is closed: every protocol has an answer for each of its types, and mypy tells where one is forgotten.
+"""
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from uploader.accounting.pending import RecordResult
+from uploader.domain.proof import Challenge
 from uploader.domain.upload import File, Upload
 
 
@@ -31,19 +34,6 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UploadStatus:
-    """Where an open upload stands."""
-
-    upload: Upload
-    merging: bool
-    received_bytes: int
-    missing: list[tuple[int, int]]
-    merged_bytes: int
-    expires_at: datetime
-    created: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged:
     """A chunk that counts."""
 
@@ -54,14 +44,23 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """A chunk that is on disk and counts; `written` says whether this call put it there."""
+class UploadStatus:
+    """Where an open upload stands; `created` says whether this call opened it."""
 
     upload: Upload
-    number: int
-    figures: RecordResult
-    written: bool
-    length_bytes: int
+    merging: bool
+    received_bytes: int
+    missing: list[tuple[int, int]]
+    merged_bytes: int
+    expires_at: datetime
+    created: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StillMerging:
+    """All chunks are there, and the merge takes longer than a request waits."""
+
+    status: UploadStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,4 +71,4 @@ class Complete:
     created: bool
 
 
-Answer = Acknowledged | UploadStatus | Complete
+Result = Acknowledged | UploadStatus | StillMerging | Complete | Challenge

@@ -12,11 +12,12 @@ from uploader.database.transactions.uploads import NotOpen
 from uploader.domain.chunks import chunk_count, missing_ranges, received_bytes
 from uploader.domain.upload import Reason, State, Upload
 from uploader.errors import Unavailable, UploadActive, UploadGone, UploadNotFound
+from uploader.service.ids import is_id
 from uploader.service.uploads.closers import Closers
 from uploader.service.uploads.merging import Merging
-from uploader.service.uploads.results import Complete, Target, UploadStatus
+from uploader.service.uploads.results import Complete, StillMerging, Target, UploadStatus
 from uploader.settings import Settings
-from uploader.storage.base import Gone, Storage
+from uploader.storage.base import Gone, UploadBytes
 
 # How often a call is tried again when others close or open the same upload meanwhile.
 ATTEMPTS = 5
@@ -30,7 +31,7 @@ class Uploads:
         self,
         settings: Settings,
         database: Database,
-        storage: Storage,
+        storage: UploadBytes,
         pending: Pending,
         closers: Closers,
         merging: Merging,
@@ -65,7 +66,10 @@ class Uploads:
         return await self._database.read(lambda connection: queries.open_upload_by_md5(connection, user_id, md5))
 
     async def _by_id(self, target: Target) -> Upload | None:
-        upload = await self._database.read(lambda connection: queries.upload_by_id(connection, target.upload_id or ""))
+        upload_id = target.upload_id or ""
+        if not is_id(upload_id):
+            return None
+        upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
         return upload if upload is not None and upload.user_id == target.user_id else None
 
     async def _find_by_md5(self, user_id: str, md5: str) -> Upload | Complete:
@@ -78,12 +82,13 @@ class Uploads:
                 return Complete(file=file, created=False)
             return await queries.newest_closed_upload(connection, user_id, md5, self._closed_uploads_are_known_since())
 
-        found = await self._database.read(look)
-        if found is None:
-            raise UploadNotFound()
-        if isinstance(found, Complete) or found.state is State.OPEN:
-            return found
-        return await self.ended(found)
+        match await self._database.read(look):
+            case None:
+                raise UploadNotFound()
+            case Upload(state=state) as closed if state is not State.OPEN:
+                return await self.ended(closed)
+            case found:
+                return found
 
     def _closed_uploads_are_known_since(self) -> datetime:
         return self._clock.now() - timedelta(seconds=self._settings.closed_retention_seconds)
@@ -105,16 +110,17 @@ class Uploads:
     async def status(self, target: Target) -> UploadStatus | Complete:
         """Where an upload stands. Raises UploadNotFound, UploadGone, Unavailable."""
         for _ in range(ATTEMPTS):
-            found = await self.find(target)
-            if isinstance(found, Complete):
-                return found
             try:
-                return await self.standing(found)
+                match await self.find(target):
+                    case Upload() as upload:
+                        return await self.status_of(upload)
+                    case complete:
+                        return complete
             except (Gone, NotOpen):
                 await asyncio.sleep(PAUSE_SECONDS)  # it was closed between the two looks
         raise Unavailable("The bytes of this upload can't be found.")
 
-    async def standing(self, upload: Upload) -> UploadStatus:
+    async def status_of(self, upload: Upload) -> UploadStatus:
         chunk_map = await self._closers.read_map(upload)
         last_write = await self._storage.last_write(upload)
         await self._compare_with_redis(upload, sum(chunk_map.present))
@@ -167,13 +173,13 @@ class Uploads:
     async def list_open(self, user_id: str) -> list[UploadStatus]:
         """Where all open uploads of a user stand, newest first."""
         uploads = await self._database.read(lambda connection: queries.open_uploads(connection, user_id))
-        standings = []
+        statuses = []
         for upload in uploads:
             try:
-                standings.append(await self.standing(upload))
+                statuses.append(await self.status_of(upload))
             except (Gone, NotOpen):
                 continue  # closed meanwhile
-        return standings
+        return statuses
 
     async def states(self, user_id: str, md5s: list[str]) -> dict[str, str]:
         """For each MD5 `complete`, `uploading`, `merging` or `absent`, of the caller's own."""
@@ -199,21 +205,24 @@ class Uploads:
 
     # Merging
 
-    async def merge(self, target: Target) -> UploadStatus | Complete:
+    async def merge(self, target: Target) -> StillMerging | Complete:
         """Merge again, for a client that lost the answer. Raises ChunksMissing and as the merge does."""
-        found = await self.find(target)
-        if isinstance(found, Complete):
-            return found
-        return await self.merge_now(found)
+        match await self.find(target):
+            case Upload() as upload:
+                return await self.merge_now(upload)
+            case complete:
+                return complete
 
-    async def merge_now(self, upload: Upload) -> UploadStatus | Complete:
+    async def merge_now(self, upload: Upload) -> StillMerging | Complete:
+        """Merge an upload that is complete, as long as a request waits. Raises as the merge does."""
         file = await self._merging.wait(upload.id)
         if file is not None:
             return Complete(file=file, created=True)
-        try:
-            return await self.standing(upload)
-        except (Gone, NotOpen):
-            return await self.status(Target(upload.user_id, upload_id=upload.id))
+        match await self.status(Target(upload.user_id, upload_id=upload.id)):
+            case UploadStatus() as status:
+                return StillMerging(status)
+            case complete:
+                return complete
 
     # Cancelling
 
@@ -224,16 +233,20 @@ class Uploads:
             if upload is None:
                 raise UploadNotFound()
         else:
-            found = await self.find(target)
-            if isinstance(found, Complete):
-                raise UploadNotFound()
-            upload = found
+            upload = await self._find_open(target)
         try:
             await self._closers.close(upload, Reason.CANCELLED)
         except NotOpen as error:
             if target.upload_id is not None:
                 await self.find(target)  # says why it is gone
             raise UploadNotFound() from error
+
+    async def _find_open(self, target: Target) -> Upload:
+        match await self.find(target):
+            case Upload() as upload:
+                return upload
+            case Complete():
+                raise UploadNotFound()
 
     async def expire(self, upload_id: str, idle_seconds: float) -> None:
         """Expire anybody's open upload now; with `idle_seconds`, unless something arrived since, looked at under its locks.
@@ -245,8 +258,7 @@ class Uploads:
             raise UploadNotFound()
         if await self._expire(upload, idle_seconds):
             return
-        if isinstance(await self.find(Target(upload.user_id, upload_id=upload_id)), Complete):
-            raise UploadNotFound()
+        await self._find_open(Target(upload.user_id, upload_id=upload_id))
         raise UploadActive()
 
     async def _expire(self, upload: Upload, idle_seconds: float) -> bool:

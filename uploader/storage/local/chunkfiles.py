@@ -17,8 +17,7 @@ from uploader.storage import disk
 from uploader.storage.base import Body, Gone
 from uploader.storage.local import chunkmap
 from uploader.storage.local.locks import is_locked, try_lock, unlock_all
-from uploader.storage.local.openfiles import OpenFiles
-from uploader.storage.local.temp import new_upload_directory, upload_directory
+from uploader.storage.local.temp import OpenFiles, new_upload_directory, upload_directory
 
 _READ_BYTES = 1 << 20
 _TURN_BYTES = 64 << 20

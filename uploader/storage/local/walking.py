@@ -22,6 +22,7 @@ _UPLOAD = re.compile(r"[0-9a-f]{32}")
 _FAN_OUT = re.compile(r"[0-9a-f]{2}")
 # A blob, or the name that the bytes of an upload have before they take a blob's place.
 _BLOB = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32})?")
+_DRAFT = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{32}")
 _MAX_MAP_BYTES = chunkmap.RECORDS_OFFSET + chunkmap.RECORD_LENGTH * MAX_CHUNK_COUNT
 _BLOCK_BYTES = 512  # st_blocks, whatever the filesystem's own (inode(7))
 
@@ -60,10 +61,12 @@ def look(root: Directory, path: str) -> Found | None:
     except FileNotFoundError:
         return None
     return Found(
-        path=path,
+        name=name,
+        place=path,
         changed_at=max(each.st_ctime for each in (own, *files)),
         # Bytes that have another name stay.
         disk_bytes=sum(each.st_blocks * _BLOCK_BYTES for each in files if each.st_nlink == 1),
+        is_draft=_DRAFT.fullmatch(name) is not None,
     )
 
 
@@ -75,7 +78,7 @@ def _statuses(parent: Directory, name: str) -> list[os.stat_result]:
 def holds_chunks(root: Directory, found: Found) -> bool:
     """Whether the map in an upload directory names a chunk."""
     try:
-        with root.enter(found.path) as directory:
+        with root.enter(found.place) as directory:
             descriptor = directory.open_to_read("map")
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP):  # there is none, or something that is not ours
@@ -89,9 +92,9 @@ def holds_chunks(root: Directory, found: Found) -> bool:
 
 def remove(root: Directory, found: Found) -> bool:
     """Remove what a walk found, unless it changed since; whether this call did it."""
-    if look(root, found.path) != found:
+    if look(root, found.place) != found:
         return False
-    parent, _, name = found.path.rpartition("/")
+    parent, _, name = found.place.rpartition("/")
     try:
         with root.enter(parent) as directory:
             if not S_ISDIR(directory.status(name).st_mode):

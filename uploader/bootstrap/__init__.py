@@ -1,0 +1,33 @@
+"""Settings → stores → services → application: the only wiring.
+
+Decides nothing but what is given to whom; refuses to serve a request or to run a job by itself.
+"""
+
+from uploader.bootstrap.application import build_application, create_app, server_config
+from uploader.bootstrap.installation import (
+    check_settings,
+    prepare_database,
+    prepare_installation,
+    upgrade_database,
+    warn_of_settings,
+)
+from uploader.bootstrap.running import reset_redis, running
+from uploader.bootstrap.services import Services, create_services
+from uploader.bootstrap.stores import database_url, redis_directory
+
+__all__ = [
+    "Services",
+    "build_application",
+    "check_settings",
+    "create_app",
+    "create_services",
+    "database_url",
+    "prepare_database",
+    "prepare_installation",
+    "redis_directory",
+    "reset_redis",
+    "running",
+    "server_config",
+    "upgrade_database",
+    "warn_of_settings",
+]

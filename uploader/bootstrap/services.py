@@ -1,0 +1,149 @@
+"""Stores → services: everything that a server, a worker or a command needs, made once a process."""
+
+from dataclasses import dataclass
+
+from uploader.accounting.audit import Audit
+from uploader.accounting.challenges import Budgets, Challenges
+from uploader.accounting.connection import RedisConnection
+from uploader.accounting.pending import Delays, Pending
+from uploader.bootstrap.stores import create_redis, database_url
+from uploader.clock import Clock
+from uploader.database.engine import Database
+from uploader.exposition import Exposition
+from uploader.service.access.accounts import Accounts
+from uploader.service.access.links import Links
+from uploader.service.audit.reconciling import Reconciling
+from uploader.service.audit.recounting import Recounting
+from uploader.service.files import Files
+from uploader.service.insight.gauges import Gauges
+from uploader.service.insight.health import Health
+from uploader.service.insight.overview import Overview
+from uploader.service.insight.reports import Reports
+from uploader.service.upkeep.cleanup import Cleanup
+from uploader.service.upkeep.expiry import Expiry
+from uploader.service.upkeep.flushing import Flushing
+from uploader.service.upkeep.scrubbing import Scrubbing
+from uploader.service.upkeep.sweeping import Sweeping
+from uploader.service.uploads.admission import Admission
+from uploader.service.uploads.closers import Closers
+from uploader.service.uploads.instant import BUDGET_WINDOW_SECONDS, Instant
+from uploader.service.uploads.merging import Merging
+from uploader.service.uploads.opening import Openings
+from uploader.service.uploads.receiving import Receiving
+from uploader.service.uploads.status import Uploads
+from uploader.settings import Settings
+from uploader.storage.base import Store
+from uploader.storage.local.store import LocalStore
+from uploader.storage.spool import Spool
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Everything that a server, a worker or a command needs, made once a process."""
+
+    settings: Settings
+    clock: Clock
+    database: Database
+    storage: Store
+    spool: Spool
+    redis: RedisConnection
+    pending: Pending
+    accounts: Accounts
+    closers: Closers
+    merging: Merging
+    flushing: Flushing
+    uploads: Uploads
+    openings: Openings
+    instant: Instant
+    receiving: Receiving
+    files: Files
+    reports: Reports
+    overview: Overview
+    links: Links
+    health: Health
+    gauges: Gauges
+    exposition: Exposition
+    sweeping: Sweeping
+    expiry: Expiry
+    cleanup: Cleanup
+    recounting: Recounting
+    reconciling: Reconciling
+    scrubbing: Scrubbing
+
+    async def close(self) -> None:
+        await self.merging.close()
+        await self.storage.drain()
+        self.storage.close()
+        self.spool.close()
+        await self.redis.aclose()
+        await self.database.close()
+
+
+def create_services(settings: Settings, clock: Clock | None = None) -> Services:
+    """Connects to nothing yet."""
+    clock = clock or Clock()
+    database = Database(database_url(settings))
+    storage = LocalStore(settings.data, durable=settings.durability == "power")
+    redis = create_redis(settings)
+    delays = Delays(
+        quiet_seconds=settings.quiet_interval_seconds,
+        max_delay_seconds=settings.max_delay_seconds,
+        max_pending_bytes=settings.max_pending_bytes,
+        lease_seconds=settings.claim_lease_seconds,
+    )
+    pending = Pending(redis, shards=settings.shards, delays=delays)
+    closers = Closers(database, storage, pending, clock)
+    merging = Merging(
+        database,
+        storage,
+        pending,
+        closers,
+        clock,
+        wait_seconds=settings.merge_wait_seconds,
+        lease_seconds=settings.claim_lease_seconds,
+    )
+    uploads = Uploads(settings, database, storage, pending, closers, merging, clock)
+    challenges = Challenges(
+        redis,
+        shards=settings.shards,
+        budgets=Budgets(
+            max_probes=settings.proof_max_probes,
+            max_unproven=settings.proof_max_failures,
+            window_seconds=BUDGET_WINDOW_SECONDS,
+        ),
+    )
+    admission = Admission(settings, database, storage, clock)
+    instant = Instant(settings, database, storage, storage, closers, uploads, challenges, clock)
+    receiving = Receiving(storage, pending, closers, uploads, max_at_once=settings.max_concurrent_chunks)
+    files = Files(database, storage)
+    recounting = Recounting(database)
+    return Services(
+        settings=settings,
+        clock=clock,
+        database=database,
+        storage=storage,
+        spool=Spool(settings.data),
+        redis=redis,
+        pending=pending,
+        accounts=Accounts(database, clock, default_total_space_bytes=settings.default_total_space_bytes),
+        closers=closers,
+        merging=merging,
+        flushing=Flushing(database, pending, closers, clock),
+        uploads=uploads,
+        openings=Openings(settings, database, storage, instant, uploads, receiving, admission, clock),
+        instant=instant,
+        receiving=receiving,
+        files=files,
+        reports=Reports(database, files, clock),
+        overview=Overview(database, storage, admission, clock),
+        links=Links(database, clock, settings.link_secret, lifetime_seconds=settings.link_lifetime_seconds),
+        gauges=Gauges(database, storage, pending),
+        exposition=Exposition(settings.data.absolute() / "metrics", alone=settings.workers == 1),
+        health=Health(database, storage, pending),
+        sweeping=Sweeping(database, pending, closers),
+        expiry=Expiry(database, closers, clock, expiry_seconds=settings.upload_expiry_seconds),
+        cleanup=Cleanup(database, storage, closers, clock),
+        recounting=recounting,
+        reconciling=Reconciling(database, storage, Audit(redis, shards=settings.shards), closers, recounting, clock),
+        scrubbing=Scrubbing(database, storage, clock),
+    )

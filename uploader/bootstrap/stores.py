@@ -1,0 +1,24 @@
+"""Settings → the stores in force, embedded or given."""
+
+from pathlib import Path
+
+from uploader.accounting.connection import RedisConnection, connect, connect_to_socket
+from uploader.embedded import socket_path
+from uploader.settings import Settings
+
+
+def database_url(settings: Settings) -> str:
+    """The URL of the database in force."""
+    return settings.database_url or f"sqlite:///{settings.data.absolute() / 'uploader.db'}"
+
+
+def redis_directory(settings: Settings) -> Path:
+    """Where the embedded Valkey lives."""
+    return settings.data.absolute() / "redis"
+
+
+def create_redis(settings: Settings) -> RedisConnection:
+    """Connects to nothing yet."""
+    if settings.redis_url is not None:
+        return connect(settings.redis_url)
+    return connect_to_socket(socket_path(redis_directory(settings)))

@@ -1,0 +1,233 @@
+"""Bodies while they gather and after: in memory that is used again and again, or in a file of the spool.
+
+A page that is touched for the first time costs more than all that is done with its bytes; so free segments are kept.
+Memory is charged to one budget of the process, and to a share of each user.
+"""
+
+import mmap
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from uploader.storage.spool import Spool, SpooledBytes
+from uploader.tasks import uninterrupted
+
+_PIECE_BYTES = 1 << 20
+# What a spooled body gathers before it is written. Of slow ones there may be many.
+_BATCH_BYTES = 256 << 10
+_SLOW_BATCH_BYTES = 64 << 10
+_USER_SHARE = 4
+_NO_ROOM = memoryview(b"")
+_LARGE_BYTES = 1 << 20
+# So that a user's share of a small budget is more than one of them.
+_MIN_LARGE = 16
+# Of a body that has only begun there is little to hold, and many may begin at once.
+_SMALL_BYTES = 64 << 10
+_SMALL_SHARE = 4
+
+
+class BodyBudget:
+    """Bytes of memory for bodies: of the process, and of each user a quarter of that."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._free = total_bytes
+        self._user_share = total_bytes // _USER_SHARE
+        self._charged: dict[str, int] = {}
+
+    def charge(self, user_id: str, length_bytes: int) -> bool:
+        """Take memory; False if there is none left for this user."""
+        charged = self._charged.get(user_id, 0) + length_bytes
+        if length_bytes > self._free or charged > self._user_share:
+            return False
+        self._free -= length_bytes
+        self._charged[user_id] = charged
+        return True
+
+    def release(self, user_id: str, length_bytes: int) -> None:
+        """Give memory back."""
+        self._free += length_bytes
+        left = self._charged.pop(user_id, 0) - length_bytes
+        if left > 0:
+            self._charged[user_id] = left
+
+
+class Segments:
+    """Free segments of two sizes, the one that was used last on top, because it is warm."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        """`budget_bytes`: what all of them may hold together."""
+        self._budget_bytes = budget_bytes
+        self._made_bytes = 0
+        self._free: dict[int, list[memoryview]] = defaultdict(list)
+        self.large_bytes = max(min(_LARGE_BYTES, budget_bytes // _MIN_LARGE), 1)
+        self.small_bytes = max(min(_SMALL_BYTES, self.large_bytes // _SMALL_SHARE), 1)
+
+    def take(self, size_bytes: int) -> memoryview:
+        """Memory of `large_bytes` or `small_bytes`; what is in it is anybody's. Raises OSError if the system has none."""
+        free = self._free[size_bytes]
+        return free.pop() if free else self._make(size_bytes)
+
+    def give_back(self, segment: memoryview) -> None:
+        """Nothing reads or writes it any more."""
+        self._free[len(segment)].append(segment)
+
+    def _make(self, size_bytes: int) -> memoryview:
+        """In place of free ones of the other size, where together they would be more than the budget."""
+        for free in self._free.values():
+            while free and self._made_bytes + size_bytes > self._budget_bytes:
+                self._made_bytes -= len(free.pop())
+        # Private, so that the kernel joins neighbours: it bounds the mappings of a process, and shared ones stay apart.
+        made = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._made_bytes += size_bytes
+        return memoryview(made)
+
+
+class ReceivedBody:
+    """A body while it gathers and after: in memory, or in an unlinked file. Close it, once for each that keeps it."""
+
+    def __init__(self, budget: BodyBudget, segments: Segments, spool: Spool, user_id: str, expected_bytes: int) -> None:
+        self._budget = budget
+        self._pool = segments
+        self._spool = spool
+        self._user_id = user_id
+        self._segments: list[memoryview] = []
+        self._segment_bytes = segments.small_bytes
+        self._spooled: SpooledBytes | None = None
+        self._batch = memoryview(b"")
+        self._batched = 0
+        self._expected = expected_bytes
+        self._keepers = 1
+        self.length = 0
+
+    @property
+    def in_memory(self) -> bool:
+        return self._spooled is None
+
+    async def make_room(self, *, slow: bool) -> None:
+        """There is room after this, in memory or not. The body is not whole. Raises StorageFull."""
+        if self._spooled is None and (slow or not self._has_segment()):
+            await self._move_to_spool(_SLOW_BATCH_BYTES if slow else _BATCH_BYTES)
+        elif self._spooled is not None and self._batched == len(self._batch):
+            await self._write_batch()
+
+    def room(self) -> memoryview:
+        left = self._expected - self.length
+        if not left:
+            return _NO_ROOM
+        if self._spooled is not None:
+            return self._batch[self._batched :][:left]
+        if not self._has_segment():
+            return _NO_ROOM
+        return self._segments[-1][self.length % self._segment_bytes :][:left]
+
+    def advance(self, count: int) -> None:
+        self.length += count
+        if self._spooled is not None:
+            self._batched += count
+
+    async def end(self) -> None:
+        """No more bytes will come. Raises StorageFull."""
+        if self._batched:
+            await self._write_batch()
+        self._batch = memoryview(b"")
+
+    def pieces(self) -> Iterable[memoryview]:
+        """In memory they are there: whoever hashes or stores them need not come back for each."""
+        if self._spooled is not None:
+            return _pieces_of(self._spooled, self.length)
+        size = self._segment_bytes
+        return [segment[: self.length - number * size] for number, segment in enumerate(self._segments)]
+
+    def keep(self) -> None:
+        self._keepers += 1
+
+    def close(self) -> None:
+        self._keepers -= 1
+        if self._keepers:
+            return
+        self._release_segments()
+        self._batch = memoryview(b"")
+        if self._spooled is not None:
+            self._spooled.close()
+
+    def _has_segment(self) -> bool:
+        """Whether there is memory for the next byte, taking some if need be."""
+        if self.length < len(self._segments) * self._segment_bytes:
+            return True
+        if not self._segments:
+            return self._take(self._segment_bytes)
+        if not self._take(self._pool.large_bytes):
+            return False
+        if self._segment_bytes < self._pool.large_bytes:
+            self._move_to_large()
+        return True
+
+    def _take(self, size_bytes: int) -> bool:
+        if not self._budget.charge(self._user_id, size_bytes):
+            return False
+        try:
+            self._segments.append(self._pool.take(size_bytes))
+        except OSError:
+            self._budget.release(self._user_id, size_bytes)
+            return False
+        return True
+
+    def _move_to_large(self) -> None:
+        """What began in a small segment goes on in the large one after it."""
+        small = self._segments.pop(0)
+        self._segments[0][: len(small)] = small
+        self._give_back(small)
+        self._segment_bytes = self._pool.large_bytes
+
+    def _give_back(self, segment: memoryview) -> None:
+        self._pool.give_back(segment)
+        self._budget.release(self._user_id, len(segment))
+
+    def _release_segments(self) -> None:
+        for segment in self._segments:
+            self._give_back(segment)
+        self._segments = []
+
+    async def _move_to_spool(self, batch_bytes: int) -> None:
+        pieces = list(self.pieces())
+        await uninterrupted(self._open_spool(pieces))
+        self._release_segments()
+        self._batch = memoryview(bytearray(min(batch_bytes, self._expected - self.length)))
+
+    async def _open_spool(self, pieces: list[memoryview]) -> None:
+        self._spooled = await self._spool.open()
+        for piece in pieces:
+            await self._spooled.append(piece)
+
+    async def _write_batch(self) -> None:
+        assert self._spooled is not None
+        await uninterrupted(self._spooled.append(self._batch[: self._batched]))
+        self._batched = 0
+
+
+def _pieces_of(spooled: SpooledBytes, length: int) -> Iterator[memoryview]:
+    for offset in range(0, length, _PIECE_BYTES):
+        yield memoryview(spooled.read(_PIECE_BYTES, offset))
+
+
+class WholeBody:
+    """A body that was there before anybody asked: it stays where the parser left it. Close it, as one that gathers."""
+
+    def __init__(self, budget: BodyBudget, user_id: str, content: bytes) -> None:
+        """Its length is charged to the budget already."""
+        self._budget = budget
+        self._user_id = user_id
+        self._content = content
+        self._keepers = 1
+        self.length = len(content)
+
+    def pieces(self) -> Iterable[memoryview]:
+        return (memoryview(self._content),)
+
+    def keep(self) -> None:
+        self._keepers += 1
+
+    def close(self) -> None:
+        self._keepers -= 1
+        if not self._keepers:
+            self._content = b""
+            self._budget.release(self._user_id, self.length)

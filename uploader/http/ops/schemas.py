@@ -1,0 +1,34 @@
+"""What goes over the wire for those who run the server or write a client for it, as types."""
+
+from msgspec import Struct
+
+
+class ChunkSizeBounds(Struct):
+    """Chunk sizes, in bytes."""
+
+    default: int
+    min: int
+    max: int
+
+
+class ClientConfig(Struct):
+    """What a client needs to know."""
+
+    chunk_size: ChunkSizeBounds
+    max_file_size: int
+    max_chunks: int
+    instant: str
+    upload_expiry_seconds: float
+
+
+class Check(Struct):
+    """Whether one thing the server depends on works."""
+
+    ok: bool
+    reason: str | None = None
+
+
+class HealthSchema(Struct):
+    """All checks."""
+
+    checks: dict[str, Check]

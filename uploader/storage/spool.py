@@ -1,0 +1,74 @@
+"""The spool: unlinked files of this node for bodies that are not kept in memory, wherever a store has its bytes."""
+
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from uploader.errors import ConfigurationError
+from uploader.storage import disk
+from uploader.tasks import Pool
+
+_THREADS = 4
+
+
+class SpooledBytes(Protocol):
+    """Bytes that nothing is left of once it is closed."""
+
+    async def append(self, content: memoryview) -> None:
+        """Raises StorageFull."""
+
+    def read(self, length_bytes: int, offset: int) -> bytes:
+        """Up to so many bytes, from a thread."""
+
+    def close(self) -> None: ...
+
+
+class Spool:
+    """The directory `spool` of a node."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root.absolute()
+        self._root = disk.Root(self._path)
+        self._pool = Pool(_THREADS, "spool", translate=disk.refusal)
+
+    async def prepare(self) -> None:
+        """Raises ConfigurationError if it can't be written."""
+        await self._pool.run(self._prepare)
+
+    def _prepare(self) -> None:
+        try:
+            self._root.open()
+            with suppress(FileExistsError):
+                self._root.make_directory("spool")  # whether it outlives a power cut does not matter
+        except OSError as error:
+            raise ConfigurationError(f"UPLOADER_DATA: {self._path} cannot be written: {error.strerror}") from error
+
+    async def open(self) -> SpooledBytes:
+        """A place for a body. Raises StorageFull."""
+        return await self._pool.run(self._open)
+
+    def _open(self) -> "_UnlinkedFile":
+        with self._root.enter("spool") as directory:
+            return _UnlinkedFile(self._pool, directory.open_unnamed())
+
+    def close(self) -> None:
+        """Give up the threads."""
+        self._pool.shutdown()
+
+
+class _UnlinkedFile:
+    """The descriptor of a file without a name; it is closed with its last user."""
+
+    def __init__(self, pool: Pool, descriptor: int) -> None:
+        self._pool = pool
+        self._descriptor = descriptor
+        self._length = 0
+        self.close = weakref.finalize(self, disk.close, descriptor)
+
+    async def append(self, content: memoryview) -> None:
+        await self._pool.run(disk.write, self._descriptor, content, self._length)
+        self._length += len(content)
+
+    def read(self, length_bytes: int, offset: int) -> bytes:
+        return disk.read(self._descriptor, length_bytes, offset)
