@@ -6,9 +6,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
-from uploader.cli.client.event_text import human_bytes, human_seconds, percent, say
+from uploader.cli.client.event_text import say
 from uploader.cli.client.events import AnyEvent, Completed, Failed, Moving, Planned, Started, Summary
 from uploader.cli.client.showing import Reporter
+from uploader.cli.readable import human_bytes, human_seconds, percent
 
 
 class Bars(Reporter):

@@ -18,6 +18,7 @@ from uploader.cli.client.events import (
     Skipped,
     Summary,
 )
+from uploader.cli.readable import human_bytes, human_seconds, percent
 from uploader.client import Upload, Usage
 
 _HOW = {"sent": "sent", "fetched": "fetched", "instant": "on the server already", "present": "there already"}
@@ -96,29 +97,3 @@ def _usage(usage: Usage) -> str:
         ("total", usage.total_space),
     ]
     return "\n".join(f"{word:<14}{human_bytes(size):>12}" for word, size in lines)
-
-
-def human_bytes(size_bytes: int) -> str:
-    """Three digits and a unit."""
-    if size_bytes < 1000:
-        return f"{size_bytes} B"
-    size, units = size_bytes / 1024, ["KiB", "MiB", "GiB", "TiB", "PiB"]
-    while size >= 999.5 and len(units) > 1:
-        size /= 1024
-        del units[0]
-    return f"{size:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f} {units[0]}"
-
-
-def human_seconds(seconds: float) -> str:
-    """The two largest units that matter."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for unit, length, smaller, smaller_length in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if whole >= length:
-            return f"{whole // length} {unit} {whole % length // smaller_length} {smaller}"
-    return f"{whole} s"
-
-
-def percent(part: int, whole: int) -> str:
-    return f"{100 * part // whole if whole else 100} %"

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from uploader.cli.client.connecting import EXIT_OK, exit_code_of, run_client, shown_options, worst_of
+from uploader.cli.client.connecting import exit_code_of, run_client, shown_options, worst_of
+from uploader.cli.exits import EXIT_OK
 
 if TYPE_CHECKING:
     from uploader.cli.client.showing import Reporter

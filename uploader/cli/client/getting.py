@@ -4,10 +4,11 @@ import time
 import unicodedata
 from pathlib import Path
 
-from uploader.cli.client.connecting import EXIT_FAILED, EXIT_OK
+from uploader.cli.client.connecting import EXIT_FAILED
 from uploader.cli.client.events import Completed, Failed, Planned, Started, Summary
 from uploader.cli.client.putting import moving, shown_path
 from uploader.cli.client.showing import Reporter
+from uploader.cli.exits import EXIT_OK
 from uploader.client import AsyncClient, ClientError, File, NotFound, Progress
 
 _ID_LENGTH = 32

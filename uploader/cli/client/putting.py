@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from uploader.cli.client.connecting import EXIT_OK, exit_code_of, worst_of
+from uploader.cli.client.connecting import exit_code_of, worst_of
 from uploader.cli.client.events import Completed, Failed, How, Moving, Planned, Skipped, Started, Summary
 from uploader.cli.client.showing import Reporter
 from uploader.client import AsyncClient, ClientError, File, Progress, Unauthenticated, Unreachable
@@ -94,7 +94,7 @@ class Putting:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(parallel, len(self._jobs))):
                 group.create_task(self._put_one_after_the_other())
-        code = worst_of(set(self._failed)) if self._failed else EXIT_OK
+        code = worst_of(set(self._failed))
         self._reporter.show(
             Summary(
                 files=len(self._jobs),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from uploader.cli.exits import EXIT_OK
 from uploader.cli.options import RATE
 from uploader.cli.server.running import EXIT_FAILED, load_settings, with_services
 
@@ -61,7 +62,7 @@ def scrub(rate: int, restart: bool, as_json: bool) -> None:
         click.echo(json.dumps({"event": "summary", "checked": checked, "damaged": found}))
     else:
         click.echo(f"{found} damaged; checked {checked['blobs']} blobs, {checked['bytes']} bytes")
-    sys.exit(EXIT_FAILED if found else 0)
+    sys.exit(EXIT_FAILED if found else EXIT_OK)
 
 
 def _as_json(damage: "Damage") -> str:
