@@ -68,7 +68,6 @@ def run_client(
 ) -> None:
     """Run a command to its end and exit with the code it gives; `options` are of `AsyncClient`."""
     from uploader.cli.client.events import Failed, Retrying
-    from uploader.cli.client.showing import make_reporter
     from uploader.client import AsyncClient, ClientError, Patience
 
     profile = profile or kept_profile()
@@ -90,8 +89,23 @@ def run_client(
             return exit_code_of(error)
 
     try:
-        with make_reporter(as_json=as_json, quiet=quiet) as reporter:
+        with _make_reporter(as_json=as_json, quiet=quiet) as reporter:
             code = asyncio.run(run(reporter))
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     sys.exit(code)
+
+
+def _make_reporter(*, as_json: bool, quiet: bool) -> "Reporter":
+    """Who shows the events of this command."""
+    from uploader.cli.client.showing import JsonLines, Quiet, Reporter
+
+    if as_json:
+        return JsonLines()
+    if quiet:
+        return Quiet()
+    if not sys.stderr.isatty():
+        return Reporter()
+    from uploader.cli.client.bars import Bars
+
+    return Bars()
