@@ -7,7 +7,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
 from uploader.cli.client.event_text import say
-from uploader.cli.client.events import AnyEvent, Completed, Failed, Moving, Planned, Started, Summary
+from uploader.cli.client.events import AnyEvent, Completed, Failed, Moving, Planned, Started, TransferSummary
 from uploader.cli.client.showing import Reporter
 from uploader.cli.readable import human_bytes, human_seconds, percent
 
@@ -49,7 +49,7 @@ class Bars(Reporter):
                 self._move(event)
             case Completed() | Failed() if event.path in self._tasks:
                 self._end(event.path)
-            case Summary():
+            case TransferSummary():
                 self._bars.stop()
         say(event)
 

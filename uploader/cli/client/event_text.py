@@ -3,7 +3,6 @@
 import click
 
 from uploader.cli.client.events import (
-    Accounts,
     AnyEvent,
     CancelledUpload,
     Completed,
@@ -12,11 +11,12 @@ from uploader.cli.client.events import (
     Interrupted,
     Listed,
     ListedUpload,
+    ListedUsage,
     LoggedIn,
     Renamed,
     Retrying,
     Skipped,
-    Summary,
+    TransferSummary,
 )
 from uploader.cli.readable import human_bytes, human_seconds, percent
 from uploader.client import Upload, Usage
@@ -28,7 +28,7 @@ def say(event: AnyEvent) -> None:
     """Print the lines of an event, if it has any."""
     words = words_of(event)
     if words is not None:
-        by_the_way = isinstance(event, Failed | Retrying | Skipped | Interrupted | Summary)
+        by_the_way = isinstance(event, Failed | Retrying | Skipped | Interrupted | TransferSummary)
         click.echo(words, err=by_the_way)
 
 
@@ -41,7 +41,7 @@ def words_of(event: AnyEvent) -> str | None:
             return f"{file.id}  {file.created_at:%Y-%m-%d %H:%M}  {human_bytes(file.size):>10}  {file.name}"
         case ListedUpload():
             return _upload(event.upload)
-        case Accounts():
+        case ListedUsage():
             return _usage(event.usage)
         case Deleted():
             return f"deleted {event.file.name}"
@@ -65,13 +65,13 @@ def _by_the_way(event: AnyEvent) -> str | None:
             return f"uploader: {event.path}: left out, {event.reason}"
         case Interrupted():
             return "uploader: interrupted; the same command goes on from here"
-        case Summary():
+        case TransferSummary():
             return _summary(event)
         case _:
             return None
 
 
-def _summary(event: Summary) -> str | None:
+def _summary(event: TransferSummary) -> str | None:
     if event.files == 1 and not event.failed:
         return None  # its own line says all
     words = [f"{event.complete} of {event.files} files, {human_bytes(event.bytes)} in {human_seconds(event.seconds)}"]

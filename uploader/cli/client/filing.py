@@ -78,9 +78,9 @@ def usage(as_json: bool, quiet: bool) -> None:
     """Show how much space is used, and how much is left."""
 
     async def work(client: "AsyncClient", reporter: "Reporter") -> int:
-        from uploader.cli.client.events import Accounts
+        from uploader.cli.client.events import ListedUsage
 
-        reporter.show(Accounts(await client.usage()))
+        reporter.show(ListedUsage(await client.usage()))
         return EXIT_OK
 
     run_client(work, as_json=as_json, quiet=quiet)

@@ -8,7 +8,7 @@ from typing import Self
 import msgspec
 
 from uploader.cli.client.event_text import say
-from uploader.cli.client.events import Accounts, AnyEvent, Failed, Interrupted, Listed, ListedUpload, Moving
+from uploader.cli.client.events import AnyEvent, Failed, Interrupted, Listed, ListedUpload, ListedUsage, Moving
 
 _JSON_INTERVAL_SECONDS = 0.5
 
@@ -34,7 +34,7 @@ class Quiet(Reporter):
     """What went wrong, and what was asked for."""
 
     def show(self, event: AnyEvent) -> None:
-        if isinstance(event, Failed | Listed | ListedUpload | Accounts):
+        if isinstance(event, Failed | Listed | ListedUpload | ListedUsage):
             say(event)
 
 

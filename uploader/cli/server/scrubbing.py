@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from uploader.service.upkeep.scrubbing import Damage, ScrubProgress
 
 
-class _Pace:
+class _RateLimit:
     """Keeps a stream of reads at a rate of bytes a second; 0 is as fast as the disk."""
 
     def __init__(self, rate_bytes_per_second: int) -> None:
@@ -49,7 +49,7 @@ def scrub(rate: int, restart: bool, as_json: bool) -> None:
     async def run(services: "Services") -> "ScrubProgress":
         await services.storage.prepare()
         try:
-            async for damage in services.scrubbing.scrub(_Pace(rate), restart=restart):
+            async for damage in services.scrubbing.scrub(_RateLimit(rate), restart=restart):
                 click.echo(_as_json(damage) if as_json else _as_text(damage))
                 sys.stdout.flush()
         finally:
