@@ -1,47 +1,43 @@
 """Option types of the command line: sizes, durations, months."""
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from uploader.units import parse_duration, parse_rate, parse_size
 
+T = TypeVar("T")
 
-class SizeType(click.ParamType[int]):
-    name = "size"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
+class ParsedType(click.ParamType[T]):
+    """What a parser of `uploader.units` takes; what it refuses is bad usage."""
+
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
         try:
-            return parse_size(value)
+            return self._parse(value)
         except ValueError as error:
             self.fail(f"{value!r} is {error}", param, ctx)
 
 
-class RateType(click.ParamType[int]):
-    name = "rate"
+class DurationType(ParsedType[float]):
+    """A duration; none at all is bad usage, too."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return parse_rate(value)
-        except ValueError as error:
-            self.fail(f"{value!r} is {error}", param, ctx)
-
-
-class DurationType(click.ParamType[float]):
-    name = "duration"
+    def __init__(self) -> None:
+        super().__init__("duration", parse_duration)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            seconds = parse_duration(value)
-        except ValueError as error:
-            self.fail(f"{value!r} is {error}", param, ctx)
-        return seconds or self.fail("must be greater than 0", param, ctx)
+        return super().convert(value, param, ctx) or self.fail("must be greater than 0", param, ctx)
 
 
 class MonthType(click.ParamType[str]):
+    """A month as `2026-11` or `2026/11`; the value has the slash, as the directories do."""
+
     name = "YYYY-MM"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -50,4 +46,5 @@ class MonthType(click.ParamType[str]):
         return str(value).replace("-", "/")
 
 
-SIZE, RATE, DURATION, MONTH = SizeType(), RateType(), DurationType(), MonthType()
+SIZE, RATE = ParsedType("size", parse_size), ParsedType("rate", parse_rate)
+DURATION, MONTH = DurationType(), MonthType()
