@@ -17,6 +17,7 @@ from uploader.client.model import (
     Challenge,
     Challenged,
     Complete,
+    Digests,
     File,
     Merging,
     Open,
@@ -26,7 +27,7 @@ from uploader.client.model import (
     UploadStatus,
 )
 from uploader.client.transfers import plan
-from uploader.client.transfers.hashing import Digests, digests_of, proof_of, sample_of
+from uploader.client.transfers.hashing import digests_of, proof_of, sample_of
 from uploader.client.transfers.progress import Meter
 from uploader.client.transfers.source import Source
 from uploader.domain.proof import ALGORITHM
