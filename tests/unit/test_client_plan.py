@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.clock import ManualClock
-from uploader.cli.client.event_text import human_bytes, human_seconds
+from uploader.cli.readable import human_bytes, human_seconds
 from uploader.client.transfers.plan import Queue, missing_numbers, prefers_other, resume_key, sample_ranges
 from uploader.client.transfers.progress import Meter, Progress
 from uploader.client.transport import Patience

@@ -1,4 +1,7 @@
-"""The command line: one module for each kind of command."""
+"""The command line: commands for those who run the server, commands for those who upload, and what both need.
+
+Refuses to decide anything about uploads: a command asks a service or a client, and prints.
+"""
 
 import click
 

@@ -1,56 +1,52 @@
 """Option types of the command line: sizes, durations, months."""
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from uploader.units import parse_duration, parse_rate, parse_size
 
+T = TypeVar("T")
 
-class SizeType(click.ParamType[int]):
-    name = "size"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
+class ParsedType(click.ParamType[T]):
+    """What a parser of `uploader.units` takes; what it refuses is bad usage."""
+
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
         try:
-            return parse_size(value)
+            return self._parse(value)
         except ValueError as error:
             self.fail(f"{value!r} is {error}", param, ctx)
 
 
-class RateType(click.ParamType[int]):
-    name = "rate"
+class DurationType(ParsedType[float]):
+    """A duration; none at all is bad usage, too."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return parse_rate(value)
-        except ValueError as error:
-            self.fail(f"{value!r} is {error}", param, ctx)
-
-
-class DurationType(click.ParamType[float]):
-    name = "duration"
+    def __init__(self) -> None:
+        super().__init__("duration", parse_duration)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            seconds = parse_duration(value)
-        except ValueError as error:
-            self.fail(f"{value!r} is {error}", param, ctx)
-        return seconds or self.fail("must be greater than 0", param, ctx)
+        return super().convert(value, param, ctx) or self.fail("must be greater than 0", param, ctx)
 
 
 class MonthType(click.ParamType[datetime]):
+    """A month as `2026-11` or `2026/11`; the value is its begin, in UTC."""
+
     name = "YYYY-MM"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """The begin of the month, in UTC."""
         match = re.fullmatch(r"([0-9]{4})[-/](0[1-9]|1[0-2])", value)
-        if not match:
+        if not match or match[1] == "0000":
             self.fail(f"{value!r} is not a month such as 2026-11", param, ctx)
         return datetime(int(match[1]), int(match[2]), 1, tzinfo=UTC)
 
 
-SIZE, RATE, DURATION, MONTH = SizeType(), RateType(), DurationType(), MonthType()
+SIZE, RATE = ParsedType("size", parse_size), ParsedType("rate", parse_rate)
+DURATION, MONTH = DurationType(), MonthType()

@@ -1,4 +1,4 @@
-"""The HTTP contract as typed calls, one for each that a client needs. Decides nothing: `upload.py` and `download.py` do."""
+"""The HTTP contract as typed calls, one for each that a client needs. Decides nothing: `transfers` does."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
@@ -10,8 +10,18 @@ import msgspec
 from msgspec.json import Decoder
 
 from uploader.client.errors import BadAnswer, NotFound
-from uploader.client.model import Complete, File, FilePage, Opened, Sent, Upload, UploadList, UploadStatus, Usage
-from uploader.client.transfers.hashing import Digests
+from uploader.client.model import (
+    Complete,
+    Digests,
+    File,
+    FilePage,
+    Opened,
+    Sent,
+    Upload,
+    UploadList,
+    UploadStatus,
+    Usage,
+)
 from uploader.client.transport import Retrying, Transport
 
 T = TypeVar("T")

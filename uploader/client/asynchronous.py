@@ -14,9 +14,10 @@ from uploader.client.model import File, FilePage, Upload, Usage
 from uploader.client.transfers import plan
 from uploader.client.transfers.download import Downloading
 from uploader.client.transfers.progress import Meter, OnProgress
+from uploader.client.transfers.shared import Shared
 from uploader.client.transfers.source import Uploadable, open_source
 from uploader.client.transfers.transfer import AsyncTransfer
-from uploader.client.transfers.upload import Shared, Uploading
+from uploader.client.transfers.upload import Uploading
 from uploader.client.transport import OnRetry, Patience, Token, Transport
 from uploader.domain.names import normalise_name
 

@@ -1,8 +1,17 @@
-"""What the server says, as types. Members that are not listed here are ignored: a newer server may say more."""
+"""What client and server say to each other, as types. A newer server may say more: members not listed here are ignored."""
 
+from dataclasses import dataclass
 from datetime import datetime
 
 from msgspec import Struct
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Both digests of the same bytes, in lower-case hex."""
+
+    md5: str
+    sha256: str
 
 
 class File(Struct, frozen=True):

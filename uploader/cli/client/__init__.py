@@ -1,4 +1,4 @@
-"""The commands for those who upload: they talk to a server that runs anywhere.
+"""The commands for those who upload, and how they show what happens.
 
-Know it by `uploader.client` alone.
+Refuses to know the server itself, which runs anywhere: they reach it by `uploader.client` alone.
 """

@@ -6,9 +6,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
-from uploader.cli.client.event_text import human_bytes, human_seconds, percent, say
-from uploader.cli.client.events import AnyEvent, Completed, Failed, Moving, Planned, Started, Summary
+from uploader.cli.client.event_text import say
+from uploader.cli.client.events import AnyEvent, Completed, Failed, Moving, Planned, Started, TransferSummary
 from uploader.cli.client.showing import Reporter
+from uploader.cli.readable import human_bytes, human_seconds, percent
 
 
 class Bars(Reporter):
@@ -39,16 +40,17 @@ class Bars(Reporter):
         super().__exit__(kind, error, trace)
 
     def show(self, event: AnyEvent) -> None:
-        if isinstance(event, Planned):
-            self._planned = event
-        elif isinstance(event, Started):
-            self._begin(event)
-        elif isinstance(event, Moving):
-            self._move(event)
-        elif isinstance(event, Completed | Failed) and event.path in self._tasks:
-            self._end(event.path)
-        elif isinstance(event, Summary):
-            self._bars.stop()
+        match event:
+            case Planned():
+                self._planned = event
+            case Started():
+                self._begin(event)
+            case Moving():
+                self._move(event)
+            case Completed() | Failed() if event.path in self._tasks:
+                self._end(event.path)
+            case TransferSummary():
+                self._bars.stop()
         say(event)
 
     def _begin(self, event: Started) -> None:

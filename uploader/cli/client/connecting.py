@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from uploader.cli.server.running import fail
+from uploader.cli.exits import EXIT_CONFIGURATION, EXIT_OK, fail
 
 if TYPE_CHECKING:
     from uploader.cli.client.profile import Profile
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-EXIT_OK = 0
-EXIT_USAGE = 2
 EXIT_AUTHENTICATION = 3
 EXIT_QUOTA = 4
 EXIT_TRY_AGAIN = 5
@@ -56,7 +54,7 @@ def kept_profile() -> "Profile":
     try:
         return load_profile()
     except ValueError as error:
-        fail(str(error), EXIT_USAGE)
+        fail(str(error), EXIT_CONFIGURATION)
 
 
 def run_client(
@@ -70,7 +68,6 @@ def run_client(
 ) -> None:
     """Run a command to its end and exit with the code it gives; `options` are of `AsyncClient`."""
     from uploader.cli.client.events import Failed, Retrying
-    from uploader.cli.client.showing import make_reporter
     from uploader.client import AsyncClient, ClientError, Patience
 
     profile = profile or kept_profile()
@@ -83,7 +80,7 @@ def run_client(
         try:
             client = AsyncClient(profile.url, profile.token, patience=patience, on_retry=tell_retry, **options)
         except ValueError as error:
-            fail(f"{error}: see UPLOADER_URL and `uploader login`", EXIT_USAGE)
+            fail(f"{error}: see UPLOADER_URL and `uploader login`", EXIT_CONFIGURATION)
         try:
             async with client:
                 return await work(client, reporter)
@@ -92,8 +89,23 @@ def run_client(
             return exit_code_of(error)
 
     try:
-        with make_reporter(as_json=as_json, quiet=quiet) as reporter:
+        with _make_reporter(as_json=as_json, quiet=quiet) as reporter:
             code = asyncio.run(run(reporter))
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     sys.exit(code)
+
+
+def _make_reporter(*, as_json: bool, quiet: bool) -> "Reporter":
+    """Who shows the events of this command."""
+    from uploader.cli.client.showing import JsonLines, Quiet, Reporter
+
+    if as_json:
+        return JsonLines()
+    if quiet:
+        return Quiet()
+    if not sys.stderr.isatty():
+        return Reporter()
+    from uploader.cli.client.bars import Bars
+
+    return Bars()

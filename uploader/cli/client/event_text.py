@@ -3,7 +3,6 @@
 import click
 
 from uploader.cli.client.events import (
-    Accounts,
     AnyEvent,
     CancelledUpload,
     Completed,
@@ -12,12 +11,14 @@ from uploader.cli.client.events import (
     Interrupted,
     Listed,
     ListedUpload,
+    ListedUsage,
     LoggedIn,
     Renamed,
     Retrying,
     Skipped,
-    Summary,
+    TransferSummary,
 )
+from uploader.cli.readable import human_bytes, human_seconds, percent
 from uploader.client import Upload, Usage
 
 _HOW = {"sent": "sent", "fetched": "fetched", "instant": "on the server already", "present": "there already"}
@@ -27,7 +28,7 @@ def say(event: AnyEvent) -> None:
     """Print the lines of an event, if it has any."""
     words = words_of(event)
     if words is not None:
-        by_the_way = isinstance(event, Failed | Retrying | Skipped | Interrupted | Summary)
+        by_the_way = isinstance(event, Failed | Retrying | Skipped | Interrupted | TransferSummary)
         click.echo(words, err=by_the_way)
 
 
@@ -40,7 +41,7 @@ def words_of(event: AnyEvent) -> str | None:
             return f"{file.id}  {file.created_at:%Y-%m-%d %H:%M}  {human_bytes(file.size):>10}  {file.name}"
         case ListedUpload():
             return _upload(event.upload)
-        case Accounts():
+        case ListedUsage():
             return _usage(event.usage)
         case Deleted():
             return f"deleted {event.file.name}"
@@ -64,13 +65,13 @@ def _by_the_way(event: AnyEvent) -> str | None:
             return f"uploader: {event.path}: left out, {event.reason}"
         case Interrupted():
             return "uploader: interrupted; the same command goes on from here"
-        case Summary():
+        case TransferSummary():
             return _summary(event)
         case _:
             return None
 
 
-def _summary(event: Summary) -> str | None:
+def _summary(event: TransferSummary) -> str | None:
     if event.files == 1 and not event.failed:
         return None  # its own line says all
     words = [f"{event.complete} of {event.files} files, {human_bytes(event.bytes)} in {human_seconds(event.seconds)}"]
@@ -96,29 +97,3 @@ def _usage(usage: Usage) -> str:
         ("total", usage.total_space),
     ]
     return "\n".join(f"{word:<14}{human_bytes(size):>12}" for word, size in lines)
-
-
-def human_bytes(size_bytes: int) -> str:
-    """Three digits and a unit."""
-    if size_bytes < 1000:
-        return f"{size_bytes} B"
-    size, units = size_bytes / 1024, ["KiB", "MiB", "GiB", "TiB", "PiB"]
-    while size >= 999.5 and len(units) > 1:
-        size /= 1024
-        del units[0]
-    return f"{size:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f} {units[0]}"
-
-
-def human_seconds(seconds: float) -> str:
-    """The two largest units that matter."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for unit, length, smaller, smaller_length in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if whole >= length:
-            return f"{whole // length} {unit} {whole % length // smaller_length} {smaller}"
-    return f"{whole} s"
-
-
-def percent(part: int, whole: int) -> str:
-    return f"{100 * part // whole if whole else 100} %"

@@ -83,7 +83,7 @@ class Skipped(Event, tag="skipped"):
     reason: str
 
 
-class Summary(Event, tag="summary"):
+class TransferSummary(Event, tag="summary"):
     """The end of `put` and `get`: how many files, and what the command exits with. `left` were not begun."""
 
     files: int
@@ -111,7 +111,7 @@ class ListedUpload(Event, tag="upload"):
     upload: Upload
 
 
-class Accounts(Event, tag="usage"):
+class ListedUsage(Event, tag="usage"):
     """The figures of `usage`, in bytes."""
 
     usage: Usage
@@ -151,11 +151,11 @@ AnyEvent = (
     | Completed
     | Failed
     | Skipped
-    | Summary
+    | TransferSummary
     | Interrupted
     | Listed
     | ListedUpload
-    | Accounts
+    | ListedUsage
     | Deleted
     | Renamed
     | CancelledUpload

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from uploader.cli.client.connecting import EXIT_OK, exit_code_of, run_client, shown_options, worst_of
+from uploader.cli.client.connecting import exit_code_of, run_client, shown_options, worst_of
+from uploader.cli.exits import EXIT_OK
 
 if TYPE_CHECKING:
     from uploader.cli.client.showing import Reporter
@@ -77,9 +78,9 @@ def usage(as_json: bool, quiet: bool) -> None:
     """Show how much space is used, and how much is left."""
 
     async def work(client: "AsyncClient", reporter: "Reporter") -> int:
-        from uploader.cli.client.events import Accounts
+        from uploader.cli.client.events import ListedUsage
 
-        reporter.show(Accounts(await client.usage()))
+        reporter.show(ListedUsage(await client.usage()))
         return EXIT_OK
 
     run_client(work, as_json=as_json, quiet=quiet)

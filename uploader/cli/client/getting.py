@@ -4,10 +4,11 @@ import time
 import unicodedata
 from pathlib import Path
 
-from uploader.cli.client.connecting import EXIT_FAILED, EXIT_OK
-from uploader.cli.client.events import Completed, Failed, Planned, Started, Summary
+from uploader.cli.client.connecting import EXIT_FAILED
+from uploader.cli.client.events import Completed, Failed, Planned, Started, TransferSummary
 from uploader.cli.client.putting import moving, shown_path
 from uploader.cli.client.showing import Reporter
+from uploader.cli.exits import EXIT_OK
 from uploader.client import AsyncClient, ClientError, File, NotFound, Progress
 
 _ID_LENGTH = 32
@@ -67,7 +68,7 @@ async def get_one(client: AsyncClient, reporter: Reporter, name_or_id: str, targ
         return EXIT_FAILED
     reporter.show(Completed(path, file, "fetched" if transfer.progress.moved_bytes else "present"))
     seconds = time.monotonic() - started_at
-    reporter.show(Summary(1, 1, 0, 0, bytes=file.size, seconds=seconds, exit_code=EXIT_OK))
+    reporter.show(TransferSummary(1, 1, 0, 0, bytes=file.size, seconds=seconds, exit_code=EXIT_OK))
     return EXIT_OK
 
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from uploader.cli.client.connecting import EXIT_INTERRUPTED, EXIT_OK, kept_profile, run_client, shown_options
+from uploader.cli.client.connecting import EXIT_INTERRUPTED, kept_profile, run_client, shown_options
+from uploader.cli.exits import EXIT_OK
 
 if TYPE_CHECKING:
     from uploader.cli.client.profile import Profile

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from uploader.cli.client.connecting import EXIT_OK, exit_code_of, worst_of
-from uploader.cli.client.events import Completed, Failed, How, Moving, Planned, Skipped, Started, Summary
+from uploader.cli.client.connecting import exit_code_of, worst_of
+from uploader.cli.client.events import Completed, Failed, How, Moving, Planned, Skipped, Started, TransferSummary
 from uploader.cli.client.showing import Reporter
 from uploader.client import AsyncClient, ClientError, File, Progress, Unauthenticated, Unreachable
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class FileToPut:
     """A file here and its name on the server."""
 
     path: Path
@@ -46,20 +46,20 @@ async def put_all(
     for each in found:
         if isinstance(each, Skipped):
             reporter.show(each)
-    jobs = [each for each in found if isinstance(each, Job)]
-    return await Putting(client, reporter, jobs).run(parallel)
+    files = [each for each in found if isinstance(each, FileToPut)]
+    return await Putting(client, reporter, files).run(parallel)
 
 
-def _find(paths: tuple[Path, ...], prefix: str, name: str | None) -> Iterator[Job | Skipped]:
+def _find(paths: tuple[Path, ...], prefix: str, name: str | None) -> Iterator[FileToPut | Skipped]:
     for path in paths:
         own_name = path.name or path.resolve().name
         if path.is_dir():
             yield from _walk(path, prefix + (f"{own_name}/" if own_name else ""))
         else:
-            yield Job(path, prefix + (name or own_name), path.stat().st_size)
+            yield FileToPut(path, prefix + (name or own_name), path.stat().st_size)
 
 
-def _walk(directory: Path, prefix: str) -> Iterator[Job | Skipped]:
+def _walk(directory: Path, prefix: str) -> Iterator[FileToPut | Skipped]:
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
     except OSError as error:
@@ -71,7 +71,7 @@ def _walk(directory: Path, prefix: str) -> Iterator[Job | Skipped]:
         if stat.S_ISDIR(status.st_mode):
             yield from _walk(path, f"{prefix}{entry.name}/")
         elif stat.S_ISREG(status.st_mode):
-            yield Job(path, prefix + entry.name, status.st_size)
+            yield FileToPut(path, prefix + entry.name, status.st_size)
         else:
             yield Skipped(shown_path(path), "a symbolic link" if entry.is_symlink() else "no regular file")
 
@@ -79,10 +79,10 @@ def _walk(directory: Path, prefix: str) -> Iterator[Job | Skipped]:
 class Putting:
     """A number of uploads, several at the same time."""
 
-    def __init__(self, client: AsyncClient, reporter: Reporter, jobs: list[Job]) -> None:
+    def __init__(self, client: AsyncClient, reporter: Reporter, files: list[FileToPut]) -> None:
         self._client = client
         self._reporter = reporter
-        self._jobs = jobs
+        self._files = files
         self._next = 0
         self._complete = self._bytes = 0
         self._failed: list[int] = []
@@ -90,17 +90,17 @@ class Putting:
 
     async def run(self, parallel: int) -> int:
         started_at = time.monotonic()
-        self._reporter.show(Planned(len(self._jobs), sum(job.size for job in self._jobs)))
+        self._reporter.show(Planned(len(self._files), sum(each.size for each in self._files)))
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(parallel, len(self._jobs))):
+            for _ in range(min(parallel, len(self._files))):
                 group.create_task(self._put_one_after_the_other())
-        code = worst_of(set(self._failed)) if self._failed else EXIT_OK
+        code = worst_of(set(self._failed))
         self._reporter.show(
-            Summary(
-                files=len(self._jobs),
+            TransferSummary(
+                files=len(self._files),
                 complete=self._complete,
                 failed=len(self._failed),
-                left=len(self._jobs) - self._next,
+                left=len(self._files) - self._next,
                 bytes=self._bytes,
                 seconds=time.monotonic() - started_at,
                 exit_code=code,
@@ -109,28 +109,28 @@ class Putting:
         return code
 
     async def _put_one_after_the_other(self) -> None:
-        while self._next < len(self._jobs) and not self._hopeless:
-            job = self._jobs[self._next]
+        while self._next < len(self._files) and not self._hopeless:
+            to_put = self._files[self._next]
             self._next += 1
             try:
-                await self._put(job)
+                await self._put(to_put)
             except ClientError as error:
                 # What stands between us and the server stands between it and the other files, too.
                 self._hopeless |= isinstance(error, Unauthenticated | Unreachable)
                 self._failed.append(exit_code_of(error))
-                self._reporter.show(Failed(job.shown, error.code, error.detail, error.retryable))
+                self._reporter.show(Failed(to_put.shown, error.code, error.detail, error.retryable))
 
-    async def _put(self, job: Job) -> None:
+    async def _put(self, to_put: FileToPut) -> None:
         def tell(progress: Progress) -> None:
-            self._reporter.show(moving(job.shown, progress))
+            self._reporter.show(moving(to_put.shown, progress))
 
-        transfer = self._client.start(job.path, job.name, on_progress=tell)
+        transfer = self._client.start(to_put.path, to_put.name, on_progress=tell)
         begun = transfer.progress
-        self._reporter.show(Started(job.shown, begun.name, begun.size))
+        self._reporter.show(Started(to_put.shown, begun.name, begun.size))
         file = await transfer
         self._complete += 1
         self._bytes += file.size
-        self._reporter.show(Completed(job.shown, file, _how(file, transfer.progress)))
+        self._reporter.show(Completed(to_put.shown, file, _how(file, transfer.progress)))
 
 
 def moving(path: str, progress: Progress) -> Moving:

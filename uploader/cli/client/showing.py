@@ -1,4 +1,4 @@
-"""How events reach whoever runs a client command: as JSON lines, as words, as bars on a terminal, or hardly at all."""
+"""How events reach whoever runs a client command: as words, as JSON lines, or hardly at all. Bars are in `bars.py`."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ from typing import Self
 import msgspec
 
 from uploader.cli.client.event_text import say
-from uploader.cli.client.events import Accounts, AnyEvent, Failed, Interrupted, Listed, ListedUpload, Moving
+from uploader.cli.client.events import AnyEvent, Failed, Interrupted, Listed, ListedUpload, ListedUsage, Moving
 
 _JSON_INTERVAL_SECONDS = 0.5
 
@@ -34,7 +34,7 @@ class Quiet(Reporter):
     """What went wrong, and what was asked for."""
 
     def show(self, event: AnyEvent) -> None:
-        if isinstance(event, Failed | Listed | ListedUpload | Accounts):
+        if isinstance(event, Failed | Listed | ListedUpload | ListedUsage):
             say(event)
 
 
@@ -56,16 +56,3 @@ class JsonLines(Reporter):
         if due:
             self._told_at[event.path] = now
         return due
-
-
-def make_reporter(*, as_json: bool, quiet: bool) -> Reporter:
-    """Who shows the events of this command."""
-    if as_json:
-        return JsonLines()
-    if quiet:
-        return Quiet()
-    if not sys.stderr.isatty():
-        return Reporter()
-    from uploader.cli.client.bars import Bars
-
-    return Bars()

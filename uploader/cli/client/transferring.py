@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from uploader.cli.client.connecting import run_client, shown_options
+from uploader.cli.exits import EXIT_USAGE, fail
 from uploader.cli.options import DURATION, SIZE
-from uploader.cli.server.running import fail
 
 if TYPE_CHECKING:
     from uploader.cli.client.showing import Reporter
@@ -63,7 +63,7 @@ def put(
     from uploader.cli.client.putting import put_all
 
     if name is not None and (len(paths) > 1 or paths[0].is_dir()):
-        fail("--name is for a single file", 2)
+        fail("--name is for a single file", EXIT_USAGE)
 
     async def work(client: "AsyncClient", reporter: "Reporter") -> int:
         return await put_all(client, reporter, paths, folder, name, connections)

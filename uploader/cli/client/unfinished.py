@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from uploader.cli.client.connecting import EXIT_OK, exit_code_of, run_client, shown_options, worst_of
-from uploader.cli.server.running import fail
+from uploader.cli.client.connecting import exit_code_of, run_client, shown_options, worst_of
+from uploader.cli.exits import EXIT_OK, EXIT_USAGE, fail
 
 if TYPE_CHECKING:
     from uploader.cli.client.showing import Reporter
@@ -34,7 +34,7 @@ def uploads(as_json: bool, quiet: bool) -> None:
 def cancel(names_or_ids: tuple[str, ...], everything: bool, as_json: bool, quiet: bool) -> None:
     """Cancel open uploads: what has arrived of them is dropped, and its space is given back."""
     if everything == bool(names_or_ids):
-        fail("name the uploads, or say --all", 2)
+        fail("name the uploads, or say --all", EXIT_USAGE)
 
     async def work(client: "AsyncClient", reporter: "Reporter") -> int:
         from uploader.cli.client.events import CancelledUpload, Failed

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from uploader.cli.exits import EXIT_OK, EXIT_USAGE, fail
 from uploader.cli.options import DURATION, MONTH
+from uploader.cli.readable import exact_bytes
 from uploader.cli.server.running import (
-    EXIT_CONFIGURATION,
     EXIT_FAILED,
     embedded_redis,
-    fail,
     load_settings,
     make_data_directory,
     run_to_end,
@@ -63,7 +63,7 @@ def redis_reset(yes: bool) -> None:
     Needed after a change of UPLOADER_SHARDS. Stop all servers and workers first. Nothing that was acknowledged is lost.
     """
     if not yes:
-        fail("this deletes all keys of the installation in Redis; say --yes", EXIT_CONFIGURATION)
+        fail("this deletes all keys of the installation in Redis; say --yes", EXIT_USAGE)
     settings = load_settings()
 
     async def run(services: "Services") -> int:
@@ -106,10 +106,10 @@ def cleanup(before: "datetime | None", idle: float | None, yes: bool, dry_run: b
     if cleaned.stray_blobs or cleaned.stray_directories:
         click.echo(
             f"kept, because no row names them: {cleaned.stray_blobs} blobs, {cleaned.stray_directories} directories with "
-            f"chunks, {_readable(cleaned.stray_bytes)}; if no other database does, --yes removes them"
+            f"chunks, {exact_bytes(cleaned.stray_bytes)}; if no other database does, --yes removes them"
         )
-    click.echo(f"disk {would}given back: {_readable(cleaned.disk_bytes)}")
-    click.echo(f"quota {would}given back: {_readable(cleaned.quota_bytes)}")
+    click.echo(f"disk {would}given back: {exact_bytes(cleaned.disk_bytes)}")
+    click.echo(f"quota {would}given back: {exact_bytes(cleaned.quota_bytes)}")
     _fail_if_left(cleaned.left)
 
 
@@ -118,26 +118,15 @@ def cleanup(before: "datetime | None", idle: float | None, yes: bool, dry_run: b
 def reset_unfinished(yes: bool) -> None:
     """Cancel every open upload of every user, as its user would; their bytes are lost. Finished files stay."""
     if not yes:
-        fail("this cancels every open upload of every user; say --yes", EXIT_CONFIGURATION)
+        fail("this cancels every open upload of every user; say --yes", EXIT_USAGE)
 
     async def run(services: "Services") -> "Reset":
         return await services.cleanup.reset_unfinished()
 
     reset = with_everything(load_settings(), run)
     click.echo(f"uploads cancelled: {reset.uploads}")
-    click.echo(f"quota given back: {_readable(reset.quota_bytes)}")
+    click.echo(f"quota given back: {exact_bytes(reset.quota_bytes)}")
     _fail_if_left(reset.left)
-
-
-def _readable(size_bytes: int) -> str:
-    """For a person, and exact."""
-    if size_bytes < 1024:
-        return f"{size_bytes} bytes"
-    size, units = size_bytes / 1024, ["KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size /= 1024
-        del units[0]
-    return f"{size:.1f} {units[0]} ({size_bytes} bytes)"
 
 
 def _fail_if_left(left: int) -> None:
@@ -171,4 +160,4 @@ def reconcile(repair: bool, as_json: bool) -> None:
             click.echo(f"note: {note}")
         checked = ", ".join(f"{count} {name}" for name, count in found.checked.items())
         click.echo(f"{len(found.drifts)} drifts, {found.repaired} repaired; checked {checked}")
-    sys.exit(EXIT_FAILED if found.drifts else 0)
+    sys.exit(EXIT_FAILED if found.drifts else EXIT_OK)

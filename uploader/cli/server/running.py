@@ -4,13 +4,11 @@ Imports are inside the functions, so that `--help` and the start of the server a
 """
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import click
-
+from uploader.cli.exits import EXIT_CONFIGURATION, fail
 from uploader.embedded import EmbeddedRedis
 from uploader.errors import ConfigurationError, UploaderError
 from uploader.settings import Settings
@@ -22,14 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EXIT_CONFIGURATION = 2
 EXIT_FAILED = 1
-
-
-def fail(message: str, code: int) -> NoReturn:
-    for line in message.splitlines():
-        click.echo(f"uploader: {line}", err=True)
-    sys.exit(code)
 
 
 def load_settings(**overrides: Any) -> Settings:

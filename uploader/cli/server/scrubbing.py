@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from uploader.cli.exits import EXIT_OK
 from uploader.cli.options import RATE
 from uploader.cli.server.running import EXIT_FAILED, load_settings, with_services
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from uploader.service.upkeep.scrubbing import Damage, ScrubProgress
 
 
-class _Pace:
+class _RateLimit:
     """Keeps a stream of reads at a rate of bytes a second; 0 is as fast as the disk."""
 
     def __init__(self, rate_bytes_per_second: int) -> None:
@@ -48,7 +49,7 @@ def scrub(rate: int, restart: bool, as_json: bool) -> None:
     async def run(services: "Services") -> "ScrubProgress":
         await services.storage.prepare()
         try:
-            async for damage in services.scrubbing.scrub(_Pace(rate), restart=restart):
+            async for damage in services.scrubbing.scrub(_RateLimit(rate), restart=restart):
                 click.echo(_as_json(damage) if as_json else _as_text(damage))
                 sys.stdout.flush()
         finally:
@@ -61,7 +62,7 @@ def scrub(rate: int, restart: bool, as_json: bool) -> None:
         click.echo(json.dumps({"event": "summary", "checked": checked, "damaged": found}))
     else:
         click.echo(f"{found} damaged; checked {checked['blobs']} blobs, {checked['bytes']} bytes")
-    sys.exit(EXIT_FAILED if found else 0)
+    sys.exit(EXIT_FAILED if found else EXIT_OK)
 
 
 def _as_json(damage: "Damage") -> str:

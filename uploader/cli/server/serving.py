@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from uploader import __version__
+from uploader.cli.exits import EXIT_CONFIGURATION, fail
 from uploader.cli.server.running import (
-    EXIT_CONFIGURATION,
     EXIT_FAILED,
     embedded_redis,
-    fail,
     load_settings,
     make_data_directory,
     run_to_end,

@@ -9,13 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from uploader.cli.client.event_text import human_bytes, human_seconds
+from uploader.cli.readable import human_bytes, human_seconds
 from uploader.http.admin.schemas import Growth, Report
 
 # Where the output is no terminal: wide enough that no column is cut.
 _WIDTH = 160
-
-Cell = tuple[str, str]
 
 
 def figures(report: Report) -> Iterator[tuple[str, str, str, object]]:

@@ -4,23 +4,14 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from uploader.client.model import Challenge
+from uploader.client.model import Challenge, Digests
 from uploader.client.transfers.plan import sample_ranges
 from uploader.client.transfers.source import Source
 from uploader.domain import proof
 
 # One hop to a thread for each: long enough that the hop costs nothing, short enough that a cancelled hash ends soon.
 _BLOCK_BYTES = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Digests:
-    """Both digests of the same bytes, in lower-case hex."""
-
-    md5: str
-    sha256: str
 
 
 async def digests_of(source: Source, on_hashed: Callable[[int], None]) -> Digests:

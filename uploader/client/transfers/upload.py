@@ -6,55 +6,33 @@ nothing of tasks that callers hold (`transfer.py`) and of HTTP (`transport.py`).
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Iterable
-from dataclasses import dataclass, field
-from weakref import WeakValueDictionary
 
 from uploader.client.api import Api
 from uploader.client.errors import ClientError, ContentDiffers, FileChanged, NotFound, QuotaExceeded, ServerProblem
 from uploader.client.model import (
-    Acknowledged,
     Challenge,
     Challenged,
     Complete,
+    Digests,
     File,
     Merging,
     Open,
     Opened,
-    Sent,
     Upload,
     UploadStatus,
 )
 from uploader.client.transfers import plan
-from uploader.client.transfers.hashing import Digests, digests_of, proof_of, sample_of
+from uploader.client.transfers.hashing import digests_of, proof_of, sample_of
 from uploader.client.transfers.progress import Meter
+from uploader.client.transfers.sending import Sending
+from uploader.client.transfers.shared import Shared
 from uploader.client.transfers.source import Source
 from uploader.domain.proof import ALGORITHM
 
-_READ_BYTES = 1 << 20
-_PIECE_BYTES = 128 << 10
 # How many uploads under one key may have ended before the file is opened by its digests instead.
 _KEY_ATTEMPTS = 20
 _ROUNDS = 10
 _FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.1, 2.0
-
-
-@dataclass(slots=True)
-class Shared:
-    """What all uploads of a client have in common."""
-
-    connections: int
-    hash_first_bytes: int
-    chunk_size: int | None
-    slots: asyncio.Semaphore = field(init=False)
-    _locks: "WeakValueDictionary[str, asyncio.Lock]" = field(init=False, default_factory=WeakValueDictionary)
-
-    def __post_init__(self) -> None:
-        self.slots = asyncio.Semaphore(self.connections)
-
-    def alone(self, md5: str) -> asyncio.Lock:
-        """Held by whoever sends this content: the next one of the same content finds it there already."""
-        return self._locks.setdefault(md5, asyncio.Lock())
 
 
 class Uploading:
@@ -66,8 +44,8 @@ class Uploading:
         self._name = name
         self._meter = meter
         self._shared = shared
-        self._gate = gate  # closed while the transfer is paused
         self._told = asyncio.Event()  # the server has the digests, or has to do without
+        self._chunks = Sending(api, source, meter, shared, gate, self._told)
         self.upload_id: str | None = None
 
     async def run(self) -> File:
@@ -215,7 +193,7 @@ class Uploading:
         self._told.set()
         return await self._finish(own) if sending.cancelled() else await sending
 
-    # Sending
+    # Sent, and merged
 
     async def _finish(self, standing: UploadStatus) -> File:
         """Send what is missing until the upload is a file."""
@@ -230,7 +208,7 @@ class Uploading:
                 raise ContentDiffers(f"{self._name}: the server keeps losing chunks")
             elif upload.missing:
                 rounds += 1
-                standing = await self._send_missing(upload)
+                standing = await self._chunks.send_missing(upload)
             else:
                 standing = await self._merge(upload.id)
         self._meter.received(standing.file.size)
@@ -253,74 +231,6 @@ class Uploading:
                 raise
             return await self._api.standing(upload_id)
 
-    async def _send_missing(self, upload: Upload) -> UploadStatus:
-        """Send all chunks that the server misses; where it stands then."""
-        self._meter.enter("uploading")
-        queue = plan.Queue(upload.missing, hold_last=not self._told.is_set())
-        workers = [self._send_from(queue, upload) for _ in range(min(self._shared.connections, len(queue)))]
-        for standing in await _all_or_none(workers):
-            if standing is not None:
-                return standing
-        return await self._api.standing(upload.id)
-
-    async def _send_from(self, queue: plan.Queue, upload: Upload) -> UploadStatus | None:
-        """Send chunk after chunk; where the upload stands, if the last answer said it."""
-        standing: UploadStatus | None = None
-        while len(queue):
-            await self._gate.wait()
-            number = queue.take()
-            if number is None:
-                await self._told.wait()
-                queue.release()
-                continue
-            async with self._shared.slots:
-                answer = await self._send(upload, number)
-            standing = answer if isinstance(answer, Merging | Complete) else None
-        return standing
-
-    async def _send(self, upload: Upload, number: int) -> Sent | UploadStatus:
-        """One chunk, until it counts. After a failure the server is asked first: the answer alone may have been lost."""
-        retrying = self._api.retrying()
-        while True:
-            try:
-                return await self._send_once(upload, number)
-            except ServerProblem as error:
-                if error.code != "chunks-missing":  # then others are missing: ours counts
-                    await retrying.pause(error)
-            except ClientError as error:
-                await retrying.pause(error)
-            standing = await self._api.standing(upload.id)
-            if not isinstance(standing, Open) or number not in plan.missing_numbers(standing.upload.missing):
-                return standing
-
-    async def _send_once(self, upload: Upload, number: int) -> Sent:
-        offset = number * upload.chunk_size
-        length = min(upload.chunk_size, upload.size - offset)
-        moving_bytes = 0
-
-        async def pieces() -> AsyncIterator[bytes]:
-            nonlocal moving_bytes
-            for start in range(offset, offset + length, _READ_BYTES):
-                block = await asyncio.to_thread(self._read, start, min(_READ_BYTES, offset + length - start))
-                for at in range(0, len(block), _PIECE_BYTES):
-                    piece = block[at : at + _PIECE_BYTES]
-                    moving_bytes += len(piece)
-                    self._meter.moving(len(piece))
-                    yield piece
-
-        try:
-            sent = await self._api.put_chunk_once(upload.id, number, length, pieces())
-            if isinstance(sent, Acknowledged):
-                self._meter.received(sent.received_bytes)
-            return sent
-        finally:
-            self._meter.landed(moving_bytes)
-
-    def _read(self, offset: int, length: int) -> bytes:
-        block = self._source.read(offset, length)
-        self._source.check()
-        return block
-
 
 def _received(standing: Open) -> int:
     return standing.upload.received_bytes
@@ -337,14 +247,3 @@ async def _end(task: "asyncio.Task[object] | asyncio.Task[File] | asyncio.Task[D
     """Cancel a task and wait until it is over, however it ends."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-async def _all_or_none(works: "Iterable[Awaitable[UploadStatus | None]]") -> list[UploadStatus | None]:
-    """Run all; the first error ends the others, and nothing of them goes on behind the caller's back."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,112 @@
+"""How the chunks of an upload are sent: several at a time, each until it counts, while the transfer is not paused.
+
+Knows nothing of digests and merges: where the upload stands in the end is for `upload.py` to judge.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Iterable
+
+from uploader.client.api import Api
+from uploader.client.errors import ClientError, ServerProblem
+from uploader.client.model import Acknowledged, Complete, Merging, Open, Sent, Upload, UploadStatus
+from uploader.client.transfers import plan
+from uploader.client.transfers.progress import Meter
+from uploader.client.transfers.shared import Shared
+from uploader.client.transfers.source import Source
+
+_READ_BYTES = 1 << 20
+_PIECE_BYTES = 128 << 10
+
+
+class Sending:
+    """Sends the chunks of one source."""
+
+    def __init__(
+        self, api: Api, source: Source, meter: Meter, shared: Shared, gate: asyncio.Event, told: asyncio.Event
+    ) -> None:
+        """`gate` is closed while the transfer is paused; the last chunk waits until `told` is set."""
+        self._api = api
+        self._source = source
+        self._meter = meter
+        self._shared = shared
+        self._gate = gate
+        self._told = told
+
+    async def send_missing(self, upload: Upload) -> UploadStatus:
+        """Send all chunks that the server misses; where it stands then."""
+        self._meter.enter("uploading")
+        queue = plan.Queue(upload.missing, hold_last=not self._told.is_set())
+        workers = [self._send_from(queue, upload) for _ in range(min(self._shared.connections, len(queue)))]
+        for standing in await _all_or_none(workers):
+            if standing is not None:
+                return standing
+        return await self._api.standing(upload.id)
+
+    async def _send_from(self, queue: plan.Queue, upload: Upload) -> UploadStatus | None:
+        """Send chunk after chunk; where the upload stands, if the last answer said it."""
+        standing: UploadStatus | None = None
+        while len(queue):
+            await self._gate.wait()
+            number = queue.take()
+            if number is None:
+                await self._told.wait()
+                queue.release()
+                continue
+            async with self._shared.slots:
+                answer = await self._send(upload, number)
+            standing = answer if isinstance(answer, Merging | Complete) else None
+        return standing
+
+    async def _send(self, upload: Upload, number: int) -> Sent | UploadStatus:
+        """One chunk, until it counts. After a failure the server is asked first: the answer alone may have been lost."""
+        retrying = self._api.retrying()
+        while True:
+            try:
+                return await self._send_once(upload, number)
+            except ServerProblem as error:
+                if error.code != "chunks-missing":  # then others are missing: ours counts
+                    await retrying.pause(error)
+            except ClientError as error:
+                await retrying.pause(error)
+            standing = await self._api.standing(upload.id)
+            if not isinstance(standing, Open) or number not in plan.missing_numbers(standing.upload.missing):
+                return standing
+
+    async def _send_once(self, upload: Upload, number: int) -> Sent:
+        offset = number * upload.chunk_size
+        length = min(upload.chunk_size, upload.size - offset)
+        moving_bytes = 0
+
+        async def pieces() -> AsyncIterator[bytes]:
+            nonlocal moving_bytes
+            for start in range(offset, offset + length, _READ_BYTES):
+                block = await asyncio.to_thread(self._read, start, min(_READ_BYTES, offset + length - start))
+                for at in range(0, len(block), _PIECE_BYTES):
+                    piece = block[at : at + _PIECE_BYTES]
+                    moving_bytes += len(piece)
+                    self._meter.moving(len(piece))
+                    yield piece
+
+        try:
+            sent = await self._api.put_chunk_once(upload.id, number, length, pieces())
+            if isinstance(sent, Acknowledged):
+                self._meter.received(sent.received_bytes)
+            return sent
+        finally:
+            self._meter.landed(moving_bytes)
+
+    def _read(self, offset: int, length: int) -> bytes:
+        block = self._source.read(offset, length)
+        self._source.check()
+        return block
+
+
+async def _all_or_none(works: "Iterable[Awaitable[UploadStatus | None]]") -> list[UploadStatus | None]:
+    """Run all; the first error ends the others, and nothing of them goes on behind the caller's back."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
