@@ -18,8 +18,10 @@ from tests.support.browser import chromium_path, running_chromium
 from tests.support.clock import ManualClock
 from tests.support.servers import PRIVATE_DATABASES, PrivateDatabase, PrivateRedis
 from tests.support.stack import Stack, running_stack
+from tests.support.storing import running_storage
 from uploader.database import migrate, models
 from uploader.database.engine import Database
+from uploader.storage.base import Storage
 
 MakeStack = Callable[..., AbstractAsyncContextManager[Stack]]
 
@@ -259,6 +261,16 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     opened = Database(database_url)
     yield opened
     await opened.close()
+
+
+# A storage
+
+
+@pytest.fixture
+async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
+    """What it acknowledges survives a power cut."""
+    async with running_storage(tmp_path, durable=True) as made:
+        yield made
 
 
 # The whole server

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import httpx2
-
 from tests.support.content import KIB, Content
-from tests.support.process import Server, ended, run_cli
+from tests.support.process import Server, client_of_owner, ended, run_cli
 
 CONTENT = Content(3 * 64 * KIB - 100)
 
@@ -14,51 +12,48 @@ def test_cleanup_and_reset_beside_a_running_server(tmp_path: Path) -> None:
     data = tmp_path / "data"
     settings = {"DATA": str(data), "FREE_SPACE_FLOOR": "0"}
     server = Server(tmp_path / "server.log", settings)
-    with ended(server):
-        token = (data / "owner.token").read_text().strip()
-        headers = {"Authorization": f"Bearer {token}"}
-        with httpx2.Client(base_url=server.url, headers=headers) as client:
+    with ended(server), client_of_owner(server.url, data) as client:
 
-            def open_with_a_chunk() -> None:
-                body = {"name": CONTENT.name, "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
-                assert client.post(f"/files/{CONTENT.md5}", json=body).status_code == 201
-                assert client.put(f"/files/{CONTENT.md5}/chunks/0", content=CONTENT.chunk(0)).status_code == 200
+        def open_with_a_chunk() -> None:
+            body = {"name": CONTENT.name, "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
+            assert client.post(f"/files/{CONTENT.md5}", json=body).status_code == 201
+            assert client.put(f"/files/{CONTENT.md5}/chunks/0", content=CONTENT.chunk(0)).status_code == 200
 
-            def reason() -> str:
-                answer = client.put(f"/files/{CONTENT.md5}/chunks/1", content=CONTENT.chunk(1))
-                return str(answer.json().get("reason"))
+        def reason() -> str:
+            answer = client.put(f"/files/{CONTENT.md5}/chunks/1", content=CONTENT.chunk(1))
+            return str(answer.json().get("reason"))
 
-            open_with_a_chunk()
-            # Of the present month: it has to be asked for.
-            quota = f"{CONTENT.size / 1024:.1f} KiB ({CONTENT.size} bytes)"
-            for arguments, expired in (
-                (("cleanup",), 0),
-                (("cleanup", "--before", "9999-12"), 0),
-                (("cleanup", "--before", "9999-12", "--idle", "1ms"), 1),
-            ):
-                told = run_cli(settings, *arguments, "--dry-run")
-                assert (told.returncode, told.stderr) == (0, "")
-                assert f"would be expired: {expired}\n" in told.stdout
-                assert (f"quota would be given back: {quota}\n" in told.stdout) == bool(expired)
-            assert reason() == "None", "a dry run ends nothing"
+        open_with_a_chunk()
+        # Of the present month: it has to be asked for.
+        quota = f"{CONTENT.size / 1024:.1f} KiB ({CONTENT.size} bytes)"
+        for arguments, expired in (
+            (("cleanup",), 0),
+            (("cleanup", "--before", "9999-12"), 0),
+            (("cleanup", "--before", "9999-12", "--idle", "1ms"), 1),
+        ):
+            told = run_cli(settings, *arguments, "--dry-run")
+            assert (told.returncode, told.stderr) == (0, "")
+            assert f"would be expired: {expired}\n" in told.stdout
+            assert (f"quota would be given back: {quota}\n" in told.stdout) == bool(expired)
+        assert reason() == "None", "a dry run ends nothing"
 
-            cleaned = run_cli(settings, "cleanup", "--before", "9999-12", "--idle", "1ms")
-            assert cleaned.returncode == 0
-            assert "uploads idle for 0.001s expired: 1\n" in cleaned.stdout
-            assert f"quota given back: {quota}\n" in cleaned.stdout
-            assert reason() == "expired"
-            assert list((data / "temp").iterdir()) == []
+        cleaned = run_cli(settings, "cleanup", "--before", "9999-12", "--idle", "1ms")
+        assert cleaned.returncode == 0
+        assert "uploads idle for 0.001s expired: 1\n" in cleaned.stdout
+        assert f"quota given back: {quota}\n" in cleaned.stdout
+        assert reason() == "expired"
+        assert list((data / "temp").iterdir()) == []
 
-            open_with_a_chunk()
-            refused = run_cli(settings, "reset-unfinished")
-            assert (refused.returncode, refused.stdout) == (2, "")
-            assert "--yes" in refused.stderr
-            assert reason() == "None"
-            reset = run_cli(settings, "reset-unfinished", "--yes")
-            assert (reset.returncode, reset.stdout) == (0, f"uploads cancelled: 1\nquota given back: {quota}\n")
-            assert reason() == "cancelled"
-            usage = client.get("/me/usage").json()
-            assert (usage["use_space_unfinished"], usage["reserved"]) == (0, 0)
+        open_with_a_chunk()
+        refused = run_cli(settings, "reset-unfinished")
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "--yes" in refused.stderr
+        assert reason() == "None"
+        reset = run_cli(settings, "reset-unfinished", "--yes")
+        assert (reset.returncode, reset.stdout) == (0, f"uploads cancelled: 1\nquota given back: {quota}\n")
+        assert reason() == "cancelled"
+        usage = client.get("/me/usage").json()
+        assert (usage["use_space_unfinished"], usage["reserved"]) == (0, 0)
 
 
 def test_what_no_row_names_is_told_and_goes_only_with_yes(tmp_path: Path) -> None:
@@ -68,8 +63,7 @@ def test_what_no_row_names_is_told_and_goes_only_with_yes(tmp_path: Path) -> Non
     settings = {"DATA": str(data), "FREE_SPACE_FLOOR": "0"}
     server = Server(tmp_path / "server.log", settings)
     with ended(server):
-        headers = {"Authorization": f"Bearer {(data / 'owner.token').read_text().strip()}"}
-        with httpx2.Client(base_url=server.url, headers=headers) as client:
+        with client_of_owner(server.url, data) as client:
             path = f"/files/{CONTENT.md5}"
             body = {"name": CONTENT.name, "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
             client.post(path, json=body)

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.conftest import MakeStack
 from tests.support.commands import Commands, checked_events, outcome
 from tests.support.content import KIB, Content
-from tests.support.process import Server, ended, run_cli
+from tests.support.process import Server, ended, owner_token, run_cli
 from tests.support.sockets import serving_stack
 from tests.support.waiting import eventually
 from uploader.database import queries
@@ -89,7 +89,7 @@ async def test_killed_at_random_moments_it_sends_at_most_one_chunk_per_connectio
 async def test_a_server_that_restarts_meanwhile_only_costs_time(tmp_path: Path) -> None:
     settings = {"DATA": str(tmp_path / "data"), "FREE_SPACE_FLOOR": "0", "DURABILITY": "process"}
     server = Server(tmp_path / "log", settings)
-    token = (tmp_path / "data" / "owner.token").read_text().strip()
+    token = owner_token(tmp_path / "data")
     commands = Commands(tmp_path, server.url, token)
     content = Content(1024 * 64 * KIB, seed=990)
     (tmp_path / "film").write_bytes(content.data)
@@ -125,7 +125,7 @@ async def test_a_directory_of_small_files_arrives_whole(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"file {number % (FILES // 4)}")
     server = Server(tmp_path / "log", settings)
-    token = (tmp_path / "data" / "owner.token").read_text().strip()
+    token = owner_token(tmp_path / "data")
     commands = Commands(tmp_path, server.url, token)
     with ended(server):
         running = await commands.start("put", "files", "--connections", "8", "--json")

@@ -20,7 +20,7 @@ from sqlalchemy import func, select, update
 from tests.support.at_rest import check_at_rest, rests_within
 from tests.support.content import KIB, MIB, Content
 from tests.support.invariants import Account, checked_accounts
-from tests.support.process import Process, Server, answers, ended, run_cli
+from tests.support.process import Process, Server, answers, ended, owner_token, run_cli
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
 from uploader.crashpoints import NAMES
@@ -251,7 +251,7 @@ class Installation:
         path.write_bytes(b"stray")
 
     def token(self) -> str:
-        return (self.data / "owner.token").read_text().strip()
+        return owner_token(self.data)
 
     async def die_serving(self, client: Client, armed: str) -> None:
         """A server that dies at a point while the client uses it, or by itself."""

@@ -9,7 +9,7 @@ import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.content import KIB, Content
-from tests.support.process import Process, Server, ended, processes_in, wait_for
+from tests.support.process import Process, Server, ended, owner_token, processes_in, wait_for
 
 CONTENT = Content(20 * 64 * KIB)
 
@@ -40,7 +40,7 @@ def test_whichever_process_is_asked_answers_for_all(tmp_path: Path) -> None:
     with ended(server):
         worker = Process(tmp_path / "worker.log", settings, "work")
         with ended(worker):
-            headers = {"Authorization": f"Bearer {(data / 'owner.token').read_text().strip()}"}
+            headers = {"Authorization": f"Bearer {owner_token(data)}"}
             path = f"{server.url}/files/{CONTENT.md5}"
             body = {"name": CONTENT.name, "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
             assert httpx2.post(path, json=body, headers=headers).status_code == 201

@@ -4,11 +4,10 @@ import re
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx2
 from sqlalchemy import text
 
 from tests.support.content import KIB, Content
-from tests.support.process import UPLOADER, Process, answers, ended, wait_for
+from tests.support.process import UPLOADER, Process, answers, client_of_owner, ended, wait_for
 from tests.support.servers import PrivateDatabase, PrivateRedis, free_port
 from uploader.database.engine import Database
 
@@ -56,8 +55,7 @@ async def test_the_section_about_mysql_is_true(
         wait_for(lambda: answers(port) or serving.process.poll() is not None)
         assert serving.process.poll() is None, serving.output()
 
-        headers = {"Authorization": f"Bearer {(tmp_path / 'data/owner.token').read_text().strip()}"}
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as client:
+        with client_of_owner(f"http://127.0.0.1:{port}", tmp_path / "data") as client:
             body = {"name": CONTENT.name, "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
             assert client.post(f"/files/{CONTENT.md5}", json=body).status_code == 201
             for number in range(CONTENT.chunk_count - 1):

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.process import Server, ended
+from tests.support.process import Server, ended, owner_token
 
 _SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 _CONFIGURATION = Path(__file__).with_name("schemathesis.toml")
@@ -18,7 +18,7 @@ def test_the_server_does_what_its_description_says(tmp_path: Path) -> None:
     settings |= {"MAX_FILE_SIZE": "256MiB", "FREE_SPACE_FLOOR": "0"}
     server = Server(tmp_path / "log", settings)
     with ended(server):
-        token = (data / "owner.token").read_text().strip()
+        token = owner_token(data)
         run = subprocess.run(
             [
                 *(_SCHEMATHESIS, "--config-file", _CONFIGURATION, "run", f"{server.url}/openapi.json", "--no-color"),

@@ -20,7 +20,7 @@ from tests.conftest import MakeStack
 from tests.support.browser import Visitor, visiting
 from tests.support.content import MIB, Content
 from tests.support.process import Server as ServerProcess
-from tests.support.process import ended
+from tests.support.process import ended, owner_token
 from tests.support.sockets import Server, serving_stack
 from tests.support.waiting import eventually
 from uploader.client.transfers import plan
@@ -213,7 +213,7 @@ async def test_a_server_that_is_killed_and_started_again_only_costs_time(browser
     content = Content(16 * MIB, seed=64, chunk_size=MIB, name="backup.tar")
     settings = {"DATA": str(tmp_path / "data"), "FREE_SPACE_FLOOR": "0", "CHUNK_SIZE": "1MiB"}
     server = ServerProcess(tmp_path / "log", settings)
-    token = (tmp_path / "data" / "owner.token").read_text().strip()
+    token = owner_token(tmp_path / "data")
     allowed = 6
     held: list[Route] = []
 

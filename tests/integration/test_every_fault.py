@@ -6,11 +6,9 @@ import logging
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 import pytest
 from redis.asyncio import Redis
-from sqlalchemy import event
 
 from tests.conftest import MakeStack
 from tests.support.at_rest import check_at_rest, read_directory, rests_within
@@ -23,6 +21,7 @@ from tests.support.faults import (
     open_files_under,
     recorded_calls,
     short_writes,
+    sync_nothing,
     without_syncs,
 )
 from tests.support.journey import SETTINGS, STEP_BYTES, WAYS, Chunk, Journey
@@ -78,13 +77,9 @@ async def stack(
     caplog.set_level(logging.CRITICAL, "uploader")
     clock.advance(2 * 3600)  # what is made now is old enough for the cleanup
     async with make_stack(database_url=sqlite_url, clock=clock, max_concurrent_chunks=1, **SETTINGS) as made:
-        event.listen(made.services.database.engine.sync_engine, "checkout", _sync_nothing)
+        sync_nothing(made.services.database, at="checkout")
         with without_syncs():
             yield made
-
-
-def _sync_nothing(connection: Any, *_: object) -> None:
-    connection.execute("PRAGMA synchronous=OFF")
 
 
 @pytest.mark.parametrize("fault", FAULTS)

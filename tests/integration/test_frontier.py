@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import msgspec
@@ -22,6 +23,7 @@ from tests.support.merging import merge_held_up
 from tests.support.reading import counted_reads
 from tests.support.rows import upload_row
 from tests.support.stack import Stack
+from tests.support.storing import running_storage
 from tests.support.waiting import eventually
 from uploader.database import queries
 from uploader.database.transactions import uploads as transactions
@@ -29,12 +31,11 @@ from uploader.database.transactions.uploads import NotOpen
 from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed
 from uploader.service.uploads import merging
-from uploader.storage.base import Busy, Digests, Gone
+from uploader.storage.base import Busy, Digests, Gone, Storage
 from uploader.storage.hashes import PrefixHashes
 from uploader.storage.local import chunkmap, digestfile, digests, frontier
 from uploader.storage.local.digestfile import Frontier
 from uploader.storage.local.locks import try_lock
-from uploader.storage.local.store import LocalStore
 
 CONTENT = Content(8 * 64 * KIB + 1000)
 OTHER = Content(CONTENT.size, seed=1)
@@ -44,15 +45,11 @@ RIGHT = Digests(CONTENT.md5, CONTENT.sha256)
 
 
 @asynccontextmanager
-async def a_worker(root: Path) -> AsyncIterator[LocalStore]:
+async def a_worker(root: Path) -> AsyncIterator[Storage]:
     """A storage of its own, as every process has one: its locks are its own, too."""
-    made = LocalStore(root, durable=False)
-    await made.prepare()
-    try:
+    async with running_storage(root, durable=False) as made:
         yield made
         await made.drain()
-    finally:
-        made.close()
 
 
 @pytest.fixture(autouse=True)
@@ -68,19 +65,19 @@ def chunks_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def storage(tmp_path: Path) -> AsyncIterator[LocalStore]:
+async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
     async with a_worker(tmp_path) as made:
         yield made
 
 
 @pytest.fixture
-async def upload(storage: LocalStore) -> Upload:
+async def upload(storage: Storage) -> Upload:
     made = upload_row(size=CONTENT.size)
     await storage.create(made)
     return made
 
 
-async def put(storage: LocalStore, upload: Upload, *numbers: int, content: Content = CONTENT) -> None:
+async def put(storage: Storage, upload: Upload, *numbers: int, content: Content = CONTENT) -> None:
     """Store chunks one after the other; the digests may lag behind."""
     for number in numbers:
         body = InPieces(content.chunk(number))
@@ -90,7 +87,7 @@ async def put(storage: LocalStore, upload: Upload, *numbers: int, content: Conte
             body.close()
 
 
-async def put_and_follow(storage: LocalStore, upload: Upload, *numbers: int) -> None:
+async def put_and_follow(storage: Storage, upload: Upload, *numbers: int) -> None:
     for number in numbers:
         await put(storage, upload, number)
         await storage.drain()
@@ -99,7 +96,7 @@ async def put_and_follow(storage: LocalStore, upload: Upload, *numbers: int) -> 
 # What is read again
 
 
-async def test_what_comes_in_order_is_never_read_again(storage: LocalStore, upload: Upload) -> None:
+async def test_what_comes_in_order_is_never_read_again(storage: Storage, upload: Upload) -> None:
     with counted_reads("data") as read:
         await put(storage, upload, *range(LAST + 1))
         assert await storage.digest(upload) == RIGHT
@@ -113,7 +110,7 @@ async def test_an_upload_over_http_that_comes_in_order_is_never_read_again(stack
     assert read.bytes == 0
 
 
-async def test_out_of_order_only_what_lay_beyond_the_gap_is_read(storage: LocalStore, upload: Upload) -> None:
+async def test_out_of_order_only_what_lay_beyond_the_gap_is_read(storage: Storage, upload: Upload) -> None:
     with counted_reads("data") as read:
         await put_and_follow(storage, upload, 0, 1, 3, 4, LAST, 5)
         assert await storage.digested_bytes(upload) == 2 * CHUNK
@@ -126,7 +123,7 @@ async def test_out_of_order_only_what_lay_beyond_the_gap_is_read(storage: LocalS
     assert read.bytes == 3 * CHUNK + CONTENT.size % CHUNK
 
 
-async def test_a_merge_reads_nothing_but_what_was_saved(storage: LocalStore, upload: Upload, tmp_path: Path) -> None:
+async def test_a_merge_reads_nothing_but_what_was_saved(storage: Storage, upload: Upload, tmp_path: Path) -> None:
     await put_and_follow(storage, upload, *range(LAST + 1))
     assert await storage.digested_bytes(upload) == CONTENT.size
     async with a_worker(tmp_path) as another:
@@ -138,7 +135,7 @@ async def test_a_merge_reads_nothing_but_what_was_saved(storage: LocalStore, upl
 # Workers and restarts
 
 
-async def test_workers_take_turns_without_starting_again(storage: LocalStore, upload: Upload, tmp_path: Path) -> None:
+async def test_workers_take_turns_without_starting_again(storage: Storage, upload: Upload, tmp_path: Path) -> None:
     async with a_worker(tmp_path) as another:
         with counted_reads("data") as read:
             for number in range(LAST + 1):
@@ -158,7 +155,7 @@ async def test_a_worker_that_was_started_again_goes_on(upload: Upload, tmp_path:
 
 
 async def test_while_another_worker_has_the_lock_chunks_are_stored_all_the_same(
-    storage: LocalStore, upload: Upload, tmp_path: Path
+    storage: Storage, upload: Upload, tmp_path: Path
 ) -> None:
     other = os.open(tmp_path / upload.place / "digest", os.O_RDWR | os.O_CLOEXEC)
     assert try_lock(other, 0, 0)
@@ -172,7 +169,7 @@ async def test_while_another_worker_has_the_lock_chunks_are_stored_all_the_same(
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_any_order_over_any_workers_gives_the_right_digests(
-    storage: LocalStore, upload: Upload, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, upload: Upload, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where few bodies are kept and the turns are short; every chunk is sent by two, the second with other bytes."""
     choose = random.Random(seed)
@@ -194,7 +191,7 @@ async def test_any_order_over_any_workers_gives_the_right_digests(
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_of_senders_with_different_bytes_those_are_hashed_that_are_stored(
-    storage: LocalStore, upload: Upload, tmp_path: Path, seed: int
+    storage: Storage, upload: Upload, tmp_path: Path, seed: int
 ) -> None:
     choose = random.Random(seed)
     async with a_worker(tmp_path) as another:
@@ -246,7 +243,7 @@ NOT_BELIEVED: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("how", NOT_BELIEVED)
 async def test_a_state_that_is_not_certain_starts_at_the_first_byte(
-    storage: LocalStore, upload: Upload, tmp_path: Path, how: str
+    storage: Storage, upload: Upload, tmp_path: Path, how: str
 ) -> None:
     await put_and_follow(storage, upload, 0, 1, 2, 4, 5)
     path = tmp_path / upload.place / "digest"
@@ -260,7 +257,7 @@ async def test_a_state_that_is_not_certain_starts_at_the_first_byte(
 
 
 async def test_the_state_of_a_chunk_that_is_not_on_the_map_any_more_is_not_gone_on_from(
-    storage: LocalStore, upload: Upload, tmp_path: Path
+    storage: Storage, upload: Upload, tmp_path: Path
 ) -> None:
     """As a withdrawal leaves it that a power cut interrupted."""
     await put_and_follow(storage, upload, 0, 1, 2)
@@ -274,7 +271,7 @@ async def test_the_state_of_a_chunk_that_is_not_on_the_map_any_more_is_not_gone_
 
 
 async def test_a_python_without_openssls_states_hashes_all_at_the_merge(
-    storage: LocalStore, upload: Upload, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("uploader.storage.hashes._library", lambda: None)
     with counted_reads("data") as read:
@@ -310,7 +307,7 @@ async def test_a_chunk_is_acknowledged_before_it_is_hashed(stack: Stack, stalled
 
 
 async def test_bodies_are_kept_until_they_are_hashed_and_only_so_many(
-    storage: LocalStore, upload: Upload, stalled: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, upload: Upload, stalled: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frontier, "_MAX_KEPT_BYTES", 2 * CHUNK)
     bodies = [InPieces(CONTENT.chunk(number)) for number in range(4)]
@@ -326,14 +323,14 @@ async def test_bodies_are_kept_until_they_are_hashed_and_only_so_many(
     assert read.bytes == 2 * CHUNK, "the others are read from the page cache"
 
 
-async def test_a_body_is_not_kept_for_a_chunk_that_may_never_come(storage: LocalStore, upload: Upload) -> None:
+async def test_a_body_is_not_kept_for_a_chunk_that_may_never_come(storage: Storage, upload: Upload) -> None:
     body = InPieces(CONTENT.chunk(3))
     (await storage.hold_chunk(upload, 3, body)).release()
     await storage.drain()
     assert body.keepers == 1
 
 
-async def test_bytes_that_could_not_be_stored_are_not_hashed(storage: LocalStore, upload: Upload) -> None:
+async def test_bytes_that_could_not_be_stored_are_not_hashed(storage: Storage, upload: Upload) -> None:
     await put(storage, upload, 0)
     with failing_call("pwrite", only=lambda path: path.name == "map"), pytest.raises(StorageFailed):
         await put(storage, upload, 1, content=OTHER)
@@ -342,9 +339,7 @@ async def test_bytes_that_could_not_be_stored_are_not_hashed(storage: LocalStore
 
 
 @pytest.mark.parametrize("error_number", [errno.ENOSPC, errno.EIO])
-async def test_a_state_that_cannot_be_saved_costs_no_chunk(
-    storage: LocalStore, upload: Upload, error_number: int
-) -> None:
+async def test_a_state_that_cannot_be_saved_costs_no_chunk(storage: Storage, upload: Upload, error_number: int) -> None:
     with failing_call("pwrite", error_number, times=None, only=lambda path: path.name == "digest") as fault:
         await put_and_follow(storage, upload, 0, 1, 2)
     assert fault.hits >= 3
@@ -353,7 +348,7 @@ async def test_a_state_that_cannot_be_saved_costs_no_chunk(
     assert await storage.digest(upload) == RIGHT
 
 
-async def test_following_ends_with_its_upload(storage: LocalStore, upload: Upload, tmp_path: Path) -> None:
+async def test_following_ends_with_its_upload(storage: Storage, upload: Upload, tmp_path: Path) -> None:
     await put(storage, upload, 1, 2)
     await storage.drain()
     with paused_call("preadv") as pause:
@@ -381,7 +376,7 @@ def near(monkeypatch: pytest.MonkeyPatch) -> None:
 class Pace:
     """An answer that may have to wait for the digests."""
 
-    def __init__(self, storage: LocalStore, upload: Upload, number: int) -> None:
+    def __init__(self, storage: Storage, upload: Upload, number: int) -> None:
         self._task = asyncio.create_task(storage.keep_pace(upload, number))
 
     async def waits(self) -> bool:
@@ -393,7 +388,7 @@ class Pace:
         return self._task.done()
 
 
-async def taken_up(storage: LocalStore, upload: Upload) -> None:
+async def taken_up(storage: Any, upload: Upload) -> None:
     """Until it is known how far the digests of an upload are that somebody looks after."""
 
     async def position_is_known() -> bool:
@@ -403,7 +398,7 @@ async def taken_up(storage: LocalStore, upload: Upload) -> None:
 
 
 async def test_a_chunk_far_ahead_of_the_digests_is_answered_once_they_are_near(
-    storage: LocalStore, upload: Upload, stalled: threading.Semaphore, near: None
+    storage: Storage, upload: Upload, stalled: threading.Semaphore, near: None
 ) -> None:
     await put(storage, upload, *range(4))
     await taken_up(storage, upload)
@@ -433,14 +428,14 @@ async def test_over_http_the_answer_waits_and_the_chunk_counts_already(
     assert (await far).json()["received_chunks"] == 4
 
 
-async def test_nobody_waits_for_digests_that_a_gap_holds_up(storage: LocalStore, upload: Upload, near: None) -> None:
+async def test_nobody_waits_for_digests_that_a_gap_holds_up(storage: Storage, upload: Upload, near: None) -> None:
     await put(storage, upload, *range(1, LAST))
     await storage.drain()
     assert await Pace(storage, upload, LAST - 1).ends()
 
 
 async def test_what_is_far_beyond_a_stretch_that_is_hashed_does_not_wait_for_all_of_it(
-    storage: LocalStore, upload: Upload, stalled: threading.Semaphore, near: None, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, upload: Upload, stalled: threading.Semaphore, near: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "_TURN_BYTES", CHUNK)
     await put(storage, upload, *range(LAST))
@@ -454,7 +449,7 @@ async def test_what_is_far_beyond_a_stretch_that_is_hashed_does_not_wait_for_all
 
 
 async def test_nobody_waits_for_long(
-    storage: LocalStore,
+    storage: Storage,
     upload: Upload,
     stalled: threading.Semaphore,
     near: None,
@@ -468,7 +463,7 @@ async def test_nobody_waits_for_long(
 
 
 async def test_who_waits_for_digests_is_let_go_with_their_upload(
-    storage: LocalStore, upload: Upload, stalled: threading.Semaphore, near: None
+    storage: Storage, upload: Upload, stalled: threading.Semaphore, near: None
 ) -> None:
     await put(storage, upload, *range(4))
     await taken_up(storage, upload)
@@ -480,7 +475,7 @@ async def test_who_waits_for_digests_is_let_go_with_their_upload(
 
 
 async def test_digests_of_another_worker_are_kept_pace_with_while_they_come_any_further(
-    storage: LocalStore, upload: Upload, tmp_path: Path, stalled: threading.Semaphore, near: None
+    storage: Storage, upload: Upload, tmp_path: Path, stalled: threading.Semaphore, near: None
 ) -> None:
     async with a_worker(tmp_path) as another:
         await put(another, upload, 0)
@@ -506,9 +501,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frontier, "_GATHER_SECONDS", 3600)
 
 
-async def test_small_chunks_are_gathered_and_hashed_at_one_go(
-    storage: LocalStore, upload: Upload, patience: None
-) -> None:
+async def test_small_chunks_are_gathered_and_hashed_at_one_go(storage: Storage, upload: Upload, patience: None) -> None:
     async def four_are_hashed() -> bool:
         return await storage.digested_bytes(upload) == 4 * CHUNK
 
@@ -524,7 +517,7 @@ async def test_small_chunks_are_gathered_and_hashed_at_one_go(
 
 
 async def test_small_chunks_of_which_too_few_come_are_not_waited_for(
-    storage: LocalStore, upload: Upload, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frontier, "_GATHERED_BYTES", CONTENT.size)
     await put(storage, upload, 0, 1)
@@ -536,7 +529,7 @@ async def test_small_chunks_of_which_too_few_come_are_not_waited_for(
 
 
 async def test_a_merge_and_the_end_of_the_process_do_not_wait_for_more_small_chunks(
-    storage: LocalStore, upload: Upload, patience: None
+    storage: Storage, upload: Upload, patience: None
 ) -> None:
     await put(storage, upload, 0)
     async with asyncio.timeout(60):
@@ -545,7 +538,7 @@ async def test_a_merge_and_the_end_of_the_process_do_not_wait_for_more_small_chu
         assert await storage.digest(upload) == RIGHT
 
 
-async def test_small_chunks_are_not_kept_in_memory(storage: LocalStore, upload: Upload, patience: None) -> None:
+async def test_small_chunks_are_not_kept_in_memory(storage: Storage, upload: Upload, patience: None) -> None:
     body = InPieces(CONTENT.chunk(0))
     (await storage.hold_chunk(upload, 0, body)).release()
     assert body.keepers == 1
@@ -557,7 +550,7 @@ async def test_small_chunks_are_not_kept_in_memory(storage: LocalStore, upload: 
 
 
 async def test_withdrawing_waits_for_who_hashes_and_starts_the_digests_again(
-    storage: LocalStore, upload: Upload, tmp_path: Path
+    storage: Storage, upload: Upload, tmp_path: Path
 ) -> None:
     await put_and_follow(storage, upload, 1, 2)
     with paused_call("preadv") as pause:

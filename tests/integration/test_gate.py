@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,10 @@ from tests.support.content import KIB
 from tests.support.rows import upload_row
 from tests.support.waiting import eventually
 from uploader.domain.upload import Upload
+from uploader.storage.base import Storage
 from uploader.storage.local import chunkfiles
 from uploader.storage.local import store as local
 from uploader.storage.local.locks import try_lock
-from uploader.storage.local.store import LocalStore
 
 CHUNK_BYTES = 64 * KIB
 CLOSINGS = 10
@@ -25,7 +24,7 @@ CLOSINGS = 10
 class Writers:
     """Each sends its chunk again and again without a pause, and counts its turns."""
 
-    def __init__(self, storage: LocalStore, upload: Upload) -> None:
+    def __init__(self, storage: Storage, upload: Upload) -> None:
         self._storage = storage
         self._upload = upload
         self._stopping = False
@@ -58,7 +57,7 @@ class Writers:
 
 @pytest.mark.parametrize("count", [8, 16])
 async def test_writers_that_never_pause_do_not_keep_a_closer_out(
-    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted in turns of the writers: those that have looked at the gate before are all it waits for."""
     asked_at: list[int] = []
@@ -73,8 +72,6 @@ async def test_writers_that_never_pause_do_not_keep_a_closer_out(
 
     monkeypatch.setattr(chunkfiles, "try_lock", dawdle_and_lock)
     monkeypatch.setattr(local, "try_lock", note_and_lock)
-    storage = LocalStore(tmp_path, durable=True)
-    await storage.prepare()
     upload = upload_row(size=count * CHUNK_BYTES, chunk_size=CHUNK_BYTES)
     await storage.create(upload)
     writers = Writers(storage, upload)
@@ -89,4 +86,3 @@ async def test_writers_that_never_pause_do_not_keep_a_closer_out(
             assert got_at - asked_at[0] <= count
         await writers.get_through(count)
     await storage.drain()
-    storage.close()

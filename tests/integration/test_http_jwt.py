@@ -216,10 +216,14 @@ def with_header(**header: Any) -> Broken:
 
 
 def with_raw_claims(template: str) -> Broken:
-    """Claims as text; `EXP` stands for a good end."""
-    return lambda signer, clock: signer.token(
-        template.replace("EXP", str(int(clock.now().timestamp()) + 300)).encode("utf-8", "surrogatepass")
-    )
+    """Claims as text, of a good issuer and for a good audience; `EXP` stands for a good end."""
+
+    def made(signer: Signer, clock: ManualClock) -> str:
+        text = template.replace('{"sub"', f'{{"iss": "{ISSUER}", "aud": "{AUDIENCE}", "sub"')
+        text = text.replace("EXP", str(int(clock.now().timestamp()) + 300))
+        return signer.token(text.encode("utf-8", "surrogatepass"))
+
+    return made
 
 
 def with_raw_header(template: str) -> Broken:
@@ -457,8 +461,9 @@ async def test_no_broken_token_lets_anybody_in_or_leaves_anything_behind(
                 await assert_refused(stack, token)
             except AssertionError as error:
                 raise AssertionError(f"{name}: {token}") from error
-        good = await ask(stack, signer.token(claims_at(clock)))
-        assert good.status_code == 200, "what all of them were made from is good"
+        for good in (with_claims(), with_raw_claims('{"sub": "mallory", "exp": EXP}')):
+            response = await ask(stack, good(signer, clock))
+            assert response.status_code == 200, "what all of them were made from is good"
 
 
 def _raw(*numbers: int) -> bytes:

@@ -13,13 +13,12 @@ from tests.support.bodies import InPieces
 from tests.support.content import KIB, Content
 from tests.support.faults import failing_call, left_open, open_files_under, paused_call, recorded_calls
 from tests.support.rows import upload_row
+from tests.support.storing import running_storage
 from tests.support.waiting import eventually
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed, StorageFull
-from uploader.storage.base import Gone
-from uploader.storage.local import chunkfiles, frontier, temp
-from uploader.storage.local.chunkfiles import HeldRecord
-from uploader.storage.local.store import LocalStore
+from uploader.storage.base import Gone, HeldChunk, Storage
+from uploader.storage.local import chunkfiles, frontier, openfiles
 
 CONTENT = Content(8 * 64 * KIB)
 
@@ -37,50 +36,46 @@ def time_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=["power", "process"])
-async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LocalStore]:
-    made = LocalStore(tmp_path, durable=request.param == "power")
-    await made.prepare()
-    yield made
-    assert await left_open(made, tmp_path) == []
-    made.close()
+async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Storage]:
+    async with running_storage(tmp_path, durable=request.param == "power") as made:
+        yield made
+        assert await left_open(made, tmp_path) == []
 
 
 @pytest.fixture
-async def another(tmp_path: Path) -> AsyncIterator[LocalStore]:
+async def another(tmp_path: Path) -> AsyncIterator[Storage]:
     """As another process has one."""
-    made = LocalStore(tmp_path, durable=True)
-    await made.prepare()
-    yield made
-    await made.drain()
-    made.close()
+    async with running_storage(tmp_path, durable=True) as made:
+        yield made
+        await made.drain()
 
 
 @pytest.fixture
-async def upload(storage: LocalStore) -> Upload:
+async def upload(storage: Storage) -> Upload:
     return await a_new_upload(storage)
 
 
-async def a_new_upload(storage: LocalStore) -> Upload:
+async def a_new_upload(storage: Storage) -> Upload:
     made = upload_row(size=CONTENT.size)
     await storage.create(made)
     return made
 
 
-def hold(storage: LocalStore, upload: Upload, number: int) -> "asyncio.Task[HeldRecord]":
+def hold(storage: Storage, upload: Upload, number: int) -> "asyncio.Task[HeldChunk]":
     return asyncio.create_task(storage.hold_chunk(upload, number, InPieces(CONTENT.chunk(number))))
 
 
-async def put(storage: LocalStore, upload: Upload, *numbers: int) -> None:
+async def put(storage: Storage, upload: Upload, *numbers: int) -> None:
     for number in numbers:
         (await hold(storage, upload, number)).release()
 
 
-async def put_at_once(storage: LocalStore, uploads: list[Upload], number: int) -> list[BaseException | None]:
+async def put_at_once(storage: Storage, uploads: list[Upload], number: int) -> list[BaseException | None]:
     """What goes wrong with each."""
     return await asyncio.gather(*(put(storage, upload, number) for upload in uploads), return_exceptions=True)
 
 
-async def present(storage: LocalStore, upload: Upload) -> list[int]:
+async def present(storage: Storage, upload: Upload) -> list[int]:
     return [number for number, there in enumerate((await storage.read_map(upload)).present) if there]
 
 
@@ -95,7 +90,7 @@ async def soon_open(root: Path, count: int) -> None:
     await eventually(are_open)
 
 
-async def test_the_next_chunk_opens_nothing(storage: LocalStore, tmp_path: Path, upload: Upload) -> None:
+async def test_the_next_chunk_opens_nothing(storage: Storage, tmp_path: Path, upload: Upload) -> None:
     await put(storage, upload, 0)
     with recorded_calls("open", "close") as calls:
         await put(storage, upload, *range(1, CONTENT.chunk_count))
@@ -105,7 +100,7 @@ async def test_the_next_chunk_opens_nothing(storage: LocalStore, tmp_path: Path,
 
 
 async def test_who_holds_a_chunk_shares_a_descriptor_with_nobody(
-    storage: LocalStore, tmp_path: Path, upload: Upload
+    storage: Storage, tmp_path: Path, upload: Upload
 ) -> None:
     await put(storage, upload, 0)
     held = [await hold(storage, upload, number) for number in (1, 2, 3)]
@@ -117,9 +112,7 @@ async def test_who_holds_a_chunk_shares_a_descriptor_with_nobody(
     assert calls == []
 
 
-async def test_a_chunk_that_was_released_is_not_locked(
-    storage: LocalStore, another: LocalStore, upload: Upload
-) -> None:
+async def test_a_chunk_that_was_released_is_not_locked(storage: Storage, another: Storage, upload: Upload) -> None:
     await put(storage, upload, 0)
     async with another.closing(upload):
         waiting = hold(storage, upload, 1)
@@ -130,7 +123,7 @@ async def test_a_chunk_that_was_released_is_not_locked(
 
 
 async def test_an_upload_that_another_process_ended_is_gone(
-    storage: LocalStore, another: LocalStore, tmp_path: Path, upload: Upload
+    storage: Storage, another: Storage, tmp_path: Path, upload: Upload
 ) -> None:
     held = [await hold(storage, upload, number) for number in (0, 1)]
     for chunk in held:
@@ -145,7 +138,7 @@ async def test_an_upload_that_another_process_ended_is_gone(
 
 @pytest.mark.parametrize("lost", ["directory", "map", "data"])
 async def test_files_that_were_replaced_are_opened_anew(
-    storage: LocalStore, tmp_path: Path, upload: Upload, lost: str
+    storage: Storage, tmp_path: Path, upload: Upload, lost: str
 ) -> None:
     await put(storage, upload, 0)
     path = tmp_path / upload.place / ("" if lost == "directory" else lost)
@@ -162,7 +155,7 @@ async def test_files_that_were_replaced_are_opened_anew(
         assert await present(storage, upload) == [1]
 
 
-async def test_the_end_of_an_upload_closes_its_files(storage: LocalStore, tmp_path: Path, upload: Upload) -> None:
+async def test_the_end_of_an_upload_closes_its_files(storage: Storage, tmp_path: Path, upload: Upload) -> None:
     await put(storage, upload, 0)
     other = await a_new_upload(storage)
     await put(storage, other, 0)
@@ -172,7 +165,7 @@ async def test_the_end_of_an_upload_closes_its_files(storage: LocalStore, tmp_pa
 
 
 async def test_files_are_closed_some_time_after_the_last_chunk(
-    storage: LocalStore, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(temp, "_KEPT_SECONDS", 0.02)
     for number in (0, 1):
@@ -180,10 +173,8 @@ async def test_files_are_closed_some_time_after_the_last_chunk(
         await soon_open(tmp_path, 0)
 
 
-async def test_only_so_many_files_are_kept(
-    storage: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(temp, "_MAX_KEPT", 2)
+async def test_only_so_many_files_are_kept(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openfiles, "_MAX_KEPT", 2)
     uploads = [await a_new_upload(storage) for _ in range(4)]
     for number in (0, 1):
         assert await put_at_once(storage, uploads, number) == [None] * 4
@@ -196,7 +187,7 @@ async def test_only_so_many_files_are_kept(
 
 @pytest.mark.parametrize("name", ["pwrite", "stat", "fstat", "pread"])
 async def test_files_by_which_something_failed_are_not_used_again(
-    storage: LocalStore, tmp_path: Path, upload: Upload, name: str
+    storage: Storage, tmp_path: Path, upload: Upload, name: str
 ) -> None:
     """A descriptor that was told of an error might not be told of the next one."""
     await put(storage, upload, 0)
@@ -208,7 +199,7 @@ async def test_files_by_which_something_failed_are_not_used_again(
 
 
 async def test_a_lock_that_cannot_be_given_up_goes_with_its_descriptor(
-    storage: LocalStore, another: LocalStore, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, another: Storage, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_descriptor: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -221,7 +212,7 @@ async def test_a_lock_that_cannot_be_given_up_goes_with_its_descriptor(
 
 
 async def test_of_chunks_that_go_to_the_disk_together_each_has_its_own_end(
-    storage: LocalStore, another: LocalStore, tmp_path: Path
+    storage: Storage, another: Storage, tmp_path: Path
 ) -> None:
     uploads = [await a_new_upload(storage) for _ in range(4)]
     assert await put_at_once(storage, uploads, 0) == [None] * 4
@@ -241,7 +232,7 @@ async def test_of_chunks_that_go_to_the_disk_together_each_has_its_own_end(
 
 @pytest.mark.parametrize("begun", [True, False])
 async def test_callers_that_are_cancelled_leave_no_lock_and_no_descriptor(
-    storage: LocalStore, another: LocalStore, tmp_path: Path, upload: Upload, begun: bool
+    storage: Storage, another: Storage, tmp_path: Path, upload: Upload, begun: bool
 ) -> None:
     await put(storage, upload, 0)
     with paused_call("pread", only=lambda path: path.name == "map") as pause:

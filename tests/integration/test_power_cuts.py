@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 from redis import Redis
-from sqlalchemy import event
 
 from tests.support.at_rest import read_files
 from tests.support.bodies import InPieces
 from tests.support.clock import ManualClock
 from tests.support.content import Content
-from tests.support.faults import EachInTurn, without_syncs
+from tests.support.faults import EachInTurn, sync_nothing, without_syncs
 from tests.support.invariants import checked_accounts
 from tests.support.journey import (
     ALL,
@@ -261,7 +260,7 @@ class Restarter:
         self._restarts = 0
         # One for all: its statements are compiled once.
         self.database = Database(f"sqlite:///{self._database_path}")
-        event.listen(self.database.engine.sync_engine, "connect", _sync_nothing)
+        sync_nothing(self.database)
 
     async def check(self, tree: Tree, promised: Promises) -> None:
         """Raises Violation, or what the server raises."""
@@ -336,10 +335,6 @@ async def _send_missing(services: Services, target: Target, content: Content, an
             stored = await services.receiving.store(target, answer.upload, number, body)
             told = await services.receiving.answer(stored)
     return told
-
-
-def _sync_nothing(connection: Any, _record: object) -> None:
-    connection.execute("PRAGMA synchronous=OFF")
 
 
 @pytest.fixture(autouse=True)

@@ -124,22 +124,27 @@ async def test_another_number_of_shards_is_refused_until_redis_is_reset(make_sta
         assert response.status_code == 201
 
 
+async def check_that_all_is_accounted_for(stack: Stack, count: int) -> None:
+    """So many uploads of two chunks, half-way and in the end."""
+    contents = [Content(100 * KIB, seed=seed, name=f"{seed}.bin") for seed in range(count)]
+    for content in contents:
+        await stack.open(content)
+        assert (await stack.put(content, 0)).status_code == 200
+    expected = sum(content.chunk_size for content in contents)
+
+    async def accounted_for() -> bool:
+        return (await stack.usage("alice"))["unfinished"] == expected
+
+    await eventually(accounted_for)
+    for content in contents:
+        assert (await stack.put(content, 1)).status_code == 201
+    total = sum(content.size for content in contents)
+    assert await stack.usage("alice") == {"finished": total, "unfinished": 0, "reserved": 0}
+
+
 async def test_everything_works_on_several_shards(make_stack: MakeStack) -> None:
     async with make_stack(shards=8, jobs=True, quiet_interval_seconds=0.2) as stack:
-        contents = [Content(100 * KIB, seed=seed, name=f"{seed}.bin") for seed in range(12)]
-        for content in contents:
-            await stack.open(content)
-            await stack.put(content, 0)
-        expected = sum(content.chunk_size for content in contents)
-
-        async def accounted_for() -> bool:
-            return (await stack.usage("alice"))["unfinished"] == expected
-
-        await eventually(accounted_for)
-        for content in contents:
-            assert (await stack.put(content, 1)).status_code == 201
-        total = sum(content.size for content in contents)
-        assert await stack.usage("alice") == {"finished": total, "unfinished": 0, "reserved": 0}
+        await check_that_all_is_accounted_for(stack, 12)
 
 
 async def test_everything_works_on_a_cluster_of_three_masters(make_stack: MakeStack, tmp_path: Path) -> None:
@@ -148,20 +153,7 @@ async def test_everything_works_on_a_cluster_of_three_masters(make_stack: MakeSt
         cluster.start()
         settings = {"redis_url": cluster.url, "shards": 16, "jobs": True, "quiet_interval_seconds": 0.2}
         async with make_stack(**settings) as stack:
-            contents = [Content(100 * KIB, seed=seed, name=f"{seed}.bin") for seed in range(16)]
-            for content in contents:
-                await stack.open(content)
-                assert (await stack.put(content, 0)).status_code == 200
-            expected = sum(content.chunk_size for content in contents)
-
-            async def accounted_for() -> bool:
-                return (await stack.usage("alice"))["unfinished"] == expected
-
-            await eventually(accounted_for)
-            for content in contents:
-                assert (await stack.put(content, 1)).status_code == 201
-            total = sum(content.size for content in contents)
-            assert await stack.usage("alice") == {"finished": total, "unfinished": 0, "reserved": 0}
+            await check_that_all_is_accounted_for(stack, 16)
             assert await stack.services.pending.reset() > 0
         used = [node for node in cluster.nodes if b"calls=" in node.raw("INFO", "commandstats")]
         assert len(used) == 3

@@ -29,11 +29,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from sqlalchemy import event, select
+from sqlalchemy import select
 
 from tests.support.at_rest import OnDisk, read_directory
 from tests.support.bodies import InPieces
 from tests.support.dying import Death, dying
+from tests.support.faults import sync_nothing
 from tests.support.invariants import OPEN_STATES, Shape, check_pending, checked_accounts
 from tests.support.rows import Transactions, upload_row
 from tests.support.servers import PrivateRedis
@@ -165,7 +166,7 @@ class AccountingMachine(RuleBasedStateMachine):
         self.services = create_services(in_force)
         self.database, self.pending = self.services.database, self.services.pending
         self.redis: Any = self.services.redis
-        event.listen(self.database.engine.sync_engine, "connect", _sync_nothing)
+        sync_nothing(self.database)
         self.act = Transactions(self.database)
         self.queue = self.pending.flush_queues[0]
         for verb in ("record_chunk", "hydrate", "lease"):
@@ -691,10 +692,6 @@ def _held(claims: list[Claim]) -> UploadQueue:
         return claims
 
     return cast(UploadQueue, SimpleNamespace(claim=claim, shard=0))
-
-
-def _sync_nothing(connection: Any, _record: object) -> None:
-    connection.execute("PRAGMA synchronous=OFF")
 
 
 async def _rows(connection: Connection) -> dict[str, Any]:

@@ -13,6 +13,9 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from sqlalchemy import event
+
+from uploader.database.engine import Database
 from uploader.storage import disk
 from uploader.storage.base import Store
 
@@ -195,6 +198,12 @@ def without_syncs() -> Iterator[None]:
     """For tests in which nobody cuts the power: nothing waits for the disk."""
     with intercepting(lambda call: None if call.name in ("fsync", "fdatasync") else call.make()):
         yield
+
+
+def sync_nothing(database: Database, *, at: str = "connect") -> None:
+    """The same for a SQLite: from each new connection on, or, where there are some already, each time one is taken
+    (`checkout`)."""
+    event.listen(database.engine.sync_engine, at, lambda connection, *_: connection.execute("PRAGMA synchronous=OFF"))
 
 
 class Pause:

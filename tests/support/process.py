@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
+import httpx2
+
 from tests.support import forkserver
 from tests.support.servers import free_port
 
@@ -129,6 +131,16 @@ class Server(Process):
                 return
             time.sleep(0.05)
         raise AssertionError(f"the server did not become ready: {self.output()}")
+
+
+def owner_token(data: Path) -> str:
+    """The token that the first start left for the owner."""
+    return (data / "owner.token").read_text().strip()
+
+
+def client_of_owner(url: str, data: Path) -> httpx2.Client:
+    """To a server on this data directory; the caller closes it."""
+    return httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {owner_token(data)}"})
 
 
 @contextlib.contextmanager

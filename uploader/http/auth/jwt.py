@@ -1,4 +1,5 @@
-"""Checks a JWT and reads its claims. Refuses everything it does not know how to check; PyJWT does the cryptography."""
+"""Checks a JWT and reads its claims. Refuses everything it does not know how to check; PyJWT does the cryptography, and no
+more (decision 0014)."""
 
 import base64
 import hashlib

@@ -1,0 +1,146 @@
+"""Finds what a mutant changes: by a function, or a Lua script, and a pattern in it. Not by file and line: code moves, and is
+formatted anew, and no mutant has to follow.
+
+A pattern matches token by token, so white space, line breaks, comments, the kind of quotes and a comma before a closing
+bracket make no difference.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+# The text of every source file of a package.
+Sources = Mapping[Path, str]
+
+_LUA_TOKEN = re.compile(r"--.*|'[^'\n]*'|\"[^\"\n]*\"|\w+|\S")
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Where a pattern occurs exactly once, it becomes `new`, whose further lines are indented as the one it stands in.
+
+    `where`: a function by its name, with its class before it (`Class.name`) where others have the same; or `script.lua`.
+    """
+
+    where: str
+    pattern: str
+    new: str
+
+
+class _Place(NamedTuple):
+    """A part of a file, by offsets."""
+
+    path: Path
+    start: int
+    end: int
+
+
+class _Token(NamedTuple):
+    text: str
+    start: int
+    end: int
+
+
+class _Function(NamedTuple):
+    name: str  # with the classes and functions that it is in
+    start: int
+    end: int
+
+
+def read(package: Path) -> Sources:
+    """The sources of a package as they are."""
+    return {path: path.read_text() for path in sorted(package.rglob("*")) if path.suffix in (".py", ".lua")}
+
+
+def edited(sources: Sources, edit: Edit) -> Sources:
+    """The sources with an edit made. Raises ValueError unless there is exactly one place for it."""
+    where = _only(_named(sources, edit.where), edit.where)
+    source = sources[where.path]
+    start, end = _match(source, where, edit)
+    line = source[source.rfind("\n", 0, start) + 1 : start]
+    indent = line[: len(line) - len(line.lstrip())]
+    new = edit.new.replace("\n", f"\n{indent}")
+    return {**sources, where.path: source[:start] + new + source[end:]}
+
+
+def _only(places: list[_Place], name: str) -> _Place:
+    if not places:
+        raise ValueError(f"nothing is named {name}")
+    if len(places) > 1:
+        raise ValueError(f"{name} is in {' and '.join(str(place.path) for place in places)}: name its class, too")
+    return places[0]
+
+
+def _named(sources: Sources, name: str) -> list[_Place]:
+    if name.endswith(".lua"):
+        return [_Place(path, 0, len(source)) for path, source in sources.items() if path.name == name]
+    functions = [
+        (function.name, _Place(path, function.start, function.end))
+        for path, source in sources.items()
+        if path.suffix == ".py"
+        for function in _functions(source)
+    ]
+    exactly = [place for full_name, place in functions if full_name == name]
+    return exactly or [place for full_name, place in functions if full_name.endswith(f".{name}")]
+
+
+@lru_cache(maxsize=1000)
+def _functions(source: str) -> tuple[_Function, ...]:
+    starts = _line_starts(source)
+    return tuple(
+        _Function(name, starts[node.lineno - 1], starts[node.end_lineno or node.lineno])
+        for name, node in _defined(ast.parse(source), "")
+    )
+
+
+def _defined(parent: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for node in ast.iter_child_nodes(parent):
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _defined(node, prefix)
+            continue
+        if not isinstance(node, ast.ClassDef):
+            yield prefix + node.name, node
+        yield from _defined(node, f"{prefix}{node.name}.")
+
+
+def _match(source: str, where: _Place, edit: Edit) -> tuple[int, int]:
+    tokenized = _lua_tokens if where.path.suffix == ".lua" else _python_tokens
+    tokens = [token for token in _telling(tokenized(source)) if where.start <= token.start < where.end]
+    wanted = [token.text for token in _telling(tokenized(edit.pattern))]
+    texts = [token.text for token in tokens]
+    found = [at for at in range(len(texts)) if wanted and texts[at : at + len(wanted)] == wanted]
+    if len(found) != 1:
+        raise ValueError(f"{edit.where} in {where.path} has {len(found)} times {edit.pattern!r}")
+    return tokens[found[0]].start, tokens[found[0] + len(wanted) - 1].end
+
+
+def _telling(tokens: Iterator[_Token]) -> list[_Token]:
+    """Without what a formatter may choose."""
+    end = _Token("", 0, 0)
+    alike = [token._replace(text=token.text.replace('"', "'")) for token in tokens]
+    return [token for token, after in pairwise([*alike, end]) if token.text != "," or after.text not in (")", "]", "}")]
+
+
+def _python_tokens(source: str) -> Iterator[_Token]:
+    starts = _line_starts(source)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT and token.string.strip():
+            (first, column), (last, end_column) = token.start, token.end
+            yield _Token(token.string, starts[first - 1] + column, starts[last - 1] + end_column)
+
+
+def _lua_tokens(source: str) -> Iterator[_Token]:
+    for token in _LUA_TOKEN.finditer(source):
+        if not token[0].startswith("--"):
+            yield _Token(token[0], token.start(), token.end())
+
+
+def _line_starts(source: str) -> list[int]:
+    return list(accumulate((len(line) + 1 for line in source.split("\n")), initial=0))

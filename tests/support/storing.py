@@ -1,0 +1,24 @@
+"""Storages on a real directory."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from uploader.storage.base import Storage
+from uploader.storage.local.store import LocalStorage
+
+
+def new_storage(root: Path, *, durable: bool) -> Storage:
+    """One that nobody prepared yet, as every process has one: its locks are its own, too."""
+    return LocalStorage(root, durable=durable)
+
+
+@asynccontextmanager
+async def running_storage(root: Path, *, durable: bool) -> AsyncIterator[Storage]:
+    """One that is ready; its threads end with it, but nothing is drained."""
+    storage = new_storage(root, durable=durable)
+    await storage.prepare()
+    try:
+        yield storage
+    finally:
+        storage.close()
