@@ -21,7 +21,7 @@ from tests.support.stack import Stack, running_stack
 from tests.support.storing import running_storage
 from uploader.database import migrate, models
 from uploader.database.engine import Database
-from uploader.storage.base import Storage
+from uploader.storage.base import Store
 
 MakeStack = Callable[..., AbstractAsyncContextManager[Stack]]
 
@@ -267,7 +267,7 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
+async def storage(tmp_path: Path) -> AsyncIterator[Store]:
     """What it acknowledges survives a power cut."""
     async with running_storage(tmp_path, durable=True) as made:
         yield made

@@ -21,7 +21,7 @@ from tests.support.invariants import Account, checked_accounts
 from tests.support.layout import blob_path
 from tests.support.rows import upload_row
 from tests.support.servers import PrivateRedis
-from tests.support.stack import Stack
+from tests.support.stack import Stack, go_on
 from tests.support.storing import running_storage
 from tests.support.waiting import eventually
 from uploader.database import models, queries
@@ -32,7 +32,8 @@ from uploader.jobs.cleanup import Cleaner
 from uploader.service.audit.drift import Kind
 from uploader.service.ids import new_id
 from uploader.service.upkeep.cleanup import Cleaned
-from uploader.storage.base import Storage
+from uploader.storage.base import Store
+from uploader.storage.local.temp import month_path
 
 T = TypeVar("T")
 
@@ -388,17 +389,15 @@ async def test_a_dry_run_changes_nothing_and_says_what_a_cleanup_does(
 # Months that are emptied
 
 
-async def test_an_upload_is_created_though_its_month_is_removed_at_that_moment(
-    storage: Storage, tmp_path: Path
-) -> None:
-    upload = upload_row(temp_path=f"temp/2026/04/{new_id()}")
-    with paused_call("mkdir", only=lambda path: str(path).endswith(upload.temp_path)) as pause:
+async def test_an_upload_is_created_though_its_month_is_removed_at_that_moment(storage: Store, tmp_path: Path) -> None:
+    upload = upload_row(place=f"temp/2026/04/{new_id()}")
+    with paused_call("mkdir", only=lambda path: str(path).endswith(upload.place)) as pause:
         creating = await while_paused(pause, storage.create(upload))
         await storage.remove_emptied(MAY)
         assert not (tmp_path / "temp" / "2026").exists()
         pause.go_on.set()
         await creating
-    assert (await storage.read_map(upload)).size == upload.size
+    assert len((await storage.read_map(upload)).present) == 1
 
 
 async def test_uploads_come_and_go_while_their_month_is_removed_all_the_time(tmp_path: Path) -> None:
@@ -407,31 +406,31 @@ async def test_uploads_come_and_go_while_their_month_is_removed_all_the_time(tmp
 
         async def remove() -> None:
             while not done:
-                await storage.remove_month("2026/04")
+                await storage.remove_emptied(MAY)
 
         async def come_and_go() -> None:
             for _ in range(40):
-                upload = upload_row(temp_path=f"temp/2026/04/{new_id()}")
+                upload = upload_row(place=f"temp/2026/04/{new_id()}")
                 await storage.create(upload)
-                assert (await storage.read_map(upload)).size == upload.size
+                assert len((await storage.read_map(upload)).present) == 1
                 await storage.discard(upload)
 
         removing = asyncio.create_task(remove())
         await asyncio.gather(*(come_and_go() for _ in range(3)))
         done = True
         await removing
-        await storage.remove_month("2026/04")
+        await storage.remove_emptied(MAY)
         assert list((tmp_path / "temp").iterdir()) == []
 
 
-async def test_a_month_is_not_made_where_it_can_not_be(storage: Storage, tmp_path: Path) -> None:
+async def test_a_month_is_not_made_where_it_can_not_be(storage: Store, tmp_path: Path) -> None:
     (tmp_path / "temp" / "2026").symlink_to(tmp_path / "nowhere")
     with pytest.raises(StorageFailed):
-        await storage.create(upload_row(temp_path=f"temp/2026/04/{new_id()}"))
+        await storage.create(upload_row(place=f"temp/2026/04/{new_id()}"))
 
 
-async def test_a_directory_that_changed_since_the_walk_stays(storage: Storage, tmp_path: Path) -> None:
-    upload = upload_row(temp_path=f"temp/2026/04/{new_id()}")
+async def test_a_directory_that_changed_since_the_walk_stays(storage: Store, tmp_path: Path) -> None:
+    upload = upload_row(place=f"temp/2026/04/{new_id()}")
     await storage.create(upload)
     [[found]] = [batch async for batch in storage.list_uploads(MAY)]
     os.utime(tmp_path / upload.place / "map")

@@ -31,7 +31,7 @@ from uploader.database.transactions.uploads import NotOpen
 from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed
 from uploader.service.uploads import merging
-from uploader.storage.base import Busy, Digests, Gone, Storage
+from uploader.storage.base import Busy, Digests, Gone, Store
 from uploader.storage.hashes import PrefixHashes
 from uploader.storage.local import chunkmap, digestfile, digests, frontier
 from uploader.storage.local.digestfile import Frontier
@@ -45,7 +45,7 @@ RIGHT = Digests(CONTENT.md5, CONTENT.sha256)
 
 
 @asynccontextmanager
-async def a_worker(root: Path) -> AsyncIterator[Storage]:
+async def a_worker(root: Path) -> AsyncIterator[Store]:
     """A storage of its own, as every process has one: its locks are its own, too."""
     async with running_storage(root, durable=False) as made:
         yield made
@@ -65,19 +65,19 @@ def chunks_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def storage(tmp_path: Path) -> AsyncIterator[Storage]:
+async def storage(tmp_path: Path) -> AsyncIterator[Store]:
     async with a_worker(tmp_path) as made:
         yield made
 
 
 @pytest.fixture
-async def upload(storage: Storage) -> Upload:
+async def upload(storage: Store) -> Upload:
     made = upload_row(size=CONTENT.size)
     await storage.create(made)
     return made
 
 
-async def put(storage: Storage, upload: Upload, *numbers: int, content: Content = CONTENT) -> None:
+async def put(storage: Store, upload: Upload, *numbers: int, content: Content = CONTENT) -> None:
     """Store chunks one after the other; the digests may lag behind."""
     for number in numbers:
         body = InPieces(content.chunk(number))
@@ -87,7 +87,7 @@ async def put(storage: Storage, upload: Upload, *numbers: int, content: Content 
             body.close()
 
 
-async def put_and_follow(storage: Storage, upload: Upload, *numbers: int) -> None:
+async def put_and_follow(storage: Store, upload: Upload, *numbers: int) -> None:
     for number in numbers:
         await put(storage, upload, number)
         await storage.drain()
@@ -96,7 +96,7 @@ async def put_and_follow(storage: Storage, upload: Upload, *numbers: int) -> Non
 # What is read again
 
 
-async def test_what_comes_in_order_is_never_read_again(storage: Storage, upload: Upload) -> None:
+async def test_what_comes_in_order_is_never_read_again(storage: Store, upload: Upload) -> None:
     with counted_reads("data") as read:
         await put(storage, upload, *range(LAST + 1))
         assert await storage.digest(upload) == RIGHT
@@ -110,7 +110,7 @@ async def test_an_upload_over_http_that_comes_in_order_is_never_read_again(stack
     assert read.bytes == 0
 
 
-async def test_out_of_order_only_what_lay_beyond_the_gap_is_read(storage: Storage, upload: Upload) -> None:
+async def test_out_of_order_only_what_lay_beyond_the_gap_is_read(storage: Store, upload: Upload) -> None:
     with counted_reads("data") as read:
         await put_and_follow(storage, upload, 0, 1, 3, 4, LAST, 5)
         assert await storage.digested_bytes(upload) == 2 * CHUNK
@@ -123,7 +123,7 @@ async def test_out_of_order_only_what_lay_beyond_the_gap_is_read(storage: Storag
     assert read.bytes == 3 * CHUNK + CONTENT.size % CHUNK
 
 
-async def test_a_merge_reads_nothing_but_what_was_saved(storage: Storage, upload: Upload, tmp_path: Path) -> None:
+async def test_a_merge_reads_nothing_but_what_was_saved(storage: Store, upload: Upload, tmp_path: Path) -> None:
     await put_and_follow(storage, upload, *range(LAST + 1))
     assert await storage.digested_bytes(upload) == CONTENT.size
     async with a_worker(tmp_path) as another:
@@ -135,7 +135,7 @@ async def test_a_merge_reads_nothing_but_what_was_saved(storage: Storage, upload
 # Workers and restarts
 
 
-async def test_workers_take_turns_without_starting_again(storage: Storage, upload: Upload, tmp_path: Path) -> None:
+async def test_workers_take_turns_without_starting_again(storage: Store, upload: Upload, tmp_path: Path) -> None:
     async with a_worker(tmp_path) as another:
         with counted_reads("data") as read:
             for number in range(LAST + 1):
@@ -155,7 +155,7 @@ async def test_a_worker_that_was_started_again_goes_on(upload: Upload, tmp_path:
 
 
 async def test_while_another_worker_has_the_lock_chunks_are_stored_all_the_same(
-    storage: Storage, upload: Upload, tmp_path: Path
+    storage: Store, upload: Upload, tmp_path: Path
 ) -> None:
     other = os.open(tmp_path / upload.place / "digest", os.O_RDWR | os.O_CLOEXEC)
     assert try_lock(other, 0, 0)
@@ -169,7 +169,7 @@ async def test_while_another_worker_has_the_lock_chunks_are_stored_all_the_same(
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_any_order_over_any_workers_gives_the_right_digests(
-    storage: Storage, upload: Upload, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+    storage: Store, upload: Upload, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where few bodies are kept and the turns are short; every chunk is sent by two, the second with other bytes."""
     choose = random.Random(seed)
@@ -191,7 +191,7 @@ async def test_any_order_over_any_workers_gives_the_right_digests(
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_of_senders_with_different_bytes_those_are_hashed_that_are_stored(
-    storage: Storage, upload: Upload, tmp_path: Path, seed: int
+    storage: Store, upload: Upload, tmp_path: Path, seed: int
 ) -> None:
     choose = random.Random(seed)
     async with a_worker(tmp_path) as another:
@@ -243,7 +243,7 @@ NOT_BELIEVED: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("how", NOT_BELIEVED)
 async def test_a_state_that_is_not_certain_starts_at_the_first_byte(
-    storage: Storage, upload: Upload, tmp_path: Path, how: str
+    storage: Store, upload: Upload, tmp_path: Path, how: str
 ) -> None:
     await put_and_follow(storage, upload, 0, 1, 2, 4, 5)
     path = tmp_path / upload.place / "digest"
@@ -257,7 +257,7 @@ async def test_a_state_that_is_not_certain_starts_at_the_first_byte(
 
 
 async def test_the_state_of_a_chunk_that_is_not_on_the_map_any_more_is_not_gone_on_from(
-    storage: Storage, upload: Upload, tmp_path: Path
+    storage: Store, upload: Upload, tmp_path: Path
 ) -> None:
     """As a withdrawal leaves it that a power cut interrupted."""
     await put_and_follow(storage, upload, 0, 1, 2)
@@ -271,7 +271,7 @@ async def test_the_state_of_a_chunk_that_is_not_on_the_map_any_more_is_not_gone_
 
 
 async def test_a_python_without_openssls_states_hashes_all_at_the_merge(
-    storage: Storage, upload: Upload, monkeypatch: pytest.MonkeyPatch
+    storage: Store, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("uploader.storage.hashes._library", lambda: None)
     with counted_reads("data") as read:
@@ -307,7 +307,7 @@ async def test_a_chunk_is_acknowledged_before_it_is_hashed(stack: Stack, stalled
 
 
 async def test_bodies_are_kept_until_they_are_hashed_and_only_so_many(
-    storage: Storage, upload: Upload, stalled: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
+    storage: Store, upload: Upload, stalled: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frontier, "_MAX_KEPT_BYTES", 2 * CHUNK)
     bodies = [InPieces(CONTENT.chunk(number)) for number in range(4)]
@@ -323,14 +323,14 @@ async def test_bodies_are_kept_until_they_are_hashed_and_only_so_many(
     assert read.bytes == 2 * CHUNK, "the others are read from the page cache"
 
 
-async def test_a_body_is_not_kept_for_a_chunk_that_may_never_come(storage: Storage, upload: Upload) -> None:
+async def test_a_body_is_not_kept_for_a_chunk_that_may_never_come(storage: Store, upload: Upload) -> None:
     body = InPieces(CONTENT.chunk(3))
     (await storage.hold_chunk(upload, 3, body)).release()
     await storage.drain()
     assert body.keepers == 1
 
 
-async def test_bytes_that_could_not_be_stored_are_not_hashed(storage: Storage, upload: Upload) -> None:
+async def test_bytes_that_could_not_be_stored_are_not_hashed(storage: Store, upload: Upload) -> None:
     await put(storage, upload, 0)
     with failing_call("pwrite", only=lambda path: path.name == "map"), pytest.raises(StorageFailed):
         await put(storage, upload, 1, content=OTHER)
@@ -339,7 +339,7 @@ async def test_bytes_that_could_not_be_stored_are_not_hashed(storage: Storage, u
 
 
 @pytest.mark.parametrize("error_number", [errno.ENOSPC, errno.EIO])
-async def test_a_state_that_cannot_be_saved_costs_no_chunk(storage: Storage, upload: Upload, error_number: int) -> None:
+async def test_a_state_that_cannot_be_saved_costs_no_chunk(storage: Store, upload: Upload, error_number: int) -> None:
     with failing_call("pwrite", error_number, times=None, only=lambda path: path.name == "digest") as fault:
         await put_and_follow(storage, upload, 0, 1, 2)
     assert fault.hits >= 3
@@ -348,7 +348,7 @@ async def test_a_state_that_cannot_be_saved_costs_no_chunk(storage: Storage, upl
     assert await storage.digest(upload) == RIGHT
 
 
-async def test_following_ends_with_its_upload(storage: Storage, upload: Upload, tmp_path: Path) -> None:
+async def test_following_ends_with_its_upload(storage: Store, upload: Upload, tmp_path: Path) -> None:
     await put(storage, upload, 1, 2)
     await storage.drain()
     with paused_call("preadv") as pause:
@@ -376,7 +376,7 @@ def near(monkeypatch: pytest.MonkeyPatch) -> None:
 class Pace:
     """An answer that may have to wait for the digests."""
 
-    def __init__(self, storage: Storage, upload: Upload, number: int) -> None:
+    def __init__(self, storage: Store, upload: Upload, number: int) -> None:
         self._task = asyncio.create_task(storage.keep_pace(upload, number))
 
     async def waits(self) -> bool:
@@ -398,7 +398,7 @@ async def taken_up(storage: Any, upload: Upload) -> None:
 
 
 async def test_a_chunk_far_ahead_of_the_digests_is_answered_once_they_are_near(
-    storage: Storage, upload: Upload, stalled: threading.Semaphore, near: None
+    storage: Store, upload: Upload, stalled: threading.Semaphore, near: None
 ) -> None:
     await put(storage, upload, *range(4))
     await taken_up(storage, upload)
@@ -428,14 +428,14 @@ async def test_over_http_the_answer_waits_and_the_chunk_counts_already(
     assert (await far).json()["received_chunks"] == 4
 
 
-async def test_nobody_waits_for_digests_that_a_gap_holds_up(storage: Storage, upload: Upload, near: None) -> None:
+async def test_nobody_waits_for_digests_that_a_gap_holds_up(storage: Store, upload: Upload, near: None) -> None:
     await put(storage, upload, *range(1, LAST))
     await storage.drain()
     assert await Pace(storage, upload, LAST - 1).ends()
 
 
 async def test_what_is_far_beyond_a_stretch_that_is_hashed_does_not_wait_for_all_of_it(
-    storage: Storage, upload: Upload, stalled: threading.Semaphore, near: None, monkeypatch: pytest.MonkeyPatch
+    storage: Store, upload: Upload, stalled: threading.Semaphore, near: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "_TURN_BYTES", CHUNK)
     await put(storage, upload, *range(LAST))
@@ -449,7 +449,7 @@ async def test_what_is_far_beyond_a_stretch_that_is_hashed_does_not_wait_for_all
 
 
 async def test_nobody_waits_for_long(
-    storage: Storage,
+    storage: Store,
     upload: Upload,
     stalled: threading.Semaphore,
     near: None,
@@ -463,7 +463,7 @@ async def test_nobody_waits_for_long(
 
 
 async def test_who_waits_for_digests_is_let_go_with_their_upload(
-    storage: Storage, upload: Upload, stalled: threading.Semaphore, near: None
+    storage: Store, upload: Upload, stalled: threading.Semaphore, near: None
 ) -> None:
     await put(storage, upload, *range(4))
     await taken_up(storage, upload)
@@ -475,7 +475,7 @@ async def test_who_waits_for_digests_is_let_go_with_their_upload(
 
 
 async def test_digests_of_another_worker_are_kept_pace_with_while_they_come_any_further(
-    storage: Storage, upload: Upload, tmp_path: Path, stalled: threading.Semaphore, near: None
+    storage: Store, upload: Upload, tmp_path: Path, stalled: threading.Semaphore, near: None
 ) -> None:
     async with a_worker(tmp_path) as another:
         await put(another, upload, 0)
@@ -501,7 +501,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frontier, "_GATHER_SECONDS", 3600)
 
 
-async def test_small_chunks_are_gathered_and_hashed_at_one_go(storage: Storage, upload: Upload, patience: None) -> None:
+async def test_small_chunks_are_gathered_and_hashed_at_one_go(storage: Store, upload: Upload, patience: None) -> None:
     async def four_are_hashed() -> bool:
         return await storage.digested_bytes(upload) == 4 * CHUNK
 
@@ -517,7 +517,7 @@ async def test_small_chunks_are_gathered_and_hashed_at_one_go(storage: Storage, 
 
 
 async def test_small_chunks_of_which_too_few_come_are_not_waited_for(
-    storage: Storage, upload: Upload, monkeypatch: pytest.MonkeyPatch
+    storage: Store, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frontier, "_GATHERED_BYTES", CONTENT.size)
     await put(storage, upload, 0, 1)
@@ -529,7 +529,7 @@ async def test_small_chunks_of_which_too_few_come_are_not_waited_for(
 
 
 async def test_a_merge_and_the_end_of_the_process_do_not_wait_for_more_small_chunks(
-    storage: Storage, upload: Upload, patience: None
+    storage: Store, upload: Upload, patience: None
 ) -> None:
     await put(storage, upload, 0)
     async with asyncio.timeout(60):
@@ -538,7 +538,7 @@ async def test_a_merge_and_the_end_of_the_process_do_not_wait_for_more_small_chu
         assert await storage.digest(upload) == RIGHT
 
 
-async def test_small_chunks_are_not_kept_in_memory(storage: Storage, upload: Upload, patience: None) -> None:
+async def test_small_chunks_are_not_kept_in_memory(storage: Store, upload: Upload, patience: None) -> None:
     body = InPieces(CONTENT.chunk(0))
     (await storage.hold_chunk(upload, 0, body)).release()
     assert body.keepers == 1
@@ -550,7 +550,7 @@ async def test_small_chunks_are_not_kept_in_memory(storage: Storage, upload: Upl
 
 
 async def test_withdrawing_waits_for_who_hashes_and_starts_the_digests_again(
-    storage: Storage, upload: Upload, tmp_path: Path
+    storage: Store, upload: Upload, tmp_path: Path
 ) -> None:
     await put_and_follow(storage, upload, 1, 2)
     with paused_call("preadv") as pause:

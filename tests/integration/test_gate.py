@@ -12,7 +12,7 @@ from tests.support.content import KIB
 from tests.support.rows import upload_row
 from tests.support.waiting import eventually
 from uploader.domain.upload import Upload
-from uploader.storage.base import Storage
+from uploader.storage.base import Store
 from uploader.storage.local import chunkfiles
 from uploader.storage.local import store as local
 from uploader.storage.local.locks import try_lock
@@ -24,7 +24,7 @@ CLOSINGS = 10
 class Writers:
     """Each sends its chunk again and again without a pause, and counts its turns."""
 
-    def __init__(self, storage: Storage, upload: Upload) -> None:
+    def __init__(self, storage: Store, upload: Upload) -> None:
         self._storage = storage
         self._upload = upload
         self._stopping = False
@@ -57,7 +57,7 @@ class Writers:
 
 @pytest.mark.parametrize("count", [8, 16])
 async def test_writers_that_never_pause_do_not_keep_a_closer_out(
-    storage: Storage, count: int, monkeypatch: pytest.MonkeyPatch
+    storage: Store, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted in turns of the writers: those that have looked at the gate before are all it waits for."""
     asked_at: list[int] = []

@@ -17,8 +17,8 @@ from tests.support.storing import running_storage
 from tests.support.waiting import eventually
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed, StorageFull
-from uploader.storage.base import Gone, HeldChunk, Storage
-from uploader.storage.local import chunkfiles, frontier, openfiles
+from uploader.storage.base import Gone, HeldChunk, Store
+from uploader.storage.local import chunkfiles, frontier, temp
 
 CONTENT = Content(8 * 64 * KIB)
 
@@ -36,14 +36,14 @@ def time_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=["power", "process"])
-async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Storage]:
+async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     async with running_storage(tmp_path, durable=request.param == "power") as made:
         yield made
         assert await left_open(made, tmp_path) == []
 
 
 @pytest.fixture
-async def another(tmp_path: Path) -> AsyncIterator[Storage]:
+async def another(tmp_path: Path) -> AsyncIterator[Store]:
     """As another process has one."""
     async with running_storage(tmp_path, durable=True) as made:
         yield made
@@ -51,31 +51,31 @@ async def another(tmp_path: Path) -> AsyncIterator[Storage]:
 
 
 @pytest.fixture
-async def upload(storage: Storage) -> Upload:
+async def upload(storage: Store) -> Upload:
     return await a_new_upload(storage)
 
 
-async def a_new_upload(storage: Storage) -> Upload:
+async def a_new_upload(storage: Store) -> Upload:
     made = upload_row(size=CONTENT.size)
     await storage.create(made)
     return made
 
 
-def hold(storage: Storage, upload: Upload, number: int) -> "asyncio.Task[HeldChunk]":
+def hold(storage: Store, upload: Upload, number: int) -> "asyncio.Task[HeldChunk]":
     return asyncio.create_task(storage.hold_chunk(upload, number, InPieces(CONTENT.chunk(number))))
 
 
-async def put(storage: Storage, upload: Upload, *numbers: int) -> None:
+async def put(storage: Store, upload: Upload, *numbers: int) -> None:
     for number in numbers:
         (await hold(storage, upload, number)).release()
 
 
-async def put_at_once(storage: Storage, uploads: list[Upload], number: int) -> list[BaseException | None]:
+async def put_at_once(storage: Store, uploads: list[Upload], number: int) -> list[BaseException | None]:
     """What goes wrong with each."""
     return await asyncio.gather(*(put(storage, upload, number) for upload in uploads), return_exceptions=True)
 
 
-async def present(storage: Storage, upload: Upload) -> list[int]:
+async def present(storage: Store, upload: Upload) -> list[int]:
     return [number for number, there in enumerate((await storage.read_map(upload)).present) if there]
 
 
@@ -90,7 +90,7 @@ async def soon_open(root: Path, count: int) -> None:
     await eventually(are_open)
 
 
-async def test_the_next_chunk_opens_nothing(storage: Storage, tmp_path: Path, upload: Upload) -> None:
+async def test_the_next_chunk_opens_nothing(storage: Store, tmp_path: Path, upload: Upload) -> None:
     await put(storage, upload, 0)
     with recorded_calls("open", "close") as calls:
         await put(storage, upload, *range(1, CONTENT.chunk_count))
@@ -100,7 +100,7 @@ async def test_the_next_chunk_opens_nothing(storage: Storage, tmp_path: Path, up
 
 
 async def test_who_holds_a_chunk_shares_a_descriptor_with_nobody(
-    storage: Storage, tmp_path: Path, upload: Upload
+    storage: Store, tmp_path: Path, upload: Upload
 ) -> None:
     await put(storage, upload, 0)
     held = [await hold(storage, upload, number) for number in (1, 2, 3)]
@@ -112,7 +112,7 @@ async def test_who_holds_a_chunk_shares_a_descriptor_with_nobody(
     assert calls == []
 
 
-async def test_a_chunk_that_was_released_is_not_locked(storage: Storage, another: Storage, upload: Upload) -> None:
+async def test_a_chunk_that_was_released_is_not_locked(storage: Store, another: Store, upload: Upload) -> None:
     await put(storage, upload, 0)
     async with another.closing(upload):
         waiting = hold(storage, upload, 1)
@@ -123,7 +123,7 @@ async def test_a_chunk_that_was_released_is_not_locked(storage: Storage, another
 
 
 async def test_an_upload_that_another_process_ended_is_gone(
-    storage: Storage, another: Storage, tmp_path: Path, upload: Upload
+    storage: Store, another: Store, tmp_path: Path, upload: Upload
 ) -> None:
     held = [await hold(storage, upload, number) for number in (0, 1)]
     for chunk in held:
@@ -138,7 +138,7 @@ async def test_an_upload_that_another_process_ended_is_gone(
 
 @pytest.mark.parametrize("lost", ["directory", "map", "data"])
 async def test_files_that_were_replaced_are_opened_anew(
-    storage: Storage, tmp_path: Path, upload: Upload, lost: str
+    storage: Store, tmp_path: Path, upload: Upload, lost: str
 ) -> None:
     await put(storage, upload, 0)
     path = tmp_path / upload.place / ("" if lost == "directory" else lost)
@@ -155,7 +155,7 @@ async def test_files_that_were_replaced_are_opened_anew(
         assert await present(storage, upload) == [1]
 
 
-async def test_the_end_of_an_upload_closes_its_files(storage: Storage, tmp_path: Path, upload: Upload) -> None:
+async def test_the_end_of_an_upload_closes_its_files(storage: Store, tmp_path: Path, upload: Upload) -> None:
     await put(storage, upload, 0)
     other = await a_new_upload(storage)
     await put(storage, other, 0)
@@ -165,7 +165,7 @@ async def test_the_end_of_an_upload_closes_its_files(storage: Storage, tmp_path:
 
 
 async def test_files_are_closed_some_time_after_the_last_chunk(
-    storage: Storage, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
+    storage: Store, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(temp, "_KEPT_SECONDS", 0.02)
     for number in (0, 1):
@@ -173,7 +173,7 @@ async def test_files_are_closed_some_time_after_the_last_chunk(
         await soon_open(tmp_path, 0)
 
 
-async def test_only_so_many_files_are_kept(storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_so_many_files_are_kept(storage: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openfiles, "_MAX_KEPT", 2)
     uploads = [await a_new_upload(storage) for _ in range(4)]
     for number in (0, 1):
@@ -187,7 +187,7 @@ async def test_only_so_many_files_are_kept(storage: Storage, tmp_path: Path, mon
 
 @pytest.mark.parametrize("name", ["pwrite", "stat", "fstat", "pread"])
 async def test_files_by_which_something_failed_are_not_used_again(
-    storage: Storage, tmp_path: Path, upload: Upload, name: str
+    storage: Store, tmp_path: Path, upload: Upload, name: str
 ) -> None:
     """A descriptor that was told of an error might not be told of the next one."""
     await put(storage, upload, 0)
@@ -199,7 +199,7 @@ async def test_files_by_which_something_failed_are_not_used_again(
 
 
 async def test_a_lock_that_cannot_be_given_up_goes_with_its_descriptor(
-    storage: Storage, another: Storage, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
+    storage: Store, another: Store, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_descriptor: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -212,7 +212,7 @@ async def test_a_lock_that_cannot_be_given_up_goes_with_its_descriptor(
 
 
 async def test_of_chunks_that_go_to_the_disk_together_each_has_its_own_end(
-    storage: Storage, another: Storage, tmp_path: Path
+    storage: Store, another: Store, tmp_path: Path
 ) -> None:
     uploads = [await a_new_upload(storage) for _ in range(4)]
     assert await put_at_once(storage, uploads, 0) == [None] * 4
@@ -232,7 +232,7 @@ async def test_of_chunks_that_go_to_the_disk_together_each_has_its_own_end(
 
 @pytest.mark.parametrize("begun", [True, False])
 async def test_callers_that_are_cancelled_leave_no_lock_and_no_descriptor(
-    storage: Storage, another: Storage, tmp_path: Path, upload: Upload, begun: bool
+    storage: Store, another: Store, tmp_path: Path, upload: Upload, begun: bool
 ) -> None:
     await put(storage, upload, 0)
     with paused_call("pread", only=lambda path: path.name == "map") as pause:

@@ -24,10 +24,11 @@ from tests.support.storing import new_storage, running_storage
 from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable, UploaderError
-from uploader.storage.base import Busy, Digests, Gone, Stopping, Storage
+from uploader.storage.base import Busy, Digests, Gone, Stopping, Store
 from uploader.storage.local import chunkfiles, chunkmap, digests, frontier
 from uploader.storage.local import store as local
 from uploader.storage.local.locks import is_locked, try_lock
+from uploader.storage.spool import Spool
 
 CONTENT = Content(8 * 64 * KIB + 1000)
 OTHER = Content(CONTENT.size, seed=1)
@@ -42,41 +43,41 @@ def nobody_follows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def quick(tmp_path: Path) -> AsyncIterator[Storage]:
+async def quick(tmp_path: Path) -> AsyncIterator[Store]:
     """As `storage`, but what it acknowledges need not survive a power cut."""
     async with running_storage(tmp_path, durable=False) as made:
         yield made
 
 
 @pytest.fixture
-async def upload(storage: Storage) -> Upload:
+async def upload(storage: Store) -> Upload:
     """An upload that was opened and has no chunks yet."""
     return await a_new_upload(storage)
 
 
 @pytest.fixture
-async def full(storage: Storage, upload: Upload) -> Upload:
+async def full(storage: Store, upload: Upload) -> Upload:
     """An upload of which every chunk is there."""
     await put_all(storage, upload)
     return upload
 
 
-async def a_new_upload(storage: Storage) -> Upload:
+async def a_new_upload(storage: Store) -> Upload:
     made = upload_row(size=CONTENT.size)
     await storage.create(made)
     return made
 
 
-async def put(storage: Storage, upload: Upload, number: int, content: Content = CONTENT) -> None:
+async def put(storage: Store, upload: Upload, number: int, content: Content = CONTENT) -> None:
     (await storage.hold_chunk(upload, number, InPieces(content.chunk(number)))).release()
 
 
-async def put_all(storage: Storage, upload: Upload, content: Content = CONTENT) -> None:
+async def put_all(storage: Store, upload: Upload, content: Content = CONTENT) -> None:
     for number in range(content.chunk_count):
         await put(storage, upload, number, content)
 
 
-async def present(storage: Storage, upload: Upload) -> list[int]:
+async def present(storage: Store, upload: Upload) -> list[int]:
     """The chunks that are on the map."""
     return [number for number, there in enumerate((await storage.read_map(upload)).present) if there]
 
@@ -93,7 +94,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def place_blob(storage: Storage, upload: Upload, *, keep_existing: bool = False) -> Awaitable[None]:
+def place_blob(storage: Store, upload: Upload, *, keep_existing: bool = False) -> Awaitable[None]:
     async def placed() -> None:
         async with storage.closing(upload) as closer:
             await closer.place_blob(CONTENT.sha256, keep_existing=keep_existing)
@@ -105,7 +106,7 @@ def place_blob(storage: Storage, upload: Upload, *, keep_existing: bool = False)
 
 
 async def test_an_installation_and_an_upload_have_the_layout_of_the_design(
-    storage: Storage, tmp_path: Path, upload: Upload
+    storage: Store, tmp_path: Path, upload: Upload
 ) -> None:
     await Spool(tmp_path).prepare()
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
@@ -119,24 +120,22 @@ async def test_an_installation_and_an_upload_have_the_layout_of_the_design(
         assert status.st_mode & 0o777 == (0o700 if stat.S_ISDIR(status.st_mode) else 0o600)
 
 
-async def test_a_new_upload_takes_no_room_and_has_an_empty_map(
-    storage: Storage, tmp_path: Path, upload: Upload
-) -> None:
+async def test_a_new_upload_takes_no_room_and_has_an_empty_map(storage: Store, tmp_path: Path, upload: Upload) -> None:
     data = (tmp_path / upload.place / "data").stat()
     assert (data.st_size, data.st_blocks) == (CONTENT.size, 0)
-    chunk_map = await storage.read_map(upload)
+    chunk_map = chunkmap.parse_map((tmp_path / upload.place / "map").read_bytes())
     assert (chunk_map.size, chunk_map.chunk_size) == (CONTENT.size, CONTENT.chunk_size)
     assert chunk_map.boot_id == "", "each chunk will be synced, so that none depends on this boot"
     assert list(chunk_map.present) == [0] * CONTENT.chunk_count
 
 
-async def test_an_upload_of_nothing_is_complete_at_once(storage: Storage) -> None:
+async def test_an_upload_of_nothing_is_complete_at_once(storage: Store) -> None:
     empty = upload_row(size=0)
     await storage.create(empty)
     assert (await storage.read_map(empty)).complete
 
 
-async def test_preparing_twice_changes_nothing(storage: Storage, full: Upload) -> None:
+async def test_preparing_twice_changes_nothing(storage: Store, full: Upload) -> None:
     await storage.prepare()
     assert (await storage.read_map(full)).complete
 
@@ -149,7 +148,7 @@ async def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None
     unfit.close()
 
 
-async def test_the_bytes_of_an_upload_are_never_made_twice(storage: Storage, full: Upload) -> None:
+async def test_the_bytes_of_an_upload_are_never_made_twice(storage: Store, full: Upload) -> None:
     with pytest.raises(StorageFailed):
         await storage.create(full)
     assert (await storage.read_map(full)).complete
@@ -158,7 +157,7 @@ async def test_the_bytes_of_an_upload_are_never_made_twice(storage: Storage, ful
 @pytest.mark.parametrize("name", ["mkdir", "open", "pwrite", "ftruncate", "fsync"])
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, StorageFull), (errno.EIO, StorageFailed)])
 async def test_an_opening_that_fails_at_any_call_leaves_nothing(
-    storage: Storage, tmp_path: Path, name: str, number: int, error: type[UploaderError]
+    storage: Store, tmp_path: Path, name: str, number: int, error: type[UploaderError]
 ) -> None:
     for at in count(1):
         refused = upload_row(size=CONTENT.size)
@@ -172,7 +171,7 @@ async def test_an_opening_that_fails_at_any_call_leaves_nothing(
     assert await present(storage, refused) == [], "without a fault it succeeds"
 
 
-async def test_an_opening_is_durable_before_it_returns(storage: Storage) -> None:
+async def test_an_opening_is_durable_before_it_returns(storage: Store) -> None:
     opened = upload_row(size=CONTENT.size)
     with recorded_calls("fsync", "fdatasync") as calls:
         await storage.create(opened)
@@ -185,7 +184,7 @@ async def test_an_opening_is_durable_before_it_returns(storage: Storage) -> None
 
 @pytest.mark.parametrize("number", [0, 3, LAST])
 async def test_a_chunk_is_written_to_its_place_and_recorded_with_its_checksum(
-    storage: Storage, tmp_path: Path, upload: Upload, number: int
+    storage: Store, tmp_path: Path, upload: Upload, number: int
 ) -> None:
     await put(storage, upload, number)
     data = (tmp_path / upload.place / "data").read_bytes()
@@ -199,19 +198,19 @@ async def test_a_chunk_is_written_to_its_place_and_recorded_with_its_checksum(
     assert await left_open(storage, tmp_path) == []
 
 
-async def test_all_chunks_together_are_the_content(storage: Storage, tmp_path: Path, full: Upload) -> None:
+async def test_all_chunks_together_are_the_content(storage: Store, tmp_path: Path, full: Upload) -> None:
     assert (await storage.read_map(full)).complete
     assert (tmp_path / full.place / "data").read_bytes() == CONTENT.data
 
 
-async def test_a_chunk_on_the_map_is_never_written_again(storage: Storage, tmp_path: Path, full: Upload) -> None:
+async def test_a_chunk_on_the_map_is_never_written_again(storage: Store, tmp_path: Path, full: Upload) -> None:
     with recorded_calls("pwrite", "fdatasync") as calls:
         await put(storage, full, 2, OTHER)
     assert calls == []
     assert (tmp_path / full.place / "data").read_bytes() == CONTENT.data
 
 
-async def test_without_a_body_a_chunk_has_to_be_there(storage: Storage, tmp_path: Path, upload: Upload) -> None:
+async def test_without_a_body_a_chunk_has_to_be_there(storage: Store, tmp_path: Path, upload: Upload) -> None:
     await put(storage, upload, 1)
     (await storage.hold_chunk(upload, 1, None)).release()
     with pytest.raises(Gone):
@@ -220,7 +219,7 @@ async def test_without_a_body_a_chunk_has_to_be_there(storage: Storage, tmp_path
 
 
 async def test_of_two_writers_of_one_chunk_the_second_waits_and_writes_nothing(
-    storage: Storage, tmp_path: Path, upload: Upload
+    storage: Store, tmp_path: Path, upload: Upload
 ) -> None:
     held = await storage.hold_chunk(upload, 0, InPieces(CONTENT.chunk(0)))
     second = asyncio.create_task(storage.hold_chunk(upload, 0, InPieces(OTHER.chunk(0))))
@@ -231,7 +230,7 @@ async def test_of_two_writers_of_one_chunk_the_second_waits_and_writes_nothing(
 
 
 async def test_a_writer_that_waited_for_one_that_failed_writes_its_own(
-    storage: Storage, tmp_path: Path, upload: Upload
+    storage: Store, tmp_path: Path, upload: Upload
 ) -> None:
     with failing_call("fdatasync"), paused_call("fdatasync") as pause:
         first = asyncio.create_task(put(storage, upload, 0, OTHER))
@@ -246,7 +245,7 @@ async def test_a_writer_that_waited_for_one_that_failed_writes_its_own(
     assert (tmp_path / upload.place / "data").read_bytes()[: CONTENT.chunk_size] == CONTENT.chunk(0)
 
 
-async def test_writers_of_other_chunks_do_not_wait(storage: Storage, upload: Upload) -> None:
+async def test_writers_of_other_chunks_do_not_wait(storage: Store, upload: Upload) -> None:
     held = [await storage.hold_chunk(upload, number, InPieces(CONTENT.chunk(number))) for number in range(LAST + 1)]
     assert (await storage.read_map(upload)).complete
     for chunk in held:
@@ -254,7 +253,7 @@ async def test_writers_of_other_chunks_do_not_wait(storage: Storage, upload: Upl
 
 
 async def test_many_writers_of_all_chunks_at_once_leave_the_content(
-    storage: Storage, tmp_path: Path, upload: Upload
+    storage: Store, tmp_path: Path, upload: Upload
 ) -> None:
     await asyncio.gather(*(put(storage, upload, number) for number in [*range(LAST + 1)] * 4))
     assert (tmp_path / upload.place / "data").read_bytes() == CONTENT.data
@@ -262,7 +261,7 @@ async def test_many_writers_of_all_chunks_at_once_leave_the_content(
 
 
 async def test_a_writer_whose_upload_is_unlinked_between_its_look_and_its_lock_finds_it_gone(
-    storage: Storage, tmp_path: Path, full: Upload, monkeypatch: pytest.MonkeyPatch
+    storage: Store, tmp_path: Path, full: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unlink_and_lock(descriptor: int, start: int, length: int) -> bool:
         (tmp_path / full.place / "map").unlink(missing_ok=True)
@@ -275,7 +274,7 @@ async def test_a_writer_whose_upload_is_unlinked_between_its_look_and_its_lock_f
 
 
 async def test_a_writer_that_waits_too_long_gives_up(
-    storage: Storage, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
+    storage: Store, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = await storage.hold_chunk(upload, 0, InPieces(CONTENT.chunk(0)))
     monkeypatch.setattr(local, "_LOCK_TIMEOUT_SECONDS", 0.02)
@@ -287,8 +286,8 @@ async def test_a_writer_that_waits_too_long_gives_up(
     assert await left_open(storage, tmp_path) == []
 
 
-async def test_a_write_tells_when_the_last_chunk_arrived(storage: Storage, tmp_path: Path, upload: Upload) -> None:
-    os.utime(tmp_path / upload.temp_path / "map", (1000, 1000))
+async def test_a_write_tells_when_the_last_chunk_arrived(storage: Store, tmp_path: Path, upload: Upload) -> None:
+    os.utime(tmp_path / upload.place / "map", (1000, 1000))
     assert await storage.last_write(upload) == 1000
     await put(storage, upload, 0)
     written = await storage.last_write(upload)
@@ -301,7 +300,7 @@ async def test_a_write_tells_when_the_last_chunk_arrived(storage: Storage, tmp_p
 
 
 async def test_the_data_is_synced_before_the_map_says_so_and_the_map_before_the_answer(
-    storage: Storage, upload: Upload
+    storage: Store, upload: Upload
 ) -> None:
     with recorded_calls("pwrite", "fdatasync") as calls:
         await put(storage, upload, 0)
@@ -314,7 +313,7 @@ async def test_the_data_is_synced_before_the_map_says_so_and_the_map_before_the_
     ]
 
 
-async def test_against_the_end_of_a_process_nothing_is_synced_until_the_merge(quick: Storage) -> None:
+async def test_against_the_end_of_a_process_nothing_is_synced_until_the_merge(quick: Store) -> None:
     upload = await a_new_upload(quick)
     with recorded_calls("fdatasync", "fsync") as calls:
         await put_all(quick, upload)
@@ -324,7 +323,7 @@ async def test_against_the_end_of_a_process_nothing_is_synced_until_the_merge(qu
     assert calls == [("fdatasync", "data")]
 
 
-async def test_a_merge_that_could_not_sync_the_data_never_believes_it_later(quick: Storage) -> None:
+async def test_a_merge_that_could_not_sync_the_data_never_believes_it_later(quick: Store) -> None:
     upload = await a_new_upload(quick)
     await put_all(quick, upload)
     with failing_call("fdatasync", errno.EIO) as fault, pytest.raises(StorageFailed):
@@ -335,7 +334,7 @@ async def test_a_merge_that_could_not_sync_the_data_never_believes_it_later(quic
             await quick.digest(upload)
 
 
-async def test_against_power_cuts_every_chunk_is_synced_twice(storage: Storage, upload: Upload) -> None:
+async def test_against_power_cuts_every_chunk_is_synced_twice(storage: Store, upload: Upload) -> None:
     with recorded_calls("fdatasync") as calls:
         await put_all(storage, upload)
         assert len(calls) == 2 * CONTENT.chunk_count
@@ -351,7 +350,7 @@ async def test_against_power_cuts_every_chunk_is_synced_twice(storage: Storage, 
     ("number", "error"), [(errno.ENOSPC, StorageFull), (errno.EDQUOT, StorageFull), (errno.EIO, StorageFailed)]
 )
 async def test_a_chunk_whose_write_fails_at_any_call_is_missing_and_can_be_sent_again(
-    storage: Storage, tmp_path: Path, upload: Upload, name: str, number: int, error: type[UploaderError]
+    storage: Store, tmp_path: Path, upload: Upload, name: str, number: int, error: type[UploaderError]
 ) -> None:
     for chunk in count():
         with failing_call(name, number, at=chunk + 1) as fault, suppress(error):
@@ -367,7 +366,7 @@ async def test_a_chunk_whose_write_fails_at_any_call_is_missing_and_can_be_sent_
 
 
 @pytest.mark.parametrize("at", [1, 2])
-async def test_while_syncing_fails_no_chunk_is_ever_present(storage: Storage, upload: Upload, at: int) -> None:
+async def test_while_syncing_fails_no_chunk_is_ever_present(storage: Store, upload: Upload, at: int) -> None:
     with failing_call("fdatasync", errno.EIO, at=at, times=None):
         for _ in range(3):
             with pytest.raises(StorageFailed):
@@ -375,13 +374,13 @@ async def test_while_syncing_fails_no_chunk_is_ever_present(storage: Storage, up
             assert await present(storage, upload) == []
 
 
-async def test_a_failed_sync_is_not_repeated_for_the_same_body(storage: Storage, upload: Upload) -> None:
+async def test_a_failed_sync_is_not_repeated_for_the_same_body(storage: Store, upload: Upload) -> None:
     with failing_call("fdatasync", errno.EIO) as fault, pytest.raises(StorageFailed):
         await put(storage, upload, 0)
     assert (fault.calls, fault.hits) == (1, 1)
 
 
-async def test_a_fault_at_one_chunk_loses_no_other(storage: Storage, tmp_path: Path, upload: Upload) -> None:
+async def test_a_fault_at_one_chunk_loses_no_other(storage: Store, tmp_path: Path, upload: Upload) -> None:
     await put(storage, upload, 0)
     with failing_call("pwrite", errno.ENOSPC, at=2), pytest.raises(StorageFull):
         await put(storage, upload, 1)
@@ -391,7 +390,7 @@ async def test_a_fault_at_one_chunk_loses_no_other(storage: Storage, tmp_path: P
 
 @pytest.mark.parametrize("limit", [100, 3])
 async def test_writes_that_stop_short_are_gone_on_with(
-    storage: Storage, tmp_path: Path, upload: Upload, limit: int
+    storage: Store, tmp_path: Path, upload: Upload, limit: int
 ) -> None:
     with short_writes(limit) as fault:
         await put(storage, upload, LAST)
@@ -405,7 +404,7 @@ async def test_writes_that_stop_short_are_gone_on_with(
 
 
 async def test_a_closer_waits_for_the_writers_and_keeps_out_new_ones(
-    storage: Storage, tmp_path: Path, upload: Upload
+    storage: Store, tmp_path: Path, upload: Upload
 ) -> None:
     held = await storage.hold_chunk(upload, 0, InPieces(CONTENT.chunk(0)))
     inside, leave = asyncio.Event(), asyncio.Event()
@@ -434,7 +433,7 @@ async def test_a_closer_waits_for_the_writers_and_keeps_out_new_ones(
     assert await present(storage, upload) == [0, 1]
 
 
-async def test_two_closers_exclude_each_other(storage: Storage, full: Upload) -> None:
+async def test_two_closers_exclude_each_other(storage: Store, full: Upload) -> None:
     async def close() -> None:
         async with storage.closing(full):
             pass
@@ -446,7 +445,7 @@ async def test_two_closers_exclude_each_other(storage: Storage, full: Upload) ->
 
 
 async def test_what_waited_for_a_closer_that_unlinked_finds_the_upload_gone(
-    storage: Storage, tmp_path: Path, upload: Upload
+    storage: Store, tmp_path: Path, upload: Upload
 ) -> None:
     async with storage.closing(upload) as closer:
         writer = asyncio.create_task(put(storage, upload, 0))
@@ -462,7 +461,7 @@ async def test_what_waited_for_a_closer_that_unlinked_finds_the_upload_gone(
     assert await left_open(storage, tmp_path) == []
 
 
-async def test_nothing_finds_an_upload_after_it_was_unlinked(storage: Storage, full: Upload) -> None:
+async def test_nothing_finds_an_upload_after_it_was_unlinked(storage: Store, full: Upload) -> None:
     async with storage.closing(full) as closer:
         await closer.unlink()
     with pytest.raises(Gone):
@@ -478,7 +477,7 @@ async def test_nothing_finds_an_upload_after_it_was_unlinked(storage: Storage, f
             pass
 
 
-async def test_a_closer_that_fails_gives_up_its_locks(storage: Storage, tmp_path: Path, upload: Upload) -> None:
+async def test_a_closer_that_fails_gives_up_its_locks(storage: Store, tmp_path: Path, upload: Upload) -> None:
     with pytest.raises(ValueError, match="broken"):
         async with storage.closing(upload):
             raise ValueError("broken")
@@ -490,7 +489,7 @@ async def test_a_closer_that_fails_gives_up_its_locks(storage: Storage, tmp_path
 
 
 async def test_discarding_is_repeatable_and_takes_what_was_never_made(
-    storage: Storage, tmp_path: Path, full: Upload
+    storage: Store, tmp_path: Path, full: Upload
 ) -> None:
     await storage.discard(full)
     await storage.discard(full)
@@ -500,7 +499,7 @@ async def test_discarding_is_repeatable_and_takes_what_was_never_made(
 
 @pytest.mark.parametrize("name", ["unlink", "rmdir"])
 async def test_a_discard_that_failed_at_any_call_is_finished_by_the_next(
-    storage: Storage, tmp_path: Path, name: str
+    storage: Store, tmp_path: Path, name: str
 ) -> None:
     for at in count(1):
         upload = await a_new_upload(storage)
@@ -519,7 +518,7 @@ async def test_a_discard_that_failed_at_any_call_is_finished_by_the_next(
 # Blobs
 
 
-async def test_a_blob_is_the_data_itself_without_a_copy(storage: Storage, tmp_path: Path, full: Upload) -> None:
+async def test_a_blob_is_the_data_itself_without_a_copy(storage: Store, tmp_path: Path, full: Upload) -> None:
     await place_blob(storage, full)
     blob = blob_path(tmp_path, CONTENT.sha256)
     assert blob.samefile(tmp_path / full.place / "data")
@@ -528,7 +527,7 @@ async def test_a_blob_is_the_data_itself_without_a_copy(storage: Storage, tmp_pa
     assert blob.stat().st_nlink == 1
 
 
-async def test_a_blob_and_its_directories_are_durable_when_it_is_placed(storage: Storage, full: Upload) -> None:
+async def test_a_blob_and_its_directories_are_durable_when_it_is_placed(storage: Store, full: Upload) -> None:
     digest = CONTENT.sha256
     with recorded_calls("fsync", "link", "mkdir") as calls:
         await place_blob(storage, full)
@@ -545,7 +544,7 @@ async def test_a_blob_and_its_directories_are_durable_when_it_is_placed(storage:
 
 @pytest.mark.parametrize("keep_existing", [False, True])
 async def test_placing_a_blob_again_changes_nothing(
-    storage: Storage, tmp_path: Path, full: Upload, keep_existing: bool
+    storage: Store, tmp_path: Path, full: Upload, keep_existing: bool
 ) -> None:
     for _ in range(3):
         await place_blob(storage, full, keep_existing=keep_existing)
@@ -554,7 +553,7 @@ async def test_placing_a_blob_again_changes_nothing(
     assert list(blob.parent.iterdir()) == [blob]
 
 
-async def test_bytes_on_their_way_out_are_replaced(storage: Storage, tmp_path: Path, full: Upload) -> None:
+async def test_bytes_on_their_way_out_are_replaced(storage: Store, tmp_path: Path, full: Upload) -> None:
     blob = blob_path(tmp_path, CONTENT.sha256)
     blob.parent.mkdir(parents=True)
     blob.write_bytes(b"left over")
@@ -563,7 +562,7 @@ async def test_bytes_on_their_way_out_are_replaced(storage: Storage, tmp_path: P
     assert list(blob.parent.iterdir()) == [blob]
 
 
-async def test_the_bytes_of_a_blob_in_use_are_kept(storage: Storage, tmp_path: Path, full: Upload) -> None:
+async def test_the_bytes_of_a_blob_in_use_are_kept(storage: Store, tmp_path: Path, full: Upload) -> None:
     twin = await a_new_upload(storage)
     await put_all(storage, twin)
     await place_blob(storage, full)
@@ -573,9 +572,7 @@ async def test_the_bytes_of_a_blob_in_use_are_kept(storage: Storage, tmp_path: P
     assert (tmp_path / twin.place / "data").stat().st_nlink == 1
 
 
-async def test_a_blob_in_use_whose_bytes_are_lost_gets_them_again(
-    storage: Storage, tmp_path: Path, full: Upload
-) -> None:
+async def test_a_blob_in_use_whose_bytes_are_lost_gets_them_again(storage: Store, tmp_path: Path, full: Upload) -> None:
     await place_blob(storage, full, keep_existing=True)
     assert blob_path(tmp_path, CONTENT.sha256).read_bytes() == CONTENT.data
 
@@ -588,7 +585,7 @@ async def test_a_blob_in_use_whose_bytes_are_lost_gets_them_again(
     ],
 )
 async def test_placing_a_blob_that_failed_at_any_call_can_be_repeated(
-    storage: Storage, tmp_path: Path, full: Upload, leftover: bool, name: str
+    storage: Store, tmp_path: Path, full: Upload, leftover: bool, name: str
 ) -> None:
     blob = blob_path(tmp_path, CONTENT.sha256)
     for at in count(1):
@@ -608,7 +605,7 @@ async def test_placing_a_blob_that_failed_at_any_call_can_be_repeated(
     assert blob.read_bytes() == CONTENT.data
 
 
-async def test_removing_a_blob_is_repeatable(storage: Storage, tmp_path: Path, full: Upload) -> None:
+async def test_removing_a_blob_is_repeatable(storage: Store, tmp_path: Path, full: Upload) -> None:
     await place_blob(storage, full)
     found = await storage.find_blob(CONTENT.sha256)
     assert found is not None
@@ -618,7 +615,7 @@ async def test_removing_a_blob_is_repeatable(storage: Storage, tmp_path: Path, f
     assert await storage.find_blob(CONTENT.sha256) is None
 
 
-async def test_a_blob_that_is_another_one_by_now_stays(storage: Storage, tmp_path: Path, full: Upload) -> None:
+async def test_a_blob_that_is_another_one_by_now_stays(storage: Store, tmp_path: Path, full: Upload) -> None:
     await place_blob(storage, full)
     found = await storage.find_blob(CONTENT.sha256)
     assert found is not None
@@ -632,13 +629,13 @@ async def test_a_blob_that_is_another_one_by_now_stays(storage: Storage, tmp_pat
 # Digests
 
 
-async def test_both_digests_are_computed(storage: Storage, full: Upload) -> None:
+async def test_both_digests_are_computed(storage: Store, full: Upload) -> None:
     assert await storage.digested_bytes(full) == 0
     assert await storage.digest(full) == Digests(CONTENT.md5, CONTENT.sha256)
     assert await storage.digested_bytes(full) == CONTENT.size
 
 
-async def test_digests_are_saved_and_not_computed_again(storage: Storage, full: Upload) -> None:
+async def test_digests_are_saved_and_not_computed_again(storage: Store, full: Upload) -> None:
     await storage.digest(full)
     with failing_call("preadv", times=None) as fault:
         assert await storage.digest(full) == Digests(CONTENT.md5, CONTENT.sha256)
@@ -647,15 +644,15 @@ async def test_digests_are_saved_and_not_computed_again(storage: Storage, full: 
 
 @pytest.mark.parametrize("saved", [b'{"md5":"ab', b"\0" * 50, b"{}", b"\xff"])
 async def test_digests_that_were_not_saved_whole_are_computed_again(
-    storage: Storage, tmp_path: Path, full: Upload, saved: bytes
+    storage: Store, tmp_path: Path, full: Upload, saved: bytes
 ) -> None:
     (tmp_path / full.place / "digest").write_bytes(saved)
     for _ in range(2):
         assert await storage.digest(full) == Digests(CONTENT.md5, CONTENT.sha256)
 
 
-async def test_only_one_worker_computes_the_digests(storage: Storage, tmp_path: Path, full: Upload) -> None:
-    other = os.open(tmp_path / full.temp_path / "digest", os.O_RDWR | os.O_CLOEXEC)
+async def test_only_one_worker_computes_the_digests(storage: Store, tmp_path: Path, full: Upload) -> None:
+    other = os.open(tmp_path / full.place / "digest", os.O_RDWR | os.O_CLOEXEC)
     assert try_lock(other, 0, 0)
     with pytest.raises(Busy):
         await storage.digest(full)
@@ -666,7 +663,7 @@ async def test_only_one_worker_computes_the_digests(storage: Storage, tmp_path: 
 
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, StorageFull), (errno.EIO, StorageFailed)])
 async def test_digests_that_cannot_be_saved_fail_and_are_right_the_next_time(
-    storage: Storage, tmp_path: Path, full: Upload, number: int, error: type[UploaderError]
+    storage: Store, tmp_path: Path, full: Upload, number: int, error: type[UploaderError]
 ) -> None:
     with failing_call("pwrite", number) as fault, pytest.raises(error):
         await storage.digest(full)
@@ -675,20 +672,20 @@ async def test_digests_that_cannot_be_saved_fail_and_are_right_the_next_time(
     assert await left_open(storage, tmp_path) == []
 
 
-async def test_a_data_file_of_the_wrong_size_is_no_content(storage: Storage, tmp_path: Path, full: Upload) -> None:
-    os.truncate(tmp_path / full.temp_path / "data", CONTENT.size - 1)
+async def test_a_data_file_of_the_wrong_size_is_no_content(storage: Store, tmp_path: Path, full: Upload) -> None:
+    os.truncate(tmp_path / full.place / "data", CONTENT.size - 1)
     with pytest.raises(StorageFailed):
         await storage.digest(full)
 
 
-async def test_computing_digests_ends_when_the_process_is_to_stop(storage: Storage, full: Upload) -> None:
+async def test_computing_digests_ends_when_the_process_is_to_stop(storage: Store, full: Upload) -> None:
     storage.stop()
     with pytest.raises(Stopping):
         await storage.digest(full)
 
 
 async def test_computing_digests_ends_when_the_upload_is_cancelled(
-    storage: Storage, tmp_path: Path, full: Upload, monkeypatch: pytest.MonkeyPatch
+    storage: Store, tmp_path: Path, full: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "_TURN_BYTES", CONTENT.chunk_size)
     with paused_call("preadv") as pause:
@@ -701,7 +698,7 @@ async def test_computing_digests_ends_when_the_upload_is_cancelled(
     assert await left_open(storage, tmp_path) == []
 
 
-async def test_the_digests_of_nothing_are_computed_too(storage: Storage) -> None:
+async def test_the_digests_of_nothing_are_computed_too(storage: Store) -> None:
     empty = Content(0)
     upload = upload_row(size=0)
     await storage.create(upload)
@@ -711,15 +708,17 @@ async def test_the_digests_of_nothing_are_computed_too(storage: Storage) -> None
 # Room
 
 
-async def test_the_room_is_that_of_the_disk(storage: Storage, tmp_path: Path) -> None:
+async def test_the_room_is_that_of_the_disk(storage: Store, tmp_path: Path) -> None:
     space = await storage.space()
     figures = os.statvfs(tmp_path)
     assert space.total == figures.f_blocks * figures.f_frsize
     assert 0 < space.free <= space.total
 
 
-async def test_a_spool_file_has_no_name(storage: Storage, tmp_path: Path) -> None:
-    spool = await storage.open_spool()
+async def test_a_spool_file_has_no_name(storage: Store, tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    await spool.prepare()
+    spooled = await spool.open()
     [opened] = open_files_under(tmp_path / "spool")
     assert opened.endswith("(deleted)")
     assert list((tmp_path / "spool").iterdir()) == []
@@ -771,8 +770,8 @@ async def test_a_put_that_is_cancelled_while_it_waits_for_its_chunk_leaves_nothi
 @pytest.mark.parametrize(
     "planted", ["temp", "temp/2030", "temp/2030/01", "upload", "upload/map", "upload/data", "upload/digest"]
 )
-async def test_no_symlink_in_temp_is_followed(storage: Storage, tmp_path: Path, full: Upload, planted: str) -> None:
-    path = tmp_path / planted.replace("upload", full.temp_path)
+async def test_no_symlink_in_temp_is_followed(storage: Store, tmp_path: Path, full: Upload, planted: str) -> None:
+    path = tmp_path / planted.replace("upload", full.place)
     outside = tmp_path / "outside"
     path.rename(outside)
     path.symlink_to(outside)
@@ -798,7 +797,7 @@ async def test_no_symlink_in_temp_is_followed(storage: Storage, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("planted", ["blobs", "ab", "cd", "blob"])
-async def test_no_symlink_in_blobs_is_followed(storage: Storage, tmp_path: Path, full: Upload, planted: str) -> None:
+async def test_no_symlink_in_blobs_is_followed(storage: Store, tmp_path: Path, full: Upload, planted: str) -> None:
     await place_blob(storage, full)
     blob = blob_path(tmp_path, CONTENT.sha256)
     path = {"blobs": blob.parents[2], "ab": blob.parents[1], "cd": blob.parent, "blob": blob}[planted]
@@ -821,7 +820,7 @@ async def test_no_symlink_in_blobs_is_followed(storage: Storage, tmp_path: Path,
 
 
 @pytest.mark.parametrize("path", ["../outside", "temp/../../outside", "/etc", "temp//x", "."])
-async def test_no_path_leads_out_of_the_data_directory(storage: Storage, tmp_path: Path, path: str) -> None:
+async def test_no_path_leads_out_of_the_data_directory(storage: Store, tmp_path: Path, path: str) -> None:
     (tmp_path / "outside").mkdir()
     with pytest.raises(StorageFailed):
         await storage.read_map(upload_row(place=path))

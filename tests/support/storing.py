@@ -4,17 +4,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from uploader.storage.base import Storage
-from uploader.storage.local.store import LocalStorage
+from uploader.storage.base import Store
+from uploader.storage.local.store import LocalStore
 
 
-def new_storage(root: Path, *, durable: bool) -> Storage:
+def new_storage(root: Path, *, durable: bool) -> Store:
     """One that nobody prepared yet, as every process has one: its locks are its own, too."""
-    return LocalStorage(root, durable=durable)
+    return LocalStore(root, durable=durable)
 
 
 @asynccontextmanager
-async def running_storage(root: Path, *, durable: bool) -> AsyncIterator[Storage]:
+async def running_storage(root: Path, *, durable: bool) -> AsyncIterator[Store]:
     """One that is ready; its threads end with it, but nothing is drained."""
     storage = new_storage(root, durable=durable)
     await storage.prepare()

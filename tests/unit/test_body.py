@@ -4,6 +4,7 @@ import asyncio
 import errno
 import mmap
 import weakref
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,16 @@ from uploader.http.bodies.received import BodyBudget, ReceivedBody, Segments
 from uploader.http.bodies.source import MessageBody
 from uploader.service.uploads.receiving import ChunksAtOnce
 from uploader.settings import Settings
-from uploader.storage.base import Body, Storage
+from uploader.storage.base import Body
+from uploader.storage.spool import Spool
+
+
+@pytest.fixture
+async def spool(tmp_path: Path) -> AsyncIterator[Spool]:
+    made = Spool(tmp_path)
+    await made.prepare()
+    yield made
+    made.close()
 
 
 def content_of(body: Body) -> bytes:
@@ -92,7 +102,7 @@ def test_what_is_charged_and_given_back_leaves_the_budget_whole(charges: list[tu
 # A received body
 
 
-async def test_a_body_within_the_budget_stays_in_memory(storage: Storage, tmp_path: Path) -> None:
+async def test_a_body_within_the_budget_stays_in_memory(spool: Spool, tmp_path: Path) -> None:
     content, budget = Content(300 * KIB), BodyBudget(4 * MIB)
     body = ReceivedBody(budget, Segments(4 * MIB), spool, "alice", content.size)
     await fill(body, content.data, 64 * KIB)
@@ -106,7 +116,7 @@ async def test_a_body_within_the_budget_stays_in_memory(storage: Storage, tmp_pa
 
 @pytest.mark.parametrize("piece_bytes", [1000, 64 * KIB, 300 * KIB, 3 * MIB])
 async def test_a_body_beyond_the_budget_moves_to_an_unlinked_file(
-    storage: Storage, tmp_path: Path, piece_bytes: int
+    spool: Spool, tmp_path: Path, piece_bytes: int
 ) -> None:
     content, budget = Content(2 * MIB + 123), BodyBudget(400 * KIB)
     body = ReceivedBody(budget, Segments(4 * MIB), spool, "alice", content.size)
@@ -120,7 +130,7 @@ async def test_a_body_beyond_the_budget_moves_to_an_unlinked_file(
 
 
 async def test_a_body_that_the_system_has_no_memory_for_moves_to_an_unlinked_file(
-    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content, budget = Content(300 * KIB), BodyBudget(4 * MIB)
     body = ReceivedBody(budget, Segments(4 * MIB), spool, "alice", content.size)
@@ -137,7 +147,7 @@ async def test_a_body_that_the_system_has_no_memory_for_moves_to_an_unlinked_fil
     body.close()
 
 
-async def test_a_slow_body_gives_its_memory_back(storage: Storage, tmp_path: Path) -> None:
+async def test_a_slow_body_gives_its_memory_back(spool: Spool, tmp_path: Path) -> None:
     content, budget = Content(500 * KIB), BodyBudget(4 * MIB)
     body = ReceivedBody(budget, Segments(4 * MIB), spool, "alice", content.size)
     await fill(body, content.data, 100 * KIB, slow_from=200 * KIB)
@@ -148,7 +158,7 @@ async def test_a_slow_body_gives_its_memory_back(storage: Storage, tmp_path: Pat
 
 
 async def test_a_spooled_body_is_written_whole_though_each_write_stops_short(
-    storage: Storage,
+    spool: Spool,
 ) -> None:
     content = Content(600 * KIB)
     body = ReceivedBody(BodyBudget(0), Segments(4 * MIB), spool, "alice", content.size)
@@ -159,8 +169,8 @@ async def test_a_spooled_body_is_written_whole_though_each_write_stops_short(
     body.close()
 
 
-async def test_a_full_disk_under_the_spool_is_told_as_such(storage: Storage, tmp_path: Path) -> None:
-    body = ReceivedBody(BodyBudget(0), Segments(4 * MIB), storage, "alice", 600 * KIB)
+async def test_a_full_disk_under_the_spool_is_told_as_such(spool: Spool, tmp_path: Path) -> None:
+    body = ReceivedBody(BodyBudget(0), Segments(4 * MIB), spool, "alice", 600 * KIB)
     with failing_call("pwrite", errno.ENOSPC) as fault, pytest.raises(StorageFull):
         await fill(body, bytes(600 * KIB), 100 * KIB)
     assert fault.hits == 1
@@ -168,14 +178,14 @@ async def test_a_full_disk_under_the_spool_is_told_as_such(storage: Storage, tmp
     assert open_files_under(tmp_path) == []
 
 
-async def test_a_spool_that_cannot_be_opened_for_lack_of_room_is_a_full_disk(storage: Storage) -> None:
-    body = ReceivedBody(BodyBudget(0), Segments(4 * MIB), storage, "alice", 10)
+async def test_a_spool_that_cannot_be_opened_for_lack_of_room_is_a_full_disk(spool: Spool) -> None:
+    body = ReceivedBody(BodyBudget(0), Segments(4 * MIB), spool, "alice", 10)
     with failing_call("open", errno.ENOSPC), pytest.raises(StorageFull):
         await append(body, b"0123456789")
     body.close()
 
 
-async def test_closing_twice_gives_back_once(storage: Storage) -> None:
+async def test_closing_twice_gives_back_once(spool: Spool) -> None:
     budget, segments = BodyBudget(4 * 2 * 16 * KIB), Segments(MIB)
     body, other = (ReceivedBody(budget, segments, spool, "alice", 50) for _ in range(2))
     await append(body, bytes(50))
@@ -190,7 +200,7 @@ async def test_closing_twice_gives_back_once(storage: Storage) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 16 * KIB, 16 * KIB + 1, 64 * KIB, 64 * KIB + 1, 200 * KIB])
-async def test_a_body_is_charged_for_the_segments_it_needs(storage: Storage, size: int) -> None:
+async def test_a_body_is_charged_for_the_segments_it_needs(spool: Spool, size: int) -> None:
     content, budget, segments = Content(size), BodyBudget(MIB), Segments(MIB)
     assert (segments.small_bytes, segments.large_bytes) == (16 * KIB, 64 * KIB)
     body = ReceivedBody(budget, segments, spool, "alice", size)
@@ -201,7 +211,7 @@ async def test_a_body_is_charged_for_the_segments_it_needs(storage: Storage, siz
     assert is_whole(budget, MIB)
 
 
-async def test_the_memory_of_a_body_is_used_again(storage: Storage) -> None:
+async def test_the_memory_of_a_body_is_used_again(spool: Spool) -> None:
     content, segments = Content(190 * KIB), Segments(MIB)
     used = []
     for _ in range(2):
@@ -225,7 +235,7 @@ def test_segments_of_both_sizes_together_are_no_more_than_the_budget() -> None:
 
 
 async def test_a_body_that_is_cancelled_while_its_file_is_opened_leaves_no_descriptor(
-    storage: Storage, tmp_path: Path
+    spool: Spool, tmp_path: Path
 ) -> None:
     body = ReceivedBody(BodyBudget(0), Segments(4 * MIB), spool, "alice", 10)
     with paused_call("open", only=lambda path: path == tmp_path / "spool") as pause:
@@ -264,17 +274,17 @@ class Sender:
         return self.messages[self.asked - 1]
 
 
-def an_intake(storage: Storage, **settings: Any) -> Intake:
-    return Intake(Settings(**settings), storage)
+def an_intake(spool: Spool, **settings: Any) -> Intake:
+    return Intake(Settings(**settings), spool)
 
 
-async def test_a_body_is_received_whole(storage: Storage) -> None:
-    body = await an_intake(storage).receive(MessageBody(Sender(b"ab", b"", b"cd").receive), "alice", 4)
+async def test_a_body_is_received_whole(spool: Spool) -> None:
+    body = await an_intake(spool).receive(MessageBody(Sender(b"ab", b"", b"cd").receive), "alice", 4)
     assert (body.length, content_of(body)) == (4, b"abcd")
     body.close()
 
 
-async def test_a_body_that_is_too_long_is_cut_off_at_the_limit(storage: Storage) -> None:
+async def test_a_body_that_is_too_long_is_cut_off_at_the_limit(spool: Spool) -> None:
     sender = Sender(b"abcd", b"e", b"f")
     with pytest.raises(ChunkLengthMismatch) as caught:
         await an_intake(spool).receive(MessageBody(sender.receive), "alice", 4)
@@ -282,13 +292,13 @@ async def test_a_body_that_is_too_long_is_cut_off_at_the_limit(storage: Storage)
     assert sender.asked == 2
 
 
-async def test_a_body_that_is_too_short_is_refused(storage: Storage) -> None:
+async def test_a_body_that_is_too_short_is_refused(spool: Spool) -> None:
     with pytest.raises(ChunkLengthMismatch) as caught:
         await an_intake(spool).receive(MessageBody(Sender(b"abc").receive), "alice", 4)
     assert caught.value.fields == {"expected": 4, "received": 3}
 
 
-async def test_a_client_that_goes_away_leaves_nothing(storage: Storage, tmp_path: Path) -> None:
+async def test_a_client_that_goes_away_leaves_nothing(spool: Spool, tmp_path: Path) -> None:
     sender = Sender(b"ab", b"cd", last=False)
     sender.messages[1] = {"type": "http.disconnect"}
     with pytest.raises(ClientDisconnect):
@@ -296,15 +306,15 @@ async def test_a_client_that_goes_away_leaves_nothing(storage: Storage, tmp_path
     assert open_files_under(tmp_path) == []
 
 
-async def test_a_body_that_stands_still_is_given_up(storage: Storage, tmp_path: Path) -> None:
-    intake = an_intake(storage, body_idle_timeout_seconds=0.02, body_budget_bytes=4)
+async def test_a_body_that_stands_still_is_given_up(spool: Spool, tmp_path: Path) -> None:
+    intake = an_intake(spool, body_idle_timeout_seconds=0.02, body_budget_bytes=4)
     with pytest.raises(BodyTimeout):
         await intake.receive(MessageBody(Sender(b"ab", last=False).receive), "alice", 4)
     assert open_files_under(tmp_path) == []
 
 
-async def test_a_client_is_not_to_blame_for_a_disk_that_stands_still(storage: Storage) -> None:
-    intake = an_intake(storage, body_idle_timeout_seconds=0.5, body_budget_bytes=4)
+async def test_a_client_is_not_to_blame_for_a_disk_that_stands_still(spool: Spool) -> None:
+    intake = an_intake(spool, body_idle_timeout_seconds=0.5, body_budget_bytes=4)
     sender = Sender(b"a" * 256 * KIB, b"b" * 8, delay_seconds=0.01)
     with paused_call("pwrite") as pause:
         receiving = asyncio.create_task(intake.receive(MessageBody(sender.receive), "alice", 256 * KIB + 8))
@@ -317,7 +327,7 @@ async def test_a_client_is_not_to_blame_for_a_disk_that_stands_still(storage: St
 
 
 async def test_a_body_below_the_minimum_rate_is_given_up_after_its_first_seconds(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(body_module, "_GRACE_SECONDS", 0.02)
     intake = an_intake(spool, min_body_rate_bytes=10**9)
@@ -326,7 +336,7 @@ async def test_a_body_below_the_minimum_rate_is_given_up_after_its_first_seconds
 
 
 async def test_a_body_that_takes_longer_than_its_first_seconds_moves_out_of_memory(
-    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(body_module, "_GRACE_SECONDS", 0.02)
     intake = an_intake(spool, min_body_rate_bytes=1)
@@ -346,8 +356,8 @@ class Waiting(MessageBody):
     is_whole = True
 
 
-async def test_a_body_that_is_there_is_charged_until_the_last_who_keeps_it_closes_it(storage: Storage) -> None:
-    intake = an_intake(storage, body_budget_bytes=16)
+async def test_a_body_that_is_there_is_charged_until_the_last_who_keeps_it_closes_it(spool: Spool) -> None:
+    intake = an_intake(spool, body_budget_bytes=16)
     body = await intake.receive(Waiting(b"abcd"), "alice", 4)
     body.keep()
     assert (body.length, content_of(body), content_of(body)) == (4, b"abcd", b"abcd")
@@ -357,29 +367,30 @@ async def test_a_body_that_is_there_is_charged_until_the_last_who_keeps_it_close
     assert charged(intake._budget) == 0
 
 
-async def test_a_body_that_is_there_moves_to_a_file_where_there_is_no_budget(storage: Storage, tmp_path: Path) -> None:
-    body = await an_intake(storage, body_budget_bytes=4).receive(Waiting(b"abcd"), "alice", 4)
+async def test_a_body_that_is_there_moves_to_a_file_where_there_is_no_budget(spool: Spool, tmp_path: Path) -> None:
+    body = await an_intake(spool, body_budget_bytes=4).receive(Waiting(b"abcd"), "alice", 4)
     assert len(open_files_under(tmp_path / "spool")) == 1
     assert content_of(body) == b"abcd"
     body.close()
 
 
 @pytest.mark.parametrize("content", [b"abc", b"abcde"])
-async def test_a_body_that_is_there_in_another_length_is_refused(storage: Storage, content: bytes) -> None:
-    intake = an_intake(storage, body_budget_bytes=32)
+async def test_a_body_that_is_there_in_another_length_is_refused(spool: Spool, content: bytes) -> None:
+    intake = an_intake(spool, body_budget_bytes=32)
     with pytest.raises(ChunkLengthMismatch) as caught:
         await intake.receive(Waiting(content), "alice", 4)
     assert caught.value.fields == {"expected": 4, "received": len(content)}
     assert charged(intake._budget) == 0
 
 
-async def test_a_user_sends_so_many_bodies_at_once_and_no_more(storage: Storage) -> None:
-    intake = an_intake(storage, max_concurrent_chunks=2)
-    intake.enter("alice")
-    intake.enter("alice")
-    with pytest.raises(TooManyRequests) as caught:
-        intake.enter("alice")
-    assert caught.value.fields == {"limit": 2}
-    intake.enter("bob")
-    intake.leave("alice")
-    intake.enter("alice")
+async def test_a_user_sends_so_many_chunks_at_once_and_no_more() -> None:
+    at_once = ChunksAtOnce(2)
+    with at_once.counted("alice"):
+        with at_once.counted("alice"):
+            with pytest.raises(TooManyRequests) as caught, at_once.counted("alice"):
+                pass
+            assert caught.value.fields == {"limit": 2}
+            with at_once.counted("bob"):
+                pass
+        with at_once.counted("alice"):
+            pass
