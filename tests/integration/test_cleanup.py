@@ -23,8 +23,7 @@ from tests.support.rows import upload_row
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
-from uploader.database import models, queries
-from uploader.database.transactions import uploads as transactions
+from uploader.database import models, queries, transactions
 from uploader.domain.months import month_path
 from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed

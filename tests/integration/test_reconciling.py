@@ -23,9 +23,8 @@ from tests.support.rows import file_row, upload_row
 from tests.support.stack import Stack
 from uploader.accounting.audit import AuditedUpload
 from uploader.accounting.keys import upload_keys
-from uploader.database import models, queries
+from uploader.database import models, queries, transactions
 from uploader.database.engine import Connection, Database
-from uploader.database.transactions import uploads as transactions
 from uploader.domain.chunks import from_bitmap, to_bitmap
 from uploader.domain.upload import Upload
 from uploader.jobs.reconciler import Reconciler

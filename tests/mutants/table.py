@@ -109,9 +109,9 @@ MUTANTS = (
         ),
         (
             _TRANSACTIONS,
-            "    await _settle_user(connection, upload, finished=0)\n    return upload\n",
+            "    await settle_user(connection, upload, finished=0)\n    return upload\n",
             "    from dataclasses import replace\n"
-            "    await _settle_user(connection, replace(upload, flushed_bytes=received), finished=0)\n    return upload\n",
+            "    await settle_user(connection, replace(upload, flushed_bytes=received), finished=0)\n    return upload\n",
         ),
     ),
     _mutant(

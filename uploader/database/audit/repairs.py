@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
 from uploader.database.audit import recounts
-from uploader.database.transactions.uploads import lock_open
+from uploader.database.transactions.rows import lock_open
 
 
 async def recount_user(connection: AsyncConnection, user_id: str) -> bool:

@@ -15,7 +15,7 @@ from uploader.crashpoints import crash_point
 from uploader.database import queries
 from uploader.database.audit import repairs as mending
 from uploader.database.engine import Connection, Database
-from uploader.database.transactions.uploads import NotOpen
+from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import from_bitmap, received_bytes, to_bitmap
 from uploader.domain.upload import State, Upload
 from uploader.errors import Unavailable, Unverified

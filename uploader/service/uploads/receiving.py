@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from uploader.accounting.pending import Outcome, Pending
 from uploader.crashpoints import crash_point
-from uploader.database.transactions.uploads import NotOpen
+from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import chunk_count, chunk_length
 from uploader.domain.upload import Upload
 from uploader.errors import (
