@@ -7,7 +7,7 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import ColumnElement, Select, String, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
@@ -19,8 +19,6 @@ from uploader.domain.upload import State, Upload
 
 # The largest figure that a column holds. A user may have a total space of that size, so sums of it may be larger.
 _LARGEST = 2**63 - 1
-# Where the month is in `temp/YYYY/MM/<upload_id>`, counted from 1.
-_MONTH_AT, _MONTH_LENGTH = 6, 7
 
 _USAGE_COLUMNS = [models.user_info.c[field.name] for field in fields(Usage)]
 _UPLOAD_COLUMNS = [models.upload.c[field.name] for field in fields(Upload)]
@@ -96,11 +94,12 @@ async def open_sums(connection: AsyncConnection, *, idle_since: datetime | None,
 
 
 async def open_sums_by_month(connection: AsyncConnection) -> list[OpenSums]:
-    """What the open uploads of each month hold, the earliest month first, by the directories that they lie in."""
-    month = func.substr(models.upload.c.temp_path, _MONTH_AT, _MONTH_LENGTH, type_=models.Bytewise(_MONTH_LENGTH))
+    """What the open uploads of each month (UTC) of opening hold, the earliest month first."""
+    # As text, a moment begins with `YYYY-MM` on every database.
+    month = func.substr(models.upload.c.created_at, 1, 7, type_=String)
     query = select(month.label("month"), *_open_figures()).where(models.upload.c.open_flag == 1)
     return [
-        OpenSums(month=row[0].replace("/", "-"), open_uploads=row[1], quota_bytes=int(row[2]), disk_bytes=int(row[3]))
+        OpenSums(month=row[0], open_uploads=row[1], quota_bytes=int(row[2]), disk_bytes=int(row[3]))
         for row in await connection.execute(query.group_by("month").order_by("month"))
     ]
 
