@@ -15,8 +15,8 @@ from benchmarks.accounting.stores import DELAYS, status, upload_id
 from benchmarks.accounting.worker import TimedQueue, Worker, worker
 from benchmarks.report import Row, amount, at_most, compared
 from uploader.accounting.pending import Delays
-from uploader.database.transactions import uploads as transactions
-from uploader.database.transactions.uploads import Received
+from uploader.database import transactions
+from uploader.database.transactions import Received
 
 _CHUNK_BYTES = 5_000_000
 # A file sends a chunk every second, at its own moment of it; between two of these the flusher rests.

@@ -12,9 +12,8 @@ from sqlalchemy import text
 from benchmarks.ingest.scale import Files
 from tests.support.rows import upload_row
 from uploader.bootstrap import database_url
-from uploader.database import migrate, queries
+from uploader.database import migrate, queries, transactions
 from uploader.database.engine import Connection, Database
-from uploader.database.transactions import uploads as transactions
 from uploader.database.transactions import users
 from uploader.service.ids import new_id
 from uploader.settings import Settings

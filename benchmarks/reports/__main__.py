@@ -19,7 +19,7 @@ from benchmarks.reports.rows import FULL, QUICK, Scale, fill
 from tests.support.process import UPLOADER, environment
 from uploader.bootstrap import build_application, create_services, running
 from uploader.database.engine import Database
-from uploader.database.reports.usage import UPLOAD_SORTS, USER_SORTS
+from uploader.domain.reports import UPLOAD_SORTS, USER_SORTS
 from uploader.settings import Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"

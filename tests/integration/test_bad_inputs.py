@@ -65,7 +65,7 @@ async def _state(stack: Stack) -> dict[str, Any]:
         user
         async for page in stack.services.reports.all_usage(Order(sort="user_id", descending=False), containing=None)
         for user in page
-        if user.usage.user_id != "root"
+        if user.user_id != "root"
     ]
     return {"uploads": uploads, "files": files, "users": users, "disk": stack.bytes_on_disk()}
 

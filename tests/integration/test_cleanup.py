@@ -24,8 +24,7 @@ from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack, go_on
 from tests.support.storing import running_storage
 from tests.support.waiting import eventually
-from uploader.database import models, queries
-from uploader.database.transactions import uploads as transactions
+from uploader.database import models, queries, transactions
 from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed
 from uploader.jobs.cleanup import Cleaner

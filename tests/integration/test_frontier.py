@@ -25,9 +25,8 @@ from tests.support.rows import upload_row
 from tests.support.stack import Stack
 from tests.support.storing import running_storage
 from tests.support.waiting import eventually
-from uploader.database import queries
-from uploader.database.transactions import uploads as transactions
-from uploader.database.transactions.uploads import NotOpen
+from uploader.database import queries, transactions
+from uploader.database.transactions import NotOpen
 from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed
 from uploader.service.uploads import merging

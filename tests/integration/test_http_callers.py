@@ -39,7 +39,7 @@ async def openers(stack: Stack) -> list[str]:
     found, _ = await stack.services.reports.usage(
         Order(sort="user_id", descending=False), limit=10, after=None, containing=None
     )
-    return [report.usage.user_id for report in found if report.open_uploads]
+    return [user.user_id for user in found if user.open_uploads]
 
 
 # A proxy

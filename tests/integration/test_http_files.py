@@ -12,8 +12,8 @@ from sqlalchemy import text
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.stack import Stack
+from uploader.database import transactions
 from uploader.database.engine import Connection
-from uploader.database.transactions import uploads as transactions
 from uploader.domain.digest import EMPTY_MD5
 
 CONTENT = Content(100 * KIB)

@@ -5,7 +5,7 @@ import csv
 import io
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx2
@@ -142,7 +142,7 @@ async def test_the_summary_equals_a_recount(office: Office, clock: ManualClock) 
 
 
 async def test_the_summary_tells_old_months_and_quotas_without_end(office: Office) -> None:
-    early = {"temp_path": "temp/2025/12/x", "flushed_bytes": 5}
+    early = {"created_at": datetime(2025, 12, 31, 23, 59, tzinfo=UTC), "flushed_bytes": 5}
     await office.change(update(models.upload).where(models.upload.c.user_id == "bob").values(**early))
     for user_id in ("bob", "carol"):
         response = await office.root.put(f"/admin/users/{user_id}", json={"total_space": 2**63 - 1})

@@ -23,8 +23,7 @@ from tests.support.servers import PrivateDatabase, PrivateRedis
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
 from uploader.accounting.pending import UploadQueue
-from uploader.database import models, queries
-from uploader.database.transactions import uploads as transactions
+from uploader.database import models, queries, transactions
 from uploader.domain.upload import File, Reason, Upload
 from uploader.errors import Unavailable
 from uploader.jobs.collector import Collector

@@ -174,7 +174,7 @@ async def test_files_are_closed_some_time_after_the_last_chunk(
 
 
 async def test_only_so_many_files_are_kept(storage: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openfiles, "_MAX_KEPT", 2)
+    monkeypatch.setattr(temp, "_MAX_KEPT", 2)
     uploads = [await a_new_upload(storage) for _ in range(4)]
     for number in (0, 1):
         assert await put_at_once(storage, uploads, number) == [None] * 4

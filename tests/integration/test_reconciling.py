@@ -23,9 +23,8 @@ from tests.support.rows import file_row, upload_row
 from tests.support.stack import Stack, go_on
 from uploader.accounting.audit import AuditedUpload
 from uploader.accounting.keys import upload_keys
-from uploader.database import models, queries
+from uploader.database import models, queries, transactions
 from uploader.database.engine import Connection, Database
-from uploader.database.transactions import uploads as transactions
 from uploader.domain.chunks import from_bitmap, to_bitmap
 from uploader.domain.upload import Upload
 from uploader.jobs.reconciler import Reconciler
@@ -419,10 +418,10 @@ async def test_a_recount_waits_for_a_change_that_is_not_committed(scene: Scene) 
     await _finished(scene)
     async with scene.stack.services.database.engine.begin() as connection:
         await transactions.add_instant_file(connection, copy, replaced_upload_id=None)
-        mending = asyncio.gather(recounting._mend_refs(DONE.sha256), recounting._mend_user("alice"))
+        repairing = asyncio.gather(recounting._repair_refs(DONE.sha256), recounting._repair_user("alice"))
         await asyncio.sleep(0.2)
-        assert not mending.done()
-    assert list(await mending) == [True, True]
+        assert not repairing.done()
+    assert list(await repairing) == [True, True]
     assert await _check_invariants(scene.stack) == Account(2 * DONE.size, STORED, OPEN.size + WHOLE.size)
 
 

@@ -11,11 +11,9 @@ from tests.conftest import MakeStack
 from tests.support.content import KIB
 from tests.support.invariants import Account, checked_accounts
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
-from uploader.database import meta, models, queries
+from uploader.database import meta, models, queries, transactions
 from uploader.database.engine import Database, Duplicate
-from uploader.database.transactions import uploads as transactions
-from uploader.database.transactions import users
-from uploader.database.transactions.uploads import BlobLost, ClaimsChanged, NotOpen
+from uploader.database.transactions import BlobLost, ClaimsChanged, NotOpen, users
 from uploader.domain.upload import STATE_OF_REASON, Reason, State, Upload
 from uploader.errors import QuotaExceeded, TooManyUploads, UploaderError
 from uploader.service.uploads.results import Opening, UploadStatus

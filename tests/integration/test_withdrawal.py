@@ -12,8 +12,7 @@ from tests.support.invariants import checked_accounts
 from tests.support.process import Process, ended
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
-from uploader.database import queries
-from uploader.database.transactions import uploads as transactions
+from uploader.database import queries, transactions
 from uploader.domain.upload import Upload
 from uploader.service.uploads.receiving import Stored
 from uploader.service.uploads.results import Target

@@ -14,9 +14,8 @@ from tests.support.bodies import InPieces
 from tests.support.layout import blob_path
 from tests.support.rows import upload_row
 from uploader.bootstrap import Services
-from uploader.database import models
+from uploader.database import models, transactions
 from uploader.database.engine import Connection
-from uploader.database.transactions import uploads as transactions
 from uploader.domain.chunks import to_bitmap
 from uploader.domain.upload import Upload
 from uploader.service.ids import new_id

@@ -43,7 +43,7 @@ from uploader.accounting.pending import Claim, Outcome, RecordResult, UploadQueu
 from uploader.bootstrap import create_services
 from uploader.database import models
 from uploader.database.engine import Connection, Duplicate
-from uploader.database.transactions.uploads import NotOpen
+from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import chunk_length, from_bitmap
 from uploader.domain.upload import Reason, State, Upload
 from uploader.errors import ChunksMissing, UploadGone

@@ -4,8 +4,8 @@ import hashlib
 from datetime import UTC, datetime
 from typing import Any
 
+from uploader.database import transactions
 from uploader.database.engine import Database
-from uploader.database.transactions import uploads as transactions
 from uploader.database.transactions import users
 from uploader.domain.upload import File, Reason, State, Upload
 from uploader.service.ids import new_id

@@ -1,9 +1,8 @@
 """The use cases of finished files: list, rename, delete, download; and the caller's accounts."""
 
 from uploader.crashpoints import crash_point
-from uploader.database import queries
+from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
-from uploader.database.transactions import uploads as transactions
 from uploader.domain.quota import Usage
 from uploader.domain.upload import File
 from uploader.errors import FileNotFound, InvalidRequest, NameTaken, StorageFailed, UploaderError

@@ -10,7 +10,7 @@ from uploader.cli.server.running import load_settings, with_services
 
 if TYPE_CHECKING:
     from uploader.bootstrap import Services
-    from uploader.http.admin.schemas import Report
+    from uploader.service.insight.figures import Report
 
 # As in a page of the API.
 _MAX_ROWS = 1000
@@ -40,9 +40,9 @@ def report(top: int, idle: float, as_csv: bool, as_json: bool) -> None:
 
     asked = with_services(load_settings(), run)
     if as_json:
-        from msgspec.json import encode
+        import msgspec
 
-        click.echo(encode(asked))
+        click.echo(msgspec.json.encode(asked))
     elif as_csv:
         from uploader.cli.server.tables import figures
         from uploader.service.insight.spreadsheets import csv_lines
@@ -55,19 +55,17 @@ def report(top: int, idle: float, as_csv: bool, as_json: bool) -> None:
 
 
 async def _ask(services: "Services", top: int, idle_seconds: float) -> "Report":
-    from uploader.http.admin import schemas as wire
+    from uploader.service.insight.figures import OpenUploadList, Report
     from uploader.service.insight.reports import Idle, Order
 
     summary = await services.overview.summary()
     by_size = Order(sort="use_space_finished", descending=True)
     users, _ = await services.reports.usage(by_size, limit=top, after=None, containing=None)
     oldest_first, idle = Order(sort="updated_at", descending=False), Idle(seconds=idle_seconds)
-    uploads, cursor, sums = await services.reports.uploads(oldest_first, idle, limit=top, after=None)
-    return wire.Report(
-        summary=wire.summary_of(summary),
-        users=[wire.user_of(user) for user in users],
+    uploads, cursor, total = await services.reports.uploads(oldest_first, idle, limit=top, after=None)
+    return Report(
+        summary=summary,
+        users=users,
         idle_seconds=idle_seconds,
-        idle=wire.OpenUploadList(
-            [wire.upload_of(upload) for upload in uploads], cursor, wire.total_of(sums), summary.as_of
-        ),
+        idle=OpenUploadList(uploads, cursor, total, summary.as_of),
     )

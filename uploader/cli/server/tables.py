@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from uploader.cli.readable import human_bytes, human_seconds
-from uploader.http.admin.schemas import Growth, Report
+from uploader.service.insight.figures import GrowthSchema, Report
 
 # Where the output is no terminal: wide enough that no column is cut.
 _WIDTH = 160
@@ -87,7 +87,7 @@ def _growth(report: Report) -> Table:
     return table
 
 
-def _growth_cells(growth: Growth) -> tuple[str, ...]:
+def _growth_cells(growth: GrowthSchema) -> tuple[str, ...]:
     if growth.since is None or growth.use_space_finished is None or growth.physical_bytes is None:
         return ("no snapshot that old", "–", "–", "–", "–")
     full = "–" if growth.days_until_full is None else f"{growth.days_until_full:,.1f} days"

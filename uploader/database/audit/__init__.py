@@ -1,4 +1,4 @@
-"""Recounts of what is kept, and the transactions that set it right.
+"""Recounts of what the database keeps, and the transactions that repair it.
 
 Refuses to decide whether to.
 """

@@ -1,15 +1,17 @@
-"""Recounts: what the definitions make of the figures that are kept, for a range of users or contents at a time."""
+"""Recounts what the database keeps of users and contents by their definitions, a range of ids at a time."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from sqlalchemy import Column, ColumnElement, Subquery, func, literal, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from uploader.database import models
+from uploader.database import models, queries
 from uploader.domain.quota import Usage
 from uploader.domain.upload import State
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +23,33 @@ class Sums:
     reserved: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
+class RecountedUser(NamedTuple):
+    """The figures of a user as they are stored (None: there is no row), and as they are counted."""
+
+    user_id: str
+    stored: Usage | None
+    counted: Sums
+
+
+class RecountedRefs(NamedTuple):
+    """The refs of a content as they are stored (None: there is no row of the blob), and how many files it has."""
+
+    sha256: str
+    stored: int | None
+    counted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice(Generic[Row]):
+    """A range of ids: the last one (None: no more follow), how many there are, and the rows that are wrong."""
+
+    until: str | None
+    count: int
+    rows: list[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
     """What comes after the id `after`, up to and with `until`; None: to the end."""
 
     after: str
@@ -32,15 +59,34 @@ class Range:
         return [identifier > self.after, *([] if self.until is None else [identifier <= self.until])]
 
 
-async def range_of(connection: AsyncConnection, identifier: Column[str], after: str, count: int) -> Range:
-    """The range of the next `count` ids of a column; the last range holds whatever follows."""
-    query = select(identifier).where(identifier > after).order_by(identifier).offset(count - 1).limit(1)
-    return Range(after=after, until=(await connection.execute(query)).scalar())
+async def users_after(connection: AsyncConnection, after: str, count: int) -> Slice[RecountedUser]:
+    """The next `count` users. Wrong is whose figures are not what their definitions make them, or break a bound."""
+    return await _slice(connection, models.user_info.c.user_id, after, count, _recounted_users)
 
 
-async def count_range(connection: AsyncConnection, identifier: Column[str], within: Range) -> int:
-    query = select(func.count()).where(*within.holds(identifier))
-    return int((await connection.execute(query)).scalar_one())
+async def refs_after(connection: AsyncConnection, after: str, count: int) -> Slice[RecountedRefs]:
+    """The next `count` contents. Wrong are refs that are not the number of files."""
+    return await _slice(connection, models.blob.c.sha256, after, count, _recounted_refs)
+
+
+async def recounted_user(connection: AsyncConnection, user_id: str) -> RecountedUser:
+    """One user, right or wrong."""
+    return RecountedUser(user_id, await queries.usage(connection, user_id), await sums_of(connection, user_id))
+
+
+async def _slice(
+    connection: AsyncConnection,
+    identifier: Column[str],
+    after: str,
+    count: int,
+    recounted: Callable[[AsyncConnection, _Range], Awaitable[list[Row]]],
+) -> Slice[Row]:
+    """The next `count` ids of a column; the last slice holds whatever follows."""
+    last = select(identifier).where(identifier > after).order_by(identifier).offset(count - 1).limit(1)
+    within = _Range(after, (await connection.execute(last)).scalar())
+    counted = select(func.count()).where(*within.holds(identifier))
+    found = int((await connection.execute(counted)).scalar_one())
+    return Slice(within.until, found, await recounted(connection, within))
 
 
 _KEPT = ("total_space", "use_space_finished", "use_space_unfinished", "reserved")
@@ -66,8 +112,7 @@ def _added_up(
 _USER_FIGURES = ("there", *_KEPT, *(f"counted_{name}" for name in _KEPT[1:]))
 
 
-async def recounted_users(connection: AsyncConnection, within: Range) -> list[tuple[str, Usage | None, Sums]]:
-    """Users whose stored figures are not what their definitions make them, or break a bound; without a row: None."""
+async def _recounted_users(connection: AsyncConnection, within: _Range) -> list[RecountedUser]:
     users, files, uploads = models.user_info.c, models.file.c, models.upload.c
     is_open = uploads.state == State.OPEN.value
     table = _added_up(
@@ -104,7 +149,7 @@ async def recounted_users(connection: AsyncConnection, within: Range) -> list[tu
     for user_id, there, *figures in await connection.execute(query):
         kept, counted = map(int, figures[: len(_KEPT)]), map(int, figures[len(_KEPT) :])
         stored = Usage(user_id=user_id, **dict(zip(_KEPT, kept, strict=True))) if there else None
-        found.append((user_id, stored, Sums(*counted)))
+        found.append(RecountedUser(user_id, stored, Sums(*counted)))
     return found
 
 
@@ -118,8 +163,7 @@ async def sums_of(connection: AsyncConnection, user_id: str) -> Sums:
     return Sums(int((await connection.execute(finished)).scalar_one()), int(unfinished), int(reserved))
 
 
-async def recounted_refs(connection: AsyncConnection, within: Range) -> list[tuple[str, int | None, int]]:
-    """Contents whose stored refs are not the number of their files: both figures; without a row of the blob: None."""
+async def _recounted_refs(connection: AsyncConnection, within: _Range) -> list[RecountedRefs]:
     blobs, files = models.blob.c, models.file.c
     table = _added_up(
         "sha256",
@@ -139,7 +183,7 @@ async def recounted_refs(connection: AsyncConnection, within: Range) -> list[tup
     ).c
     query = select(*table).where(or_(table.there == 0, table.refs != table.files)).order_by(table.sha256)
     return [
-        (sha256, int(refs) if there else None, int(count))
+        RecountedRefs(sha256, int(refs) if there else None, int(count))
         for sha256, there, refs, count in await connection.execute(query)
     ]
 

@@ -7,10 +7,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
 from uploader.database.audit import recounts
-from uploader.database.transactions.uploads import lock_open
+from uploader.database.transactions.rows import lock_open
 
 
-async def recount_user(connection: AsyncConnection, user_id: str) -> bool:
+async def repair_user(connection: AsyncConnection, user_id: str) -> bool:
     """Set a user's figures to what their definitions make them; False if the user has no row.
 
     Whoever changes an upload or a file locks the user's row last, before the commit. So while it is held here, every
@@ -33,7 +33,7 @@ async def recount_user(connection: AsyncConnection, user_id: str) -> bool:
     return True
 
 
-async def recount_refs(connection: AsyncConnection, sha256: str) -> bool:
+async def repair_refs(connection: AsyncConnection, sha256: str) -> bool:
     """Set the refs of a blob to the number of its files, which only change under the lock of its row; False without one."""
     if await queries.blob_by_sha256(connection, sha256, lock=True) is None:
         return False
@@ -42,7 +42,7 @@ async def recount_refs(connection: AsyncConnection, sha256: str) -> bool:
     return True
 
 
-async def correct_flushed(
+async def repair_flushed(
     connection: AsyncConnection, upload_id: str, received: int, *, renew_generation: bool, now: datetime
 ) -> None:
     """Set the accounted bytes of an upload to those on disk, and its user's figures with them. Raises NotOpen.
@@ -57,4 +57,4 @@ async def correct_flushed(
         .where(models.upload.c.id == upload_id)
         .values(flushed_bytes=received, flushed_generation=generation, generation=generation, updated_at=now)
     )
-    await recount_user(connection, upload.user_id)
+    await repair_user(connection, upload.user_id)

@@ -1,7 +1,7 @@
 """Users in the order of how many files, or open uploads, they have.
 
-A join of all users with all counts is slow; each half alone is one walk along an index: those who have some, by how many,
-and those who have none, by their ids.
+A join of all users with all counts is slow. So a page is put together from two questions, each of which walks along one
+index: who has some, by how many, and who has none, by their ids.
 """
 
 from dataclasses import dataclass, replace

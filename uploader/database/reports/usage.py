@@ -1,95 +1,32 @@
-"""The questions of reports: who uses how much, which uploads stand still, what all of it adds up to, day by day.
+"""The questions of reports: who uses how much, which uploads stand still, what all of it adds up to.
 
-Each figure is exact at the moment of the snapshot that it is read in.
+Each figure is exact at the moment of the transaction that it is read in.
 """
 
-from dataclasses import dataclass, fields
-from datetime import date, datetime
+from dataclasses import fields
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, insert, select
+from sqlalchemy import ColumnElement, Select, String, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
 from uploader.database.reports.paging import Page
 from uploader.database.reports.ranking import COUNTED, counts_of, users_by_count
 from uploader.domain.quota import Usage
+from uploader.domain.reports import OpenSums, Totals, UserReport
 from uploader.domain.upload import State, Upload
 
 # The largest figure that a column holds. A user may have a total space of that size, so sums of it may be larger.
 _LARGEST = 2**63 - 1
-# Where the month is in `temp/YYYY/MM/<upload_id>`, counted from 1.
-_MONTH_AT, _MONTH_LENGTH = 6, 7
 
 _USAGE_COLUMNS = [models.user_info.c[field.name] for field in fields(Usage)]
-_UPLOAD_COLUMNS = queries.UPLOAD_COLUMNS
 
-USER_SORTS = (
-    "user_id",
-    "total_space",
-    "use_space_finished",
-    "use_space_unfinished",
-    "reserved",
-    "files",
-    "open_uploads",
-)
-# What an open upload gives back when it ends: to the quota its size, to the disk what has arrived of it.
-UPLOAD_SORTS = ("updated_at", "quota_bytes", "disk_bytes")
 _UPLOAD_KEYS: dict[str, ColumnElement[Any]] = {
     "updated_at": models.upload.c.updated_at,
     "quota_bytes": models.upload.c.size,
     "disk_bytes": models.upload.c.flushed_bytes,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserReport:
-    """The accounts of a user, with how much there is of what."""
-
-    usage: Usage
-    files: int
-    open_uploads: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenSums:
-    """What some open uploads hold; `month` where they are those of one month."""
-
-    month: str = ""
-    open_uploads: int
-    quota_bytes: int
-    disk_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """What everything adds up to. Logical bytes count a content once for each file, physical bytes once."""
-
-    users: int
-    files: int
-    blobs: int
-    open_uploads: int
-    total_space: int
-    use_space_finished: int
-    use_space_unfinished: int
-    reserved: int
-    logical_bytes: int
-    physical_bytes: int
-
-    @property
-    def saved_bytes(self) -> int:
-        """What deduplication saves."""
-        return self.logical_bytes - self.physical_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Day:
-    """One row of `usage_daily`: the first moment of a UTC day at which somebody was there to look."""
-
-    day: date
-    taken_at: datetime
-    totals: Totals
-    free_disk_bytes: int
 
 
 # Users
@@ -144,7 +81,7 @@ async def open_uploads(
     connection: AsyncConnection, page: Page, *, idle_since: datetime | None, user_id: str | None
 ) -> list[Upload]:
     """A page of open uploads: those that nothing was accounted for since `idle_since`, and of one user, if given."""
-    query = select(*_UPLOAD_COLUMNS).where(*_open_conditions(idle_since, user_id))
+    query = select(*queries.UPLOAD_COLUMNS).where(*_open_conditions(idle_since, user_id))
     rows = (await connection.execute(page.of(query, _UPLOAD_KEYS[page.sort], models.upload.c.id))).mappings()
     return [Upload(**{**row, "state": State(row["state"])}) for row in rows]
 
@@ -156,11 +93,12 @@ async def open_sums(connection: AsyncConnection, *, idle_since: datetime | None,
 
 
 async def open_sums_by_month(connection: AsyncConnection) -> list[OpenSums]:
-    """What the open uploads of each month hold, the earliest month first, by the directories that they lie in."""
-    month = func.substr(models.upload.c.temp_path, _MONTH_AT, _MONTH_LENGTH, type_=models.Bytewise(_MONTH_LENGTH))
+    """What the open uploads of each month (UTC) of opening hold, the earliest month first."""
+    # As text, a moment begins with `YYYY-MM` on every database.
+    month = func.substr(models.upload.c.created_at, 1, 7, type_=String)
     query = select(month.label("month"), *_open_figures()).where(models.upload.c.open_flag == 1)
     return [
-        OpenSums(month=row[0].replace("/", "-"), open_uploads=row[1], quota_bytes=int(row[2]), disk_bytes=int(row[3]))
+        OpenSums(month=row[0], open_uploads=row[1], quota_bytes=int(row[2]), disk_bytes=int(row[3]))
         for row in await connection.execute(query.group_by("month").order_by("month"))
     ]
 
@@ -170,7 +108,7 @@ def _open_figures() -> list[ColumnElement[Any]]:
     return [func.count(), _sum(table.size), _sum(table.flushed_bytes)]
 
 
-# Totals, and their days
+# Totals
 
 
 async def totals(connection: AsyncConnection, months: list[OpenSums]) -> Totals:
@@ -203,45 +141,3 @@ async def totals(connection: AsyncConnection, months: list[OpenSums]) -> Totals:
 
 def _sum(column: ColumnElement[int]) -> ColumnElement[int]:
     return func.coalesce(func.sum(column), 0)
-
-
-_TOTALS_COLUMNS = [models.usage_daily.c[field.name] for field in fields(Totals)]
-_DAY_COLUMNS = [models.usage_daily.c[name] for name in ("day", "taken_at", "free_disk_bytes")]
-
-
-async def has_day(connection: AsyncConnection, day: date) -> bool:
-    query = select(models.usage_daily.c.day).where(models.usage_daily.c.day == day)
-    return (await connection.execute(query)).first() is not None
-
-
-async def add_day(connection: AsyncConnection, day: Day) -> None:
-    """Raises Duplicate (from the engine) if somebody else was faster."""
-    figures = {field.name: getattr(day.totals, field.name) for field in fields(Totals)}
-    values = {"day": day.day, "taken_at": day.taken_at, "free_disk_bytes": day.free_disk_bytes}
-    await connection.execute(insert(models.usage_daily).values(**values, **figures))
-
-
-async def days_since(connection: AsyncConnection, first: date) -> list[Day]:
-    """The days from `first` on, in order. Those on which nobody looked are not there."""
-    table = models.usage_daily.c
-    query = select(*_DAY_COLUMNS, *_TOTALS_COLUMNS).where(table.day >= first).order_by(table.day)
-    return [_day_of(row) for row in await connection.execute(query)]
-
-
-async def newest_day_until(connection: AsyncConnection, last: date) -> Day | None:
-    """The newest day that is not after `last`."""
-    table = models.usage_daily.c
-    query = select(*_DAY_COLUMNS, *_TOTALS_COLUMNS).where(table.day <= last).order_by(table.day.desc()).limit(1)
-    row = (await connection.execute(query)).first()
-    return None if row is None else _day_of(row)
-
-
-def _day_of(row: Any) -> Day:
-    day, taken_at, free_disk_bytes, *figures = row
-    names = [field.name for field in fields(Totals)]
-    return Day(
-        day=day,
-        taken_at=taken_at,
-        free_disk_bytes=free_disk_bytes,
-        totals=Totals(**dict(zip(names, figures, strict=True))),
-    )

@@ -6,7 +6,7 @@ from sqlalchemy import insert, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
-from uploader.database.transactions.uploads import changed
+from uploader.database.transactions.rows import changed
 
 
 async def create_user(connection: AsyncConnection, user_id: str, total_space: int) -> None:

@@ -8,14 +8,15 @@ from msgspec import UNSET
 from starlette.responses import Response, StreamingResponse
 
 from uploader.clock import Clock
-from uploader.database.reports.usage import UPLOAD_SORTS, USER_SORTS
 from uploader.domain.names import check_user_id
+from uploader.domain.reports import UPLOAD_SORTS, USER_SORTS
 from uploader.errors import InvalidRequest, NotFound
 from uploader.http.admin import schemas as wire
 from uploader.http.shared.operation import Call
 from uploader.http.shared.responses import Json
 from uploader.service.access.accounts import Accounts
 from uploader.service.audit.recounting import Recounting
+from uploader.service.insight.figures import OpenUploadList, OpenUploadReport, UserUsage
 from uploader.service.insight.overview import Overview
 from uploader.service.insight.reports import Idle, Order, Reports
 from uploader.service.insight.spreadsheets import csv_lines
@@ -42,22 +43,19 @@ class AdminHandlers:
         order = _order(call, USER_SORTS, "use_space_finished", ascending="user_id")
         containing, limit = call.query("q"), _limit(call)
         if _wants_csv(call):
-            return _csv_stream("usage", wire.UserUsage.__struct_fields__, self._all_users(order, containing))
+            users = self.reports.all_usage(order, containing=containing)
+            return _csv_stream("usage", UserUsage.__struct_fields__, users)
         as_of = self.clock.now()
-        users, cursor = await self.reports.usage(order, limit=limit, after=call.query("after"), containing=containing)
-        return Json(wire.UserUsageList([wire.user_of(user) for user in users], cursor, as_of))
-
-    async def _all_users(self, order: Order, containing: str | None) -> AsyncIterator[list[wire.UserUsage]]:
-        async for page in self.reports.all_usage(order, containing=containing):
-            yield [wire.user_of(user) for user in page]
+        page, cursor = await self.reports.usage(order, limit=limit, after=call.query("after"), containing=containing)
+        return Json(wire.UserUsageList(page, cursor, as_of))
 
     async def summary(self, _call: Call) -> Response:
-        return Json(wire.summary_of(await self.overview.summary()))
+        return Json(await self.overview.summary())
 
     async def history(self, call: Call) -> Response:
         days = call.query_int("days", 30, 1, MAX_HISTORY_DAYS)
         as_of = self.clock.now()
-        return Json(wire.History([wire.day_of(day) for day in await self.overview.history(days)], as_of))
+        return Json(wire.History(await self.overview.history(days), as_of))
 
     async def recount(self, call: Call) -> Response:
         body = await call.json(wire.Recount, optional=True)
@@ -94,15 +92,10 @@ class AdminHandlers:
         user_id, limit = call.query("user_id"), _limit(call)
         idle = Idle(seconds=_idle_for(call), user_id=user_id and _user_id(user_id))
         if _wants_csv(call):
-            return _csv_stream("uploads", wire.OpenUpload.__struct_fields__, self._all_uploads(order, idle))
+            return _csv_stream("uploads", OpenUploadReport.__struct_fields__, self.reports.all_uploads(order, idle))
         as_of = self.clock.now()
-        uploads, cursor, sums = await self.reports.uploads(order, idle, limit=limit, after=call.query("after"))
-        rows = [wire.upload_of(upload) for upload in uploads]
-        return Json(wire.OpenUploadList(rows, cursor, wire.total_of(sums), as_of))
-
-    async def _all_uploads(self, order: Order, idle: Idle) -> AsyncIterator[list[wire.OpenUpload]]:
-        async for page in self.reports.all_uploads(order, idle):
-            yield [wire.upload_of(upload) for upload in page]
+        page, cursor, total = await self.reports.uploads(order, idle, limit=limit, after=call.query("after"))
+        return Json(OpenUploadList(page, cursor, total, as_of))
 
     async def expire_upload(self, call: Call) -> Response:
         await self.uploads.expire(call.request.path_params["upload_id"], _idle_for(call))

@@ -1,11 +1,12 @@
-"""The part of the route table that is for administrators; see `routes.py`."""
+"""The part of the route table that is for administrators."""
 
 from typing import Any
 
-from uploader.database.reports.usage import UPLOAD_SORTS, USER_SORTS
+from uploader.domain.reports import UPLOAD_SORTS, USER_SORTS
 from uploader.http.admin import schemas as wire
 from uploader.http.admin.handlers import MAX_HISTORY_DAYS, MAX_IDLE_SECONDS, AdminHandlers
 from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, Operation, Parameter
+from uploader.service.insight.figures import OpenUploadList, Summary
 
 _STRING = {"type": "string"}
 _ORDER = Parameter(name="order", schema={"type": "string", "enum": ["asc", "desc"]}, about="Ascending or descending.")
@@ -53,7 +54,7 @@ def admin_operations(handlers: AdminHandlers) -> list[Operation]:
             "/admin/usage/summary",
             handler=handlers.summary,
             summary="What everything adds up to, and how fast it grows",
-            responses={200: wire.Summary},
+            responses={200: Summary},
         ),
         admin(
             "GET",
@@ -79,7 +80,7 @@ def admin_operations(handlers: AdminHandlers) -> list[Operation]:
             "/admin/uploads",
             handler=handlers.open_uploads,
             summary="Open uploads of everybody, and what they would give back",
-            responses={200: wire.OpenUploadList},
+            responses={200: OpenUploadList},
             media_types=("text/csv",),
             problems=("invalid-request",),
             parameters=_UPLOADS_PARAMETERS,

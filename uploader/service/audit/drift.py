@@ -1,4 +1,4 @@
-"""What a look at the figures finds: each difference is a Drift, with its expected and its actual value."""
+"""What a recount or a reconciliation finds: each difference is a Drift, and may have a repair."""
 
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
@@ -46,20 +46,21 @@ class Drift:
         return f"{self.kind} of {self.subject}: expected {expected}, actual {actual}"
 
 
-Mend = Callable[[], Coroutine[Any, Any, bool]]
+Repair = Callable[[], Coroutine[Any, Any, bool]]
 
 
 @dataclass(slots=True)
 class Findings:
-    """What one look found. `notes` are no drifts: users that hold more than an administrator has left them."""
+    """What one look found; the repair of each drift has its index. `notes` are no drifts: users that hold more than an
+    administrator has left them."""
 
     drifts: list[Drift] = field(default_factory=list)
     notes: list[Drift] = field(default_factory=list)
     checked: dict[str, int] = field(default_factory=dict)
     repaired: int = 0
-    mends: list[Mend] = field(default_factory=list)
+    repairs: list[Repair] = field(default_factory=list)
 
-    def add(self, drifts: Iterable[Drift], mend: Mend) -> None:
+    def add(self, drifts: Iterable[Drift], repair: Repair) -> None:
         for drift in drifts:
             self.drifts.append(drift)
-            self.mends.append(mend)
+            self.repairs.append(repair)

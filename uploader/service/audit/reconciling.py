@@ -1,4 +1,4 @@
-"""Recounts every figure from its definition, reports each difference as a Drift, and mends those that can be mended.
+"""Recounts every figure from its definition, reports each difference as a Drift, and repairs what can be repaired.
 
 It works while the server runs: each account is read in one snapshot, and what is said of an upload is looked at again
 under the upload's locks, so that mere motion is never reported. Refuses to guess: lost bytes stay reported.
@@ -13,9 +13,9 @@ from uploader.accounting.audit import Audit, AuditedUpload, Bucket
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries
-from uploader.database.audit import repairs as mending
+from uploader.database.audit import repairs
 from uploader.database.engine import Connection, Database
-from uploader.database.transactions.uploads import NotOpen
+from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import from_bitmap, received_bytes, to_bitmap
 from uploader.domain.upload import State, Upload
 from uploader.errors import Unavailable, Unverified
@@ -36,7 +36,7 @@ _PAUSE_SECONDS = 0.5
 
 
 class Reconciling:
-    """Several at once are safe: looking changes nothing, and every mend recomputes under its locks."""
+    """Several at once are safe: looking changes nothing, and every repair recounts under its locks."""
 
     def __init__(
         self,
@@ -55,17 +55,17 @@ class Reconciling:
         self._clock = clock
 
     async def reconcile(self, *, repair: bool = False) -> Findings:
-        """Look at everything, then mend what was found if asked to. Raises Unavailable, Stopping."""
+        """Look at everything, then repair what was found if asked to. Raises Unavailable, Stopping."""
         found = Findings()
-        # The order of mending, too: the figures of a user are sums over the uploads.
+        # The order of repairs, too: the figures of a user are sums over the uploads.
         await self._check_uploads(found)
         await self._check_queues(found)
         await self._recounting.check(found)
         await self._check_blobs(found)
         await self._check_stray_blobs(found)
         if repair:
-            for mend in found.mends:
-                found.repaired += await uninterrupted(mend())
+            for repair_drift in found.repairs:
+                found.repaired += await uninterrupted(repair_drift())
         return found
 
     # Blobs, against the disk
@@ -76,7 +76,7 @@ class Reconciling:
             sizes = await self._storage.blob_sizes([blob.sha256 for blob in blobs])
             for blob, size in zip(blobs, sizes, strict=True):
                 if size != blob.size:
-                    found.add(await self._look_at_blob(blob.sha256), _cannot_be_mended)
+                    found.add(await self._look_at_blob(blob.sha256), _cannot_be_repaired)
             after = blobs[-1].sha256
 
     async def _blobs(self, after: str) -> list[queries.Blob]:
@@ -100,7 +100,7 @@ class Reconciling:
         async for strays in stray_blobs(self._database, self._storage, self._clock.now()):
             sha256s = [stray.name for stray in strays if not stray.is_draft]
             if sha256s:
-                found.add(await self._look_at_strays(sha256s), _cannot_be_mended)
+                found.add(await self._look_at_strays(sha256s), _cannot_be_repaired)
 
     async def _look_at_strays(self, sha256s: list[str]) -> list[Drift]:
         """What is just being placed has a row that is locked: this waits for it. What is collected has gone."""
@@ -149,7 +149,7 @@ class Reconciling:
                 kinds = {drift.kind for drift in before}
                 drifts[upload_id] = [drift for drift in await self._look(upload_id) if drift.kind in kinds]
         for upload_id, lasting in drifts.items():
-            found.add(lasting, partial(self._mend_upload, upload_id))
+            found.add(lasting, partial(self._repair_upload, upload_id))
 
     async def _look(self, upload_id: str) -> list[Drift]:
         return await uninterrupted(self._look_under_locks(upload_id))
@@ -181,7 +181,7 @@ class Reconciling:
     async def _upload(self, upload_id: str) -> Upload | None:
         return await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
 
-    async def _mend_upload(self, upload_id: str) -> bool:
+    async def _repair_upload(self, upload_id: str) -> bool:
         """Rebuild Redis from disk and database, or drop what is left of a closed upload; whether that was enough."""
         upload = await self._upload(upload_id)
         if upload is None or upload.state is not State.OPEN:
@@ -208,7 +208,7 @@ class Reconciling:
             return
         await self._closers.announce(upload)
         await self._database.transact(
-            lambda connection: mending.correct_flushed(
+            lambda connection: repairs.repair_flushed(
                 connection, upload_id, on_disk, renew_generation=shrinks, now=self._clock.now()
             )
         )
@@ -222,9 +222,9 @@ class Reconciling:
         for bucket in await self._audit.buckets():
             waiting, strays, index = await self._look_at_bucket(bucket)
             await self._report_uploads(found, await self._not_open(waiting))
-            mend = partial(self._mend_bucket, bucket, strays)
-            found.add([Drift(Kind.STRAY_TASK, upload_id, None, str(bucket)) for upload_id in strays], mend)
-            found.add(index, mend)
+            repair = partial(self._repair_bucket, bucket, strays)
+            found.add([Drift(Kind.STRAY_TASK, upload_id, None, str(bucket)) for upload_id in strays], repair)
+            found.add(index, repair)
             count += len(waiting)
         found.checked["tasks"] = count
 
@@ -248,12 +248,12 @@ class Reconciling:
             not_open += [id_ for id_ in batch if id_ not in rows or rows[id_].state is not State.OPEN]
         return not_open
 
-    async def _mend_bucket(self, bucket: Bucket, strays: list[str]) -> bool:
+    async def _repair_bucket(self, bucket: Bucket, strays: list[str]) -> bool:
         await self._audit.tidy(bucket, strays)
         return True
 
 
-async def _cannot_be_mended() -> bool:
+async def _cannot_be_repaired() -> bool:
     return False
 
 

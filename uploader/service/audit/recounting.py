@@ -6,20 +6,17 @@ changes nothing.
 
 from functools import partial
 
-from uploader.database import models, queries
-from uploader.database.audit import recounts
-from uploader.database.audit import repairs as mending
-from uploader.database.engine import Connection, Database
+from uploader.database.audit import recounts, repairs
+from uploader.database.audit.recounts import RecountedUser, Sums
+from uploader.database.engine import Database
 from uploader.domain.quota import Usage
 from uploader.service.audit.drift import Drift, Findings, Kind
 
 _SLICE = 2000
 
-Recounted = list[tuple[str, Usage | None, recounts.Sums]]
-
 
 class Recounting:
-    """Several at once are safe: every mend recomputes under its locks."""
+    """Several at once are safe: every repair recounts under its locks."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -43,54 +40,37 @@ class Recounting:
 
     async def _check_users(self, found: Findings, after: str) -> str | None:
         """Recount the users after `after`; returns the last one, or None where no more follow."""
-        identifier = models.user_info.c.user_id
-
-        async def look(connection: Connection) -> tuple[recounts.Range, int, Recounted]:
-            within = await recounts.range_of(connection, identifier, after, _SLICE)
-            count = await recounts.count_range(connection, identifier, within)
-            return within, count, await recounts.recounted_users(connection, within)
-
-        within, count, users = await self._database.read(look, snapshot=True)
-        found.checked["users"] += count
-        for user_id, stored, counted in users:
-            self._add(found, user_id, stored, counted)
-        return within.until
+        users = await self._database.read(partial(recounts.users_after, after=after, count=_SLICE), snapshot=True)
+        found.checked["users"] += users.count
+        for user in users.rows:
+            self._add(found, user)
+        return users.until
 
     async def _check_user(self, found: Findings, user_id: str) -> None:
-        async def look(connection: Connection) -> tuple[Usage | None, recounts.Sums]:
-            return await queries.usage(connection, user_id), await recounts.sums_of(connection, user_id)
+        user = await self._database.read(partial(recounts.recounted_user, user_id=user_id), snapshot=True)
+        found.checked["users"] = 0 if user.stored is None else 1
+        self._add(found, user)
 
-        stored, counted = await self._database.read(look, snapshot=True)
-        found.checked["users"] = 0 if stored is None else 1
-        self._add(found, user_id, stored, counted)
+    def _add(self, found: Findings, user: RecountedUser) -> None:
+        found.add(_drifts_of_user(*user), partial(self._repair_user, user.user_id))
+        found.notes += _notes_of_user(user.stored)
 
-    def _add(self, found: Findings, user_id: str, stored: Usage | None, counted: recounts.Sums) -> None:
-        found.add(_drifts_of_user(user_id, stored, counted), partial(self._mend_user, user_id))
-        found.notes += _notes_of_user(stored)
-
-    async def _mend_user(self, user_id: str) -> bool:
-        return await self._database.transact(lambda connection: mending.recount_user(connection, user_id))
+    async def _repair_user(self, user_id: str) -> bool:
+        return await self._database.transact(lambda connection: repairs.repair_user(connection, user_id))
 
     async def _check_refs(self, found: Findings, after: str) -> str | None:
         """Recount the refs of the contents after `after`; returns the last one, or None where no more follow."""
-        identifier = models.blob.c.sha256
+        contents = await self._database.read(partial(recounts.refs_after, after=after, count=_SLICE), snapshot=True)
+        found.checked["blobs"] += contents.count
+        for sha256, refs, files in contents.rows:
+            found.add([Drift(Kind.REFS, sha256, files, refs)], partial(self._repair_refs, sha256))
+        return contents.until
 
-        async def look(connection: Connection) -> tuple[recounts.Range, int, list[tuple[str, int | None, int]]]:
-            within = await recounts.range_of(connection, identifier, after, _SLICE)
-            count = await recounts.count_range(connection, identifier, within)
-            return within, count, await recounts.recounted_refs(connection, within)
-
-        within, count, blobs = await self._database.read(look, snapshot=True)
-        found.checked["blobs"] += count
-        for sha256, refs, files in blobs:
-            found.add([Drift(Kind.REFS, sha256, files, refs)], partial(self._mend_refs, sha256))
-        return within.until
-
-    async def _mend_refs(self, sha256: str) -> bool:
-        return await self._database.transact(lambda connection: mending.recount_refs(connection, sha256))
+    async def _repair_refs(self, sha256: str) -> bool:
+        return await self._database.transact(lambda connection: repairs.repair_refs(connection, sha256))
 
 
-def _drifts_of_user(user_id: str, stored: Usage | None, counted: recounts.Sums) -> list[Drift]:
+def _drifts_of_user(user_id: str, stored: Usage | None, counted: Sums) -> list[Drift]:
     drifts = []
     for kind in (Kind.USE_SPACE_FINISHED, Kind.USE_SPACE_UNFINISHED, Kind.RESERVED):
         expected = getattr(counted, kind.value)

@@ -4,28 +4,16 @@ All figures are of the database, but for the room on the disk; no directory is w
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
 from uploader.clock import Clock
 from uploader.database.engine import Connection, Database, Duplicate
-from uploader.database.reports import usage as reporting
-from uploader.database.reports.usage import Day, OpenSums, Totals
-from uploader.domain.growth import SPANS_DAYS, Growth, Moment, growth
-from uploader.domain.room import Room
+from uploader.database.reports import snapshots, usage
+from uploader.domain.growth import SPANS_DAYS, Moment, growth
+from uploader.domain.reports import Day, OpenSums, Totals
+from uploader.service.insight.figures import HistoryDay, Summary, day_of, summary_of
 from uploader.service.uploads.admission import Admission
 from uploader.storage.base import Bounded
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """The whole installation at one moment."""
-
-    as_of: datetime
-    totals: Totals
-    months: list[OpenSums]
-    room: Room
-    growths: list[Growth]
 
 
 class Overview:
@@ -44,7 +32,7 @@ class Overview:
 
         async def look(connection: Connection) -> tuple[Totals, list[OpenSums], list[Day | None]]:
             totals, months = await _totals(connection)
-            days = [await reporting.newest_day_until(connection, today - timedelta(days=span)) for span in SPANS_DAYS]
+            days = [await snapshots.newest_day_until(connection, today - timedelta(days=span)) for span in SPANS_DAYS]
             return totals, months, days
 
         totals, months, days = await self._database.read(look, snapshot=True)
@@ -54,29 +42,30 @@ class Overview:
             growth(span, present, None if day is None else _moment(day.taken_at, day.totals), room.available_bytes)
             for span, day in zip(SPANS_DAYS, days, strict=True)
         ]
-        return Summary(as_of=as_of, totals=totals, months=months, room=room, growths=growths)
+        return summary_of(totals, months, room, growths, as_of=as_of)
 
-    async def history(self, days: int) -> list[Day]:
+    async def history(self, days: int) -> list[HistoryDay]:
         """The last `days` days, today included, in order; those on which nobody looked are left out."""
         first = self._clock.now().date() - timedelta(days=days - 1)
-        return await self._database.read(lambda connection: reporting.days_since(connection, first))
+        found = await self._database.read(lambda connection: snapshots.days_since(connection, first))
+        return [day_of(day) for day in found]
 
     async def take_day(self) -> date:
         """Take today's snapshot, unless it is there; returns the day. Raises Unavailable."""
         now = self._clock.now()
         today = now.date()
-        if await self._database.read(lambda connection: reporting.has_day(connection, today)):
+        if await self._database.read(lambda connection: snapshots.has_day(connection, today)):
             return today
         totals, _ = await self._database.read(_totals, snapshot=True)
         day = Day(day=today, taken_at=now, totals=totals, free_disk_bytes=(await self._storage.space()).free)
         with suppress(Duplicate):  # another worker was faster
-            await self._database.transact(lambda connection: reporting.add_day(connection, day))
+            await self._database.transact(lambda connection: snapshots.add_day(connection, day))
         return today
 
 
 async def _totals(connection: Connection) -> tuple[Totals, list[OpenSums]]:
-    months = await reporting.open_sums_by_month(connection)
-    return await reporting.totals(connection, months), months
+    months = await usage.open_sums_by_month(connection)
+    return await usage.totals(connection, months), months
 
 
 def _moment(taken_at: datetime, totals: Totals) -> Moment:

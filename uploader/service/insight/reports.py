@@ -3,17 +3,17 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
 
 from uploader.clock import Clock
 from uploader.database.engine import Connection, Database
-from uploader.database.reports import usage as reporting
+from uploader.database.reports import usage
 from uploader.database.reports.paging import Page
-from uploader.database.reports.usage import OpenSums, UserReport
+from uploader.domain.reports import OpenSums, UserReport
 from uploader.domain.upload import File, Upload
 from uploader.errors import NotFound
 from uploader.service.files import Files
 from uploader.service.insight.cursors import Kind, cursor, parse_cursor
+from uploader.service.insight.figures import OpenTotal, OpenUploadReport, UserUsage, total_of, upload_of, user_of
 
 # Large enough that an order by counts, which are counted anew for each, does not take a stream long.
 _BATCH = 1000
@@ -53,18 +53,18 @@ class Reports:
 
     async def usage(
         self, order: Order, *, limit: int, after: str | None, containing: str | None
-    ) -> tuple[list[UserReport], str | None]:
+    ) -> tuple[list[UserUsage], str | None]:
         """A page of users, and the cursor of the next one. Raises InvalidRequest for an unknown cursor."""
         page = order.page(limit, after)
         found = await self._database.read(
-            lambda connection: reporting.user_reports(connection, page, containing), snapshot=True
+            lambda connection: usage.user_reports(connection, page, containing), snapshot=True
         )
+        users = [user_of(report) for report in found[:limit]]
         if len(found) <= limit:
-            return found, None
-        last = found[limit - 1]
-        return found[:limit], cursor(order.sort, _value_of_user(last, order.sort), last.usage.user_id)
+            return users, None
+        return users, cursor(order.sort, getattr(users[-1], order.sort), users[-1].user_id)
 
-    async def all_usage(self, order: Order, *, containing: str | None) -> AsyncIterator[list[UserReport]]:
+    async def all_usage(self, order: Order, *, containing: str | None) -> AsyncIterator[list[UserUsage]]:
         """Every user, in batches, for a stream that holds no connection while its reader is slow."""
         after: str | None = None
         while True:
@@ -75,7 +75,7 @@ class Reports:
 
     async def user(self, user_id: str) -> UserReport:
         """One user. Raises NotFound."""
-        report = await self._database.read(lambda connection: reporting.user_report(connection, user_id), snapshot=True)
+        report = await self._database.read(lambda connection: usage.user_report(connection, user_id), snapshot=True)
         if report is None:
             raise NotFound("There is no such user.")
         return report
@@ -91,46 +91,34 @@ class Reports:
 
     async def uploads(
         self, order: Order, idle: Idle, *, limit: int, after: str | None
-    ) -> tuple[list[Upload], str | None, OpenSums]:
+    ) -> tuple[list[OpenUploadReport], str | None, OpenTotal]:
         """A page of open uploads, the cursor of the next one, and the sums over all pages. Raises InvalidRequest."""
         page, since = order.page(limit, after), self._since(idle)
 
         async def look(connection: Connection) -> tuple[list[Upload], OpenSums]:
-            found = await reporting.open_uploads(connection, page, idle_since=since, user_id=idle.user_id)
-            return found, await reporting.open_sums(connection, idle_since=since, user_id=idle.user_id)
+            found = await usage.open_uploads(connection, page, idle_since=since, user_id=idle.user_id)
+            return found, await usage.open_sums(connection, idle_since=since, user_id=idle.user_id)
 
         found, sums = await self._database.read(look, snapshot=True)
-        return found[:limit], _cursor_of_upload(found, limit, order.sort), sums
+        uploads, total = [upload_of(upload) for upload in found[:limit]], total_of(sums)
+        if len(found) <= limit:
+            return uploads, None, total
+        return uploads, cursor(order.sort, getattr(uploads[-1], order.sort), uploads[-1].upload_id), total
 
-    async def all_uploads(self, order: Order, idle: Idle) -> AsyncIterator[list[Upload]]:
+    async def all_uploads(self, order: Order, idle: Idle) -> AsyncIterator[list[OpenUploadReport]]:
         """Every open upload, in batches."""
         page, since = order.page(_BATCH, None), self._since(idle)
         while True:
             found = await self._database.read(
-                lambda connection, page=page: reporting.open_uploads(  # type: ignore[misc]
+                lambda connection, page=page: usage.open_uploads(  # type: ignore[misc]
                     connection, page, idle_since=since, user_id=idle.user_id
                 )
             )
-            yield found[:_BATCH]
+            uploads = [upload_of(upload) for upload in found[:_BATCH]]
+            yield uploads
             if len(found) <= _BATCH:
                 return
-            last = found[_BATCH - 1]
-            page = replace(page, after=(_value_of_upload(last, order.sort), last.id))
+            page = replace(page, after=(getattr(uploads[-1], order.sort), uploads[-1].upload_id))
 
     def _since(self, idle: Idle) -> datetime | None:
         return self._clock.now() - timedelta(seconds=idle.seconds) if idle.seconds else None
-
-
-def _value_of_user(report: UserReport, sort: str) -> Any:
-    return getattr(report, sort) if sort in ("files", "open_uploads") else getattr(report.usage, sort)
-
-
-def _value_of_upload(upload: Upload, sort: str) -> Any:
-    return {"updated_at": upload.updated_at, "quota_bytes": upload.size, "disk_bytes": upload.flushed_bytes}[sort]
-
-
-def _cursor_of_upload(found: list[Upload], limit: int, sort: str) -> str | None:
-    if len(found) <= limit:
-        return None
-    last = found[limit - 1]
-    return cursor(sort, _value_of_upload(last, sort), last.id)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from uploader.clock import Clock
-from uploader.database import queries
+from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
-from uploader.database.transactions import uploads as transactions
-from uploader.database.transactions.uploads import NotOpen
+from uploader.database.transactions import NotOpen
 from uploader.domain.upload import Reason, State, Upload
 from uploader.errors import Unavailable
 from uploader.service.ids import new_id

@@ -7,9 +7,9 @@ from uploader.accounting.delay import MAX_CLAIM
 from uploader.accounting.pending import Claim, Pending, UploadQueue
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
+from uploader.database import transactions
 from uploader.database.engine import Database
-from uploader.database.transactions import uploads as transactions
-from uploader.database.transactions.uploads import Received
+from uploader.database.transactions import Received
 from uploader.errors import Unavailable
 from uploader.observability import FLUSH_BATCH_UPLOADS, FLUSH_LAG_SECONDS, FLUSHED_UPLOADS
 from uploader.service.uploads.closers import Closers

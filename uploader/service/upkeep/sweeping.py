@@ -7,7 +7,7 @@ from uploader.accounting.pending import Pending
 from uploader.crashpoints import crash_point
 from uploader.database import queries
 from uploader.database.engine import Database
-from uploader.database.transactions.uploads import NotOpen
+from uploader.database.transactions import NotOpen
 from uploader.domain.upload import State, Upload
 from uploader.service.uploads.closers import Closers
 from uploader.storage.base import Gone

@@ -10,10 +10,9 @@ from datetime import timedelta
 from uploader.accounting.pending import Outcome, Pending, RecordResult
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import queries
+from uploader.database import queries, transactions
 from uploader.database.engine import Database
-from uploader.database.transactions import uploads as transactions
-from uploader.database.transactions.uploads import NotOpen
+from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import chunk_count, received_bytes, to_bitmap
 from uploader.domain.upload import REDIS_WORDS, STATE_OF_REASON, Reason, State, Upload
 from uploader.errors import Unavailable, Unverified, UploaderError

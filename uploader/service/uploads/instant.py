@@ -13,10 +13,9 @@ from functools import partial
 from uploader.accounting.challenges import Challenges
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import queries
+from uploader.database import queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
-from uploader.database.transactions import uploads as transactions
-from uploader.database.transactions.uploads import BlobLost, NotOpen
+from uploader.database.transactions import BlobLost, NotOpen
 from uploader.domain.proof import Challenge, draw_ranges, proof_of
 from uploader.domain.upload import File, State, Upload
 from uploader.errors import ProofFailed, Unavailable

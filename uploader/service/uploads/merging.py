@@ -13,10 +13,9 @@ from contextlib import asynccontextmanager
 from uploader.accounting.pending import Pending, UploadQueue
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import queries
+from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
-from uploader.database.transactions import uploads as transactions
-from uploader.database.transactions.uploads import ClaimsChanged, NotOpen, Received
+from uploader.database.transactions import ClaimsChanged, NotOpen, Received
 from uploader.domain.chunks import as_ranges, missing_ranges
 from uploader.domain.upload import File, Reason, State, Upload
 from uploader.errors import ChunksMissing, Md5Mismatch, Sha256Mismatch, Unavailable, UploaderError, UploadGone

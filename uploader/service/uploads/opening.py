@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import queries
+from uploader.database import queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
-from uploader.database.transactions import uploads as transactions
-from uploader.database.transactions.uploads import BlobLost, NotOpen
+from uploader.database.transactions import BlobLost, NotOpen
 from uploader.domain.chunks import ChunkSizes
 from uploader.domain.digest import EMPTY_MD5, EMPTY_SHA256
 from uploader.domain.proof import Challenge

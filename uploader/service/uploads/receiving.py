@@ -16,7 +16,7 @@ from typing import Protocol
 
 from uploader.accounting.pending import Outcome, Pending, RecordResult
 from uploader.crashpoints import crash_point
-from uploader.database.transactions.uploads import NotOpen
+from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import chunk_count, chunk_length
 from uploader.domain.digest import ClaimedDigests
 from uploader.domain.upload import Upload

@@ -8,7 +8,7 @@ from uploader.accounting.pending import Pending
 from uploader.clock import Clock
 from uploader.database import queries
 from uploader.database.engine import Connection, Database
-from uploader.database.transactions.uploads import NotOpen
+from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import chunk_count, missing_ranges, received_bytes
 from uploader.domain.upload import Reason, State, Upload
 from uploader.errors import Unavailable, UploadActive, UploadGone, UploadNotFound
