@@ -30,10 +30,10 @@ from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed
 from uploader.service.uploads import merging
 from uploader.storage.base import Busy, Digests, Gone
+from uploader.storage.disk import try_lock
 from uploader.storage.hashes import PrefixHashes
-from uploader.storage.local import chunkmap, digestfile, digests, frontier
-from uploader.storage.local.digestfile import Frontier
-from uploader.storage.local.locks import try_lock
+from uploader.storage.local import digests, formats, frontier
+from uploader.storage.local.formats import Frontier
 from uploader.storage.local.store import LocalStorage
 
 CONTENT = Content(8 * 64 * KIB + 1000)
@@ -214,9 +214,9 @@ async def test_of_senders_with_different_bytes_those_are_hashed_that_are_stored(
 
 def tampered(change: Callable[[Frontier], Frontier]) -> Callable[[bytes], bytes]:
     def tamper(saved: bytes) -> bytes:
-        record = digestfile.parse(saved)
+        record = formats.parse_digest_record(saved)
         assert isinstance(record, Frontier)
-        return digestfile.pack(change(record))
+        return formats.digest_record(change(record))
 
     return tamper
 
@@ -265,8 +265,8 @@ async def test_the_state_of_a_chunk_that_is_not_on_the_map_any_more_is_not_gone_
     """As a withdrawal leaves it that a power cut interrupted."""
     await put_and_follow(storage, upload, 0, 1, 2)
     with (tmp_path / upload.temp_path / "map").open("r+b") as chunk_map:
-        chunk_map.seek(chunkmap.record_offset(1))
-        chunk_map.write(bytes(chunkmap.RECORD_LENGTH))
+        chunk_map.seek(formats.map_record_offset(1))
+        chunk_map.write(bytes(formats.MAP_RECORD_LENGTH))
     await put_and_follow(storage, upload, 3)
     assert await storage.digested_bytes(upload) == CHUNK
     await put(storage, upload, 1, *range(4, LAST + 1))

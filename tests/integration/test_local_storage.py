@@ -24,9 +24,9 @@ from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable, UploaderError
 from uploader.storage.base import Busy, Digests, Gone, Stopping
-from uploader.storage.local import chunkfiles, chunkmap, digests, frontier
+from uploader.storage.disk import is_locked, try_lock
+from uploader.storage.local import chunkfiles, digests, formats, frontier
 from uploader.storage.local import store as local
-from uploader.storage.local.locks import is_locked, try_lock
 from uploader.storage.local.store import LocalStorage
 
 CONTENT = Content(8 * 64 * KIB + 1000)
@@ -202,8 +202,8 @@ async def test_a_chunk_is_written_to_its_place_and_recorded_with_its_checksum(
     assert data[start : start + CONTENT.chunk_size] == CONTENT.chunk(number)
     assert data.count(0) >= CONTENT.size - CONTENT.chunk_size, "nothing else was written"
     assert len(data) == CONTENT.size
-    record = (tmp_path / upload.temp_path / "map").read_bytes()[chunkmap.record_offset(number) :][:8]
-    assert record == chunkmap.pack_record(crc32(CONTENT.chunk(number)))
+    record = (tmp_path / upload.temp_path / "map").read_bytes()[formats.map_record_offset(number) :][:8]
+    assert record == formats.map_record(crc32(CONTENT.chunk(number)))
     assert await present(storage, upload) == [number]
     assert await left_open(storage, tmp_path) == []
 
@@ -407,7 +407,7 @@ async def test_writes_that_stop_short_are_gone_on_with(
     assert fault.hits > 0
     assert (tmp_path / upload.temp_path / "data").read_bytes().endswith(CONTENT.chunk(LAST))
     record = (tmp_path / upload.temp_path / "map").read_bytes()[-8:]
-    assert record == chunkmap.pack_record(crc32(CONTENT.chunk(LAST)))
+    assert record == formats.map_record(crc32(CONTENT.chunk(LAST)))
 
 
 # Closers
@@ -427,7 +427,7 @@ async def test_a_closer_waits_for_the_writers_and_keeps_out_new_ones(
 
     closing = asyncio.create_task(close())
     probe = os.open(tmp_path / upload.temp_path / "map", os.O_RDWR | os.O_CLOEXEC)
-    await until(lambda: is_locked(probe, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH))
+    await until(lambda: is_locked(probe, formats.GATE_OFFSET, formats.GATE_LENGTH))
     os.close(probe)
     # The gate is held, so a new writer of a chunk that nobody holds waits though the closer itself still waits.
     new_writer = asyncio.create_task(put(storage, upload, 1))

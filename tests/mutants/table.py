@@ -244,9 +244,9 @@ MUTANTS = (
         (
             _CHUNK_FILES,
             "        checksum = self._write_data(files.data, number * upload.chunk_size, body)\n"
-            "        self._write_record(files.map, chunkmap.pack_record(checksum), record)\n",
+            "        self._write_record(files.map, formats.map_record(checksum), record)\n",
             "        checksum = crc32(b''.join(body.pieces()))\n"
-            "        self._write_record(files.map, chunkmap.pack_record(checksum), record)\n"
+            "        self._write_record(files.map, formats.map_record(checksum), record)\n"
             "        self._write_data(files.data, number * upload.chunk_size, body)\n",
         ),
     ),

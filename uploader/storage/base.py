@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from uploader.domain.upload import Upload
-from uploader.storage.local.chunkmap import ChunkMap
+from uploader.storage.local.formats import ChunkMap
 
 
 class Gone(Exception):

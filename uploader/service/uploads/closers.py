@@ -19,7 +19,7 @@ from uploader.domain.upload import REDIS_WORDS, STATE_OF_REASON, Reason, State, 
 from uploader.errors import Unavailable, Unverified, UploaderError
 from uploader.observability import REBUILDS
 from uploader.storage.base import Closer, Gone, Storage
-from uploader.storage.local.chunkmap import ChunkMap
+from uploader.storage.local.formats import ChunkMap
 from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)

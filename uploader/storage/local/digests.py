@@ -16,9 +16,9 @@ from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed
 from uploader.storage import disk
 from uploader.storage.base import Body, Busy, Digests, Gone
+from uploader.storage.disk import try_lock
 from uploader.storage.hashes import PrefixHashes
-from uploader.storage.local import chunkmap, digestfile
-from uploader.storage.local.locks import try_lock
+from uploader.storage.local import formats
 from uploader.storage.local.temp import upload_directory
 
 _READ_BYTES = 1 << 20
@@ -42,7 +42,7 @@ def forget(digest: int) -> None:
 
     Needs no sync: what a power cut brings back is of an older generation.
     """
-    disk.write(digest, memoryview(bytes(digestfile.RECORD_LENGTH)), 0)
+    disk.write(digest, memoryview(bytes(formats.DIGEST_RECORD_LENGTH)), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +110,12 @@ class DigestFiles:
         with upload_directory(self._root, upload) as directory:
             descriptor = directory.open_to_read("digest")
         try:
-            saved = digestfile.parse(disk.read(descriptor, digestfile.RECORD_LENGTH, 0))
+            saved = formats.parse_digest_record(disk.read(descriptor, formats.DIGEST_RECORD_LENGTH, 0))
         finally:
             disk.close(descriptor)
-        if isinstance(saved, digestfile.Frontier):
+        if isinstance(saved, formats.Frontier):
             return saved.position if (saved.generation, saved.boot_id) == (upload.generation, self._boot_id) else 0
-        return upload.size if isinstance(saved, digestfile.Finished) else 0
+        return upload.size if isinstance(saved, formats.Finished) else 0
 
 
 class LockedDigests:
@@ -144,13 +144,13 @@ class LockedDigests:
 
     def load(self) -> None:
         """Go on from what was saved, or start at 0. Raises StorageFailed if the disk lost bytes."""
-        saved = digestfile.parse(disk.read(self._digest, digestfile.RECORD_LENGTH, 0))
+        saved = formats.parse_digest_record(disk.read(self._digest, formats.DIGEST_RECORD_LENGTH, 0))
         self._finished, self._hashes = None, PrefixHashes()
-        if isinstance(saved, digestfile.DataLost):
+        if isinstance(saved, formats.DataLost):
             raise StorageFailed("The disk lost bytes of this upload: cancel it and send it again.")
         if saved is None or saved.generation != self._upload.generation:
             return
-        if isinstance(saved, digestfile.Finished):
+        if isinstance(saved, formats.Finished):
             self._finished = Digests(md5=saved.md5, sha256=saved.sha256)
         elif saved.boot_id == self._boot_id and self._are_recorded(saved.position):
             self._hashes = PrefixHashes.restore(saved.position, saved.state) or self._hashes
@@ -162,8 +162,8 @@ class LockedDigests:
             count, rest = count + 1, 0
         if rest or not 0 <= count <= self._count:
             return False
-        records = disk.read(self._map, chunkmap.RECORD_LENGTH * count, chunkmap.RECORDS_OFFSET)
-        return chunkmap.are_present(records, count)
+        records = disk.read(self._map, formats.MAP_RECORD_LENGTH * count, formats.MAP_RECORDS_OFFSET)
+        return formats.are_present(records, count)
 
     def hash_body(self, body: Body) -> None:
         """Advance over the next chunk by what is being stored as it. To be saved once it is on the map."""
@@ -172,10 +172,8 @@ class LockedDigests:
     def save(self) -> None:
         """Needs no sync: after a power cut the digests start at 0, or at what was saved earlier, of chunks that are on
         the disk."""
-        record = digestfile.Frontier(
-            self._upload.generation, self._boot_id, self._hashes.position, self._hashes.state()
-        )
-        disk.write(self._digest, memoryview(digestfile.pack(record)), 0)
+        record = formats.Frontier(self._upload.generation, self._boot_id, self._hashes.position, self._hashes.state())
+        disk.write(self._digest, memoryview(formats.digest_record(record)), 0)
         crash_point("frontier.after_save")
 
     def hash_recorded(self, leave: Callable[[int], bool] = lambda _number: False) -> bool:
@@ -203,8 +201,8 @@ class LockedDigests:
         chunk_size = self._upload.chunk_size
         at_once = min(max(min(length, _READ_BYTES) // chunk_size, 1), self._count - number)
         # First the map, then who else takes care of it: what is on its way to the map is told to `leave` before.
-        records = disk.read(self._map, chunkmap.RECORD_LENGTH * at_once, chunkmap.record_offset(number))
-        recorded = chunkmap.count_present(records)
+        records = disk.read(self._map, formats.MAP_RECORD_LENGTH * at_once, formats.map_record_offset(number))
+        recorded = formats.count_present(records)
         ours = next((n for n in range(recorded) if leave(number + n)), recorded)
         return min((number + ours) * chunk_size, self._upload.size)
 
@@ -226,8 +224,8 @@ class LockedDigests:
             self._sync_data()
             crash_point("merge.after_data_sync")
             digests = self._hashes.digests()
-            record = digestfile.Finished(self._upload.generation, digests.md5, digests.sha256)
-            disk.write(self._digest, memoryview(digestfile.pack(record)), 0)
+            record = formats.Finished(self._upload.generation, digests.md5, digests.sha256)
+            disk.write(self._digest, memoryview(formats.digest_record(record)), 0)
             crash_point("merge.after_digest_write")
             self._finished = digests
         if self._finished is None:
@@ -240,10 +238,10 @@ class LockedDigests:
         An error is remembered, for as long as this machine runs: a second sync would succeed, with the bytes gone from
         memory and not on the disk (https://wiki.postgresql.org/wiki/Fsync_Errors).
         """
-        if not chunkmap.parse_boot_id(disk.read(self._map, chunkmap.BOOT_ID_LENGTH, chunkmap.BOOT_ID_OFFSET)):
+        if not formats.parse_boot_id(disk.read(self._map, formats.BOOT_ID_LENGTH, formats.BOOT_ID_OFFSET)):
             return
         try:
             disk.sync_data(self._data)
         except OSError:
-            disk.write(self._digest, memoryview(digestfile.pack(digestfile.DataLost())), 0)
+            disk.write(self._digest, memoryview(formats.digest_record(formats.DataLost())), 0)
             raise
