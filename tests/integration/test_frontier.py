@@ -6,7 +6,7 @@ import errno
 import os
 import random
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from zlib import crc32
@@ -32,7 +32,7 @@ from uploader.service.uploads import merging
 from uploader.storage.base import Busy, Digests, Gone
 from uploader.storage.disk import try_lock
 from uploader.storage.hashes import PrefixHashes
-from uploader.storage.local import digests, formats, frontier
+from uploader.storage.local import digests, formats, frontier, frontier_states
 from uploader.storage.local.formats import Frontier
 from uploader.storage.local.store import LocalStorage
 
@@ -64,7 +64,7 @@ def nothing_is_left_open(tmp_path: Path) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def chunks_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are taken as 1 MiB and more are; the tests of small ones say so."""
-    monkeypatch.setattr(frontier, "_GATHERED_BYTES", 0)
+    monkeypatch.setattr(frontier_states, "GATHERED_BYTES", 0)
 
 
 @pytest.fixture
@@ -293,7 +293,7 @@ def stalled(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
     """Hashing waits to be let go on, once for each piece."""
     go_on, real = threading.Semaphore(0), PrefixHashes.update_by
 
-    def update_by(hashes: PrefixHashes, pieces: Callable[[], Iterator[memoryview]], length_bytes: int) -> None:
+    def update_by(hashes: PrefixHashes, pieces: Callable[[], Iterable[memoryview]], length_bytes: int) -> None:
         assert go_on.acquire(timeout=30)
         real(hashes, pieces, length_bytes)
 
@@ -373,8 +373,8 @@ async def test_following_ends_with_its_upload(storage: LocalStorage, upload: Upl
 @pytest.fixture
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk is near that begins two chunks or less ahead of the digests, and two chunks are much nearer."""
-    monkeypatch.setattr(frontier, "_NEAR_BYTES", 2 * CHUNK)
-    monkeypatch.setattr(frontier, "_NEARER_BYTES", 2 * CHUNK)
+    monkeypatch.setattr(frontier_states, "NEAR_BYTES", 2 * CHUNK)
+    monkeypatch.setattr(frontier_states, "NEARER_BYTES", 2 * CHUNK)
     monkeypatch.setattr(frontier, "_PATIENCE_SECONDS", 3600)
 
 
@@ -397,7 +397,7 @@ async def taken_up(storage: LocalStorage, upload: Upload) -> None:
     """Until it is known how far the digests of an upload are that somebody looks after."""
 
     async def position_is_known() -> bool:
-        return storage._frontiers._following[upload.id]._position is not None
+        return storage._frontiers._followers[upload.id].progress.position is not None
 
     await eventually(position_is_known)
 
@@ -502,7 +502,7 @@ async def test_digests_of_another_worker_are_kept_pace_with_while_they_come_any_
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four chunks are gathered, however long it takes."""
-    monkeypatch.setattr(frontier, "_GATHERED_BYTES", 4 * CHUNK)
+    monkeypatch.setattr(frontier_states, "GATHERED_BYTES", 4 * CHUNK)
     monkeypatch.setattr(frontier, "_GATHER_SECONDS", 3600)
 
 
@@ -526,7 +526,7 @@ async def test_small_chunks_are_gathered_and_hashed_at_one_go(
 async def test_small_chunks_of_which_too_few_come_are_not_waited_for(
     storage: LocalStorage, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frontier, "_GATHERED_BYTES", CONTENT.size)
+    monkeypatch.setattr(frontier_states, "GATHERED_BYTES", CONTENT.size)
     await put(storage, upload, 0, 1)
 
     async def both_are_hashed() -> bool:
