@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from uploader.accounting.audit import Audit
 from uploader.accounting.challenges import Budgets, Challenges
-from uploader.accounting.connection import RedisConnection, connect, connect_to_socket
+from uploader.accounting.connection import connect, connect_to_socket
 from uploader.accounting.pending import Delays, Pending
+from uploader.accounting.scripting import RedisConnection
 from uploader.accounting.wakeups import Wakeups
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
