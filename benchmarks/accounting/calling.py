@@ -10,8 +10,9 @@ from redis.asyncio import BlockingConnectionPool, Redis
 from benchmarks.accounting.scale import Scale
 from benchmarks.accounting.stores import DELAYS, upload_id, valkey
 from benchmarks.report import Row, compared
-from uploader.accounting.connection import RedisConnection, connect
+from uploader.accounting.connection import connect
 from uploader.accounting.pending import Outcome, Pending
+from uploader.accounting.scripting import RedisConnection
 
 _CALLERS = 16
 _CHUNK_BYTES = 64 << 10

@@ -14,7 +14,7 @@ from benchmarks.accounting.stores import cpu_seconds, upload_id, valkey
 from benchmarks.accounting.wire import Wire, pack
 from tests.support.servers import PrivateRedis
 from uploader.accounting.keys import FLUSH_QUEUE, upload_keys, upload_queue_keys
-from uploader.accounting.scripts import Script
+from uploader.accounting.scripting import Script
 
 _HERE = Path(__file__).parent
 _SCRIPTS = _HERE.parents[1] / "uploader" / "accounting" / "scripts"
@@ -85,7 +85,7 @@ class Filled:
         first_bytes = 0 if self.shape.due_ms is None else self.shape.chunk_bytes
         for shard in range(self._shards):
             keys = upload_keys(shard, "")
-            names = [keys.era, keys.flush.due, keys.flush.minutes]
+            names = [keys.era, keys.flush_due, keys.flush_minutes]
             end = self._first_of(shard + 1)
             for first in range(self._first_of(shard), end, _FILLED_A_CALL):
                 arguments: list[Any] = ["token", keys.up, keys.chunks, first, min(_FILLED_A_CALL, end - first)]
@@ -106,7 +106,7 @@ class Filled:
 
     def _keys_of(self, number: int) -> list[str]:
         shard = next(shard for shard in range(self._shards) if number < self._first_of(shard + 1))
-        return upload_keys(shard, upload_id(number)).as_list()
+        return list(upload_keys(shard, upload_id(number)))
 
     @property
     def bitmap_bytes(self) -> int:

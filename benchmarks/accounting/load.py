@@ -15,7 +15,7 @@ import redis
 from benchmarks.accounting.wire import pack
 from benchmarks.report import percentile
 from uploader.accounting.keys import upload_keys
-from uploader.accounting.scripts import Script
+from uploader.accounting.scripting import Script
 
 CONNECTIONS = 50
 _UPLOADS = 2000
@@ -68,7 +68,7 @@ def _open(port: int) -> list[bytes]:
         era = client.eval(Script("read_upload").source, 2, "up:{s00}:", "era:{s00}", "token")[0]
         for number in range(_UPLOADS):
             id_ = f"f{time.time_ns():015x}{number:016x}"
-            keys = upload_keys(0, id_).as_list()
+            keys = upload_keys(0, id_)
             arguments = ["", "token", id_, era, 0, bytes(_CHUNK_COUNT // 8), _CHUNK_COUNT << 16, 1 << 16, _CHUNK_COUNT]
             client.evalsha(hydrate.sha, 7, *keys, *arguments, 0, 5000)
             whole = pack("EVALSHA", record.sha, 7, *keys, "", "token", id_)

@@ -11,8 +11,9 @@ from pathlib import Path
 from sqlalchemy import text
 
 from tests.support.servers import PrivateMariaDB, PrivateRedis
-from uploader.accounting.connection import RedisConnection, connect
+from uploader.accounting.connection import connect
 from uploader.accounting.pending import Delays
+from uploader.accounting.scripting import RedisConnection
 from uploader.database import migrate
 from uploader.database.engine import Database
 from uploader.embedded import find_binary, version_of

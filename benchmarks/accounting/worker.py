@@ -10,10 +10,10 @@ from pathlib import Path
 from benchmarks.accounting.filled import Filled, Shape
 from benchmarks.accounting.stores import DELAYS, connected, cpu_seconds, mariadb, open_uploads, valkey
 from tests.support.invariants import checked_accounts
-from uploader.accounting.connection import RedisConnection
 from uploader.accounting.delay import MAX_CLAIM
 from uploader.accounting.keys import FLUSH_QUEUE
 from uploader.accounting.pending import Claim, Delays, Pending, UploadQueue
+from uploader.accounting.scripting import RedisConnection
 from uploader.clock import Clock
 from uploader.database.engine import Database
 from uploader.jobs.flusher import Flusher

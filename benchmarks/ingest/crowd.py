@@ -11,7 +11,7 @@ import redis
 
 from benchmarks.ingest.scale import KIB
 from uploader.accounting.keys import upload_keys
-from uploader.accounting.scripts import Script
+from uploader.accounting.scripting import Script
 from uploader.bootstrap import create_services, redis_directory
 from uploader.database import models
 from uploader.database.engine import Connection
@@ -93,7 +93,7 @@ def _hydrate(path: str, uploads: Sequence[Upload], era: str) -> None:
         for start in range(0, len(uploads), _SENT_AT_ONCE):
             pipeline = client.pipeline(transaction=False)
             for upload in uploads[start : start + _SENT_AT_ONCE]:
-                keys = upload_keys(0, upload.id).as_list()
+                keys = upload_keys(0, upload.id)
                 count = chunk_count(upload.size, upload.chunk_size)
                 facts = ["", "token", upload.id, era, 0, b"\0", upload.size, upload.chunk_size, count, 0, 5000]
                 pipeline.evalsha(script.sha, len(keys), *keys, *facts)

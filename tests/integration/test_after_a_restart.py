@@ -12,7 +12,7 @@ from tests.support.faults import recorded_calls
 from tests.support.stack import Stack
 from uploader.database import queries
 from uploader.domain.upload import Upload
-from uploader.storage.local import chunkmap
+from uploader.storage.local import formats
 from uploader.storage.local import store as local
 
 CONTENT = Content(5 * 64 * KIB - 100)
@@ -49,8 +49,8 @@ def _lose_bytes(directory: Path, number: int) -> None:
 
 def _lose_record(directory: Path, number: int) -> None:
     with (directory / "map").open("r+b") as file:
-        file.seek(chunkmap.record_offset(number))
-        file.write(bytes(chunkmap.RECORD_LENGTH))
+        file.seek(formats.map_record_offset(number))
+        file.write(bytes(formats.MAP_RECORD_LENGTH))
 
 
 async def _rests(stack: Stack) -> None:
@@ -102,9 +102,9 @@ async def test_chunks_that_are_whole_are_checked_once_and_count(
             assert (await stack.open(CONTENT)).json()["upload"]["missing"] == [[1, 1], [3, 4]]
         assert "data" not in {name for _, name in calls}
         await _rests(stack)
-        assert chunkmap.parse_map((directory / "map").read_bytes()).boot_id == ""
+        assert formats.parse_map((directory / "map").read_bytes()).boot_id == ""
         await stack.put(CONTENT, 1)
-        assert chunkmap.parse_map((directory / "map").read_bytes()).boot_id == local._boot_id()
+        assert formats.parse_map((directory / "map").read_bytes()).boot_id == local._boot_id()
 
 
 async def test_a_check_that_ended_in_the_middle_is_made_again(
@@ -147,4 +147,4 @@ async def test_the_first_chunk_without_a_sync_marks_the_map_durably_before_it_is
             *(("pwrite", "map"), ("fdatasync", "map"), ("pwrite", "data"), ("pwrite", "map")),
             *(("pwrite", "data"), ("pwrite", "map")),
         ]
-    assert chunkmap.parse_map((directory / "map").read_bytes()).boot_id == local._boot_id()
+    assert formats.parse_map((directory / "map").read_bytes()).boot_id == local._boot_id()

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, event
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
 from tests.support.stack import Stack
-from uploader.accounting.scripts import Script
+from uploader.accounting.scripting import Script
 
 CONTENT = Content(20 * 64 * KIB)
 RECORD_CHUNK = Script("record_chunk").sha

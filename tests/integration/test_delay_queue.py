@@ -8,8 +8,9 @@ import pytest
 from redis import Redis as SyncRedis
 
 from tests.support.servers import PrivateRedis
-from uploader.accounting.connection import RedisConnection, connect
+from uploader.accounting.connection import connect
 from uploader.accounting.delay import DelayQueue, Task
+from uploader.accounting.scripting import RedisConnection
 from uploader.errors import Unavailable
 
 START_MS = 1_800_000_000_000

@@ -6,7 +6,7 @@ import errno
 import os
 import random
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,10 @@ from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed
 from uploader.service.uploads import merging
 from uploader.storage.base import Busy, Digests, Gone, Store
+from uploader.storage.disk import try_lock
 from uploader.storage.hashes import PrefixHashes
-from uploader.storage.local import chunkmap, digestfile, digests, frontier
-from uploader.storage.local.digestfile import Frontier
-from uploader.storage.local.locks import try_lock
+from uploader.storage.local import digests, formats, frontier, frontier_states
+from uploader.storage.local.formats import Frontier
 
 CONTENT = Content(8 * 64 * KIB + 1000)
 OTHER = Content(CONTENT.size, seed=1)
@@ -60,7 +60,7 @@ def nothing_is_left_open(tmp_path: Path) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def chunks_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are taken as 1 MiB and more are; the tests of small ones say so."""
-    monkeypatch.setattr(frontier, "_GATHERED_BYTES", 0)
+    monkeypatch.setattr(frontier_states, "GATHERED_BYTES", 0)
 
 
 @pytest.fixture
@@ -210,9 +210,9 @@ async def test_of_senders_with_different_bytes_those_are_hashed_that_are_stored(
 
 def tampered(change: Callable[[Frontier], Frontier]) -> Callable[[bytes], bytes]:
     def tamper(saved: bytes) -> bytes:
-        record = digestfile.parse(saved)
+        record = formats.parse_digest_record(saved)
         assert isinstance(record, Frontier)
-        return digestfile.pack(change(record))
+        return formats.digest_record(change(record))
 
     return tamper
 
@@ -261,8 +261,8 @@ async def test_the_state_of_a_chunk_that_is_not_on_the_map_any_more_is_not_gone_
     """As a withdrawal leaves it that a power cut interrupted."""
     await put_and_follow(storage, upload, 0, 1, 2)
     with (tmp_path / upload.place / "map").open("r+b") as chunk_map:
-        chunk_map.seek(chunkmap.record_offset(1))
-        chunk_map.write(bytes(chunkmap.RECORD_LENGTH))
+        chunk_map.seek(formats.map_record_offset(1))
+        chunk_map.write(bytes(formats.MAP_RECORD_LENGTH))
     await put_and_follow(storage, upload, 3)
     assert await storage.digested_bytes(upload) == CHUNK
     await put(storage, upload, 1, *range(4, LAST + 1))
@@ -289,7 +289,7 @@ def stalled(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
     """Hashing waits to be let go on, once for each piece."""
     go_on, real = threading.Semaphore(0), PrefixHashes.update_by
 
-    def update_by(hashes: PrefixHashes, pieces: Callable[[], Iterator[memoryview]], length_bytes: int) -> None:
+    def update_by(hashes: PrefixHashes, pieces: Callable[[], Iterable[memoryview]], length_bytes: int) -> None:
         assert go_on.acquire(timeout=30)
         real(hashes, pieces, length_bytes)
 
@@ -367,8 +367,8 @@ async def test_following_ends_with_its_upload(storage: Store, upload: Upload, tm
 @pytest.fixture
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk is near that begins two chunks or less ahead of the digests, and two chunks are much nearer."""
-    monkeypatch.setattr(frontier, "_NEAR_BYTES", 2 * CHUNK)
-    monkeypatch.setattr(frontier, "_NEARER_BYTES", 2 * CHUNK)
+    monkeypatch.setattr(frontier_states, "NEAR_BYTES", 2 * CHUNK)
+    monkeypatch.setattr(frontier_states, "NEARER_BYTES", 2 * CHUNK)
     monkeypatch.setattr(frontier, "_PATIENCE_SECONDS", 3600)
 
 
@@ -391,7 +391,7 @@ async def taken_up(storage: Any, upload: Upload) -> None:
     """Until it is known how far the digests of an upload are that somebody looks after."""
 
     async def position_is_known() -> bool:
-        return storage._frontiers._following[upload.id]._position is not None
+        return storage._frontiers._followers[upload.id].progress.position is not None
 
     await eventually(position_is_known)
 
@@ -496,7 +496,7 @@ async def test_digests_of_another_worker_are_kept_pace_with_while_they_come_any_
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four chunks are gathered, however long it takes."""
-    monkeypatch.setattr(frontier, "_GATHERED_BYTES", 4 * CHUNK)
+    monkeypatch.setattr(frontier_states, "GATHERED_BYTES", 4 * CHUNK)
     monkeypatch.setattr(frontier, "_GATHER_SECONDS", 3600)
 
 
@@ -518,7 +518,7 @@ async def test_small_chunks_are_gathered_and_hashed_at_one_go(storage: Store, up
 async def test_small_chunks_of_which_too_few_come_are_not_waited_for(
     storage: Store, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frontier, "_GATHERED_BYTES", CONTENT.size)
+    monkeypatch.setattr(frontier_states, "GATHERED_BYTES", CONTENT.size)
     await put(storage, upload, 0, 1)
 
     async def both_are_hashed() -> bool:

@@ -13,9 +13,9 @@ from tests.support.rows import upload_row
 from tests.support.waiting import eventually
 from uploader.domain.upload import Upload
 from uploader.storage.base import Store
+from uploader.storage.disk import try_lock
 from uploader.storage.local import chunkfiles
 from uploader.storage.local import store as local
-from uploader.storage.local.locks import try_lock
 
 CHUNK_BYTES = 64 * KIB
 CLOSINGS = 10

@@ -25,9 +25,9 @@ from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable, UploaderError
 from uploader.storage.base import Busy, Digests, Gone, Stopping, Store
-from uploader.storage.local import chunkfiles, chunkmap, digests, frontier
+from uploader.storage.disk import is_locked, try_lock
+from uploader.storage.local import chunkfiles, digests, formats, frontier
 from uploader.storage.local import store as local
-from uploader.storage.local.locks import is_locked, try_lock
 from uploader.storage.spool import Spool
 
 CONTENT = Content(8 * 64 * KIB + 1000)
@@ -123,7 +123,7 @@ async def test_an_installation_and_an_upload_have_the_layout_of_the_design(
 async def test_a_new_upload_takes_no_room_and_has_an_empty_map(storage: Store, tmp_path: Path, upload: Upload) -> None:
     data = (tmp_path / upload.place / "data").stat()
     assert (data.st_size, data.st_blocks) == (CONTENT.size, 0)
-    chunk_map = chunkmap.parse_map((tmp_path / upload.place / "map").read_bytes())
+    chunk_map = formats.parse_map((tmp_path / upload.place / "map").read_bytes())
     assert (chunk_map.size, chunk_map.chunk_size) == (CONTENT.size, CONTENT.chunk_size)
     assert chunk_map.boot_id == "", "each chunk will be synced, so that none depends on this boot"
     assert list(chunk_map.present) == [0] * CONTENT.chunk_count
@@ -192,8 +192,8 @@ async def test_a_chunk_is_written_to_its_place_and_recorded_with_its_checksum(
     assert data[start : start + CONTENT.chunk_size] == CONTENT.chunk(number)
     assert data.count(0) >= CONTENT.size - CONTENT.chunk_size, "nothing else was written"
     assert len(data) == CONTENT.size
-    record = (tmp_path / upload.place / "map").read_bytes()[chunkmap.record_offset(number) :][:8]
-    assert record == chunkmap.pack_record(crc32(CONTENT.chunk(number)))
+    record = (tmp_path / upload.place / "map").read_bytes()[formats.map_record_offset(number) :][:8]
+    assert record == formats.map_record(crc32(CONTENT.chunk(number)))
     assert await present(storage, upload) == [number]
     assert await left_open(storage, tmp_path) == []
 
@@ -397,7 +397,7 @@ async def test_writes_that_stop_short_are_gone_on_with(
     assert fault.hits > 0
     assert (tmp_path / upload.place / "data").read_bytes().endswith(CONTENT.chunk(LAST))
     record = (tmp_path / upload.place / "map").read_bytes()[-8:]
-    assert record == chunkmap.pack_record(crc32(CONTENT.chunk(LAST)))
+    assert record == formats.map_record(crc32(CONTENT.chunk(LAST)))
 
 
 # Closers
@@ -417,7 +417,7 @@ async def test_a_closer_waits_for_the_writers_and_keeps_out_new_ones(
 
     closing = asyncio.create_task(close())
     probe = os.open(tmp_path / upload.place / "map", os.O_RDWR | os.O_CLOEXEC)
-    await until(lambda: is_locked(probe, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH))
+    await until(lambda: is_locked(probe, formats.GATE_OFFSET, formats.GATE_LENGTH))
     os.close(probe)
     # The gate is held, so a new writer of a chunk that nobody holds waits though the closer itself still waits.
     new_writer = asyncio.create_task(put(storage, upload, 1))

@@ -20,7 +20,7 @@ from tests.support.servers import PrivateRedis
 from tests.support.waiting import eventually
 from uploader.accounting.connection import connect
 from uploader.accounting.pending import Delays, Pending
-from uploader.accounting.scripts import Script
+from uploader.accounting.scripting import Script
 from uploader.errors import Unavailable
 
 ECHO = "return ARGV[1]"

@@ -110,11 +110,11 @@ async def _flush(stack: Stack, upload: Upload) -> None:
     """Flush what is pending of an upload now, though it is not due yet."""
     await stack.services.redis.execute_command("HDEL", upload_keys(0, upload.id).up, "due_minute")
     keys = upload_keys(0, upload.id)
-    for key in [keys.flush.minutes, *[k async for k in stack.services.redis.scan_iter(match=f"{keys.flush.due}:*")]]:
+    for key in [keys.flush_minutes, *[k async for k in stack.services.redis.scan_iter(match=f"{keys.flush_due}:*")]]:
         await stack.services.redis.delete(key)
     await stack.services.redis.hset(keys.up, "due_minute", "1")
-    await stack.services.redis.zadd(f"{keys.flush.due}:1", {upload.id: 60_000})
-    await stack.services.redis.zadd(keys.flush.minutes, {"1": 1})
+    await stack.services.redis.zadd(f"{keys.flush_due}:1", {upload.id: 60_000})
+    await stack.services.redis.zadd(keys.flush_minutes, {"1": 1})
     assert await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0]) == 1
 
 

@@ -12,7 +12,7 @@ from tests.support.layout import blob_path
 from uploader.bootstrap import Services
 from uploader.database import models
 from uploader.database.engine import Connection
-from uploader.storage.local.chunkmap import parse_map
+from uploader.storage.local.formats import parse_map
 
 
 @dataclass(frozen=True)

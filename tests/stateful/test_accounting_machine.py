@@ -628,7 +628,7 @@ class AccountingMachine(RuleBasedStateMachine):
         assert counted <= disk.present, f"{transfer}: {counted - disk.present} count and are not on disk"
         assert int(facts["flushed"]) <= row.flushed_bytes, f"{transfer}: Redis takes for accounted what is not"
         if known.state == "open" and known.received != row.flushed_bytes:
-            due_ms = await self.redis.zscore(f"{keys.flush.due}:{facts['due_minute']}", transfer.upload.id)
+            due_ms = await self.redis.zscore(f"{keys.flush_due}:{facts['due_minute']}", transfer.upload.id)
             self._check_delay(transfer, known.era, row, known.received, due_ms)
 
     def _check_delay(self, transfer: Transfer, era: str, row: Any, received: int, due_ms: float) -> None:

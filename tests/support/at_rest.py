@@ -17,7 +17,7 @@ from uploader.accounting.keys import shard_of, upload_keys
 from uploader.database import models
 from uploader.database.engine import Database
 from uploader.domain.chunks import chunk_length
-from uploader.storage.local import chunkmap
+from uploader.storage.local import formats
 
 T = TypeVar("T")
 
@@ -43,15 +43,15 @@ def read_directory(directory: Path) -> OnDisk:
 
 def read_files(content: bytes, data: BinaryIO) -> OnDisk:
     """`content`: the map, whole."""
-    chunk_map = chunkmap.parse_map(content)
+    chunk_map = formats.parse_map(content)
     shape = Shape(chunk_map.size, chunk_map.chunk_size)
     present = frozenset(number for number, there in enumerate(chunk_map.present) if there)
     sound = set()
     for number in present:
         data.seek(number * shape.chunk_size)
         checksum = crc32(data.read(chunk_length(number, shape.size, shape.chunk_size)))
-        offset = chunkmap.record_offset(number)
-        if content[offset : offset + chunkmap.RECORD_LENGTH] == chunkmap.pack_record(checksum):
+        offset = formats.map_record_offset(number)
+        if content[offset : offset + formats.MAP_RECORD_LENGTH] == formats.map_record(checksum):
             sound.add(number)
     return OnDisk(shape, present, frozenset(sound))
 

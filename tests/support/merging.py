@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tests.support.stack import Stack
-from uploader.storage.local.locks import try_lock
+from uploader.storage.disk import try_lock
 
 
 @asynccontextmanager

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uploader.storage.hashes import STATE_BYTES
-from uploader.storage.local.digestfile import RECORD_LENGTH, DataLost, Finished, Frontier, Record, pack, parse
+from uploader.storage.local.formats import (
+    DIGEST_RECORD_LENGTH,
+    DataLost,
+    DigestRecord,
+    Finished,
+    Frontier,
+    digest_record,
+    parse_digest_record,
+)
 
 LONGEST = Frontier(generation=2**31, boot_id="f" * 36, position=2**63 - 1, state=b"\xff" * STATE_BYTES)
 FINISHED = Finished(generation=1, md5="a" * 32, sha256="b" * 64)
@@ -26,29 +34,29 @@ records = st.one_of(
 
 
 @given(records)
-def test_every_record_has_one_length_and_is_read_as_it_was_written(record: Record) -> None:
-    assert len(pack(record)) == RECORD_LENGTH
-    assert parse(pack(record)) == record
+def test_every_record_has_one_length_and_is_read_as_it_was_written(record: DigestRecord) -> None:
+    assert len(digest_record(record)) == DIGEST_RECORD_LENGTH
+    assert parse_digest_record(digest_record(record)) == record
 
 
 @pytest.mark.parametrize("record", [LONGEST, FINISHED, DataLost()])
-def test_any_flipped_bit_makes_it_none(record: Record) -> None:
-    packed = pack(record)
+def test_any_flipped_bit_makes_it_none(record: DigestRecord) -> None:
+    packed = digest_record(record)
     generator = random.Random(0)
     for position in range(len(packed.rstrip())):
         flipped = bytearray(packed)
         flipped[position] ^= 1 << generator.randrange(8)
-        assert parse(bytes(flipped)) != record
-        assert parse(bytes(flipped)) is None
+        assert parse_digest_record(bytes(flipped)) != record
+        assert parse_digest_record(bytes(flipped)) is None
 
 
-@given(cut=st.integers(0, RECORD_LENGTH - 1))
+@given(cut=st.integers(0, DIGEST_RECORD_LENGTH - 1))
 def test_a_record_that_was_overwritten_in_part_is_none(cut: int) -> None:
-    before, after = pack(LONGEST), pack(FINISHED)
-    assert parse(after[:cut] + before[cut:]) in (None, LONGEST, FINISHED)
-    assert parse(after[:cut]) in (None, FINISHED)
+    before, after = digest_record(LONGEST), digest_record(FINISHED)
+    assert parse_digest_record(after[:cut] + before[cut:]) in (None, LONGEST, FINISHED)
+    assert parse_digest_record(after[:cut]) in (None, FINISHED)
 
 
-@pytest.mark.parametrize("saved", [b"", b" ", b"\0" * RECORD_LENGTH, b"{}", b"00000000 ", b"lost"])
+@pytest.mark.parametrize("saved", [b"", b" ", b"\0" * DIGEST_RECORD_LENGTH, b"{}", b"00000000 ", b"lost"])
 def test_what_is_no_record_is_none(saved: bytes) -> None:
-    assert parse(saved) is None
+    assert parse_digest_record(saved) is None

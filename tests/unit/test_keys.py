@@ -24,7 +24,7 @@ def test_uploads_spread_over_all_shards() -> None:
 
 
 def test_the_keys_are_those_of_the_design() -> None:
-    assert upload_keys(7, UPLOAD).as_list() == [
+    assert list(upload_keys(7, UPLOAD)) == [
         f"up:{{s07}}:{UPLOAD}",
         f"chunks:{{s07}}:{UPLOAD}",
         "era:{s07}",
@@ -37,12 +37,12 @@ def test_the_keys_are_those_of_the_design() -> None:
 
 @pytest.mark.parametrize("shard", [0, 9, 10, 99])
 def test_all_keys_of_a_script_share_one_hash_tag(shard: int) -> None:
-    tags = {re.findall(r"\{(.*?)\}", key)[0] for key in upload_keys(shard, UPLOAD).as_list()}
+    tags = {re.findall(r"\{(.*?)\}", key)[0] for key in upload_keys(shard, UPLOAD)}
     assert tags == {f"s{shard:02d}"}
 
 
 def test_no_two_keys_are_equal() -> None:
-    keys = [*upload_keys(0, UPLOAD).as_list(), *upload_keys(1, UPLOAD).as_list()]
+    keys = [*upload_keys(0, UPLOAD), *upload_keys(1, UPLOAD)]
     assert len(set(keys)) == len(keys)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from uploader.storage.local.locks import is_locked, try_lock
+from uploader.storage.disk import is_locked, try_lock
 
 Open = Callable[[], int]
 
@@ -86,7 +86,7 @@ def test_closing_the_descriptor_gives_up_everything(tmp_path: Path, open_file: O
 
 def test_another_process_is_kept_out_and_gets_the_lock_afterwards(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from uploader.storage.local.locks import try_lock;"
+        "import os, sys; from uploader.storage.disk import try_lock;"
         "print(try_lock(os.open(sys.argv[1], os.O_RDWR), 0, 8))"
     )
 

@@ -1,17 +1,16 @@
-"""What the reconciler reads from Redis, each read one moment, and how it puts a minute bucket in order."""
+"""The reconciler's view of Redis: it reads uploads and minute buckets, each at one moment, and tidies a bucket."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from uploader.accounting.connection import AWAY, RedisConnection
-from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, shard_of, upload_keys, upload_queue_keys
-from uploader.accounting.scripts import Script
+from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, keys_of_upload, upload_queue_keys
+from uploader.accounting.scripting import AWAY, RedisConnection, Script
 from uploader.errors import Unavailable
 
-# How much one script, or one step of a scan, looks at: short enough not to be felt by others.
+# How much one script, or one step of a scan, looks at: so little that it holds up no other caller of Redis.
 _TASKS_A_STEP = 300
 _KEYS_A_STEP = 1000
-# The state of the uploads that wait in each queue.
+# The state that an upload has while its task waits in each queue.
 _STATES = {FLUSH_QUEUE: "open", MERGE_QUEUE: "merging"}
 
 _AUDIT_UPLOAD = Script("audit_upload")
@@ -21,7 +20,7 @@ _TIDY_BUCKET = Script("tidy_bucket")
 
 @dataclass(frozen=True, slots=True)
 class AuditedUpload:
-    """What Redis holds of an upload; `state` is empty if nothing, `queue` if its task waits nowhere."""
+    """What Redis holds of an upload. `state` is empty if it holds nothing, `queue` if the upload's task waits nowhere."""
 
     state: str
     received: int
@@ -44,7 +43,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class BucketStep:
-    """Some of a bucket: the tasks that belong there, the strays, and how the bucket and the index stand."""
+    """Some members of a bucket, as ids of tasks and of strays; whether the bucket exists, and whether the index names it."""
 
     exists: bool
     indexed: bool
@@ -60,12 +59,12 @@ class Audit:
         self._shards = shards
 
     async def upload(self, upload_id: str) -> AuditedUpload:
-        keys = upload_keys(shard_of(upload_id, self._shards), upload_id).as_list()
+        keys = keys_of_upload(upload_id, self._shards)
         state, received, flushed, bitmap, queue = await _AUDIT_UPLOAD.run(self._redis, keys, [upload_id])
         return AuditedUpload(state.decode(), received, flushed, bitmap, queue.decode())
 
     async def buckets(self) -> list[Bucket]:
-        """Every bucket that exists or that an index names."""
+        """Every bucket that exists, and every bucket that an index names."""
         found = set()
         try:
             for shard in range(self._shards):
@@ -83,7 +82,7 @@ class Audit:
             yield int(key.rpartition(b":")[2])
 
     async def bucket(self, bucket: Bucket) -> AsyncIterator[BucketStep]:
-        """A bucket in steps. What moves meanwhile may be met twice, or not at all."""
+        """A bucket in steps. A task that moves meanwhile may come twice, or not at all."""
         keys, cursor = upload_queue_keys(bucket.shard, bucket.queue), b""
         while cursor != b"0":
             arguments = [*self._arguments(bucket), cursor or 0, _TASKS_A_STEP]
@@ -93,7 +92,7 @@ class Audit:
             yield BucketStep(bool(exists), bool(indexed), _ids(tasks), _ids(strays))
 
     async def tidy(self, bucket: Bucket, strays: list[str]) -> None:
-        """Take strays out of a bucket and put its place in the index right, whatever has happened meanwhile."""
+        """Take strays out of a bucket, but those that have become tasks since, and let the index name it if it exists."""
         keys = upload_queue_keys(bucket.shard, bucket.queue)
         await _TIDY_BUCKET.run(self._redis, [keys.due, keys.minutes], [*self._arguments(bucket), *strays])
 

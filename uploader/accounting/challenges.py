@@ -1,15 +1,15 @@
 """Challenges where every worker sees them: kept for a while, taken once, within budgets of each user.
 
-A loss of Redis loses challenges and budgets, and no more: who answers is asked anew or sends the bytes.
+A loss of Redis loses challenges and budgets, and no more: a user who answers a lost challenge gets another one, or sends the
+bytes.
 """
 
 from dataclasses import dataclass
 
 import msgspec
 
-from uploader.accounting.connection import AWAY, RedisConnection
 from uploader.accounting.keys import ChallengeKeys, challenge_keys, shard_of
-from uploader.accounting.scripts import Script
+from uploader.accounting.scripting import AWAY, RedisConnection, Script, time_argument
 from uploader.domain.proof import Challenge
 from uploader.errors import Unavailable
 
@@ -42,15 +42,15 @@ class Challenges:
         """
         budgets = self._budgets
         arguments = [
-            *("" if now_ms is None else now_ms, challenge.id, msgspec.json.encode(challenge), int(offered)),
+            *(time_argument(now_ms), challenge.id, msgspec.json.encode(challenge), int(offered)),
             *(round(ttl_seconds * 1000), round(budgets.window_seconds * 1000)),
             *(budgets.max_probes, budgets.max_unproven),
         ]
         keys = self._keys(challenge.user_id, challenge.id)
-        return bool(await _ISSUE_CHALLENGE.run(self._redis, keys.as_list(), arguments))
+        return bool(await _ISSUE_CHALLENGE.run(self._redis, keys, arguments))
 
     async def take(self, user_id: str, challenge_id: str) -> Challenge | None:
-        """A challenge of this user, which nobody can take again. Raises Unavailable."""
+        """Take a challenge of this user away, so that no other call can take it again. Raises Unavailable."""
         try:
             kept = await self._redis.getdel(self._keys(user_id, challenge_id).challenge)
         except AWAY as error:
@@ -58,7 +58,7 @@ class Challenges:
         return None if kept is None else msgspec.json.decode(kept, type=Challenge)
 
     async def count_as_proven(self, challenge: Challenge) -> None:
-        """Give back what a challenge took of the budget. Raises Unavailable."""
+        """Give back to the user what the challenge took of the budget. Raises Unavailable."""
         try:
             await self._redis.zrem(self._keys(challenge.user_id, challenge.id).unproven, challenge.id)
         except AWAY as error:

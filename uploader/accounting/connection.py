@@ -9,15 +9,8 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
 
-from uploader.accounting.pipelined import PipelinedRedis
-
-RedisConnection = Redis | RedisCluster
-
-# What the client raises when the server is away; RuntimeError is uvloop's word for a connection that closes while a
-# command is written to it.
-AWAY = (RedisError, OSError, TimeoutError, RuntimeError)
+from uploader.accounting.scripting import PipelinedRedis, RedisConnection
 
 _CONNECTIONS = 64
 _PAUSES_SECONDS = (0.01, 0.05, 0.25, 1.0)
@@ -54,8 +47,11 @@ def connect_to_socket(path: str) -> RedisConnection:
 
 
 class _Cluster(RedisCluster):
-    """Where one call reads the slots anew, redis-py closes the connections of all others, also those that are just being
-    made: they meet what is no longer there. To call again is safe, since every script is idempotent."""
+    """Calls again what redis-py breaks off.
+
+    When one call reads the slots anew, redis-py closes the connections of all other calls, even unfinished ones, and those
+    calls raise AttributeError. To call again is safe, because every script is idempotent.
+    """
 
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
         for pause_seconds in _PAUSES_SECONDS:
@@ -93,5 +89,5 @@ class _MasterBySentinel(Redis):
 
 
 def _retry() -> Retry:
-    # Every script is idempotent, so a retry covers a connection that the server closed meanwhile.
+    # A retry covers a connection that the server closed meanwhile. It is safe, because every script is idempotent.
     return Retry(ExponentialBackoff(cap=0.2, base=0.02), retries=2)

@@ -1,7 +1,7 @@
 """The delay queue: tasks that become due at a time of their own, are pushed back or cancelled, and claimed with a lease.
 
-The logic is the Lua prelude `scripts/_delay.lua`, which the scripts about uploads use, too; here are thin verbs over it.
-Knows nothing of what a task means. Time is Redis `TIME`; tests pass `now_ms` instead.
+The logic is the Lua prelude `scripts/_delay.lua`, which the scripts about uploads use, too; the verbs here are thin. Knows
+nothing of what a task means. Time is Redis `TIME`; tests pass `now_ms` instead.
 """
 
 import asyncio
@@ -9,14 +9,13 @@ import secrets
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from uploader.accounting.connection import RedisConnection
 from uploader.accounting.keys import QueueKeys, queue_keys
-from uploader.accounting.scripts import Script
+from uploader.accounting.scripting import RedisConnection, Script, time_argument
 from uploader.accounting.wakeups import Wakeups
 
-# Claims of this many tasks keep the script short enough not to be felt by others: 1 to 2 ms.
+# To claim so many tasks takes the script 1 to 2 ms, which hold up no other caller of Redis.
 MAX_CLAIM = 100
-# The longest that a worker sleeps without looking; `_delay.lua` announces what is due sooner.
+# A worker sleeps for so long at most before it looks again; `_delay.lua` announces a task that is due sooner.
 POLL_SECONDS = 1.0
 
 _SCHEDULE = Script("delay_schedule")
@@ -27,7 +26,7 @@ _NEXT_DUE = Script("next_due")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A claimed task; the token tells this claim from every other one."""
+    """A claimed task; the token tells this claim from all others."""
 
     id: str
     token: str
@@ -44,18 +43,18 @@ class DelayQueue:
     async def schedule(
         self, task_id: str, delay_seconds: float, *, only_new: bool = False, now_ms: int | None = None
     ) -> bool:
-        """Let a task become due after a delay of its own, whatever was scheduled for it before.
+        """Let a task become due after a delay of its own, which replaces an earlier one; returns whether it did.
 
-        With `only_new`, only if it does not wait already; whether it was scheduled.
+        With `only_new`, a task that waits already stays as it is.
         """
         return await self._schedule(task_id, delay_seconds, "absent" if only_new else "always", now_ms)
 
     async def push_back(self, task_id: str, delay_seconds: float, *, now_ms: int | None = None) -> bool:
-        """Let a task that waits become due later (or sooner), counted from now; False if it does not wait."""
+        """Let a waiting task become due later (or sooner), counted from now; False if the task does not wait."""
         return await self._schedule(task_id, delay_seconds, "present", now_ms)
 
     async def _schedule(self, task_id: str, delay_seconds: float, when: str, now_ms: int | None) -> bool:
-        arguments = [_time(now_ms), task_id, round(delay_seconds * 1000), when]
+        arguments = [time_argument(now_ms), task_id, round(delay_seconds * 1000), when]
         return bool(await _SCHEDULE.run(self._redis, self._task_keys(task_id), arguments))
 
     async def cancel(self, task_id: str) -> bool:
@@ -63,15 +62,15 @@ class DelayQueue:
         return bool(await _CANCEL.run(self._redis, self._task_keys(task_id), [task_id, ""]))
 
     async def claim(self, limit: int = MAX_CLAIM, *, now_ms: int | None = None) -> list[Task]:
-        """Claim at most `limit` due tasks. Each is due again when the lease ends, unless it is acknowledged before."""
+        """Claim at most `limit` due tasks. Each is due again when the lease ends, unless it was acknowledged before."""
         token = secrets.token_hex(8)
-        arguments = [_time(now_ms), self._lease_ms, limit, self._keys.task_prefix, token]
+        arguments = [time_argument(now_ms), self._lease_ms, limit, self._keys.task_prefix, token]
         ids = await _CLAIM.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
         return [Task(task_id.decode(), token) for task_id in ids]
 
     async def ack(self, task: Task) -> bool:
-        """Say that a claimed task is done. False, and nothing happens, if the claim was lost meanwhile: the lease ended
-        and another worker claimed it, or it was scheduled anew."""
+        """Say that a claimed task is done. False, and nothing happens, if this worker has lost its claim: its lease ended
+        and another worker claimed the task, or the task was scheduled anew."""
         return bool(await _CANCEL.run(self._redis, self._task_keys(task.id), [task.id, task.token]))
 
     async def next_due(self, *, now_ms: int | None = None) -> float | None:
@@ -83,7 +82,7 @@ class DelayQueue:
         async with Wakeups(self._redis, [self._keys.wake]) as waker:
             woken = waker.events[self._keys.wake]
             while True:
-                woken.clear()  # before the look: what is scheduled after it wakes
+                woken.clear()  # before the claim, so that a task that is scheduled after it wakes this worker
                 tasks = await self.claim()
                 for task in tasks:
                     yield task
@@ -96,7 +95,7 @@ class DelayQueue:
 
 async def next_due(redis: RedisConnection, keys: QueueKeys, now_ms: int | None = None) -> float | None:
     """Seconds until the earliest task of any queue is due, or None if it is empty. Raises Unavailable."""
-    delay_ms = await _NEXT_DUE.run(redis, [keys.due, keys.minutes], [_time(now_ms)])
+    delay_ms = await _NEXT_DUE.run(redis, [keys.due, keys.minutes], [time_argument(now_ms)])
     return None if delay_ms < 0 else delay_ms / 1000
 
 
@@ -106,7 +105,3 @@ async def _sleep(woken: asyncio.Event, seconds: float | None) -> None:
             await woken.wait()
     except TimeoutError:
         return
-
-
-def _time(now_ms: int | None) -> int | str:
-    return "" if now_ms is None else now_ms

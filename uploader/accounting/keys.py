@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import NamedTuple
 from zlib import crc32
 
 FLUSH_QUEUE = "flush"
@@ -9,8 +10,8 @@ MERGE_QUEUE = "merge"
 
 # How many uploads' keys a process keeps at hand: each chunk needs them.
 _REMEMBERED_UPLOADS = 1000
-# What every key of an installation begins with, for those who look at all of them. The era first: whoever deletes them
-# all and dies has begun another one, so that what is left counts for nothing.
+# What every key of an installation begins with, for a reset, which deletes all keys. It deletes the era first: if it dies
+# halfway, the next process begins another era, in which the keys that are left count for nothing.
 KINDS = (
     *("era", "up", "chunks", "due", "minutes", "task", "swept", "sweeping"),
     *("challenge", "probes", "unproven"),
@@ -24,45 +25,31 @@ class QueueKeys:
     due: str  # followed by `:<epoch minute>`: the minute buckets
     minutes: str  # the index of the buckets that are not empty
     task_prefix: str  # followed by the task's id: the hash that knows the task's bucket
-    wake: str  # the channel on which what is due soon is announced
+    wake: str  # the channel on which the scripts announce a task that is due soon
 
 
-@dataclass(frozen=True, slots=True)
-class UploadKeys:
+class UploadKeys(NamedTuple):
     """The keys that a script about one upload touches, in the order it takes them."""
 
     up: str
     chunks: str
     era: str
-    flush: QueueKeys
-    merge: QueueKeys
-
-    def as_list(self) -> list[str]:
-        return [
-            self.up,
-            self.chunks,
-            self.era,
-            self.flush.due,
-            self.flush.minutes,
-            self.merge.due,
-            self.merge.minutes,
-        ]
+    flush_due: str
+    flush_minutes: str
+    merge_due: str
+    merge_minutes: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChallengeKeys:
+class ChallengeKeys(NamedTuple):
     """The keys of a challenge to a user, in the order the script takes them."""
 
     challenge: str
     probes: str
     unproven: str
 
-    def as_list(self) -> list[str]:
-        return [self.challenge, self.probes, self.unproven]
-
 
 def shard_of(identifier: str, shards: int) -> int:
-    """The shard of an upload, or of what is kept of a user."""
+    """The shard of an upload, or of the challenges of a user."""
     return crc32(identifier.encode()) % shards
 
 
@@ -84,19 +71,27 @@ def upload_queue_keys(shard: int, queue: str) -> QueueKeys:
 
 
 @lru_cache(_REMEMBERED_UPLOADS)
+def keys_of_upload(upload_id: str, shards: int) -> UploadKeys:
+    """The keys of an upload where there are so many shards."""
+    return upload_keys(shard_of(upload_id, shards), upload_id)
+
+
 def upload_keys(shard: int, upload_id: str) -> UploadKeys:
-    tag = _tag(shard)
+    """The keys of an upload in its shard."""
+    tag, flush, merge = _tag(shard), upload_queue_keys(shard, FLUSH_QUEUE), upload_queue_keys(shard, MERGE_QUEUE)
     return UploadKeys(
         up=f"up:{tag}:{upload_id}",
         chunks=f"chunks:{tag}:{upload_id}",
         era=f"era:{tag}",
-        flush=upload_queue_keys(shard, FLUSH_QUEUE),
-        merge=upload_queue_keys(shard, MERGE_QUEUE),
+        flush_due=flush.due,
+        flush_minutes=flush.minutes,
+        merge_due=merge.due,
+        merge_minutes=merge.minutes,
     )
 
 
 def upload_prefix(shard: int) -> str:
-    """What the hashes of all uploads of a shard begin with; their ids follow."""
+    """What the hashes of all uploads of a shard begin with; the upload's id follows."""
     return f"up:{_tag(shard)}:"
 
 

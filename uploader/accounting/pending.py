@@ -1,4 +1,4 @@
-"""What is pending of each open upload: records chunks, hydrates, acknowledges flushes, forgets.
+"""The accounting store: records chunks, hydrates uploads, acknowledges flushes, forgets uploads.
 
 Every verb is one Lua script and one round trip. Time is Redis `TIME`; tests pass `now_ms` instead.
 """
@@ -12,23 +12,22 @@ from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from uploader.accounting.connection import AWAY, RedisConnection
 from uploader.accounting.delay import MAX_CLAIM, POLL_SECONDS, next_due
 from uploader.accounting.keys import (
     FLUSH_QUEUE,
     KINDS,
     MERGE_QUEUE,
+    keys_of_upload,
     shard_of,
     sweep_keys,
-    upload_keys,
     upload_prefix,
     upload_queue_keys,
 )
-from uploader.accounting.scripts import Script
+from uploader.accounting.scripting import AWAY, RedisConnection, Script, time_argument
 from uploader.crashpoints import crash_point
 from uploader.errors import Unavailable
 
-# A tombstone spares the database the question; after that the row answers.
+# While Redis keeps a tombstone, it answers for a closed upload; after that the row in the database does.
 TOMBSTONE_SECONDS = 3600
 
 _RECORD_CHUNK = Script("record_chunk")
@@ -44,7 +43,7 @@ _END_SWEEP = Script("end_sweep")
 
 
 class Outcome(StrEnum):
-    """What a script answers."""
+    """The word that a script answers with."""
 
     RECORDED = "recorded"
     DUPLICATE = "duplicate"
@@ -60,7 +59,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordResult:
-    """The answer of `record_chunk` and `hydrate`: what came of it, and where the upload stands."""
+    """The answer of `record_chunk` and `hydrate`: the outcome, and the figures of the upload after it."""
 
     outcome: Outcome
     received: int
@@ -70,8 +69,8 @@ class RecordResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What Redis knows of an upload; `state` is empty if it knows nothing in this era."""
+class KnownUpload:
+    """What Redis knows of an upload, and the present era. `state` is empty if Redis does not know the upload in this era."""
 
     era: str
     state: str
@@ -80,14 +79,14 @@ class Known:
 
 
 class Claim(NamedTuple):
-    """A claimed task of an upload: what was known of it at that moment, and until when it is the claimant's."""
+    """A claimed task of an upload: the upload's figures at that moment, and when the lease of the claimant ends."""
 
     upload_id: str
     generation: int
     received: int
     state: str
     lease_until_ms: int
-    # By how much the earliest task that was claimed with it was overdue.
+    # By how much the earliest task of its queue was overdue at the claim.
     late_ms: int = 0
 
 
@@ -122,12 +121,12 @@ class UploadQueue:
 
     @property
     def wake_channel(self) -> str:
-        """Where it is announced that something is due soon."""
+        """The channel on which scripts announce a task of this queue that is due soon."""
         return self._keys.wake
 
     async def claim(self, limit: int = MAX_CLAIM, now_ms: int | None = None) -> list[Claim]:
         """Claim at most `limit` due tasks. Each is due again when the lease ends. Raises Unavailable."""
-        arguments = [_time(now_ms), self._lease_ms, limit, self._keys.task_prefix]
+        arguments = [time_argument(now_ms), self._lease_ms, limit, self._keys.task_prefix]
         claims = await _CLAIM_DUE.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
         return [
             Claim(upload_id.decode(), generation, received, state.decode(), lease_until_ms, late_ms)
@@ -144,10 +143,10 @@ class UploadQueue:
         return POLL_SECONDS if next_due is None else min(next_due, POLL_SECONDS)
 
     async def measure(self, now_ms: int | None = None) -> Measured:
-        """How much waits, read in pages: what moves meanwhile may be missed or met twice. Raises Unavailable."""
+        """How much waits, read in pages: a task that moves meanwhile may count twice, or not at all. Raises Unavailable."""
         tasks, pending, lag_ms, minute, position = 0, 0, 0, "", 0
         while True:
-            arguments = [_time(now_ms), self._keys.task_prefix, minute, position, MAX_CLAIM]
+            arguments = [time_argument(now_ms), self._keys.task_prefix, minute, position, MAX_CLAIM]
             page = await _MEASURE_QUEUE.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
             tasks, pending, lag_ms = tasks + page[0], pending + page[1], max(lag_ms, page[2])
             minute, position = page[3].decode(), page[4]
@@ -175,8 +174,8 @@ class Pending:
         self, upload_id: str, chunk_number: int, length_bytes: int, now_ms: int | None = None
     ) -> RecordResult:
         """Count a chunk that is on disk. Raises Unavailable."""
-        arguments = [_time(now_ms), _era_token(), upload_id, chunk_number, length_bytes, *self._delays_of_chunk]
-        return _result(await _RECORD_CHUNK.run(self._redis, self._keys(upload_id), arguments))
+        arguments = [time_argument(now_ms), _era_token(), upload_id, chunk_number, length_bytes, *self._delays_of_chunk]
+        return _result(await _RECORD_CHUNK.run(self._redis, keys_of_upload(upload_id, self.shards), arguments))
 
     async def hydrate(
         self,
@@ -191,29 +190,31 @@ class Pending:
         flushed_bytes: int,
         now_ms: int | None = None,
     ) -> RecordResult:
-        """Rebuild an upload from its map; `era` was read before the map. Raises Unavailable."""
+        """Rebuild an upload from its map. The caller is its closer, and read `era` before the map. Raises Unavailable."""
         arguments = [
-            *(_time(now_ms), _era_token(), upload_id, era, generation, bitmap, size, chunk_size, chunk_count),
+            *(time_argument(now_ms), _era_token(), upload_id, era, generation, bitmap, size, chunk_size, chunk_count),
             *(flushed_bytes, _ms(self._delays.quiet_seconds), ""),
         ]
-        return _result(await _HYDRATE.run(self._redis, self._keys(upload_id), arguments))
+        return _result(await _HYDRATE.run(self._redis, keys_of_upload(upload_id, self.shards), arguments))
 
     async def introduce(self, upload_id: str, *, era: str, size: int, chunk_size: int, chunk_count: int) -> None:
-        """Make an upload known that was opened after `era` was read, unless somebody else did. Raises Unavailable.
+        """Tell Redis of an upload without chunks that the caller opened after it read `era`. Raises Unavailable.
 
-        Nobody need hold it: who is not known in the era of its opening has no chunk that was recorded.
+        The caller need not be a closer. Redis records chunks only of uploads that it knows in the present era. So if `era`
+        still is the present one and Redis does not know the upload, no chunk of it was recorded that this could lose. If
+        the era has moved, or Redis knows the upload, this changes nothing.
         """
         arguments = ["", _era_token(), upload_id, era, 0, b"", size, chunk_size, chunk_count, 0, 0, "1"]
-        await _HYDRATE.run(self._redis, self._keys(upload_id), arguments)
+        await _HYDRATE.run(self._redis, keys_of_upload(upload_id, self.shards), arguments)
 
-    async def read(self, upload_id: str) -> Known:
-        """What is known of an upload, and the present era. Raises Unavailable."""
-        keys = upload_keys(self.shard_of(upload_id), upload_id)
+    async def read(self, upload_id: str) -> KnownUpload:
+        """Raises Unavailable."""
+        keys = keys_of_upload(upload_id, self.shards)
         era, state, received, chunks = await _READ_UPLOAD.run(self._redis, [keys.up, keys.era], [_era_token()])
-        return Known(era.decode(), state.decode(), received, chunks)
+        return KnownUpload(era.decode(), state.decode(), received, chunks)
 
     async def ack_flush(self, shard: int, flushed: list[Claim]) -> int:
-        """Say that the figures of these claims are in the database; returns how many tasks are done. Raises Unavailable."""
+        """Say that the database has the figures of these claims; returns how many tasks are done. Raises Unavailable."""
         keys = upload_queue_keys(shard, FLUSH_QUEUE)
         removed = 0
         for first in range(0, len(flushed), MAX_CLAIM):
@@ -224,17 +225,15 @@ class Pending:
         return removed
 
     async def forget(self, upload_id: str, word: str | None) -> None:
-        """Drop a closed upload, leaving a tombstone that says `word`; None: nobody knows, and none is left.
-
-        Raises Unavailable.
-        """
+        """Drop a closed upload and leave a tombstone that says `word`. Without a word leave none: the database does not know
+        the upload. Raises Unavailable."""
         stays = TOMBSTONE_SECONDS if word else 0
-        await _FORGET.run(self._redis, self._keys(upload_id), [upload_id, word or "", stays])
+        await _FORGET.run(self._redis, keys_of_upload(upload_id, self.shards), [upload_id, word or "", stays])
 
     async def lease(self, upload_id: str, now_ms: int | None = None) -> None:
-        """Keep the task of an upload this worker's for another lease. Raises Unavailable."""
-        arguments = [_time(now_ms), upload_id, _ms(self._delays.lease_seconds)]
-        await _LEASE_UPLOAD.run(self._redis, self._keys(upload_id), arguments)
+        """Keep the upload's task away from other workers for another lease. Raises Unavailable."""
+        arguments = [time_argument(now_ms), upload_id, _ms(self._delays.lease_seconds)]
+        await _LEASE_UPLOAD.run(self._redis, keys_of_upload(upload_id, self.shards), arguments)
 
     async def ping(self) -> None:
         """Raises Unavailable if Redis is away."""
@@ -244,31 +243,32 @@ class Pending:
             raise Unavailable("The accounting store is away.") from error
 
     async def configuration(self, *names: str) -> dict[str, str]:
-        """What these settings of the server are; without those that it does not tell. Raises Unavailable."""
+        """These settings of the Redis server, without those that it keeps to itself. Raises Unavailable."""
         try:
             found = [await self._redis.config_get(name) for name in names]
         except ResponseError:
-            return {}  # managed servers keep it to themselves
+            return {}  # managed servers refuse the command
         except AWAY as error:
             raise Unavailable("The accounting store is away.") from error
         pairs = [pair for settings in found for pair in settings.items()]
         return {_text(name): _text(value) for name, value in pairs}
 
     async def claim_sweep(self, shard: int) -> str | None:
-        """The era that this process is to sweep in a shard, or keeps sweeping; None if there is nothing to do.
+        """Claim the sweep of a shard, or renew the claim; returns the era to sweep. None if the shard was swept in this era,
+        or another process sweeps it.
 
-        Call it again within the lease while the sweep goes on. Raises Unavailable.
+        The sweeper calls it again within each lease while the sweep goes on. Raises Unavailable.
         """
         arguments = [_era_token(), self._claimant, _ms(self._delays.lease_seconds)]
         era: bytes = await _CLAIM_SWEEP.run(self._redis, sweep_keys(shard), arguments)
         return era.decode() or None
 
     async def end_sweep(self, shard: int, era: str) -> None:
-        """Note that a shard was swept in an era, unless that has moved. Raises Unavailable."""
+        """Note that this process has swept a shard in `era`, unless the era has moved since. Raises Unavailable."""
         await _END_SWEEP.run(self._redis, sweep_keys(shard), [_era_token(), self._claimant, era])
 
     async def not_closed(self, shard: int) -> AsyncIterator[str]:
-        """The uploads of a shard that Redis does not know as closed, in whatever era. Raises Unavailable."""
+        """The uploads of a shard that Redis calls open or merging, of any era. Raises Unavailable."""
         prefix = upload_prefix(shard)
         try:
             async for key in self._redis.scan_iter(match=f"{prefix}*", count=1000):
@@ -278,7 +278,7 @@ class Pending:
             raise Unavailable("The accounting store is away.") from error
 
     async def reset(self) -> int:
-        """Delete every key of the installation, of any number of shards; how many. Raises Unavailable."""
+        """Delete every key of the installation, of any number of shards; returns how many. Raises Unavailable."""
         deleted = 0
         try:
             for kind in KINDS:
@@ -293,20 +293,14 @@ class Pending:
         """The shard of an upload."""
         return shard_of(upload_id, self.shards)
 
-    def _keys(self, upload_id: str) -> list[str]:
-        return upload_keys(self.shard_of(upload_id), upload_id).as_list()
-
 
 def _era_token() -> str:
-    """Taken as the era's token where there is none: new with every call, so that a loss of everything shows.
+    """A random token. The script makes it the era's token if Redis has none, so that a loss of everything shows.
 
-    Nobody is kept from guessing it, so it does without the kernel, whose randomness costs as much as the rest of a call.
+    Each call brings a new one. It is no secret, so it does without the kernel, whose randomness costs as much as the rest of
+    a call.
     """
     return f"{random.getrandbits(64):016x}"
-
-
-def _time(now_ms: int | None) -> int | str:
-    return "" if now_ms is None else now_ms
 
 
 def _text(reply: str | bytes | None) -> str:

@@ -1,6 +1,6 @@
-"""Wakes those who sleep until a task is due, when something earlier is scheduled, here or in another process.
+"""Wakes workers that sleep until a task is due, when a script schedules an earlier task, here or for another process.
 
-Pub/sub may lose a message; nothing rests on it but promptness, because nobody sleeps longer than a second.
+Pub/sub may lose a message. Then a worker is late, and no more, because no worker sleeps longer than a second.
 """
 
 import asyncio
@@ -10,26 +10,26 @@ from types import TracebackType
 
 from redis.asyncio import Redis
 
-from uploader.accounting.connection import AWAY, RedisConnection
+from uploader.accounting.scripting import AWAY, RedisConnection
 from uploader.tasks import ended
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
-_READ_SECONDS = 4.0  # shorter than the time-out of the connection
+_READ_SECONDS = 4.0  # shorter than the time-out of the connection, which would break a silent one off
 
 
 class Wakeups:
-    """Listens on channels, from `async with` on, and sets the event of each when something is announced there."""
+    """Listens on channels, from `async with` on, and sets the event of a channel when a script announces a task there."""
 
     def __init__(self, redis: RedisConnection, channels: Iterable[str]) -> None:
         self._redis = redis
-        # Set when a channel's queue is to be looked at; whoever looks clears it first.
+        # An event that is set tells the workers of its queue to look. A worker clears it before it looks.
         self.events = {channel: asyncio.Event() for channel in channels}
         self._listening: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Wakeups":
-        # The client of a Cluster has no pub/sub; there the bounded sleep has to do.
+        # redis-py has no pub/sub for a Cluster; there the workers rely on their short sleep.
         if isinstance(self._redis, Redis):
             self._listening = asyncio.create_task(self._listen(self._redis), name="waker")
         return self
@@ -48,7 +48,7 @@ class Wakeups:
                     await subscription.subscribe(*self.events)
                     lost = False
                     for event in self.events.values():
-                        event.set()  # what was announced before is not heard any more
+                        event.set()  # a script may have announced a task before the subscription
                     while True:
                         message = await subscription.get_message(timeout=_READ_SECONDS)
                         if message is not None:

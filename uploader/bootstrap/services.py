@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from uploader.accounting.audit import Audit
 from uploader.accounting.challenges import Budgets, Challenges
-from uploader.accounting.connection import RedisConnection
 from uploader.accounting.pending import Delays, Pending
+from uploader.accounting.scripting import RedisConnection
 from uploader.bootstrap.stores import create_redis, database_url
 from uploader.clock import Clock
 from uploader.database.engine import Database

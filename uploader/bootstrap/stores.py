@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from uploader.accounting.connection import RedisConnection, connect, connect_to_socket
+from uploader.accounting.connection import connect, connect_to_socket
+from uploader.accounting.scripting import RedisConnection
 from uploader.embedded import socket_path
 from uploader.settings import Settings
 

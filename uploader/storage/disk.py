@@ -1,12 +1,14 @@
 """The only way to the files: each call names an entry of a directory that is held open, and none follows a symlink.
 
-So nothing that is planted below the data directory leads out of it: it gives an error. Owns how something is made durable;
-when, is its users' to say.
+So nothing that is planted below the data directory leads out of it: it gives an error. Owns how something is made durable
+and how a range of a file is locked; when, is its users' to say.
 """
 
 import errno
+import fcntl
 import logging
 import os
+import struct
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +24,8 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW
+# struct flock on 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid (0 for these locks).
+_FLOCK = struct.Struct("hhqqi4x")
 
 
 class Directory:
@@ -103,9 +107,9 @@ class Directory:
     def open_to_read(self, name: str) -> int:
         return self._open(name, os.O_RDONLY)
 
-    def open_to_write(self, name: str, *, truncate: bool = False) -> int:
+    def open_to_write(self, name: str) -> int:
         """A descriptor to read and write a file that is there."""
-        return self._open(name, os.O_RDWR | (os.O_TRUNC if truncate else 0))
+        return self._open(name, os.O_RDWR)
 
     def open_unnamed(self) -> int:
         """A new file that has no name and goes with its descriptor."""
@@ -232,11 +236,6 @@ def read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
     return os.preadv(descriptor, [buffer], offset)
 
 
-def sync(descriptor: int) -> None:
-    """Make a file durable."""
-    os.fsync(descriptor)
-
-
 def sync_data(descriptor: int) -> None:
     """Make the bytes of a file durable, and of its facts what reading them takes."""
     os.fdatasync(descriptor)
@@ -254,6 +253,39 @@ def status(descriptor: int) -> os.stat_result:
 def is_unlinked(descriptor: int) -> bool:
     """Whether an open file has no name any more."""
     return os.fstat(descriptor).st_nlink == 0
+
+
+# Locks of open file descriptions, on ranges of bytes (`fcntl(2)`, F_OFD_SETLK): one descriptor is one holder. Unlike those
+# of `lockf`, they conflict between descriptors of one process, and closing another descriptor does not drop them. No call
+# waits for a lock, so that no thread is blocked: its caller tries again later.
+
+
+def try_lock(descriptor: int, start: int, length: int) -> bool:
+    """Take the range for this descriptor alone; False if another holds any of it. A length of 0 reaches to the end of the
+    file and beyond."""
+    return _set_lock(descriptor, fcntl.F_WRLCK, start, length)
+
+
+def unlock_all(descriptor: int) -> None:
+    """Give up every range that this descriptor holds."""
+    _set_lock(descriptor, fcntl.F_UNLCK, 0, 0)
+
+
+def is_locked(descriptor: int, start: int, length: int) -> bool:
+    """Whether another descriptor holds any of the range. The look takes no lock, so it holds up no other process."""
+    lock = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, start, length, 0)
+    kind: int = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, lock))[0]
+    return kind != fcntl.F_UNLCK
+
+
+def _set_lock(descriptor: int, kind: int, start: int, length: int) -> bool:
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    return True
 
 
 def refusal(error: OSError) -> UploaderError:

@@ -1,8 +1,9 @@
 """MD5 and SHA-256 of a prefix that grows, with a state that another process, or a later one, can go on from.
 
-hashlib keeps its state to itself. OpenSSL's low-level functions, in the very library that hashlib is linked to, keep it in
-a structure of the caller's, of a layout that has never changed; so they are called through ctypes, which lets go of the GIL
-(docs/decisions/0007). Where they are not there, or do not pass the test below, hashlib computes and nothing is carried on.
+hashlib does not give its state away. OpenSSL's low-level functions, in the very library that hashlib is linked to, keep
+theirs in a structure of the caller, whose layout has never changed. So this module calls them through ctypes, which lets go
+of the GIL (docs/decisions/0007). Where a library lacks them, or fails the test below, hashlib computes, and no other process
+can go on from the state.
 """
 
 import _hashlib
@@ -19,9 +20,9 @@ from typing import Protocol
 from uploader.storage.base import Digests
 from uploader.tasks import give_way
 
-# Before it, some distributions end a process that calls these functions in FIPS mode.
+# Some distributions of an older OpenSSL abort a process that calls these functions in FIPS mode.
 _OLDEST_OPENSSL = 0x3_00_00_00_0
-# From here on two threads are done sooner than one. It matters for the last chunk, whose sender waits for its digests.
+# From this length on two threads are faster than one. It matters for the last chunk, whose sender waits for the digests.
 _SIDE_BY_SIDE_BYTES = 256 << 10
 
 
@@ -32,7 +33,10 @@ class _Hash(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Algorithm:
-    """One hash of OpenSSL, with the facts of its context (md5.h, sha.h): two counters of bits, and how many bytes wait."""
+    """One hash of OpenSSL, with the layout of its context (md5.h, sha.h).
+
+    Two counters hold how many bits were hashed; another one holds how many bytes wait until a block of 64 is full.
+    """
 
     name: str
     context_bytes: int
@@ -59,7 +63,7 @@ class _OpenSslHash:
             self.context.raw = state
 
     def update(self, piece: memoryview) -> None:
-        # Memory that can't be written to can't be lent to ctypes.
+        # ctypes refuses to borrow memory that is read-only.
         lent = bytes(piece) if piece.readonly else ctypes.byref(ctypes.c_char.from_buffer(piece))
         self._call("Update", self.context, lent, ctypes.c_size_t(len(piece)))
 
@@ -76,7 +80,7 @@ class _OpenSslHash:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """The OpenSSL that hashlib is linked to, if its states can be had and are what they are elsewhere."""
+    """The OpenSSL that hashlib is linked to, if it has these functions and its states have the documented layout."""
     try:
         library = ctypes.CDLL(getattr(_hashlib, "__file__", None))
         version: int = library.OpenSSL_version_num()
@@ -88,7 +92,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _is_as_documented(library: ctypes.CDLL, algorithm: _Algorithm) -> bool:
-    """Hash something in two halves, the second from the state of the first."""
+    """Hash known bytes in two halves, the second half from the saved state of the first."""
     content, first_bytes, block_bytes = bytes(range(256)), 131, 64
     first = _OpenSslHash(library, algorithm)
     first.update(memoryview(content)[:first_bytes])
@@ -103,13 +107,16 @@ def _is_as_documented(library: ctypes.CDLL, algorithm: _Algorithm) -> bool:
 
 
 def states_are_portable() -> bool:
-    """Whether a state can be carried to another process."""
+    """Whether another process can go on from a state of this one."""
     return _library() is not None
 
 
 @cache
 def _beside() -> ThreadPoolExecutor:
-    """Threads that hash the second digest: not those that ask for it, or they would wait for each other."""
+    """Threads that compute the SHA-256 beside the MD5.
+
+    They are no threads of the pool for hashing: if all of those were busy, each would wait for another one.
+    """
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sha256", initializer=give_way)
 
 
@@ -133,7 +140,7 @@ class PrefixHashes:
 
     @classmethod
     def restore(cls, position: int, state: bytes) -> "PrefixHashes | None":
-        """What was saved, or None where that can't be gone on from."""
+        """The hashes whose state was saved at `position`; None if this process can't go on from it."""
         library = _library()
         if library is None or len(state) != STATE_BYTES:
             return None
@@ -144,15 +151,15 @@ class PrefixHashes:
         return restored
 
     def state(self) -> bytes:
-        """For `restore`; empty where it can't be had."""
+        """For `restore`; empty if hashlib computes, which does not give its state away."""
         hashes = (self._md5, self._sha256)
         return b"".join(each.context.raw for each in hashes if isinstance(each, _OpenSslHash))
 
     def update(self, content: memoryview) -> None:
-        self.update_by(lambda: iter((content,)), len(content))
+        self.update_by(lambda: (content,), len(content))
 
     def update_by(self, pieces: Callable[[], Iterable[memoryview]], length_bytes: int) -> None:
-        """By so many bytes, in pieces that may be asked for twice, and by two threads."""
+        """Advance by so many bytes. For a long body two threads call `pieces`, each for an iterable of its own."""
         if not length_bytes:
             return
         if length_bytes < _SIDE_BY_SIDE_BYTES:
@@ -164,9 +171,9 @@ class PrefixHashes:
             try:
                 _update_by(self._md5, pieces())
             finally:
-                sha256.result()  # in any case, because the bytes are lent to it
+                sha256.result()  # in any case: the caller may free the bytes only when that thread is done with them
         self.position += length_bytes
 
     def digests(self) -> Digests:
-        """Of the prefix as it is; it may grow on."""
+        """The digests of the prefix so far. The prefix may grow afterwards."""
         return Digests(md5=self._md5.hexdigest(), sha256=self._sha256.hexdigest())

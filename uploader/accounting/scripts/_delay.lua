@@ -6,7 +6,7 @@
 -- A task changes bucket only when its minute changes: pushing it back within the minute is one ZADD.
 
 local MINUTE_MS = 60000
--- A worker looks at least this often; what is due sooner is announced to those that sleep.
+-- A worker looks at least this often; a task that is due sooner is announced to workers that sleep.
 local POLL_MS = 1000
 
 local function clock_ms(given)
@@ -35,7 +35,7 @@ local function delay_waits(due, minutes, task, id)
   return minute and redis.call('ZSCORE', due .. ':' .. minute, id) and redis.call('ZSCORE', minutes, minute)
 end
 
--- What is due soon after now_ms wakes the workers of the queue, who listen on the channel `wake:{sNN}:<queue>`.
+-- A task that is due soon after now_ms wakes the workers of the queue, which listen on the channel `wake:{sNN}:<queue>`.
 local function delay_wake(due, due_ms, now_ms)
   if due_ms - now_ms < POLL_MS then redis.call('PUBLISH', 'wake' .. string.sub(due, 4), '') end
 end
@@ -44,7 +44,7 @@ local function delay_minute(due_ms)
   return string.format('%d', math.floor(due_ms / MINUTE_MS))
 end
 
--- Schedules a task or pushes it back (or forward). A caller that has read its due_minute already may say it: `before`.
+-- Schedules a task or pushes it back (or forward). A caller that has read its due_minute already may pass it as `before`.
 local function delay_schedule(due, minutes, task, id, due_ms, now_ms, before)
   delay_wake(due, due_ms, now_ms)
   local minute = delay_minute(due_ms)
@@ -59,9 +59,10 @@ local function delay_schedule(due, minutes, task, id, due_ms, now_ms, before)
   redis.call('HSET', task, 'due_minute', minute)
 end
 
--- Claims at most `limit` due tasks from the oldest buckets: each is scheduled again when the lease ends, so that the
--- lease is a delay like any other, and gets further fields (names and values), by which its claimant is known. A member
--- without its hash is a left-over and is dropped. Returns the ids. Tasks change buckets together: that is half the work.
+-- Claims at most `limit` due tasks from the oldest buckets. Each is scheduled again for the end of the lease, so that a
+-- lease is a delay like any other, and gets further fields (names and values), which tell its claimant. A member whose
+-- hash does not name this bucket is left over and is dropped. Returns the ids. Tasks change buckets together, because that
+-- halves the work.
 local function delay_claim(due, minutes, task_prefix, now_ms, lease_ms, limit, ...)
   local claimed, until_ms = {}, now_ms + lease_ms
   local next_minute = delay_minute(until_ms)

@@ -1,6 +1,6 @@
 -- The era: what makes loss of Redis visible. A restart, a rollback and a failover change the replication id; FLUSHALL
 -- and a restore of older data change the token, which is random, given by the caller and set only if absent (Lua's
--- math.random starts from the same seed everywhere). What was written in another era is a cache of unknown age.
+-- math.random starts from the same seed everywhere). Figures that were written in another era are of unknown age.
 
 local function current_era(era_key, token)
   local stored = redis.call('GET', era_key)

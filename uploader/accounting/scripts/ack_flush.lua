@@ -4,9 +4,9 @@
 -- ARGV  1 task prefix (`up:{sNN}:`), then for each upload: id, generation, value, lease_until of the claim
 -- Returns how many tasks were taken out.
 --
--- One script because the comparison with `received` and the removal of the task must not be torn apart: a chunk that
--- landed in between would wait for nobody. A stale worker's ack does nothing: another generation is ignored, and so is
--- more than was received (Redis fell back to an older state meanwhile); `flushed` never goes down.
+-- One script because a chunk that was recorded between the comparison with `received` and the removal of the task would
+-- have no task that flushes it. The ack of a stale worker does nothing: the script ignores another generation, and a value
+-- above `received` (Redis fell back to an older state meanwhile). `flushed` never goes down.
 
 local prefix, removed, done = ARGV[1], 0, {}
 for i = 2, #ARGV, 4 do
@@ -18,7 +18,7 @@ for i = 2, #ARGV, 4 do
     redis.call('HSET', up, 'flushed', string.format('%d', flushed))
     if facts[4] == 'open' then
       local over = {}
-      -- The lease of a worker that claimed it after this one is not this one's to give up.
+      -- If another worker has claimed the task since, its lease stays.
       if facts[5] == ARGV[i + 3] then over[1] = 'lease_until' end
       if tonumber(facts[2]) == flushed then
         over[#over + 1] = 'pending_since'

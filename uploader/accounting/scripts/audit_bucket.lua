@@ -3,8 +3,8 @@
 -- KEYS  1 due  2 minutes
 -- ARGV  1 task prefix (`up:{sNN}:`)  2 state of the uploads that wait here (open, merging)  3 epoch minute  4 cursor
 --       5 how many tasks to look at
--- Returns {next cursor, whether the bucket exists, whether the index names it, tasks, strays}: ids of those whose hash
--- says that they wait here, and of those whose hash does not. The cursor is '0' at the end.
+-- Returns {next cursor, whether the bucket exists, whether the index names it, tasks, strays}: tasks are ids of uploads
+-- whose hash says that they wait here, strays are all other ids. The cursor is '0' at the end.
 --
 -- One script because a task may leave between a look at the bucket and one at its hash; in steps, so that it is short.
 

@@ -1,8 +1,8 @@
--- Asks for the sweep of a shard: after a loss of Redis somebody has to rebuild the uploads that nobody touches.
+-- Asks for the sweep of a shard: after a loss of Redis, one process rebuilds the uploads that no client touches.
 --
--- KEYS  1 era  2 swept (the era that was swept last)  3 sweeping (who sweeps now)
+-- KEYS  1 era  2 swept (the era that was swept last)  3 sweeping (the process that sweeps now)
 -- ARGV  1 era token  2 claimant  3 lease_ms
--- Returns the era to sweep, or '' if it was swept, or somebody else is at it.
+-- Returns the era to sweep, or '' if it was swept, or another process sweeps it.
 --
 -- One script so that of several workers one sweeps, and another takes over if it dies.
 

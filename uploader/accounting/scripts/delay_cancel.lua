@@ -2,10 +2,10 @@
 --
 -- KEYS  1 due  2 minutes  3 task
 -- ARGV  1 task id  2 token of the claim ('' to cancel whatever it is)
--- Returns 1, or 0 if it is not there, or not (any more) the claim's.
+-- Returns 1, or 0 if the task is not there, or no longer belongs to the claim.
 --
--- One script so that the ack of a worker that lost its lease can't take away what another has claimed, or what was
--- scheduled anew.
+-- One script so that the ack of a worker that lost its lease can't take away a task that another worker has claimed, or
+-- that was scheduled anew.
 
 if redis.call('HEXISTS', KEYS[3], 'due_minute') == 0 then return 0 end
 if ARGV[2] ~= '' and redis.call('HGET', KEYS[3], 'claim') ~= ARGV[2] then return 0 end

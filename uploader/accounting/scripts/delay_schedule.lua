@@ -5,8 +5,8 @@
 --       that waits)
 -- Returns 1, or 0 if nothing was done.
 --
--- One script because between a look and the scheduling another could do the same. A task that was claimed is its
--- claimant's no longer: something has happened since, so its ack must not take the task away.
+-- One script because another process could schedule the task between a look and the scheduling. A claimant loses its
+-- task here: something has happened since its claim, so its ack must not take the task away.
 
 local waits = redis.call('HEXISTS', KEYS[3], 'due_minute') == 1
 if ARGV[4] == 'absent' and waits or ARGV[4] == 'present' and not waits then return 0 end

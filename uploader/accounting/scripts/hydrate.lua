@@ -4,10 +4,10 @@
 -- KEYS  1 up  2 chunks  3 era  4 due:flush  5 minutes:flush  6 due:merge  7 minutes:merge
 -- ARGV  1 now_ms ('' for TIME)  2 era token  3 upload id  4 era that was read before the map
 --       5 generation  6 the map as a bitmap  7 size  8 chunk_size  9 chunk_count  10 flushed bytes  11 quiet_ms
---       12 '1' if an upload that is known in this era is to be left as it is; then nobody need hold it
+--       12 '1' to leave an upload that Redis knows in this era as it is; then the caller need not hold it
 -- Returns {word, received, chunks, chunk_count, state}; word is one of
 --   hydrated                done
---   era-moved               Redis was lost after the era was read: look again
+--   era-moved               Redis was lost after the caller read the era: read era and map again
 --   done, cancelled, expired, failed   a tombstone stands here: refused
 --
 -- One script because a half-built upload would answer chunks wrongly. Within an era and generation bits are only added;

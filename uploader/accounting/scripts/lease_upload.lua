@@ -1,6 +1,6 @@
--- Leases the task of an upload to the caller: its flush, or its merge, is due again only when the lease ends. Whoever
--- merges renews the lease while the work goes on; whoever closes an upload takes one before the commit, so that a crash
--- after it is found by the next worker.
+-- Leases the task of an upload to the caller: its flush, or its merge, is due again only when the lease ends. The merge
+-- renews the lease while the work goes on. A closer takes a lease before its commit, so that the next worker finds the
+-- upload if the closer dies after it.
 --
 -- KEYS  1 up  2 chunks  3 era  4 due:flush  5 minutes:flush  6 due:merge  7 minutes:merge
 -- ARGV  1 now_ms ('' for TIME)  2 upload id  3 lease_ms

@@ -5,7 +5,7 @@
 --       6 quiet_ms  7 max_delay_ms  8 max_pending_bytes  9 lease_ms
 -- Returns {word, received, chunks, chunk_count, state}; word is one of
 --   recorded, duplicate     the chunk counts (now, or did before)
---   rehydrate               this upload is not known in this era: hydrate, then record again
+--   rehydrate               Redis does not know this upload in this era: hydrate, then record again
 --   merging                 closed to chunks, its merge is armed
 --   done, cancelled, expired, failed   closed
 --
@@ -49,7 +49,7 @@ if not pending_since or pending_since == '' then
 end
 local due = math.min(now + tonumber(ARGV[6]), tonumber(pending_since) + tonumber(ARGV[7]))
 if received - tonumber(flushed) >= tonumber(ARGV[8]) then due = now end
--- A claim that never comes back must not be pushed back for ever.
+-- The worker that claimed the task may be dead: further chunks must not push the end of its lease back for ever.
 if lease_until then due = math.min(due, tonumber(lease_until)) end
 delay_schedule(KEYS[4], KEYS[5], up, id, due, now, due_minute)
 return {'recorded', received, chunk_total, chunk_count, state}

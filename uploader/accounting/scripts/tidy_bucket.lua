@@ -5,7 +5,7 @@
 --       of those that may be strays
 -- Returns how many strays left.
 --
--- One script because a stray may have become a task, and a bucket may have filled, since somebody looked.
+-- One script because a stray may have become a task, and a bucket may have filled, since the reconciler looked.
 
 local minute, bucket, gone = ARGV[3], KEYS[1] .. ':' .. ARGV[3], 0
 for i = 4, #ARGV do

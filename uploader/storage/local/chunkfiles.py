@@ -15,8 +15,8 @@ from uploader.domain.upload import Upload
 from uploader.errors import Unverified
 from uploader.storage import disk
 from uploader.storage.base import Body, Gone
-from uploader.storage.local import chunkmap
-from uploader.storage.local.locks import is_locked, try_lock, unlock_all
+from uploader.storage.disk import is_locked, try_lock, unlock_all
+from uploader.storage.local import formats
 from uploader.storage.local.temp import OpenFiles, new_upload_directory, upload_directory
 
 _READ_BYTES = 1 << 20
@@ -70,7 +70,7 @@ class ChunkFiles:
             directory.create_empty("digest")
             crash_point("open.after_digest_file")
             boot_id = "" if self._durable else self._boot_id
-            directory.create("map", chunkmap.new_map(boot_id, upload.size, upload.chunk_size, count))
+            directory.create("map", formats.new_map(boot_id, upload.size, upload.chunk_size, count))
             crash_point("open.after_map_file")
             return directory.status("map").st_mtime
 
@@ -97,17 +97,17 @@ class ChunkFiles:
 
     def _write_missing(self, files: OpenFiles, upload: Upload, number: int, body: Body | None) -> bool:
         """Whether the chunk had to be written."""
-        record = chunkmap.record_offset(number)
-        boot_id = chunkmap.parse_boot_id(disk.read(files.map, chunkmap.BOOT_ID_LENGTH, chunkmap.BOOT_ID_OFFSET))
+        record = formats.map_record_offset(number)
+        boot_id = formats.parse_boot_id(disk.read(files.map, formats.BOOT_ID_LENGTH, formats.BOOT_ID_OFFSET))
         self._refuse_unverified(boot_id)
-        if chunkmap.is_present(disk.read(files.map, chunkmap.RECORD_LENGTH, record)):
+        if formats.is_present(disk.read(files.map, formats.MAP_RECORD_LENGTH, record)):
             return False
         if body is None:
             raise Gone(upload.id)
         if not (self._durable or boot_id):
             self._write_boot_id(files.map, self._boot_id)
         checksum = self._write_data(files.data, number * upload.chunk_size, body)
-        self._write_record(files.map, chunkmap.pack_record(checksum), record)
+        self._write_record(files.map, formats.map_record(checksum), record)
         return True
 
     def _refuse_unverified(self, boot_id: str) -> None:
@@ -116,7 +116,7 @@ class ChunkFiles:
 
     def _write_boot_id(self, map_descriptor: int, boot_id: str) -> None:
         """Durably: from here on chunks of this upload are stored without a sync, or no more."""
-        disk.write(map_descriptor, memoryview(chunkmap.pack_boot_id(boot_id)), chunkmap.BOOT_ID_OFFSET)
+        disk.write(map_descriptor, memoryview(formats.pack_boot_id(boot_id)), formats.BOOT_ID_OFFSET)
         disk.sync_data(map_descriptor)
 
     def _write_data(self, descriptor: int, offset: int, body: Body) -> int:
@@ -140,7 +140,7 @@ class ChunkFiles:
             crash_point("chunk.after_map_sync")
         except OSError:
             # The page cache may show a record that the disk refused; the next writer must not believe it.
-            disk.write(map_descriptor, memoryview(bytes(chunkmap.RECORD_LENGTH)), offset)
+            disk.write(map_descriptor, memoryview(bytes(formats.MAP_RECORD_LENGTH)), offset)
             raise
 
     def _sync_data(self, descriptor: int) -> None:
@@ -154,11 +154,11 @@ class ChunkFiles:
         with upload_directory(self._root, upload) as directory:
             return directory.open_to_write("map")
 
-    def read_map(self, upload: Upload, verified: bool = True) -> chunkmap.ChunkMap:
+    def read_map(self, upload: Upload, verified: bool = True) -> formats.ChunkMap:
         """Raises Gone; and Unverified, unless it may be one that is not `verified`."""
         descriptor = self.open_map(upload)
         try:
-            chunk_map = chunkmap.parse_map(disk.read(descriptor, disk.status(descriptor).st_size, 0))
+            chunk_map = formats.parse_map(disk.read(descriptor, disk.status(descriptor).st_size, 0))
         finally:
             disk.close(descriptor)
         if verified:
@@ -209,7 +209,7 @@ class ChunkFiles:
         descriptor = self.open_map(upload)
         try:
             for number in numbers:
-                disk.write(descriptor, memoryview(bytes(chunkmap.RECORD_LENGTH)), chunkmap.record_offset(number))
+                disk.write(descriptor, memoryview(bytes(formats.MAP_RECORD_LENGTH)), formats.map_record_offset(number))
                 crash_point("withdraw.after_map_record")
             disk.sync_data(descriptor)
             if verified:
@@ -221,6 +221,6 @@ class ChunkFiles:
 def _try_lock_record(map_descriptor: int, number: int) -> bool:
     """A writer only looks at the gate: a closer that wants it has it at once, however many writers there are. Those who
     looked before are still to come, but none of them comes twice."""
-    if is_locked(map_descriptor, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH):
+    if is_locked(map_descriptor, formats.GATE_OFFSET, formats.GATE_LENGTH):
         return False
-    return try_lock(map_descriptor, chunkmap.record_offset(number), chunkmap.RECORD_LENGTH)
+    return try_lock(map_descriptor, formats.map_record_offset(number), formats.MAP_RECORD_LENGTH)

@@ -1,7 +1,7 @@
 """The `digest` file of an open upload: MD5 and SHA-256 of its contiguous prefix, advanced as chunks come, and saved.
 
-Whoever has the lock of the file advances them, over chunks that are on the map and nothing else. What was saved is gone on
-from only where it is certain that it is of these bytes; to start again at 0 is always right. Runs in threads.
+The process that has the lock of the file advances the digests, over chunks that are on the map and no others. It goes on
+from a saved state only if that is certainly the state of these bytes; to start again at 0 is always right. Runs in threads.
 """
 
 import errno
@@ -16,13 +16,13 @@ from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed
 from uploader.storage import disk
 from uploader.storage.base import Body, Busy, Digests, Gone
+from uploader.storage.disk import try_lock
 from uploader.storage.hashes import PrefixHashes
-from uploader.storage.local import chunkmap, digestfile
-from uploader.storage.local.locks import try_lock
+from uploader.storage.local import formats
 from uploader.storage.local.temp import upload_directory
 
 _READ_BYTES = 1 << 20
-# What is hashed at one go. The uploads take turns, so that none waits for another one's hundred gigabytes.
+# A thread hashes so much of one upload before another upload has its turn: none waits for another one's hundred gigabytes.
 _TURN_BYTES = 32 << 20
 
 
@@ -30,7 +30,7 @@ _memory = threading.local()
 
 
 def _buffer() -> memoryview:
-    """Memory to read into, of this thread and for good: fresh memory costs more than what is read into it."""
+    """Memory that this thread reads into and never frees: to get fresh memory costs more than to read into it."""
     if not hasattr(_memory, "buffer"):
         _memory.buffer = memoryview(bytearray(_READ_BYTES))
     buffer: memoryview = _memory.buffer
@@ -38,11 +38,11 @@ def _buffer() -> memoryview:
 
 
 def forget(digest: int) -> None:
-    """Chunks that were hashed are about to go. The caller holds the lock of the file.
+    """Forget the digests, before a withdrawal takes chunks that they are of. The caller holds the lock of the file.
 
-    Needs no sync: what a power cut brings back is of an older generation.
+    Needs no sync: a record that a power cut brings back has an older generation, so `load` does not believe it.
     """
-    disk.write(digest, memoryview(bytes(digestfile.RECORD_LENGTH)), 0)
+    disk.write(digest, memoryview(bytes(formats.DIGEST_RECORD_LENGTH)), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class DigestFiles:
         self._boot_id = boot_id
 
     def try_lock(self, upload: Upload) -> "LockedDigests | None":
-        """The digests as they were saved; None if another worker has them. Raises Gone, and StorageFailed if the disk lost
-        bytes."""
+        """The digests as they were saved; None if another process has their lock. Raises Gone, and StorageFailed if the
+        disk lost bytes."""
         with upload_directory(self._root, upload) as directory, ExitStack() as opened:
 
             def kept(descriptor: int) -> int:
@@ -79,7 +79,7 @@ class DigestFiles:
         return locked
 
     def advance(self, upload: Upload) -> Turn | None:
-        """One turn of `LockedDigests.hash_recorded`, at one go; None while another worker has them. Raises Gone."""
+        """Lock, hash for one turn, unlock; None if another process has the lock. Raises Gone."""
         locked = self.try_lock(upload)
         if locked is None:
             return None
@@ -89,7 +89,7 @@ class DigestFiles:
             locked.close()
 
     def finish(self, upload: Upload) -> Digests:
-        """The digests of the whole, at one go. Raises Gone, Busy, StorageFailed."""
+        """Lock, hash all that is left, unlock: the digests of the whole. Raises Gone, Busy, StorageFailed."""
         locked = self.try_lock(upload)
         if locked is None:
             raise Busy(upload.id)
@@ -106,16 +106,16 @@ class DigestFiles:
             return directory.open_to_write("digest")
 
     def position(self, upload: Upload) -> int:
-        """How far the digests have come, in bytes, as saved. Raises Gone."""
+        """How far the digests were when they were saved last, in bytes. Raises Gone."""
         with upload_directory(self._root, upload) as directory:
             descriptor = directory.open_to_read("digest")
         try:
-            saved = digestfile.parse(disk.read(descriptor, digestfile.RECORD_LENGTH, 0))
+            saved = formats.parse_digest_record(disk.read(descriptor, formats.DIGEST_RECORD_LENGTH, 0))
         finally:
             disk.close(descriptor)
-        if isinstance(saved, digestfile.Frontier):
+        if isinstance(saved, formats.Frontier):
             return saved.position if (saved.generation, saved.boot_id) == (upload.generation, self._boot_id) else 0
-        return upload.size if isinstance(saved, digestfile.Finished) else 0
+        return upload.size if isinstance(saved, formats.Finished) else 0
 
 
 class LockedDigests:
@@ -132,25 +132,25 @@ class LockedDigests:
 
     @property
     def next_chunk(self) -> int | None:
-        """The chunk that the digests can be advanced over; None if there is none left."""
+        """The number of the chunk to hash next; None after the last one."""
         if self._finished is not None or self._hashes.position == self._upload.size:
             return None
         return self._hashes.position // self._upload.chunk_size
 
     @property
     def position(self) -> int:
-        """How far they are, in bytes."""
+        """How far the digests are, in bytes."""
         return self._hashes.position
 
     def load(self) -> None:
         """Go on from what was saved, or start at 0. Raises StorageFailed if the disk lost bytes."""
-        saved = digestfile.parse(disk.read(self._digest, digestfile.RECORD_LENGTH, 0))
+        saved = formats.parse_digest_record(disk.read(self._digest, formats.DIGEST_RECORD_LENGTH, 0))
         self._finished, self._hashes = None, PrefixHashes()
-        if isinstance(saved, digestfile.DataLost):
+        if isinstance(saved, formats.DataLost):
             raise StorageFailed("The disk lost bytes of this upload: cancel it and send it again.")
         if saved is None or saved.generation != self._upload.generation:
             return
-        if isinstance(saved, digestfile.Finished):
+        if isinstance(saved, formats.Finished):
             self._finished = Digests(md5=saved.md5, sha256=saved.sha256)
         elif saved.boot_id == self._boot_id and self._are_recorded(saved.position):
             self._hashes = PrefixHashes.restore(saved.position, saved.state) or self._hashes
@@ -162,26 +162,24 @@ class LockedDigests:
             count, rest = count + 1, 0
         if rest or not 0 <= count <= self._count:
             return False
-        records = disk.read(self._map, chunkmap.RECORD_LENGTH * count, chunkmap.RECORDS_OFFSET)
-        return chunkmap.are_present(records, count)
+        records = disk.read(self._map, formats.MAP_RECORD_LENGTH * count, formats.MAP_RECORDS_OFFSET)
+        return formats.are_present(records, count)
 
     def hash_body(self, body: Body) -> None:
-        """Advance over the next chunk by what is being stored as it. To be saved once it is on the map."""
+        """Hash the next chunk from the body that its writer is storing. Call `save` once the writer put it on the map."""
         self._hashes.update_by(body.pieces, body.length)
 
     def save(self) -> None:
-        """Needs no sync: after a power cut the digests start at 0, or at what was saved earlier, of chunks that are on
-        the disk."""
-        record = digestfile.Frontier(
-            self._upload.generation, self._boot_id, self._hashes.position, self._hashes.state()
-        )
-        disk.write(self._digest, memoryview(digestfile.pack(record)), 0)
+        """Save the state, without a sync: after a power cut the digests start at 0, or at a state that was saved earlier,
+        of chunks that are on the disk."""
+        record = formats.Frontier(self._upload.generation, self._boot_id, self._hashes.position, self._hashes.state())
+        disk.write(self._digest, memoryview(formats.digest_record(record)), 0)
         crash_point("frontier.after_save")
 
     def hash_recorded(self, leave: Callable[[int], bool] = lambda _number: False) -> bool:
-        """Advance over chunks that are on the map, for one turn, and save; whether the turn ended before they did.
+        """Hash chunks that are on the map, for one turn, and save. Returns whether the turn ended before the chunks did.
 
-        It stops before a chunk that `leave` says is hashed otherwise. Raises Gone.
+        It stops before a chunk that `leave` names, which the follower hashes from memory. Raises Gone.
         """
         if disk.is_unlinked(self._map):
             raise Gone(self._upload.id)
@@ -202,9 +200,10 @@ class LockedDigests:
             return self._hashes.position
         chunk_size = self._upload.chunk_size
         at_once = min(max(min(length, _READ_BYTES) // chunk_size, 1), self._count - number)
-        # First the map, then who else takes care of it: what is on its way to the map is told to `leave` before.
-        records = disk.read(self._map, chunkmap.RECORD_LENGTH * at_once, chunkmap.record_offset(number))
-        recorded = chunkmap.count_present(records)
+        # Read the map before asking `leave`: a writer offers its chunk before it puts it on the map, so that no chunk found
+        # here comes from an offer that `leave` does not know.
+        records = disk.read(self._map, formats.MAP_RECORD_LENGTH * at_once, formats.map_record_offset(number))
+        recorded = formats.count_present(records)
         ours = next((n for n in range(recorded) if leave(number + n)), recorded)
         return min((number + ours) * chunk_size, self._upload.size)
 
@@ -218,16 +217,16 @@ class LockedDigests:
             self._hashes.update(piece[:count])
 
     def finish(self) -> Digests:
-        """The digests of the whole, the data of which is durable. Raises Busy if a chunk is missing: it was withdrawn.
+        """The digests of the whole, once its data is durable. Raises Busy if a withdrawal took a chunk meanwhile.
 
-        They need no sync: it would only spare hashing again.
+        The digest file needs no sync: after a power cut the merge hashes again.
         """
         if self._finished is None and self._hashes.position == self._upload.size:
             self._sync_data()
             crash_point("merge.after_data_sync")
             digests = self._hashes.digests()
-            record = digestfile.Finished(self._upload.generation, digests.md5, digests.sha256)
-            disk.write(self._digest, memoryview(digestfile.pack(record)), 0)
+            record = formats.Finished(self._upload.generation, digests.md5, digests.sha256)
+            disk.write(self._digest, memoryview(formats.digest_record(record)), 0)
             crash_point("merge.after_digest_write")
             self._finished = digests
         if self._finished is None:
@@ -235,15 +234,15 @@ class LockedDigests:
         return self._finished
 
     def _sync_data(self) -> None:
-        """Make the data durable before its digests are believed, unless each of its chunks is.
+        """Make the data durable before anybody believes its digests, unless the writers synced each chunk.
 
-        An error is remembered, for as long as this machine runs: a second sync would succeed, with the bytes gone from
-        memory and not on the disk (https://wiki.postgresql.org/wiki/Fsync_Errors).
+        If the sync fails, the digest file says so for as long as this machine runs: a second sync would succeed, with the
+        bytes gone from memory and not on the disk (https://wiki.postgresql.org/wiki/Fsync_Errors).
         """
-        if not chunkmap.parse_boot_id(disk.read(self._map, chunkmap.BOOT_ID_LENGTH, chunkmap.BOOT_ID_OFFSET)):
+        if not formats.parse_boot_id(disk.read(self._map, formats.BOOT_ID_LENGTH, formats.BOOT_ID_OFFSET)):
             return
         try:
             disk.sync_data(self._data)
         except OSError:
-            disk.write(self._digest, memoryview(digestfile.pack(digestfile.DataLost())), 0)
+            disk.write(self._digest, memoryview(formats.digest_record(formats.DataLost())), 0)
             raise

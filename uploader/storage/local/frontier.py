@@ -1,9 +1,11 @@
-"""Digests that keep up with the chunks: large ones that come in order are hashed from memory while they are written, all
-others are caught up from the page cache, small ones many at a time.
+"""Brings the digests of open uploads up with their chunks.
 
-The merge waits for this, and so does who sends faster than it goes: an upload may not come to its end with gigabytes left
-to hash. In a process at most one task follows an upload; between processes the lock of the digest file decides, which
-nobody waits for: who has it advances over what the others have recorded.
+In each process one task, the follower, looks after an upload while its map grows. It hashes large chunks that come in order
+from memory, while their writers write them. It reads all others back from the page cache, small ones many at a time.
+
+Between processes the lock of the digest file decides, and no follower waits for it: the process that has it also hashes the
+chunks that the others have recorded. The merge waits for the follower, and so does a sender that is faster than it: no
+upload may come to its end with gigabytes left to hash.
 """
 
 import asyncio
@@ -15,24 +17,21 @@ from uploader.domain.upload import Upload
 from uploader.errors import UploaderError
 from uploader.storage.base import Body, Busy, Digests, Gone, Stopping
 from uploader.storage.hashes import states_are_portable
+from uploader.storage.local import frontier_states
 from uploader.storage.local.digests import DigestFiles, LockedDigests
+from uploader.storage.local.frontier_states import Progress, State, is_gathered
 from uploader.tasks import uninterrupted
 
 T = TypeVar("T")
 
-# Bodies that outlive their requests in a process; what comes while there are so many is caught up from the page cache.
+# Bodies that a process keeps beyond their requests; while it keeps so much, further chunks are read from the page cache.
 _MAX_KEPT_BYTES = 128 << 20
-# Chunks of less are gathered until there is so much, or for so long: to take up the digests costs more than to hash one.
-_GATHERED_BYTES = 1 << 20
+# A follower gathers small chunks for so long at most.
 _GATHER_SECONDS = 0.5
-# A chunk that begins further ahead of the digests is answered once they are near, so that little is left to hash when the
-# last one comes; or once they have come so much nearer, or after so long.
-_NEAR_BYTES = 16 << 20
-_NEARER_BYTES = 128 << 20
+# A sender waits for the digests for so long at most.
 _PATIENCE_SECONDS = 5.0
-# How often a process looks how far another one has come with the digests, and how often it has to see it stand still.
+# How long a follower pauses after each look at the digests of another process.
 _WATCH_SECONDS = 0.02
-_WATCHES = 10
 
 
 class InThread(Protocol):
@@ -42,7 +41,7 @@ class InThread(Protocol):
 
 
 class Offer:
-    """A chunk on its way to the disk. While `body` is kept, it may be hashed from there."""
+    """A chunk on its way to the disk. The follower may hash it from `body` while that is kept."""
 
     def __init__(self, body: Body | None, settled: Callable[["Offer"], None]) -> None:
         self.body = body
@@ -50,75 +49,73 @@ class Offer:
         self._settled = settled
 
     def settle(self, *, written: bool) -> None:
-        """Say whether the chunk is now on the map, with these bytes. The first word stands."""
+        """The writer says whether it put the chunk on the map, with these bytes. Only its first call counts."""
         if not self.written.done():
             self.written.set_result(written)
             self._settled(self)
 
 
-class _Following:
-    """An upload that a task is looking after, and the offers that it may take."""
+class _Follower:
+    """The task that looks after an upload, and the offers that it may take."""
 
     def __init__(self, upload: Upload) -> None:
         self.upload = upload
         self.offers: dict[int | None, Offer] = {}
-        self.again = False
-        self.hurried = False
+        self.progress = Progress()
         self.task: asyncio.Task[None]
         self._enough = asyncio.Event()
-        self._waiting_bytes = 0
-        self._position: int | None = None
         self._moved = asyncio.Event()
-        self._watches = 0
+
+    def enter(self, state: State) -> None:
+        self.progress.enter(state)
+        if state is State.HASHING:
+            self._enough.clear()
 
     def grow(self) -> None:
-        """There is, or will be, another chunk."""
-        self.again = True
-        self._waiting_bytes += self.upload.chunk_size
-        if self._waiting_bytes >= _GATHERED_BYTES:
-            self._enough.set()
+        """Another chunk was stored, or is about to be."""
+        self.progress.grow(self.upload.chunk_size)
+        self._wake_if_enough()
 
     def hurry(self) -> None:
-        """Somebody waits for its end."""
-        self.hurried = True
-        self._enough.set()
+        """The merge, or the end of the process, waits for the follower to end."""
+        self.progress.hurried = True
+        self._wake_if_enough()
+
+    def _wake_if_enough(self) -> None:
+        if self.progress.has_enough():
+            self._enough.set()
 
     async def gather(self) -> None:
-        """Wait until there is enough to go on with, or nothing more comes."""
-        if not self.hurried:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_GATHER_SECONDS):
-                    await self._enough.wait()
-        self._enough.clear()
-        self._waiting_bytes = 0
-        self.again = False
+        """Wait until enough chunks came, but not for long."""
+        if self.progress.has_enough():
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GATHER_SECONDS):
+                await self._enough.wait()
 
     def move(self, position: int | None) -> None:
-        """The digests are so far; None if nothing brings them any further."""
-        self._position = position
+        """Note how far the digests are; None if no process is known to bring them any further."""
+        self.progress.position = position
+        self._tell_senders()
+
+    def look(self, position: int) -> bool:
+        """Note how far another process is; returns whether to try for the digests once more."""
+        once_more = self.progress.look(position)
+        self._tell_senders()
+        return once_more
+
+    def _tell_senders(self) -> None:
         self._moved.set()
         self._moved = asyncio.Event()
 
-    def watch(self, position: int) -> None:
-        """Another process has the digests, which are so far; to be tried again, as long as they move."""
-        self._watches = self._watches + 1 if position == self._position else 0
-        self.move(position)
-        if self._watches < _WATCHES and not self.hurried:
-            self.again = True
-            self._enough.set()
-
     async def come_near(self, offset: int) -> None:
-        """Wait until the digests are near or have come nearer, as long as they come any further."""
-        begun = self._position
+        """Wait until the digests are near the chunk at `offset`, or much nearer, while a process brings them further."""
+        begun = self.progress.position
         if begun is None:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                while (
-                    self._position is not None
-                    and offset - self._position > _NEAR_BYTES
-                    and self._position - begun < _NEARER_BYTES
-                ):
+                while self.progress.keeps_waiting(offset, begun):
                     await self._moved.wait()
 
 
@@ -129,102 +126,113 @@ class Frontiers:
         self._files = files
         self._in_thread = in_thread
         self._check_stopping = check_stopping
-        self._following: dict[str, _Following] = {}
+        self._followers: dict[str, _Follower] = {}
         self._kept_bytes = 0
 
-    # Advancing
+    # Chunks come
 
     def offer(self, upload: Upload, number: int, body: Body) -> Offer:
-        """Say that a chunk is about to be stored, before it is. Settle it afterwards, in any case."""
+        """Before a writer stores a chunk, it offers the body here. Afterwards it has to settle the offer, in any case."""
 
         def settled(offer: Offer) -> None:
             if offer.body is None:
                 self.follow(upload)
 
-        if upload.chunk_size < _GATHERED_BYTES:
+        if is_gathered(upload.chunk_size):
             return Offer(None, settled)
-        following = self.follow(upload)
-        if following is None or number in following.offers or self._kept_bytes + body.length > _MAX_KEPT_BYTES:
+        follower = self.follow(upload)
+        if follower is None or number in follower.offers or self._kept_bytes + body.length > _MAX_KEPT_BYTES:
             return Offer(None, settled)
         body.keep()
         self._kept_bytes += body.length
-        offer = following.offers[number] = Offer(body, settled)
+        offer = follower.offers[number] = Offer(body, settled)
         return offer
 
-    def follow(self, upload: Upload) -> _Following | None:
+    def follow(self, upload: Upload) -> _Follower | None:
         """Look after an upload: its map has grown, or is about to."""
-        if not states_are_portable() or upload.size <= min(upload.chunk_size, _GATHERED_BYTES):
-            return None  # all is hashed by the merge, at one go; of one small chunk it is the next thing to come
-        following = self._following.get(upload.id)
-        if following is None:
-            following = self._following[upload.id] = _Following(upload)
-            following.task = asyncio.create_task(self._run(following), name=f"frontier {upload.id}")
-        following.grow()
-        return following
+        if not states_are_portable() or upload.size <= min(upload.chunk_size, frontier_states.GATHERED_BYTES):
+            return None  # the merge hashes all of it at one go; of one small chunk, the merge is the next thing to come
+        follower = self._followers.get(upload.id)
+        if follower is None:
+            follower = self._followers[upload.id] = _Follower(upload)
+            follower.task = asyncio.create_task(self._run(follower), name=f"frontier {upload.id}")
+        follower.grow()
+        return follower
 
-    async def _run(self, following: _Following) -> None:
-        """What goes wrong here is logged where it happens, and met again by the merge."""
+    async def keep_pace(self, upload: Upload, number: int) -> None:
+        """The sender of a stored chunk waits until the digests are near it, while a process brings them there."""
+        follower = self._followers.get(upload.id)
+        if follower is not None:
+            await follower.come_near(number * upload.chunk_size)
+
+    # The follower
+
+    async def _run(self, follower: _Follower) -> None:
+        """Errors end it in silence: the storage has logged them where they happened, and the merge meets them again."""
         try:
             with suppress(Gone, Stopping, UploaderError):
-                while following.again:
-                    await following.gather()
-                    if await self._advance(following):
-                        following.move(None)
-                    else:
-                        await self._watch(following)
+                while (state := await self._act(follower)) is not State.ENDED:
+                    follower.enter(state)
         finally:
-            self._let_go(following, *following.offers)
-            del self._following[following.upload.id]
-            following.move(None)
+            follower.enter(State.ENDED)
+            self._let_go(follower, *follower.offers)
+            del self._followers[follower.upload.id]
+            follower.move(None)
 
-    async def _advance(self, following: _Following) -> bool:
-        """As far as there is no gap; False if another worker has the digests."""
-        if following.upload.chunk_size < _GATHERED_BYTES:
-            return await self._advance_gathered(following)
-        async with self._locked(following.upload) as digests:
+    async def _act(self, follower: _Follower) -> State:
+        """Do what the state says; returns the next state."""
+        progress = follower.progress
+        if progress.state is State.GATHERING:
+            await follower.gather()
+            return State.HASHING
+        if progress.state is State.HASHING:
+            had_digests = await self._advance(follower)
+            if had_digests:
+                follower.move(None)
+            return progress.after_hashing(had_digests=had_digests)
+        assert progress.state is State.WATCHING
+        once_more = follower.look(await self._in_thread(self._files.position, follower.upload))
+        await asyncio.sleep(_WATCH_SECONDS)
+        return progress.after_watching(once_more=once_more)
+
+    async def _advance(self, follower: _Follower) -> bool:
+        """Advance the digests up to the first gap; False if another process has them."""
+        if is_gathered(follower.upload.chunk_size):
+            return await self._advance_by_turns(follower)
+        async with self._locked(follower.upload) as digests:
             while digests is not None:
-                following.move(digests.position)
-                if not await self._advance_once(following, digests):
+                follower.move(digests.position)
+                if not await self._advance_once(follower, digests):
                     break
                 self._check_stopping()
-            # None of these is next, and nobody waits for a chunk that may never come.
-            self._let_go(following, *following.offers)
+            # No offered chunk is next. The chunk that is next may never come, so the follower keeps no bodies until then.
+            self._let_go(follower, *follower.offers)
         return digests is not None
 
-    async def _advance_gathered(self, following: _Following) -> bool:
-        while (turn := await self._in_thread(self._files.advance, following.upload)) is not None and turn.more:
-            following.move(turn.position)
+    async def _advance_by_turns(self, follower: _Follower) -> bool:
+        """Advance over chunks on the map alone: one hop to a thread for each turn, where `_locked` takes three."""
+        while (turn := await self._in_thread(self._files.advance, follower.upload)) is not None and turn.more:
+            follower.move(turn.position)
             self._check_stopping()
         return turn is not None
 
-    async def _advance_once(self, following: _Following, digests: LockedDigests) -> bool:
-        """Whether it came any further, or may."""
+    async def _advance_once(self, follower: _Follower, digests: LockedDigests) -> bool:
+        """Hash the chunk that is next, or those that are on the map; returns whether there may be more."""
         number = digests.next_chunk
-        offer = following.offers.get(number)
+        offer = follower.offers.get(number)
         if offer is None:
-            more = await self._in_thread(digests.hash_recorded, following.offers.__contains__)
-            return more or digests.next_chunk in following.offers
+            more = await self._in_thread(digests.hash_recorded, follower.offers.__contains__)
+            return more or digests.next_chunk in follower.offers
         await self._in_thread(digests.hash_body, offer.body)
-        # Its writer has the lock of its record, and waits for nothing but the disk.
+        # No deadlock: the chunk's writer has the lock of its record, and waits for nothing but the disk.
         written = await offer.written
         await self._in_thread(digests.save if written else digests.load)
-        self._let_go(following, number)
+        self._let_go(follower, number)
         return True
 
-    async def _watch(self, following: _Following) -> None:
-        """See how far another process has come, and whether it still comes any further."""
-        following.watch(await self._in_thread(self._files.position, following.upload))
-        await asyncio.sleep(_WATCH_SECONDS)
-
-    async def keep_pace(self, upload: Upload, number: int) -> None:
-        """Wait until the digests are near a chunk that was stored, unless nothing brings them there."""
-        following = self._following.get(upload.id)
-        if following is not None:
-            await following.come_near(number * upload.chunk_size)
-
-    def _let_go(self, following: _Following, *numbers: int | None) -> None:
+    def _let_go(self, follower: _Follower, *numbers: int | None) -> None:
         for number in numbers:
-            offer = following.offers.pop(number)
+            offer = follower.offers.pop(number)
             assert offer.body is not None
             self._kept_bytes -= offer.body.length
             offer.body.close()
@@ -232,25 +240,25 @@ class Frontiers:
 
     @asynccontextmanager
     async def _locked(self, upload: Upload) -> AsyncIterator[LockedDigests | None]:
-        """The digests as they were saved; None if another worker has them."""
+        """The digests as they were saved; None if another process has them."""
         digests = await self._in_thread(self._files.try_lock, upload)
         try:
             yield digests
         finally:
             if digests is not None:
-                # In a thread: the last to close a large file that was unlinked waits until its blocks are free.
+                # In a thread: whoever closes a large unlinked file last waits until the kernel has freed its blocks.
                 await uninterrupted(self._in_thread(digests.close))
 
     # Finishing
 
     async def digest(self, upload: Upload) -> Digests:
-        """Raises Gone, Busy, Stopping."""
-        following = self._following.get(upload.id)
-        if following is not None:
-            following.hurry()
-            await asyncio.wait({following.task})
+        """The merge takes the digests of the whole. Raises Gone, Busy, Stopping."""
+        follower = self._followers.get(upload.id)
+        if follower is not None:
+            follower.hurry()
+            await asyncio.wait({follower.task})
         self._check_stopping()
-        if upload.size <= _GATHERED_BYTES:
+        if upload.size <= frontier_states.GATHERED_BYTES:
             return await self._in_thread(self._files.finish, upload)
         async with self._locked(upload) as digests:
             if digests is None:
@@ -260,8 +268,8 @@ class Frontiers:
             return await self._in_thread(digests.finish)
 
     async def drain(self) -> None:
-        """Wait until nothing is left to do for now."""
-        while self._following:
-            for following in self._following.values():
-                following.hurry()
-            await asyncio.wait({following.task for following in self._following.values()})
+        """Wait until every follower of this process has ended."""
+        while self._followers:
+            for follower in self._followers.values():
+                follower.hurry()
+            await asyncio.wait({follower.task for follower in self._followers.values()})

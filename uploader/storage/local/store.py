@@ -24,12 +24,12 @@ from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFull, Unavailable
 from uploader.storage import disk
 from uploader.storage.base import Body, Digests, Found, Gone, Space, Stopping
-from uploader.storage.local import chunkmap, digests, temp, walking
+from uploader.storage.disk import try_lock
+from uploader.storage.local import digests, formats, temp, walking
 from uploader.storage.local.blobs import Blobs, blob_path
 from uploader.storage.local.chunkfiles import ChunkFiles, HeldRecord
 from uploader.storage.local.digests import DigestFiles
 from uploader.storage.local.frontier import Frontiers
-from uploader.storage.local.locks import try_lock
 from uploader.storage.local.temp import KeptFiles, OpenFiles, close_files
 from uploader.tasks import Batches, Pool, give_way, run_in
 
@@ -48,7 +48,7 @@ class LocalCloser:
         self._store = store
         self._upload = upload
 
-    async def read_map(self, *, verified: bool = True) -> chunkmap.ChunkMap:
+    async def read_map(self, *, verified: bool = True) -> formats.ChunkMap:
         return await self._store.read_map(self._upload, verified=verified)
 
     async def place_blob(self, sha256: str, *, keep_existing: bool) -> None:
@@ -224,7 +224,7 @@ class LocalStore:
     async def keep_pace(self, upload: Upload, number: int) -> None:
         await self._frontiers.keep_pace(upload, number)
 
-    async def read_map(self, upload: Upload, *, verified: bool = True) -> chunkmap.ChunkMap:
+    async def read_map(self, upload: Upload, *, verified: bool = True) -> formats.ChunkMap:
         return await self.disk.run(self._chunks.read_map, upload, verified)
 
     async def last_write(self, upload: Upload) -> float:
@@ -247,8 +247,8 @@ class LocalStore:
         descriptor = await self.disk.run(self._chunks.open_map, upload)
         try:
             # While the closer has the gate no writer can start, so it waits for those under way and for no others.
-            await _wait_for_lock(descriptor, chunkmap.GATE_OFFSET, chunkmap.GATE_LENGTH)
-            await _wait_for_lock(descriptor, chunkmap.RECORDS_OFFSET, 0)  # 0: to the end of the file
+            await _wait_for_lock(descriptor, formats.GATE_OFFSET, formats.GATE_LENGTH)
+            await _wait_for_lock(descriptor, formats.MAP_RECORDS_OFFSET, 0)  # 0: to the end of the file
             if _is_unlinked(descriptor):
                 raise Gone(upload.id)
             yield LocalCloser(self, upload)

@@ -14,7 +14,7 @@ from uploader.domain.chunks import MAX_CHUNK_COUNT
 from uploader.storage import disk
 from uploader.storage.base import Found
 from uploader.storage.disk import Directory
-from uploader.storage.local import chunkmap
+from uploader.storage.local import formats
 from uploader.storage.local.temp import FILES
 
 _YEAR, _MONTH = re.compile(r"[0-9]{4}"), re.compile(r"0[1-9]|1[0-2]")
@@ -23,7 +23,7 @@ _FAN_OUT = re.compile(r"[0-9a-f]{2}")
 # A blob, or the name that the bytes of an upload have before they take a blob's place.
 _BLOB = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32})?")
 _DRAFT = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{32}")
-_MAX_MAP_BYTES = chunkmap.RECORDS_OFFSET + chunkmap.RECORD_LENGTH * MAX_CHUNK_COUNT
+_MAX_MAP_BYTES = formats.MAP_RECORDS_OFFSET + formats.MAP_RECORD_LENGTH * MAX_CHUNK_COUNT
 _BLOCK_BYTES = 512  # st_blocks, whatever the filesystem's own (inode(7))
 
 
@@ -85,7 +85,7 @@ def holds_chunks(root: Directory, found: Found) -> bool:
             return False
         raise
     try:
-        return chunkmap.holds_chunks(disk.read(descriptor, _MAX_MAP_BYTES, 0))
+        return formats.holds_chunks(disk.read(descriptor, _MAX_MAP_BYTES, 0))
     finally:
         disk.close(descriptor)
 

@@ -1,26 +1,74 @@
-"""Sends the scripts of a process over one connection, those of one turn of the event loop together.
+"""Runs the Lua scripts: over one connection, those of one turn of the event loop together.
 
 redis-py costs ten times as much per call, and a chunk is one call. It still finds the server, logs in and pools the
-connections for everything else; here is only what happens on a connection that stands.
+connections for everything else; this module takes over one connection once redis-py has made it. To do so it touches private
+parts of redis-py, which `tests/unit/test_private_parts.py` names.
 """
 
 import asyncio
+import hashlib
+import logging
 from collections import deque
+from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any
 
 import hiredis
-from redis.asyncio import Redis
+from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.connection import AbstractConnection, DefaultParser
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, RedisError
+from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from uploader.errors import Unavailable
 from uploader.tasks import ended
 
-# Calls whose replies are outstanding; what comes beyond takes a connection of the pool, or waits for one.
+logger = logging.getLogger(__name__)
+
+RedisConnection = Redis | RedisCluster
+
+# What the client raises when the server is away. RuntimeError is what uvloop raises if a connection closes while a command
+# is written to it.
+AWAY = (RedisError, OSError, TimeoutError, RuntimeError)
+
+_FOLDER = files("uploader.accounting.scripts")
+_PRELUDES = ("_delay.lua", "_era.lua")
+# Calls whose replies are outstanding. A call beyond takes a connection of the pool, or waits for one.
 _MAX_OUTSTANDING = 1000
+
+
+class Script:
+    """One verb: a Lua file with the preludes before it, run by its SHA-1 and loaded where the server does not have it
+    (`EVALSHA`, `EVAL`)."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.source = "\n".join((_FOLDER / part).read_text() for part in (*_PRELUDES, f"{name}.lua"))
+        # Redis names scripts by their SHA-1; nothing secret hangs on it.
+        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+    async def run(self, redis: RedisConnection, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        """The script's reply. Every script is idempotent, so the client's own retries are safe.
+
+        Raises Unavailable if Redis is away.
+        """
+        try:
+            try:
+                return await redis.evalsha(self.sha, len(keys), *keys, *arguments)
+            except NoScriptError:
+                return await redis.eval(self.source, len(keys), *keys, *arguments)
+        except AWAY as error:
+            if isinstance(error, ResponseError):
+                # Redis is there and refuses (out of memory, read-only, or a fault in a script): somebody has to look.
+                logger.error("Redis refuses a script", extra={"script": self.name, "reason": str(error)})
+            raise Unavailable("The accounting store is away; nothing was acknowledged.") from error
+
+
+def time_argument(now_ms: int | None) -> int | str:
+    """What the scripts take as `now_ms`: '' lets them ask Redis `TIME`; tests pass a time."""
+    return "" if now_ms is None else now_ms
 
 
 class PipelinedRedis(Redis):
@@ -46,7 +94,7 @@ class PipelinedRedis(Redis):
         return await link.call(command)
 
     async def _connect(self) -> "_Link":
-        """One at a time, for all that wait for it."""
+        """All calls that wait for a connection share one attempt to make it."""
         if self._closed:
             raise RedisConnectionError("The client is closed.")
         if self._connecting is None or self._connecting.done():
@@ -55,7 +103,7 @@ class PipelinedRedis(Redis):
 
     async def _make_link(self) -> "_Link":
         pool = self.connection_pool
-        once = {"retry": Retry(NoBackoff(), 0), "protocol": 2}  # the callers try again themselves
+        once = {"retry": Retry(NoBackoff(), 0), "protocol": 2}  # each call tries again by itself
         connection: AbstractConnection = pool.connection_class(**{**pool.connection_kwargs, **once})
         try:
             await connection.connect()  # type: ignore[no-untyped-call]
@@ -77,25 +125,25 @@ class PipelinedRedis(Redis):
 
 
 async def _try_again(_error: Exception) -> None:
-    """Nothing to tidy up: a connection that was lost is replaced by the next call."""
+    """Nothing to tidy up: the next call replaces a lost connection."""
 
 
 class _Full(Exception):
-    """So much is outstanding that no more is sent."""
+    """So many replies are outstanding that the link sends no more commands."""
 
 
 class _Link(asyncio.Protocol):
-    """A connection that redis-py made and logged in, taken over from it: replies come in the order of the commands."""
+    """A connection that was taken over from redis-py, logged in. The server replies in the order of the commands."""
 
     def __init__(self, writer: asyncio.StreamWriter, timeout_seconds: float | None) -> None:
         self._timeout_seconds = timeout_seconds
         self._loop = asyncio.get_running_loop()
-        self._writer = writer  # it closes the transport when nobody refers to it
+        self._writer = writer  # kept, because a writer without references closes its transport
         self._transport = writer.transport
         self._transport.set_protocol(self)
         self._parser = hiredis.Reader(protocolError=InvalidResponse, replyError=DefaultParser.parse_error)
         self._unsent: list[bytes] = []
-        # Of all that was sent or is about to be, with the time; a caller that is gone stays, so that its reply finds it.
+        # One entry a command, sent or about to be, with its time. A cancelled call keeps its entry, because its reply comes.
         self._outstanding: deque[tuple[asyncio.Future[Any], float]] = deque()
         self._watch: asyncio.TimerHandle | None = None
         self._clogged = False
@@ -123,7 +171,7 @@ class _Link(asyncio.Protocol):
             return
         try:
             self._transport.write(b"".join(unsent))
-        except (OSError, RuntimeError) as error:  # it is closing, and connection_lost still to come
+        except (OSError, RuntimeError) as error:  # the transport closes; `connection_lost` is still to come
             self.end(RedisConnectionError(f"Error while writing: {error}"))
 
     def data_received(self, data: bytes) -> None:
@@ -131,20 +179,20 @@ class _Link(asyncio.Protocol):
             self._parser.feed(data)
             while (reply := self._parser.gets()) is not False:
                 self._take(reply)
-        except (RedisError, IndexError) as error:  # this is no reply, or nobody asked for it
+        except (RedisError, IndexError) as error:  # the server sent no reply, or one too many
             self.end(RedisConnectionError(f"The server broke the protocol: {error}"))
 
     def _take(self, reply: Any) -> None:
         waiting, _ = self._outstanding.popleft()
         if waiting.done():
-            return  # its caller is gone
+            return  # the call was cancelled
         if isinstance(reply, Exception):
             _refuse(waiting, reply)
         else:
             waiting.set_result(reply)
 
     def _look_for_late_replies(self) -> None:
-        """One timer for all: the first reply that is outstanding is the oldest."""
+        """One timer serves all calls: the first outstanding reply is the oldest."""
         self._watch = None
         if self.lost or not self._outstanding or self._timeout_seconds is None:
             return
@@ -164,7 +212,7 @@ class _Link(asyncio.Protocol):
         self.end(RedisConnectionError(f"The server closed the connection: {exc}"))
 
     def end(self, error: RedisError) -> None:
-        """Let go of the connection; whoever waits gets `error`."""
+        """Let go of the connection; every waiting call raises `error`."""
         if self.lost:
             return
         self.lost = True
@@ -179,4 +227,4 @@ class _Link(asyncio.Protocol):
 
 def _refuse(waiting: "asyncio.Future[Any]", error: Exception) -> None:
     waiting.set_exception(error)
-    waiting.exception()  # seen: its caller may be cancelled at this moment
+    waiting.exception()  # retrieved, because the call may be cancelled at this moment and never ask

@@ -1,0 +1,242 @@
+"""The private parts of redis-py and uvicorn that this server uses: a version that changes one fails here, in one sentence
+that names the part and the module to adapt."""
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import Callable
+from importlib.metadata import version
+from types import SimpleNamespace
+from typing import Any
+
+import httptools
+import pytest
+import uvicorn
+import uvicorn._types
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.connection import AbstractConnection, DefaultParser
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoScriptError
+from uvicorn.protocols.http import flow_control
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+REQUEST = b"POST /path HTTP/1.1\r\nHost: here\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+
+
+def as_used(package: str, part: str, there: bool, used_in: str) -> None:
+    """Say which package changed what, and which module of this server has to follow."""
+    assert there, (
+        f"{package} {version(package)} has changed {part}: adapt {used_in} before you raise the pin in pyproject.toml."
+    )
+
+
+def parameters(function: Callable[..., Any]) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+# redis-py
+
+SCRIPTING = "uploader/accounting/scripting.py"
+
+
+def as_redis_has_it(part: str, there: bool) -> None:
+    as_used("redis", part, there, SCRIPTING)
+
+
+def test_redis_names_the_errors_of_replies() -> None:
+    parse: Any = getattr(DefaultParser, "parse_error", None)
+    found = parse is not None and isinstance(parse("NOSCRIPT no such script"), NoScriptError)
+    as_redis_has_it("DefaultParser.parse_error", found)
+
+
+async def test_redis_retries_what_it_is_given() -> None:
+    call: Any = getattr(Retry, "call_with_retry", None)
+    as_redis_has_it("Retry.call_with_retry", call is not None and parameters(call)[:2] == ["do", "fail"])
+    attempts, failures = 0, 0
+
+    async def fail_once() -> str:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise RedisConnectionError
+        return "reply"
+
+    async def note(_error: Exception) -> None:
+        nonlocal failures
+        failures += 1
+
+    retry = Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
+    reply = await retry.call_with_retry(fail_once, note)
+    as_redis_has_it("what Retry.call_with_retry does", (reply, attempts, failures) == ("reply", 2, 1))
+
+
+async def test_redis_makes_connections_from_what_its_pool_keeps() -> None:
+    pool = BlockingConnectionPool.from_url("redis://127.0.0.1:1", retry=Retry(NoBackoff(), 0), socket_timeout=5)
+    kwargs: Any = getattr(pool, "connection_kwargs", None)
+    as_redis_has_it("ConnectionPool.connection_kwargs", isinstance(kwargs, dict) and isinstance(kwargs["retry"], Retry))
+    kind: Any = getattr(pool, "connection_class", None)
+    as_redis_has_it("ConnectionPool.connection_class", isinstance(kind, type) and issubclass(kind, AbstractConnection))
+    connection = kind(**{**kwargs, "retry": Retry(NoBackoff(), 0), "protocol": 2})
+    as_redis_has_it("AbstractConnection._writer", getattr(connection, "_writer", "absent") is None)
+    as_redis_has_it("AbstractConnection.socket_timeout", getattr(connection, "socket_timeout", None) == 5)
+    as_redis_has_it("AbstractConnection.connect", parameters(connection.connect) == [])
+    as_redis_has_it("AbstractConnection.disconnect", "nowait" in parameters(connection.disconnect))
+
+
+async def test_redis_keeps_the_stream_of_a_connection_where_it_is_taken_from() -> None:
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while command := await reader.read(1 << 16):
+            writer.write(b"+OK\r\n" * command.count(b"CLIENT"))
+        writer.close()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        pool = BlockingConnectionPool.from_url(f"redis://127.0.0.1:{port}", protocol=2)
+        connection: Any = pool.connection_class(**pool.connection_kwargs)
+        await connection.connect()
+        writer = connection._writer
+        as_redis_has_it("the type of AbstractConnection._writer", isinstance(writer, asyncio.StreamWriter))
+        await connection.disconnect()
+        await writer.wait_closed()
+
+
+def test_redis_runs_scripts_by_a_method_that_may_be_overridden() -> None:
+    as_redis_has_it("Redis.evalsha", parameters(Redis.evalsha) == ["sha", "numkeys", "keys_and_args"])
+    as_redis_has_it("Redis.aclose", parameters(Redis.aclose) == ["close_connection_pool"])
+    as_redis_has_it("Redis.from_pool", parameters(Redis.from_pool) == ["connection_pool"])
+
+
+# uvicorn
+
+SERVER = "uploader/http/server"
+# Each method that is overridden or called, with its parameters.
+METHODS: dict[str, list[str]] = {
+    "connection_made": ["transport"],
+    "connection_lost": ["exc"],
+    "data_received": ["data"],
+    "eof_received": [],
+    "pause_writing": [],
+    "resume_writing": [],
+    "on_message_begin": [],
+    "on_url": ["url"],
+    "on_header": ["name", "value"],
+    "on_headers_complete": [],
+    "on_body": ["body"],
+    "on_message_complete": [],
+    "on_response_complete": [],
+    "_start_asgi_task": ["cycle", "app"],
+    "_unset_keepalive_if_required": [],
+}
+OF_CONNECTION: dict[str, object] = {
+    "app_state": dict,
+    "connections": set,
+    "cycle": RequestResponseCycle,
+    "flow": flow_control.FlowControl,
+    "headers": list,
+    "loop": asyncio.AbstractEventLoop,
+    "parser": httptools.HttpRequestParser,
+    "pipeline": deque,
+    "scheme": str,
+    "scope": dict,
+    "transport": SimpleNamespace,
+    "url": bytes,
+}
+# Each attribute of a cycle as it is when the head of REQUEST was read; a type where no value is known before.
+OF_CYCLE: dict[str, object] = {
+    "body": bytearray(b""),
+    "chunked_encoding": None,
+    "disconnected": False,
+    "expected_content_length": 0,
+    "flow": flow_control.FlowControl,
+    "keep_alive": True,
+    "message_event": asyncio.Event,
+    "more_body": True,
+    "response_complete": False,
+    "response_started": False,
+    "scope": dict,
+    "transport": SimpleNamespace,
+    "waiting_for_100_continue": True,
+}
+
+
+def as_uvicorn_has_it(part: str, there: bool) -> None:
+    as_used("uvicorn", part, there, SERVER)
+
+
+class Started(HttpToolsProtocol):
+    """Takes down the cycles that are started, in place of running them."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.started: list[object] = []
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self.started.append(cycle)
+
+
+@pytest.fixture
+async def connection() -> Started:
+    """A connection on which the head of one request has come."""
+
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None:
+        raise AssertionError
+
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+    made = Started(config=config, server_state=ServerState(), app_state={})
+    transport: Any = SimpleNamespace(get_extra_info=lambda _name: None)
+    made.connection_made(transport)
+    made.data_received(REQUEST)
+    return made
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_uvicorn_has_the_method(name: str) -> None:
+    method: Any = getattr(HttpToolsProtocol, name, None)
+    as_uvicorn_has_it(f"HttpToolsProtocol.{name}()", method is not None and parameters(method) == METHODS[name])
+
+
+@pytest.mark.parametrize("name", OF_CONNECTION)
+async def test_uvicorn_keeps_of_a_connection(name: str, connection: Started) -> None:
+    kind: Any = OF_CONNECTION[name]
+    as_uvicorn_has_it(f"HttpToolsProtocol.{name}", isinstance(getattr(connection, name, None), kind))
+
+
+@pytest.mark.parametrize("name", OF_CYCLE)
+async def test_uvicorn_keeps_of_a_request(name: str, connection: Started) -> None:
+    expected, found = OF_CYCLE[name], getattr(connection.cycle, name, "absent")
+    there = isinstance(found, expected) if isinstance(expected, type) else found == expected
+    as_uvicorn_has_it(f"RequestResponseCycle.{name}", there)
+
+
+async def test_uvicorn_starts_a_request_and_queues_the_next(connection: Started) -> None:
+    as_uvicorn_has_it("where requests are started", connection.started == [connection.cycle])
+    connection.transport.pause_reading = lambda: None  # type: ignore[method-assign]
+    connection.data_received(b"ab" + REQUEST)
+    as_uvicorn_has_it("HttpToolsProtocol.pipeline", len(connection.pipeline) == len(connection.started) == 1)
+
+
+async def test_uvicorn_gathers_a_body_in_the_cycle(connection: Started) -> None:
+    connection.data_received(b"a")
+    cycle = connection.cycle
+    there = (bytes(cycle.body), cycle.more_body, cycle.message_event.is_set()) == (b"a", True, True)
+    as_uvicorn_has_it("what becomes of a body", there)
+    connection.data_received(b"b")
+    as_uvicorn_has_it("the end of a body", (bytes(cycle.body), cycle.more_body) == (b"ab", False))
+
+
+@pytest.mark.parametrize("name", ["drain", "pause_reading", "resume_reading"])
+def test_uvicorn_controls_the_flow(name: str) -> None:
+    method: Any = getattr(flow_control.FlowControl, name, None)
+    as_uvicorn_has_it(f"FlowControl.{name}()", method is not None and parameters(method) == [])
+
+
+def test_uvicorn_pauses_above_a_mark() -> None:
+    as_uvicorn_has_it("HIGH_WATER_LIMIT", isinstance(getattr(flow_control, "HIGH_WATER_LIMIT", None), int))
+
+
+@pytest.mark.parametrize("name", ["ASGI3Application", "ASGIReceiveCallable", "ASGISendCallable", "Scope"])
+def test_uvicorn_names_the_types_of_asgi(name: str) -> None:
+    as_uvicorn_has_it(f"uvicorn._types.{name}", hasattr(uvicorn._types, name))
