@@ -63,7 +63,12 @@ def give_way() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
 
 
-def run_in(pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
+def run_in(
+    pool: ThreadPoolExecutor,
+    work: Callable[..., T],
+    *arguments: object,
+    translate: Callable[[OSError], Exception] | None = None,
+) -> "asyncio.Future[T]":
     """What `work` gives: `run_in_executor` with fewer steps in between, because each chunk takes some.
 
     Cancelled before a thread has begun with it, it is left undone; afterwards it goes on unheard.
@@ -72,7 +77,7 @@ def run_in(pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: object)
     outcome: asyncio.Future[T] = loop.create_future()
 
     def run() -> None:
-        settle = _attempt(outcome, work, arguments)
+        settle = _attempt(outcome, work, arguments, translate)
         if settle is not None:
             loop.call_soon_threadsafe(settle)
 
@@ -91,16 +96,13 @@ class Pool:
         translate: Callable[[OSError], Exception],
         initializer: Callable[[], None] | None = None,
     ) -> None:
-        """`translate` says what an error of the system means to the callers."""
+        """`translate` says, in a thread, what an error of the system means to the callers."""
         self._translate = translate
         self.executor = ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=initializer)
 
-    async def run(self, work: Callable[..., T], *arguments: object) -> T:
+    def run(self, work: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
         """As `run_in`, with errors of the system translated."""
-        try:
-            return await run_in(self.executor, work, *arguments)
-        except OSError as error:
-            raise self._translate(error) from error
+        return run_in(self.executor, work, *arguments, translate=self._translate)
 
     def shutdown(self) -> None:
         """Take no more work."""
@@ -111,8 +113,9 @@ class Batches:
     """Short work that waits for nothing: what comes in one turn of the event loop, or while the thread is busy with what
     came before, goes to a thread together and comes back together."""
 
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, pool: ThreadPoolExecutor, *, translate: Callable[[OSError], Exception] | None = None) -> None:
         self._pool = pool
+        self._translate = translate
         self._waiting: list[tuple[asyncio.Future[Any], Callable[..., Any], tuple[object, ...]]] = []
         self._busy = False
 
@@ -130,7 +133,7 @@ class Batches:
         batch, self._waiting = self._waiting[:_MAX_BATCH], self._waiting[_MAX_BATCH:]
 
         def run() -> None:
-            settled = [_attempt(*item) for item in batch]
+            settled = [_attempt(*item, self._translate) for item in batch]
             loop.call_soon_threadsafe(self._end, loop, settled)
 
         try:
@@ -148,13 +151,18 @@ class Batches:
 
 
 def _attempt(
-    outcome: "asyncio.Future[T]", work: Callable[..., T], arguments: tuple[object, ...]
+    outcome: "asyncio.Future[T]",
+    work: Callable[..., T],
+    arguments: tuple[object, ...],
+    translate: Callable[[OSError], Exception] | None = None,
 ) -> Callable[[], None] | None:
     """In the thread: what is to be called on the event loop then, if anybody still waits for it."""
     if outcome.cancelled():
         return None
     try:
         return partial(_succeed, outcome, work(*arguments))
+    except OSError as error:
+        return partial(_fail, outcome, error if translate is None else _caused_by(translate(error), error))
     except BaseException as error:
         return partial(_fail, outcome, error)
 
@@ -167,3 +175,8 @@ def _succeed(outcome: "asyncio.Future[T]", result: T) -> None:
 def _fail(outcome: "asyncio.Future[T]", error: BaseException) -> None:
     if not outcome.done():
         outcome.set_exception(error)
+
+
+def _caused_by(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error

@@ -15,6 +15,7 @@ from uploader.accounting.scripting import Script
 from uploader.bootstrap import create_services, redis_directory
 from uploader.database import models
 from uploader.database.engine import Connection
+from uploader.database.transactions.uploads import row_of
 from uploader.domain.chunks import chunk_count
 from uploader.domain.upload import State, Upload
 from uploader.embedded import socket_path
@@ -27,7 +28,6 @@ from uploader.storage.local.temp import month_path
 CHUNK_BYTES = 64 * KIB
 # So that the map of an upload is not larger than a page.
 CHUNKS = 400
-_COLUMNS = {column.name for column in models.upload.columns} - {"open_flag", "state"}
 _INSERTED_AT_ONCE = 5000
 _SENT_AT_ONCE = 1000
 
@@ -83,7 +83,7 @@ def _upload(user_id: str, now: datetime) -> Upload:
 
 
 def _row(upload: Upload) -> dict[str, object]:
-    return {name: getattr(upload, name) for name in _COLUMNS} | {"open_flag": 1, "state": upload.state.value}
+    return row_of(upload) | {"state": upload.state.value}
 
 
 def _hydrate(path: str, uploads: Sequence[Upload], era: str) -> None:

@@ -60,9 +60,9 @@ claims[#claims + 1] =""",
         ("close_upload", "now: datetime", "now: datetime, received: int"),
         (
             "close_upload",
-            "await _settle_user(connection, upload, finished=0)",
+            "await settle_user(connection, upload, finished=0)",
             "from dataclasses import replace\n"
-            "await _settle_user(connection, replace(upload, flushed_bytes=received), finished=0)",
+            "await settle_user(connection, replace(upload, flushed_bytes=received), finished=0)",
         ),
     ),
     _mutant(
@@ -133,10 +133,10 @@ if state and state ~= 'open' and state ~= 'merging' then""",
         ("record_chunk.lua", "chunk_total == chunk_count", "false"),
         (
             "_hold_and_record",
-            "if figures.outcome is not Outcome.REHYDRATE:",
-            "if figures.chunks == figures.chunk_count and not figures.settled:\n"
-            "    figures = await self._closers.hydrate(upload)  # which settles\n"
-            "if figures.outcome is not Outcome.REHYDRATE:",
+            "if result.outcome is not Outcome.REHYDRATE:",
+            "if result.chunks == result.chunk_count and not result.settled:\n"
+            "    result = await self._closers.hydrate(upload)  # which settles\n"
+            "if result.outcome is not Outcome.REHYDRATE:",
         ),
     ),
     _mutant(
@@ -185,8 +185,8 @@ if state and state ~= 'open' and state ~= 'merging' then""",
         ),
         (
             "_write_missing",
-            "self._write_record(files.map, chunkmap.pack_record(checksum), record)",
-            "self._write_record(files.map, chunkmap.pack_record(checksum), record)\n"
+            "self._write_record(files.map, formats.map_record(checksum), record)",
+            "self._write_record(files.map, formats.map_record(checksum), record)\n"
             "self._write_data(files.data, number * upload.chunk_size, body)",
         ),
     ),
@@ -200,14 +200,14 @@ if state and state ~= 'open' and state ~= 'merging' then""",
         "a chunk on the map is not recorded again",
         (
             "_hold_and_record",
-            "figures = await self._pending.record_chunk(upload.id, number, length)",
+            "result = await self._pending.record_chunk(upload.id, number, length)",
             "from types import SimpleNamespace\n"
             "if held.written:\n"
-            "    figures = await self._pending.record_chunk(upload.id, number, length)\n"
+            "    result = await self._pending.record_chunk(upload.id, number, length)\n"
             "else:\n"
             "    known = await self._pending.read(upload.id)\n"
             "    facts = {'received': known.received, 'chunks': known.chunks, 'chunk_count': 0, 'settled': False}\n"
-            "    figures = SimpleNamespace(outcome=Outcome.DUPLICATE, **facts)",
+            "    result = SimpleNamespace(outcome=Outcome.DUPLICATE, **facts)",
         ),
     ),
     _mutant(

@@ -38,7 +38,7 @@ async def _read(connection: Connection) -> dict[tuple[str, str], _Rows]:
     files, uploads = models.file.c, models.upload.c
     for user_id, name, *digests in await connection.execute(select(files.user_id, files.name, files.md5, files.sha256)):
         rows[user_id, name].files.append(tuple(digests))
-    columns = (uploads.user_id, uploads.name, uploads.state, uploads.place, uploads.close_reason)
+    columns = (uploads.user_id, uploads.name, uploads.state, uploads.temp_path, uploads.close_reason)
     for user_id, name, *facts in await connection.execute(select(*columns).order_by(uploads.id)):
         rows[user_id, name].uploads.append(tuple(facts))
     return rows

@@ -104,7 +104,7 @@ class _Rows:
 
 async def _rows(connection: AsyncConnection) -> _Rows:
     uploads, blobs = models.upload.c, models.blob.c
-    open_uploads = select(uploads.id, uploads.place, uploads.flushed_bytes).where(uploads.state == "OPEN")
+    open_uploads = select(uploads.id, uploads.temp_path, uploads.flushed_bytes).where(uploads.state == "OPEN")
     used = select(blobs.sha256, blobs.size).where(blobs.refs > 0)
     return _Rows(
         [(row[0], row[1], row[2]) for row in await connection.execute(open_uploads)],

@@ -178,8 +178,7 @@ def _become(order: dict[str, Any], standard: list[int]) -> None:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])
-    for name in _READ_AT_IMPORT:
-        importlib.reload(sys.modules[name])
+    _read_environment()
     script, *arguments = order["arguments"]
     if script == "-m":
         sys.argv = arguments
@@ -187,6 +186,16 @@ def _become(order: dict[str, Any], standard: list[int]) -> None:
     else:
         sys.argv = [script, *arguments]
         runpy.run_path(script, run_name="__main__")
+
+
+def _read_environment() -> None:
+    """Import anew what reads it, also for those who have it by name already."""
+    passed = sys.modules["uploader.crashpoints"].crash_point
+    for name in _READ_AT_IMPORT:
+        importlib.reload(sys.modules[name])
+    for module in [module for name, module in sys.modules.items() if name.startswith("uploader.")]:
+        if getattr(module, "crash_point", None) is passed:
+            vars(module)["crash_point"] = sys.modules["uploader.crashpoints"].crash_point
 
 
 def _main() -> None:

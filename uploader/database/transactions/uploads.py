@@ -41,11 +41,16 @@ class Flushed:
     open_ids: frozenset[str]
 
 
-async def open_upload(connection: AsyncConnection, upload: Upload, *, max_open_uploads: int) -> None:
-    """Insert an upload and reserve its size. Raises Duplicate (from the engine), QuotaExceeded, TooManyUploads."""
+def row_of(upload: Upload) -> dict[str, object]:
+    """The columns of a new upload's row."""
     values = {name: getattr(upload, name) for name in Upload.__dataclass_fields__}
     values[queries.PLACE_COLUMN] = values.pop("place")
-    await connection.execute(statements.INSERT_UPLOAD, values | {"open_flag": 1})
+    return values | {"open_flag": 1}
+
+
+async def open_upload(connection: AsyncConnection, upload: Upload, *, max_open_uploads: int) -> None:
+    """Insert an upload and reserve its size. Raises Duplicate (from the engine), QuotaExceeded, TooManyUploads."""
+    await connection.execute(statements.INSERT_UPLOAD, row_of(upload))
     if await changed(connection, statements.RESERVE, of_user=upload.user_id, more=upload.size) == 0:
         raise await quota_refusal(connection, upload.user_id, upload.size)
     # The user's row is locked by now, so racing callers count one after the other.

@@ -96,11 +96,8 @@ class ReceivedBody:
         self._batched = 0
         self._expected = expected_bytes
         self._keepers = 1
+        self.in_memory = True
         self.length = 0
-
-    @property
-    def in_memory(self) -> bool:
-        return self._spooled is None
 
     async def make_room(self, *, slow: bool) -> None:
         """There is room after this, in memory or not. The body is not whole. Raises StorageFull."""
@@ -195,6 +192,7 @@ class ReceivedBody:
 
     async def _open_spool(self, pieces: list[memoryview]) -> None:
         self._spooled = await self._spool.open()
+        self.in_memory = False
         for piece in pieces:
             await self._spooled.append(piece)
 

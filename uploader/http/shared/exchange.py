@@ -80,9 +80,7 @@ class Exchange:
             given_names = {name.lower() for name, _ in headers}
             headers.append((b"x-request-id", self._request_id.encode()))
             headers += [header for header in _RAW_SECURITY_HEADERS if header[0] not in given_names]
-            if not self._body_ended() and self.status != _BODY_TIMEOUT:  # which waited long enough
-                await self._drain()
-            if not self._body_ended():
+            if not self._body_ended() and not await self._drain():
                 headers.append((b"connection", b"close"))
         await self._send(message)
 
@@ -97,14 +95,18 @@ class Exchange:
     def _body_ended(self) -> bool:
         return self._received or (self._direct is not None and self._direct.ended)
 
-    async def _drain(self) -> None:
+    async def _drain(self) -> bool:
+        """Read what is left of the body; whether it has ended."""
+        if self.status == _BODY_TIMEOUT:
+            return False  # it was waited for long enough
         # A client that waits for 100 Continue has sent nothing yet, and asking for it would invite it to.
         direct = self._direct if self._direct is not None and self._direct.started else None
         if self._waits_for_continue and not self._touched and direct is None:
-            return
+            return False
         with suppress(TimeoutError, ClientDisconnect):
             async with asyncio.timeout(_MAX_DRAIN_SECONDS):
                 await (self._drain_messages() if direct is None else self._drain_direct(direct))
+        return self._body_ended()
 
     async def _drain_messages(self) -> None:
         drained = 0

@@ -1,6 +1,8 @@
-"""What is done to an upload while all its chunks are locked: end it without a file, tidy up after it, hydrate Redis.
+"""Works on an upload as a whole while all its chunks are locked: ends it without a file, tidies up after it, hydrates Redis,
+withdraws chunks.
 
-Effects go in one order: SQL, then Redis, then the disk. A crash between any two leaves what the next visitor tidies.
+The effects of an ending come in one order: SQL, then Redis, then the disk. What a crash leaves between two of them is tidied
+by the next job, merge or cleanup that meets the upload.
 """
 
 import logging
@@ -22,12 +24,12 @@ from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
 
-# The era can move while one looks; more often than this is a Redis that keeps restarting.
+# The era may move between its reading and the hydration. If it moves more often than this, Redis keeps restarting.
 _HYDRATE_ATTEMPTS = 5
 
 
 class Closers:
-    """Holds uploads as a whole. Every method runs to its end even if its caller is cancelled."""
+    """Takes all locks of an upload for each of its methods, which run to their ends even if their callers are cancelled."""
 
     def __init__(self, database: Database, storage: Withdrawing, pending: Pending, clock: Clock) -> None:
         self._database = database
@@ -47,12 +49,13 @@ class Closers:
                 await self._commit_close(upload, reason)
                 await self.clear(upload, STATE_OF_REASON[reason], closer)
         except Gone:
-            # No bytes, no locks: somebody else closed it (NotOpen), or its directory was lost.
+            # Without a map there are no locks. Either another worker has closed the upload: the transaction raises NotOpen.
+            # Or the directory was lost: the upload ends all the same.
             await self._commit_close(upload, reason)
             await self.clear(upload, STATE_OF_REASON[reason], None)
 
     async def _refuse_an_older_generation(self, upload: Upload) -> None:
-        """What was compared with the claims is not what is there now, if chunks were withdrawn since. Raises NotOpen."""
+        """Raises NotOpen if chunks were withdrawn since the caller compared the bytes with the claims."""
         row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload.id))
         if row is None or row.generation != upload.generation:
             raise NotOpen(upload.id)
@@ -66,8 +69,8 @@ class Closers:
         logger.info("upload closed", extra={"upload_id": upload.id, "user_id": upload.user_id, "reason": reason.value})
 
     async def announce(self, upload: Upload) -> None:
-        """Before the commit that closes an upload, or renews its generation: see to it that a worker looks at it if this
-        process dies after it."""
+        """Lease the upload's task before a commit that closes the upload or renews its generation. If this process dies
+        after that commit, the lease ends and a worker meets the upload."""
         try:
             await self._pending.lease(upload.id)
             crash_point("close.after_announce")
@@ -75,9 +78,9 @@ class Closers:
             logger.debug("an upload is closed without Redis", extra={"upload_id": upload.id})
 
     async def expire(self, upload: Upload, idle_seconds: float) -> bool:
-        """Expire an upload unless a chunk arrived within `idle_seconds`, looked at under its locks.
+        """Expire an upload, unless the store has taken a chunk within `idle_seconds`: asked under the upload's locks.
 
-        One that is complete is put up for its merge instead. Raises Unavailable.
+        A complete upload is hydrated instead, which arms its merge. Raises Unavailable.
         """
         return await uninterrupted(self._expire(upload, idle_seconds))
 
@@ -100,7 +103,7 @@ class Closers:
         return not complete
 
     async def _expire_without_bytes(self, upload: Upload) -> bool:
-        """Its directory was lost; what it holds in the quota is given back all the same."""
+        """The upload's directory was lost. The user gets back all the same what the upload holds of the quota."""
         try:
             await self._commit_close(upload, Reason.EXPIRED)
         except NotOpen:
@@ -109,17 +112,17 @@ class Closers:
         return True
 
     async def tidy(self, upload_id: str) -> bool:
-        """Drop from Redis and the disk what is left of an upload that is closed in the database, or not there; hydrate one
-        that is open, because a withdrawal may have been interrupted.
+        """Drop what Redis and the disk still have of an upload that the database calls closed, or does not know. An open
+        upload is hydrated instead, because a crash may have interrupted its withdrawal.
 
-        Returns whether its bytes went.
+        Returns whether bytes were removed.
         """
         return await uninterrupted(self._tidy(upload_id))
 
     async def _tidy(self, upload_id: str) -> bool:
         row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
         if row is None:
-            # No tombstone: perhaps another database knows it, and goes on with it (decision 0013).
+            # Redis keeps no tombstone: another database may know the upload, and go on with it (decision 0013).
             await self._pending.forget(upload_id, None)
             crash_point("tidy.after_forget")
             return False
@@ -134,8 +137,8 @@ class Closers:
             return await self.clear(row, row.state, None)
 
     async def _tidy_held(self, upload: Upload, closer: WithdrawingCloser) -> bool:
-        """`upload` was read as closed, perhaps before that commit was durable, and a crash of the database may have undone
-        it since (decision 0012). So it is read again, durably."""
+        """The caller has read `upload` as closed, perhaps before that commit was durable. A crash of the database may have
+        undone the commit since (decision 0012), so the row is read again, durably."""
         row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
         if row is not None and row.state is State.OPEN:
             with suppress(Gone, NotOpen):
@@ -145,9 +148,9 @@ class Closers:
         return await self.clear(closed, closed.state, closer)
 
     async def clear(self, upload: Upload, state: State, closer: Closer | None) -> bool:
-        """After the commit that closed an upload: Redis, then the disk; whether its bytes went.
+        """Drop a closed upload from Redis, then its bytes from the disk; returns whether bytes were removed.
 
-        Never fails: the jobs come back to the rest.
+        Never fails: the flusher, the merger or the cleanup comes back to what this call could not drop.
         """
         try:
             await self._pending.forget(upload.id, REDIS_WORDS[state])
@@ -169,10 +172,10 @@ class Closers:
             return await self._hydrate_held(upload, closer)
 
     async def _hydrate_held(self, upload: Upload, closer: WithdrawingCloser) -> RecordResult:
-        chunk_map = await self._read_held(upload, closer)  # which may renew the generation
+        chunk_map = await self._read_held(upload, closer)  # this may withdraw chunks, and so renew the generation
         for _ in range(_HYDRATE_ATTEMPTS):
             era = (await self._pending.read(upload.id)).era
-            # Durably: what Redis holds to be flushed is flushed by nobody else.
+            # Durably: for bytes that Redis takes to be flushed already no flusher ever comes.
             row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
             if row is None or row.state is not State.OPEN:
                 raise NotOpen(upload.id)
@@ -195,7 +198,8 @@ class Closers:
         raise Unavailable("The accounting store keeps restarting; try again.")
 
     async def read_map(self, upload: Upload) -> PresentChunks:
-        """Which chunks are on disk, and whole: checked first, if the machine was restarted since they came without a sync.
+        """Which chunks are stored and whole. If the machine was restarted since chunks came without a sync, their checksums
+        are compared first.
 
         Raises Gone, NotOpen, Unavailable.
         """
@@ -229,7 +233,7 @@ class Closers:
             present[number] = False
         left = received_bytes(present, upload.size, upload.chunk_size)
         await self.announce(upload)
-        # The generation first: the figures of the old one must count for nothing before a smaller one exists.
+        # The generation comes first: figures of the old one have to count for nothing before there is a smaller figure.
         await self._database.transact(
             lambda connection: transactions.withdraw(connection, upload.id, left, self._clock.now())
         )

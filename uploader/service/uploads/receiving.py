@@ -197,7 +197,7 @@ class Receiving:
     async def _hold_and_record(self, upload: Upload, number: int, body: Body | None) -> Stored:
         """Disk, then Redis, under the lock of the chunk's record. A chunk on the map is recorded all the same, because a
         crash may have come between the two."""
-        length = chunk_length(number, upload.size, upload.chunk_size)
+        length = chunk_length(number, upload.size, upload.chunk_size) if body is None else body.length
         written = False
         for _ in range(ATTEMPTS):
             try:

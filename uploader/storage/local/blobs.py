@@ -4,6 +4,7 @@ Refuses to know who has a blob: the caller holds the lock of its row.
 """
 
 import hashlib
+import weakref
 from collections.abc import Callable
 
 from uploader.crashpoints import crash_point
@@ -12,8 +13,27 @@ from uploader.storage import disk
 from uploader.storage.base import Gone
 from uploader.storage.disk import Directory
 from uploader.storage.local.temp import upload_directory
+from uploader.tasks import Pool
 
 _READ_BYTES = 1 << 20
+
+
+class LocalBlob:
+    """The descriptor of a blob. It is closed with its last user, so an opening that is cancelled leaves none."""
+
+    def __init__(self, pool: Pool, descriptor: int) -> None:
+        self._pool = pool
+        self._descriptor = descriptor
+        self._close = weakref.finalize(self, disk.close, descriptor)
+
+    async def read(self, length_bytes: int, offset: int) -> bytes:
+        return await self._pool.run(disk.read, self._descriptor, length_bytes, offset)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    async def close(self) -> None:
+        await self._pool.run(self._close)
 
 
 class Blobs:

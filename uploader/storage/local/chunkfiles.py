@@ -1,7 +1,7 @@
 """The files of an open upload, `data` and `map`, and how a chunk gets into them.
 
-Owns the order in which the effects of a chunk reach the disk, and the lock of its record. Runs in threads and waits for
-nobody: who does not get a lock is told so.
+Owns the order in which the effects of a chunk reach the disk, and the lock of its record. Runs in threads, and never waits
+for a lock: a writer that does not get it is told so, and its caller tries again.
 """
 
 from collections.abc import Callable, Iterator
@@ -52,8 +52,8 @@ class ChunkFiles:
         keep: Callable[[OpenFiles], None],
         check_stopping: Callable[[], None],
     ) -> None:
-        """`durable`: an acknowledged chunk survives a power cut, not only the end of the process. `keep` takes the files of
-        chunks that were released."""
+        """`durable`: an acknowledged chunk survives a power cut, not only the end of the process. `keep` is given the open
+        files of each chunk that its holder has released."""
         self._root = root
         self._keep = keep
         self._durable = durable
@@ -64,7 +64,7 @@ class ChunkFiles:
         """The files of an upload without chunks, durably; returns when its map was written."""
         count = chunk_count(upload.size, upload.chunk_size)
         with new_upload_directory(self._root, upload) as directory:
-            # The size of the data is durable with the first chunk, and until then it says nothing.
+            # The first chunk that is synced makes the size of `data` durable. Until then nothing rests on it.
             directory.create_empty("data", upload.size)
             crash_point("open.after_data_file")
             directory.create_empty("digest")
@@ -79,9 +79,10 @@ class ChunkFiles:
     def try_hold(
         self, upload: Upload, number: int, body: Body | None, files: OpenFiles | None = None
     ) -> HeldRecord | None:
-        """Put a chunk on disk unless it is there, and keep its record locked; None if another holds it. Raises Gone.
+        """Put a chunk on disk unless it is there, and keep its record locked; None if a writer or a closer has the lock.
 
-        `files`, if they are open already, are this call's own: it closes what it does not return.
+        If `files` are given they are open already, and belong to this call: unless it returns them, it closes them.
+        Raises Gone, Unverified.
         """
         files = files or OpenFiles(self._root, upload)
         held = None
@@ -115,7 +116,7 @@ class ChunkFiles:
             raise Unverified()
 
     def _write_boot_id(self, map_descriptor: int, boot_id: str) -> None:
-        """Durably: from here on chunks of this upload are stored without a sync, or no more."""
+        """Say in the map, durably, in which boot chunks of this upload are stored without a sync; empty: none is."""
         disk.write(map_descriptor, memoryview(formats.pack_boot_id(boot_id)), formats.BOOT_ID_OFFSET)
         disk.sync_data(map_descriptor)
 
@@ -139,7 +140,7 @@ class ChunkFiles:
             self._sync_data(map_descriptor)
             crash_point("chunk.after_map_sync")
         except OSError:
-            # The page cache may show a record that the disk refused; the next writer must not believe it.
+            # The page cache may still show the record that the disk refused. The chunk's next writer must not believe it.
             disk.write(map_descriptor, memoryview(bytes(formats.MAP_RECORD_LENGTH)), offset)
             raise
 
@@ -173,13 +174,13 @@ class ChunkFiles:
     # Chunks that went bad
 
     def turns(self, upload: Upload) -> Iterator[range]:
-        """All chunks, in portions that are read at one go, so that other uploads come in between."""
+        """All chunks in portions, each read at one go by a thread, so that other uploads have the thread in between."""
         at_once = max(_TURN_BYTES // upload.chunk_size, 1)
         count = chunk_count(upload.size, upload.chunk_size)
         return (range(first, min(first + at_once, count)) for first in range(0, count, at_once))
 
     def find_bad(self, upload: Upload, numbers: range) -> list[int]:
-        """Those on the map whose bytes do not have the checksum they were stored with. Raises Gone, Stopping."""
+        """The chunks on the map whose bytes no longer have the checksum of their record. Raises Gone, Stopping."""
         checksums = self.read_map(upload, verified=False).checksums
         with upload_directory(self._root, upload) as directory:
             data = directory.open_to_read("data")
@@ -199,7 +200,7 @@ class ChunkFiles:
         while offset < end:
             piece = disk.read(data, min(_READ_BYTES, end - offset), offset)
             if not piece:
-                break  # the file is too short, and so the checksum is another
+                break  # `data` is cut short, so the checksum will differ
             checksum = crc32(piece, checksum)
             offset += len(piece)
         return checksum
@@ -219,8 +220,8 @@ class ChunkFiles:
 
 
 def _try_lock_record(map_descriptor: int, number: int) -> bool:
-    """A writer only looks at the gate: a closer that wants it has it at once, however many writers there are. Those who
-    looked before are still to come, but none of them comes twice."""
+    """Look at the gate without taking it, then try to lock the record. So a closer gets the gate at once, however many
+    writers there are; a writer that looked before it came may still take its record, but no writer does so twice."""
     if is_locked(map_descriptor, formats.GATE_OFFSET, formats.GATE_LENGTH):
         return False
     return try_lock(map_descriptor, formats.map_record_offset(number), formats.MAP_RECORD_LENGTH)

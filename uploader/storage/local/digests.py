@@ -64,15 +64,14 @@ class DigestFiles:
         """The digests as they were saved; None if another process has their lock. Raises Gone, and StorageFailed if the
         disk lost bytes."""
         with upload_directory(self._root, upload) as directory, ExitStack() as opened:
-
-            def kept(descriptor: int) -> int:
-                opened.callback(disk.close, descriptor)
-                return descriptor
-
-            digest = kept(directory.open_to_write("digest"))
+            digest = directory.open_to_write("digest")
+            opened.callback(disk.close, digest)
             if not try_lock(digest, 0, 0):
                 return None
-            chunk_map, data = kept(directory.open_to_read("map")), kept(directory.open_to_read("data"))
+            chunk_map = directory.open_to_read("map")
+            opened.callback(disk.close, chunk_map)
+            data = directory.open_to_read("data")
+            opened.callback(disk.close, data)
             locked = LockedDigests(upload, digest, chunk_map, data, boot_id=self._boot_id)
             locked.load()
             locked.close = opened.pop_all().close

@@ -19,7 +19,7 @@ from uploader.storage.base import Body, Busy, Digests, Gone, Stopping
 from uploader.storage.hashes import states_are_portable
 from uploader.storage.local import frontier_states
 from uploader.storage.local.digests import DigestFiles, LockedDigests
-from uploader.storage.local.frontier_states import Progress, State, is_gathered
+from uploader.storage.local.frontier_states import TRANSITIONS, FollowerState
 from uploader.tasks import uninterrupted
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ _WATCH_SECONDS = 0.02
 class InThread(Protocol):
     """Runs work in a thread of the pool for hashing."""
 
-    async def __call__(self, work: Callable[..., T], *arguments: object) -> T: ...
+    def __call__(self, work: Callable[..., T], *arguments: object) -> "asyncio.Future[T]": ...
 
 
 class Offer:
@@ -55,20 +55,77 @@ class Offer:
             self._settled(self)
 
 
+def is_gathered(chunk_size: int) -> bool:
+    """Whether chunks of this size are gathered; larger ones are hashed from memory while they are written."""
+    return chunk_size < frontier_states.GATHERED_BYTES
+
+
+class FollowerProgress:
+    """The state of one follower, and the facts that decide about the next one."""
+
+    def __init__(self) -> None:
+        self.state = FollowerState.GATHERING
+        # Whether the merge, or the end of the process, waits for the follower to end.
+        self.hurried = False
+        # How far the digests are, in bytes; None while no process is known to bring them any further.
+        self.position: int | None = None
+        self._waiting_bytes = 0
+        self._looks_in_vain = 0
+
+    def enter(self, state: FollowerState) -> None:
+        """The one place where the state changes."""
+        assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
+        self.state = state
+        if state is FollowerState.HASHING:
+            self._waiting_bytes = 0  # those are what it hashes now; chunks that come from here on need another round
+
+    def grow(self, length: int) -> None:
+        """A chunk was stored, or is about to be."""
+        self._waiting_bytes += length
+
+    def has_enough(self) -> bool:
+        """Whether a follower that gathers should hash now."""
+        return self.hurried or self._waiting_bytes >= frontier_states.GATHERED_BYTES
+
+    def after_hashing(self, *, had_digests: bool) -> FollowerState:
+        """What to do after a round of hashing; `had_digests` is False if another process has them."""
+        return self._after_round() if had_digests else FollowerState.WATCHING
+
+    def look(self, position: int) -> bool:
+        """Note how far another process is; returns whether to try for the digests once more, because they still move."""
+        self._looks_in_vain = self._looks_in_vain + 1 if position == self.position else 0
+        self.position = position
+        return self._looks_in_vain < frontier_states.LOOKS_IN_VAIN and not self.hurried
+
+    def after_watching(self, *, once_more: bool) -> FollowerState:
+        return FollowerState.HASHING if once_more else self._after_round()
+
+    def _after_round(self) -> FollowerState:
+        return FollowerState.GATHERING if self._waiting_bytes else FollowerState.ENDED
+
+    def keeps_waiting(self, offset: int, begun: int) -> bool:
+        """Whether the sender of the chunk at `offset` has to wait on; the digests were at `begun` when it began to."""
+        if self.position is None:
+            return False
+        return (
+            offset - self.position > frontier_states.NEAR_BYTES and self.position - begun < frontier_states.NEARER_BYTES
+        )
+
+
 class _Follower:
     """The task that looks after an upload, and the offers that it may take."""
 
     def __init__(self, upload: Upload) -> None:
         self.upload = upload
         self.offers: dict[int | None, Offer] = {}
-        self.progress = Progress()
+        self.progress = FollowerProgress()
         self.task: asyncio.Task[None]
         self._enough = asyncio.Event()
         self._moved = asyncio.Event()
 
-    def enter(self, state: State) -> None:
+    def enter(self, state: FollowerState) -> None:
         self.progress.enter(state)
-        if state is State.HASHING:
+        if state is FollowerState.HASHING:
             self._enough.clear()
 
     def grow(self) -> None:
@@ -171,26 +228,26 @@ class Frontiers:
         """Errors end it in silence: the storage has logged them where they happened, and the merge meets them again."""
         try:
             with suppress(Gone, Stopping, UploaderError):
-                while (state := await self._act(follower)) is not State.ENDED:
+                while (state := await self._act(follower)) is not FollowerState.ENDED:
                     follower.enter(state)
         finally:
-            follower.enter(State.ENDED)
+            follower.enter(FollowerState.ENDED)
             self._let_go(follower, *follower.offers)
             del self._followers[follower.upload.id]
             follower.move(None)
 
-    async def _act(self, follower: _Follower) -> State:
+    async def _act(self, follower: _Follower) -> FollowerState:
         """Do what the state says; returns the next state."""
         progress = follower.progress
-        if progress.state is State.GATHERING:
+        if progress.state is FollowerState.GATHERING:
             await follower.gather()
-            return State.HASHING
-        if progress.state is State.HASHING:
+            return FollowerState.HASHING
+        if progress.state is FollowerState.HASHING:
             had_digests = await self._advance(follower)
             if had_digests:
                 follower.move(None)
             return progress.after_hashing(had_digests=had_digests)
-        assert progress.state is State.WATCHING
+        assert progress.state is FollowerState.WATCHING
         once_more = follower.look(await self._in_thread(self._files.position, follower.upload))
         await asyncio.sleep(_WATCH_SECONDS)
         return progress.after_watching(once_more=once_more)

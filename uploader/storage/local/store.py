@@ -10,14 +10,11 @@ import asyncio
 import os
 import threading
 import time
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
@@ -26,14 +23,12 @@ from uploader.storage import disk
 from uploader.storage.base import Body, Digests, Found, Gone, Space, Stopping
 from uploader.storage.disk import try_lock
 from uploader.storage.local import digests, formats, temp, walking
-from uploader.storage.local.blobs import Blobs, blob_path
+from uploader.storage.local.blobs import Blobs, LocalBlob, blob_path
 from uploader.storage.local.chunkfiles import ChunkFiles, HeldRecord
 from uploader.storage.local.digests import DigestFiles
 from uploader.storage.local.frontier import Frontiers
 from uploader.storage.local.temp import KeptFiles, OpenFiles, close_files
 from uploader.tasks import Batches, Pool, give_way, run_in
-
-T = TypeVar("T")
 
 _LOCK_TIMEOUT_SECONDS = 30.0
 _LIST_BATCH = 250
@@ -64,24 +59,6 @@ class LocalCloser:
         return await self._store.discard(self._upload)
 
 
-class LocalBlob:
-    """The descriptor of a blob. It is closed with its last user, so an opening that is cancelled leaves none."""
-
-    def __init__(self, pool: Pool, descriptor: int) -> None:
-        self._pool = pool
-        self._descriptor = descriptor
-        self._close = weakref.finalize(self, disk.close, descriptor)
-
-    async def read(self, length_bytes: int, offset: int) -> bytes:
-        return await self._pool.run(disk.read, self._descriptor, length_bytes, offset)
-
-    def fileno(self) -> int:
-        return self._descriptor
-
-    async def close(self) -> None:
-        await self._pool.run(self._close)
-
-
 class LocalStore:
     """All capabilities of `storage/base.py`."""
 
@@ -92,7 +69,7 @@ class LocalStore:
         self._stopping = threading.Event()
         self._durable = durable
         self.disk = Pool(16, "disk", translate=disk.refusal)
-        self._quick = Batches(self.disk.executor)
+        self._quick = Batches(self.disk.executor, translate=disk.refusal)
         # Of their own, so that downloads do not wait for writes to be synced, nor either for long work.
         self._reading = Pool(8, "reading", translate=disk.refusal)
         self._hashing = Pool(os.cpu_count() or 1, "hashing", translate=disk.refusal, initializer=give_way)
@@ -206,20 +183,12 @@ class LocalStore:
         files = self._kept.take(upload.id)
         if files is not None:
             quick = not self._durable and body is not None and body.length <= _QUICK_BYTES
+            hop = self._quick.run if quick else self.disk.run
             try:
-                return await self._hold_in_thread(quick, upload, number, body, files)
+                return await hop(self._chunks.try_hold, upload, number, body, files)
             except Gone:  # or the files that were open were replaced
                 self._close_files(self._kept.take_all(upload.id))
-        return await self._hold_in_thread(False, upload, number, body, None)
-
-    async def _hold_in_thread(
-        self, quick: bool, upload: Upload, number: int, body: Body | None, files: OpenFiles | None
-    ) -> HeldRecord | None:
-        hop = self._quick.run if quick else partial(run_in, self.disk.executor)
-        try:
-            return await hop(self._chunks.try_hold, upload, number, body, files)
-        except OSError as error:
-            raise disk.refusal(error) from error
+        return await self.disk.run(self._chunks.try_hold, upload, number, body)
 
     async def keep_pace(self, upload: Upload, number: int) -> None:
         await self._frontiers.keep_pace(upload, number)

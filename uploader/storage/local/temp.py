@@ -38,7 +38,7 @@ def month_path(moment: datetime) -> str:
 
 @contextmanager
 def upload_directory(root: Directory, upload: Upload) -> Iterator[Directory]:
-    """The directory of an upload; whatever is missed within raises Gone."""
+    """The directory of an upload. If a file is missing within, Gone is raised."""
     try:
         with root.enter(upload.place) as directory:
             yield directory
@@ -48,7 +48,7 @@ def upload_directory(root: Directory, upload: Upload) -> Iterator[Directory]:
 
 @contextmanager
 def new_upload_directory(root: Directory, upload: Upload) -> Iterator[Directory]:
-    """A directory to fill, durable by the end; an error leaves nothing of it."""
+    """A new directory to fill, durable at the end. After an error nothing of it is left."""
     path, _, name = upload.place.rpartition("/")
     with _make(root, path, name) as month:
         try:
@@ -118,7 +118,7 @@ def _remove(month: Directory, name: str) -> None:
 
 
 class OpenFiles:
-    """The map and the data of one upload, for one holder at a time. They are closed with their last user, at the latest."""
+    """The map and the data of one upload, open for one holder at a time; closed with their last user, at the latest."""
 
     def __init__(self, root: Directory, upload: Upload) -> None:
         """Raises Gone."""
@@ -137,7 +137,8 @@ class OpenFiles:
         self.close = weakref.finalize(self, _close, self.map, self.data)
 
     def check(self) -> None:
-        """Raises Gone if they are not the upload's any more. To be asked under a lock: who removes them has all of those."""
+        """Raises Gone if these are not the upload's files any more. The caller holds a lock of the map: whoever removes the
+        files has to hold all of them."""
         if not self._root.has(self._map_path, self._map_status) or disk.is_unlinked(self.data):
             raise Gone(self.upload_id)
 
@@ -150,7 +151,7 @@ def _close(map_descriptor: int, data_descriptor: int) -> None:
 
 
 def close_files(gone: list[OpenFiles]) -> None:
-    """In a thread: the last to close a large file that was unlinked waits until its blocks are free."""
+    """Runs in a thread: closing a large unlinked file for the last time takes until the kernel has freed its blocks."""
     for files in gone:
         try:
             files.close()
@@ -159,10 +160,10 @@ def close_files(gone: list[OpenFiles]) -> None:
 
 
 class KeptFiles:
-    """Open files that nobody holds and nothing is locked by. Lives on the event loop."""
+    """Open files without a holder and without a lock, for the next chunk. Lives on the event loop."""
 
     def __init__(self, close: Callable[[list[OpenFiles]], None]) -> None:
-        """`close` is told what is not kept any longer."""
+        """`close` is given the files that are not kept any longer."""
         self._close = close
         # In the order in which they were kept: all, and those of each upload.
         self._all: dict[OpenFiles, None] = {}

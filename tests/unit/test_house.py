@@ -1,0 +1,46 @@
+"""The house stays in order: modules of a size that can be read, rooms that can be surveyed, one word for one class."""
+
+import ast
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+import uploader
+
+PACKAGE = Path(uploader.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+PACKAGES = sorted({module.parent for module in MODULES if (module.parent / "__init__.py").exists()})
+# The client talks to a server of any version, by the same words.
+CLIENT = PACKAGE / "client"
+
+
+def path_of(path: Path) -> str:
+    return path.relative_to(PACKAGE.parent).as_posix()
+
+
+@pytest.mark.parametrize("module", MODULES, ids=path_of)
+def test_no_module_is_longer_than_350_lines(module: Path) -> None:
+    assert len(module.read_text().splitlines()) <= 350
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=path_of)
+def test_no_package_has_more_than_twelve_modules_at_one_level(package: Path) -> None:
+    assert len([module for module in package.glob("*.py") if module.name != "__init__.py"]) <= 12
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=path_of)
+def test_a_package_says_what_it_is(package: Path) -> None:
+    assert ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
+
+
+def test_no_class_name_is_there_twice() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for module in MODULES:
+        if module.is_relative_to(CLIENT):
+            continue
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(path_of(module))
+    counts = Counter({name: len(found) for name, found in places.items()})
+    assert {name: places[name] for name, count in counts.items() if count > 1} == {}
