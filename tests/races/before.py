@@ -16,6 +16,7 @@ from tests.support.rows import upload_row
 from uploader.bootstrap import Services
 from uploader.database import models, transactions
 from uploader.database.engine import Connection
+from uploader.database.transactions.uploads import row_of
 from uploader.domain.chunks import to_bitmap
 from uploader.domain.upload import Upload
 from uploader.service.ids import new_id
@@ -39,7 +40,7 @@ async def _open(
     uploads = [_row_of(round_, user_id, opened_at, told) for round_ in rounds]
     await asyncio.gather(*map(services.storage.create, uploads))
 
-    rows = [{name: getattr(one, name) for name in Upload.__dataclass_fields__} | {"open_flag": 1} for one in uploads]
+    rows = [row_of(upload) for upload in uploads]
     await _insert(services, user_id, {models.upload: rows}, reserved=sum(one.size for one in uploads))
     for upload, round_ in zip(uploads, rounds, strict=True):
         for number in chunks:

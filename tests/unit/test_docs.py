@@ -1,5 +1,6 @@
 """The documents say what the code does: every setting, command, metric, error code and script is compared with its page."""
 
+import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -240,3 +241,27 @@ def test_every_script_has_a_header_that_names_its_keys_arguments_and_results(scr
         assert listed == list(range(1, len(listed) + 1)), f"{name} are not numbered in order"
         used = {int(number) for number in re.findall(rf"\b{name}\[(\d+)\]", body)}
         assert used <= set(listed), f"{name} are used that the header does not list"
+
+
+# What the pages say about the code
+
+
+def test_the_architecture_page_names_functions_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`([A-Z]\w+)\.(\w+)`", page))
+    assert len(named) > 10
+    found: dict[str, set[str]] = {}
+    for module in Path(uploader.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.ClassDef):
+                members = (each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+                found.setdefault(node.name, set()).update(members)
+    assert {f"{name}.{member}" for name, member in named if member not in found.get(name, set())} == set()
+
+
+def test_the_path_of_a_chunk_has_at_most_ten_stops() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    section = page.split("\n## The path of a chunk\n", 1)[1].split("\n## ", 1)[0]
+    stops = [int(number) for number in re.findall(r"^(\d+)\. `", section, flags=re.MULTILINE)]
+    assert stops == list(range(1, len(stops) + 1))
+    assert 5 <= len(stops) <= 10

@@ -1,27 +1,36 @@
 """The spool: unlinked files of this node for bodies that are not kept in memory, wherever a store has its bytes."""
 
 import weakref
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 from uploader.errors import ConfigurationError
 from uploader.storage import disk
 from uploader.tasks import Pool
 
 _THREADS = 4
+_PIECE_BYTES = 1 << 20
 
 
-class SpooledBytes(Protocol):
-    """Bytes that nothing is left of once it is closed."""
+class SpooledBytes:
+    """A file without a name: its descriptor is closed with its last user, and then nothing is left of it."""
+
+    def __init__(self, pool: Pool, descriptor: int) -> None:
+        self._pool = pool
+        self._descriptor = descriptor
+        self._length = 0
+        self.close = weakref.finalize(self, disk.close, descriptor)
 
     async def append(self, content: memoryview) -> None:
         """Raises StorageFull."""
+        await self._pool.run(disk.write, self._descriptor, content, self._length)
+        self._length += len(content)
 
-    def read(self, length_bytes: int, offset: int) -> bytes:
-        """Up to so many bytes, from a thread."""
-
-    def close(self) -> None: ...
+    def pieces(self) -> Iterator[memoryview]:
+        """All of it in order, read from a thread."""
+        for offset in range(0, self._length, _PIECE_BYTES):
+            yield memoryview(disk.read(self._descriptor, _PIECE_BYTES, offset))
 
 
 class Spool:
@@ -48,27 +57,10 @@ class Spool:
         """A place for a body. Raises StorageFull."""
         return await self._pool.run(self._open)
 
-    def _open(self) -> "_UnlinkedFile":
+    def _open(self) -> SpooledBytes:
         with self._root.enter("spool") as directory:
-            return _UnlinkedFile(self._pool, directory.open_unnamed())
+            return SpooledBytes(self._pool, directory.open_unnamed())
 
     def close(self) -> None:
         """Give up the threads."""
         self._pool.shutdown()
-
-
-class _UnlinkedFile:
-    """The descriptor of a file without a name; it is closed with its last user."""
-
-    def __init__(self, pool: Pool, descriptor: int) -> None:
-        self._pool = pool
-        self._descriptor = descriptor
-        self._length = 0
-        self.close = weakref.finalize(self, disk.close, descriptor)
-
-    async def append(self, content: memoryview) -> None:
-        await self._pool.run(disk.write, self._descriptor, content, self._length)
-        self._length += len(content)
-
-    def read(self, length_bytes: int, offset: int) -> bytes:
-        return disk.read(self._descriptor, length_bytes, offset)

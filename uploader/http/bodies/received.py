@@ -6,12 +6,11 @@ Memory is charged to one budget of the process, and to a share of each user.
 
 import mmap
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from uploader.storage.spool import Spool, SpooledBytes
 from uploader.tasks import uninterrupted
 
-_PIECE_BYTES = 1 << 20
 # What a spooled body gathers before it is written. Of slow ones there may be many.
 _BATCH_BYTES = 256 << 10
 _SLOW_BATCH_BYTES = 64 << 10
@@ -130,7 +129,7 @@ class ReceivedBody:
     def pieces(self) -> Iterable[memoryview]:
         """In memory they are there: whoever hashes or stores them need not come back for each."""
         if self._spooled is not None:
-            return _pieces_of(self._spooled, self.length)
+            return self._spooled.pieces()
         size = self._segment_bytes
         return [segment[: self.length - number * size] for number, segment in enumerate(self._segments)]
 
@@ -200,11 +199,6 @@ class ReceivedBody:
         assert self._spooled is not None
         await uninterrupted(self._spooled.append(self._batch[: self._batched]))
         self._batched = 0
-
-
-def _pieces_of(spooled: SpooledBytes, length: int) -> Iterator[memoryview]:
-    for offset in range(0, length, _PIECE_BYTES):
-        yield memoryview(spooled.read(_PIECE_BYTES, offset))
 
 
 class WholeBody:

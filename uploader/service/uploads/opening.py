@@ -90,17 +90,10 @@ class Openings:
             _check_empty(opening)
         for _ in range(ATTEMPTS):
             try:
-                return self._expecting(await self._open_once(opening))
+                return await self._open_once(opening)
             except (Duplicate, Gone, NotOpen, BlobLost):
                 await asyncio.sleep(PAUSE_SECONDS)  # somebody else was faster: what they did is the answer now
         raise Unavailable(_TOO_FAST)
-
-    def _expecting(self, opened: UploadStatus | Complete | Challenge) -> UploadStatus | Complete | Challenge:
-        """What was opened; its chunks will come to this process."""
-        match opened:
-            case UploadStatus(upload=upload):
-                self._receiving.expect(upload)
-        return opened
 
     async def _open_once(self, opening: Opening) -> UploadStatus | Complete | Challenge:
         found = await self._database.read(lambda connection: self._look(connection, opening))
@@ -145,7 +138,9 @@ class Openings:
             upload = await self._tell(upload, None, sha256)
         if upload.size == 0:
             return await self._merge_empty(upload)
-        return await self._uploads.status_of(upload)
+        status = await self._uploads.status_of(upload)
+        self._receiving.expect(upload)
+        return status
 
     async def _merge_empty(self, upload: Upload) -> UploadStatus | Complete:
         match await self._uploads.merge_now(upload):
@@ -183,6 +178,7 @@ class Openings:
         self._admission.promise(upload.size)
         if upload.size == 0:
             return await self._merge_empty(upload)
+        self._receiving.expect(upload)
         return await self._uploads.begun(upload, era, made_at)
 
     async def _create(self, upload: Upload) -> float:

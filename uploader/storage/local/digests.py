@@ -112,9 +112,14 @@ class DigestFiles:
             saved = formats.parse_digest_record(disk.read(descriptor, formats.DIGEST_RECORD_LENGTH, 0))
         finally:
             disk.close(descriptor)
-        if isinstance(saved, formats.Frontier):
-            return saved.position if (saved.generation, saved.boot_id) == (upload.generation, self._boot_id) else 0
-        return upload.size if isinstance(saved, formats.Finished) else 0
+        match saved:
+            case formats.Frontier():
+                is_current = (saved.generation, saved.boot_id) == (upload.generation, self._boot_id)
+                return saved.position if is_current else 0
+            case formats.Finished():
+                return upload.size
+            case formats.DataLost() | None:
+                return 0
 
 
 class LockedDigests:
@@ -145,14 +150,15 @@ class LockedDigests:
         """Go on from what was saved, or start at 0. Raises StorageFailed if the disk lost bytes."""
         saved = formats.parse_digest_record(disk.read(self._digest, formats.DIGEST_RECORD_LENGTH, 0))
         self._finished, self._hashes = None, PrefixHashes()
-        if isinstance(saved, formats.DataLost):
-            raise StorageFailed("The disk lost bytes of this upload: cancel it and send it again.")
-        if saved is None or saved.generation != self._upload.generation:
-            return
-        if isinstance(saved, formats.Finished):
-            self._finished = Digests(md5=saved.md5, sha256=saved.sha256)
-        elif saved.boot_id == self._boot_id and self._are_recorded(saved.position):
-            self._hashes = PrefixHashes.restore(saved.position, saved.state) or self._hashes
+        generation = self._upload.generation
+        match saved:
+            case formats.DataLost():
+                raise StorageFailed("The disk lost bytes of this upload: cancel it and send it again.")
+            case formats.Finished() if saved.generation == generation:
+                self._finished = Digests(md5=saved.md5, sha256=saved.sha256)
+            case formats.Frontier() if (saved.generation, saved.boot_id) == (generation, self._boot_id):
+                if self._are_recorded(saved.position):
+                    self._hashes = PrefixHashes.restore(saved.position, saved.state) or self._hashes
 
     def _are_recorded(self, position: int) -> bool:
         """Whether a position is the end of a chunk, and all chunks before it are on the map."""
