@@ -1,6 +1,6 @@
 """Everything that can go wrong and has a name, as one tree.
 
-An error knows its code and whether trying again may help; it knows nothing of HTTP (``http/problem.py`` gives each
+An error knows its code and whether trying again may help; it knows nothing of HTTP (`http/shared/problem.py` gives each
 code its status). The class docstring is the message a person reads.
 
 UploaderError

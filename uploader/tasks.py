@@ -4,10 +4,13 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+# What a thread does; returns what is to be called on the event loop then, if anybody still waits for it.
+_Attempt = Callable[[], Callable[[], None] | None]
 
 _PATIENCE_SECONDS = 0.1
 # So that the first of a batch does not wait for long until the last is done.
@@ -70,14 +73,14 @@ def run_in(
     translate: Callable[[OSError], Exception] | None = None,
 ) -> "asyncio.Future[T]":
     """What `work` gives: `run_in_executor` with fewer steps in between, because each chunk takes some.
-
     Cancelled before a thread has begun with it, it is left undone; afterwards it goes on unheard.
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
+    attempt = _attempt_later(outcome, work, arguments, translate)
 
     def run() -> None:
-        settle = _attempt(outcome, work, arguments, translate)
+        settle = attempt()
         if settle is not None:
             loop.call_soon_threadsafe(settle)
 
@@ -116,14 +119,14 @@ class Batches:
     def __init__(self, pool: ThreadPoolExecutor, *, translate: Callable[[OSError], Exception] | None = None) -> None:
         self._pool = pool
         self._translate = translate
-        self._waiting: list[tuple[asyncio.Future[Any], Callable[..., Any], tuple[object, ...]]] = []
+        self._waiting: list[tuple[asyncio.Future[Any], _Attempt]] = []
         self._busy = False
 
     def run(self, work: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
         """As `run_in`, one after the other."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[T] = loop.create_future()
-        self._waiting.append((outcome, work, arguments))
+        self._waiting.append((outcome, _attempt_later(outcome, work, arguments, self._translate)))
         if not self._busy:
             self._busy = True
             loop.call_soon(self._begin, loop)
@@ -133,13 +136,13 @@ class Batches:
         batch, self._waiting = self._waiting[:_MAX_BATCH], self._waiting[_MAX_BATCH:]
 
         def run() -> None:
-            settled = [_attempt(*item, self._translate) for item in batch]
+            settled = [attempt() for _, attempt in batch]
             loop.call_soon_threadsafe(self._end, loop, settled)
 
         try:
             self._pool.submit(run)
         except RuntimeError as error:  # it was shut down
-            self._end(loop, [partial(_fail, outcome, error) for outcome, _, _ in batch])
+            self._end(loop, [partial(_fail, outcome, error) for outcome, _ in batch])
 
     def _end(self, loop: asyncio.AbstractEventLoop, settled: list[Callable[[], None] | None]) -> None:
         for settle in settled:
@@ -150,13 +153,22 @@ class Batches:
             self._begin(loop)
 
 
+def _attempt_later(
+    outcome: "asyncio.Future[T]",
+    work: Callable[..., T],
+    arguments: tuple[object, ...],
+    translate: Callable[[OSError], Exception] | None,
+) -> _Attempt:
+    """In a copy of the context there is now, so that what is logged in the thread has the id of the request."""
+    return partial(copy_context().run, _attempt, outcome, work, arguments, translate)
+
+
 def _attempt(
     outcome: "asyncio.Future[T]",
     work: Callable[..., T],
     arguments: tuple[object, ...],
-    translate: Callable[[OSError], Exception] | None = None,
+    translate: Callable[[OSError], Exception] | None,
 ) -> Callable[[], None] | None:
-    """In the thread: what is to be called on the event loop then, if anybody still waits for it."""
     if outcome.cancelled():
         return None
     try:

@@ -281,6 +281,8 @@ async def test_the_path_is_checked_before_the_syntax_of_the_body(stack: Stack) -
     problem(response, 422, "invalid-md5")
     response = await stack.client.put(f"{URL}/chunks/x", content=b"x", headers=encoded)
     problem(response, 422, "chunk-number-out-of-range")
+    problem(await stack.client.put("/uploads/zzz/chunks/x", content=b"x", headers=encoded), 404, "upload-not-found")
+    problem(await stack.client.patch("/uploads/zzz", content=b"{"), 404, "upload-not-found")
 
 
 async def test_the_syntax_of_the_body_is_checked_before_the_state(stack: Stack) -> None:

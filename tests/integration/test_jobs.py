@@ -63,7 +63,7 @@ def collector_of(stack: Stack, closed_retention_seconds: float = 30 * DAY) -> Co
 async def expirer_of(stack: Stack) -> Expirer:
     """An expirer that is past its grace."""
     services = stack.services
-    expiry = Expiry(services.database, services.closers, services.clock, expiry_seconds=EXPIRY)
+    expiry = Expiry(services.database, services.closers, expiry_seconds=EXPIRY)
     expirer = Expirer(expiry, services.clock)
     assert stack.clock is not None
     stack.clock.advance(EXPIRY)

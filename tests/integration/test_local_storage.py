@@ -727,6 +727,15 @@ async def test_a_spool_file_has_no_name(storage: Store, tmp_path: Path) -> None:
     assert await left_open(storage, tmp_path) == []
 
 
+async def test_a_spool_that_is_no_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "spool").symlink_to(tmp_path / "elsewhere")
+    spool = Spool(tmp_path)
+    with pytest.raises(ConfigurationError, match="UPLOADER_DATA"):
+        await spool.prepare()
+    spool.close()
+
+
 # Cancellation
 
 

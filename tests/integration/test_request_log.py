@@ -115,6 +115,14 @@ async def test_what_else_is_logged_in_a_request_carries_its_user_and_id(stack: S
     assert (failure["user_id"], failure["request_id"]) == ("alice", "the-request")
 
 
+async def test_what_the_disk_refuses_is_logged_with_its_request(stack: Stack, lines: Lines) -> None:
+    await stack.open(CONTENT)
+    with failing_call("fdatasync"):
+        await stack.put(CONTENT, 0, headers={"X-Request-ID": "the-request"})
+    (failure,) = [line for line in lines.json if line["event"] == "the disk reports an error"]
+    assert (failure["user_id"], failure["request_id"]) == ("alice", "the-request")
+
+
 async def test_neither_user_nor_id_is_left_to_the_next_request(stack: Stack, lines: Lines) -> None:
     await stack.client.get("/me/usage")
     await stack.anonymous().get("/config")

@@ -13,6 +13,7 @@ from uploader.storage.local.temp import month_path
         (datetime(2026, 11, 30, 23, 59, 59, tzinfo=UTC), "2026/11"),
         (datetime(2026, 12, 1, tzinfo=UTC), "2026/12"),
         (datetime(2027, 1, 1, tzinfo=UTC), "2027/01"),
+        (datetime(202, 5, 1, tzinfo=UTC), "0202/05"),
     ],
 )
 def test_a_month_has_its_directory(moment: datetime, path: str) -> None:

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 
 import pytest
 
@@ -52,6 +53,18 @@ async def test_what_is_given_up_is_left_undone_or_goes_on_unheard(pool: ThreadPo
     go_on.set()
     assert await run_in(pool, list, done) == ["under way"]
     assert await run_in(pool, list, done) == ["under way"]
+
+
+async def test_threads_work_in_the_context_of_who_asked(pool: ThreadPoolExecutor) -> None:
+    batches, asked_by = Batches(pool), ContextVar("asked_by", default="nobody")
+
+    async def ask(name: str) -> list[str]:
+        asked_by.set(name)
+        return [await run_in(pool, asked_by.get), await batches.run(asked_by.get)]
+
+    names = ["alice", "bob", "carol"]
+    assert await asyncio.gather(*map(ask, names)) == [[name, name] for name in names]
+    assert await run_in(pool, asked_by.get) == "nobody"
 
 
 async def test_a_pool_that_is_shut_down_refuses_work(pool: ThreadPoolExecutor) -> None:

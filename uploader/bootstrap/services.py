@@ -141,7 +141,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         exposition=Exposition(settings.data.absolute() / "metrics", alone=settings.workers == 1),
         health=Health(database, storage, pending),
         sweeping=Sweeping(database, pending, closers),
-        expiry=Expiry(database, closers, clock, expiry_seconds=settings.upload_expiry_seconds),
+        expiry=Expiry(database, closers, expiry_seconds=settings.upload_expiry_seconds),
         cleanup=Cleanup(database, storage, closers, clock),
         recounting=recounting,
         reconciling=Reconciling(database, storage, Audit(redis, shards=settings.shards), closers, recounting, clock),

@@ -63,6 +63,9 @@ class Application:
 
     async def _respond(self, request: Request, exchange: Exchange) -> Response:
         """The answer of the operation that a request is for, or the problem that it met."""
+        # What is looked up is the decoded path, where an encoded slash would pass for one that separates.
+        if b"%2f" in request.scope.get("raw_path", b"").lower():
+            return self._problem(request, exchange, NotFound())
         response = self._origins.preflight(request) if self._origins.are_any else None
         if response is None:
             try:
@@ -77,9 +80,7 @@ class Application:
 
     def _route(self, request: Request, exchange: Exchange) -> Operation:
         """Raises NotFound, MethodNotAllowed."""
-        # What is looked up is the decoded path, where an encoded slash would pass for one that separates.
-        encoded_slash = b"%2f" in request.scope.get("raw_path", b"").lower()
-        found = None if encoded_slash else self.routing.find(request.scope["path"])
+        found = self.routing.find(request.scope["path"])
         if found is None:
             raise NotFound()
         request.scope["path_params"] = found.path_params

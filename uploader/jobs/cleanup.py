@@ -1,4 +1,4 @@
-"""Cleans up once after the start and once in every month, see `service/cleanup.py`.
+"""Cleans up once after the start and once in every month, see `service/upkeep/cleanup.py`.
 
 Idle uploads it leaves to the expirer, which looks every minute and knows when to pause.
 """

@@ -1,5 +1,7 @@
 """Has idle uploads expired, but for a while after a start, an outage, or a jump of the clock."""
 
+from datetime import timedelta
+
 from uploader.clock import Clock
 from uploader.jobs.pause import Pause
 from uploader.jobs.runner import Job
@@ -14,6 +16,7 @@ class Expirer:
 
     def __init__(self, expiry: Expiry, clock: Clock) -> None:
         self._expiry = expiry
+        self._clock = clock
         self._interval_seconds = min(_INTERVAL_SECONDS, expiry.expiry_seconds / 2)
         grace = min(_GRACE_SECONDS, expiry.expiry_seconds)
         self._pause = Pause(clock, grace_seconds=grace, interval_seconds=self._interval_seconds)
@@ -24,10 +27,11 @@ class Expirer:
     async def run_once(self) -> float:
         """Look at all uploads that may be idle, batch by batch."""
         # Asked first, so that a run that fails without the database counts as one that did not happen.
-        idle = await self._expiry.idle_after("")
+        updated_before = self._clock.now() - timedelta(seconds=self._expiry.expiry_seconds)
+        idle = await self._expiry.idle(updated_before, after_id="")
         if self._pause.active():
             return self._interval_seconds
         while idle:
             await self._expiry.expire(idle)
-            idle = await self._expiry.idle_after(idle[-1].id)
+            idle = await self._expiry.idle(updated_before, after_id=idle[-1].id)
         return self._interval_seconds

@@ -50,6 +50,8 @@ class Spool:
             self._root.open()
             with suppress(FileExistsError):
                 self._root.make_directory("spool")  # whether it outlives a power cut does not matter
+            with self._root.enter("spool"):
+                pass  # it is a directory, and no link
         except OSError as error:
             raise ConfigurationError(f"UPLOADER_DATA: {self._path} cannot be written: {error.strerror}") from error
 

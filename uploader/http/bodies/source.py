@@ -7,7 +7,7 @@ from typing import Protocol
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-# Under this name `scope["extensions"]` holds the `DirectSource` of a request, where the server offers one.
+# Under this name `scope["extensions"]` holds `{"body": a DirectSource}`, where the server offers one for a request.
 DIRECT_BODY = "uploader.direct_body"
 
 

@@ -1,4 +1,4 @@
-"""The protocol of API.md for those who upload: `/files`, `/uploads` and `/me`.
+"""The protocol for those who upload: `/files`, `/uploads` and `/me`.
 
 Handlers decode, call one use case and encode; the rules are in the services.
 """

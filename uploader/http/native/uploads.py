@@ -8,10 +8,11 @@ from starlette.responses import Response
 
 from uploader.domain.digest import ClaimedDigests
 from uploader.domain.proof import Challenge
-from uploader.errors import ChunkNumberOutOfRange, InvalidRequest, UnsupportedMediaType
+from uploader.errors import ChunkNumberOutOfRange, InvalidRequest, UnsupportedMediaType, UploadNotFound
 from uploader.http.native import schemas
 from uploader.http.shared.operation import Call, checked_name, or_none
 from uploader.http.shared.responses import Json
+from uploader.service.ids import is_id
 from uploader.service.uploads.instant import Instant
 from uploader.service.uploads.opening import Openings
 from uploader.service.uploads.receiving import Receiving
@@ -113,9 +114,11 @@ class UploadHandlers:
 
 
 def _target(call: Call) -> Target:
-    """Raises InvalidMd5, InvalidRequest."""
+    """Raises InvalidMd5, InvalidRequest, UploadNotFound."""
     parameters, user_id = call.request.path_params, call.identity.user_id
     if "md5" not in parameters:
+        if not is_id(parameters["id"]):
+            raise UploadNotFound()
         return Target(user_id, upload_id=parameters["id"])
     md5, upload_id = call.md5(), call.query("id")
     if upload_id is not None and len(upload_id) > _MAX_ID_LENGTH:

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from http import HTTPStatus
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from uploader.errors import UploaderError
@@ -27,7 +27,6 @@ _BODY_TIMEOUT = 408
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # What load balancers and Prometheus ask all day.
 _PROBES = frozenset({"/livez", "/readyz", "/metrics"})
-_SCOPE_KEY = "uploader.exchange"
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -62,7 +61,6 @@ class Exchange:
         offered = scope.get("extensions", {}).get(DIRECT_BODY)
         self._direct: DirectSource | None = offered["body"] if offered else None
         self._waits_for_continue = headers.get(b"expect", b"").lower() == b"100-continue"
-        scope[_SCOPE_KEY] = self
 
     async def receive(self) -> Message:
         """As ASGI has it."""
@@ -129,12 +127,6 @@ class _Drain:
 
     def advance(self, count: int) -> None:
         self._left -= count
-
-
-def exchange_of(request: Request) -> Exchange:
-    """The exchange that a request is part of."""
-    exchange: Exchange = request.scope[_SCOPE_KEY]
-    return exchange
 
 
 def refusal(error: UploaderError) -> bytes:

@@ -1,9 +1,8 @@
 """Expires uploads that nobody sent a chunk to for a while, and gives back what they held."""
 
 import logging
-from datetime import timedelta
+from datetime import datetime
 
-from uploader.clock import Clock
 from uploader.database import queries
 from uploader.database.engine import Database
 from uploader.domain.upload import Upload
@@ -18,17 +17,15 @@ _BATCH = 100
 class Expiry:
     """Asks the database which uploads may be idle, and the store, under an upload's locks, which are."""
 
-    def __init__(self, database: Database, closers: Closers, clock: Clock, *, expiry_seconds: float) -> None:
+    def __init__(self, database: Database, closers: Closers, *, expiry_seconds: float) -> None:
         self._database = database
         self._closers = closers
-        self._clock = clock
         self.expiry_seconds = expiry_seconds
 
-    async def idle_after(self, upload_id: str) -> list[Upload]:
+    async def idle(self, updated_before: datetime, *, after_id: str) -> list[Upload]:
         """The next uploads, by their ids, that may be idle. Raises Unavailable."""
-        updated_before = self._clock.now() - timedelta(seconds=self.expiry_seconds)
         return await self._database.read(
-            lambda connection: queries.idle_uploads(connection, updated_before, upload_id, _BATCH)
+            lambda connection: queries.idle_uploads(connection, updated_before, after_id, _BATCH)
         )
 
     async def expire(self, uploads: list[Upload]) -> None:

@@ -118,7 +118,7 @@ class Receiving:
             try:
                 upload = await self.admit(target, number, source.declared_bytes)
             except InvalidRequest as error:
-                return await self._refuse(target, None, number, error)
+                return await self._refuse(target, self._remembered.get(target), number, error)
             with self._at_once.counted(target.user_id):
                 try:
                     body = await _receive_checked(source, upload, number, claims)

@@ -12,7 +12,6 @@ from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import chunk_count, missing_ranges, received_bytes
 from uploader.domain.upload import Reason, State, Upload
 from uploader.errors import Unavailable, UploadActive, UploadGone, UploadNotFound
-from uploader.service.ids import is_id
 from uploader.service.uploads.closers import Closers
 from uploader.service.uploads.merging import Merging
 from uploader.service.uploads.results import Complete, StillMerging, Target, UploadStatus
@@ -67,8 +66,6 @@ class Uploads:
 
     async def _by_id(self, target: Target) -> Upload | None:
         upload_id = target.upload_id or ""
-        if not is_id(upload_id):
-            return None
         upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
         return upload if upload is not None and upload.user_id == target.user_id else None
 
@@ -119,6 +116,13 @@ class Uploads:
             except (Gone, NotOpen):
                 await asyncio.sleep(PAUSE_SECONDS)  # it was closed between the two looks
         raise Unavailable("The bytes of this upload can't be found.")
+
+    async def _status_unless_closed(self, upload: Upload) -> UploadStatus | Complete:
+        """As `status`; the database is asked only if the upload was closed meanwhile."""
+        try:
+            return await self.status_of(upload)
+        except (Gone, NotOpen):
+            return await self.status(Target(upload.user_id, upload_id=upload.id))
 
     async def status_of(self, upload: Upload) -> UploadStatus:
         chunk_map = await self._closers.read_map(upload)
@@ -218,7 +222,7 @@ class Uploads:
         file = await self._merging.wait(upload.id)
         if file is not None:
             return Complete(file=file, created=True)
-        match await self.status(Target(upload.user_id, upload_id=upload.id)):
+        match await self._status_unless_closed(upload):
             case UploadStatus() as status:
                 return StillMerging(status)
             case complete:

@@ -33,7 +33,8 @@ _KEPT_SECONDS = 2.0
 
 def month_path(moment: datetime) -> str:
     """The directory in `temp` of the month (UTC) that `moment` lies in, such as `2026/11`."""
-    return moment.astimezone(UTC).strftime("%Y/%m")
+    moment = moment.astimezone(UTC)
+    return f"{moment.year:04}/{moment.month:02}"  # strftime pads no year
 
 
 @contextmanager
