@@ -69,7 +69,7 @@ class Api:
         body = {"id": challenge_id, "name": name, "proof": proof}
         return await self._call("POST", f"{place}/proof", _COMPLETE, body=body)
 
-    async def standing(self, upload_id: str) -> UploadStatus:
+    async def status(self, upload_id: str) -> UploadStatus:
         return await self._call("GET", f"/uploads/{_segment(upload_id)}", _STANDING)
 
     async def put_chunk_once(self, upload_id: str, number: int, length: int, pieces: AsyncIterator[bytes]) -> Sent:

@@ -37,14 +37,14 @@ class Sending:
         self._meter.enter("uploading")
         queue = plan.Queue(upload.missing, hold_last=not self._told.is_set())
         workers = [self._send_from(queue, upload) for _ in range(min(self._shared.connections, len(queue)))]
-        for standing in await _all_or_none(workers):
-            if standing is not None:
-                return standing
-        return await self._api.standing(upload.id)
+        for status in await _all_or_none(workers):
+            if status is not None:
+                return status
+        return await self._api.status(upload.id)
 
     async def _send_from(self, queue: plan.Queue, upload: Upload) -> UploadStatus | None:
         """Send chunk after chunk; where the upload stands, if the last answer said it."""
-        standing: UploadStatus | None = None
+        status: UploadStatus | None = None
         while len(queue):
             await self._gate.wait()
             number = queue.take()
@@ -54,8 +54,8 @@ class Sending:
                 continue
             async with self._shared.slots:
                 answer = await self._send(upload, number)
-            standing = answer if isinstance(answer, Merging | Complete) else None
-        return standing
+            status = answer if isinstance(answer, Merging | Complete) else None
+        return status
 
     async def _send(self, upload: Upload, number: int) -> Sent | UploadStatus:
         """One chunk, until it counts. After a failure the server is asked first: the answer alone may have been lost."""
@@ -68,9 +68,9 @@ class Sending:
                     await retrying.pause(error)
             except ClientError as error:
                 await retrying.pause(error)
-            standing = await self._api.standing(upload.id)
-            if not isinstance(standing, Open) or number not in plan.missing_numbers(standing.upload.missing):
-                return standing
+            status = await self._api.status(upload.id)
+            if not isinstance(status, Open) or number not in plan.missing_numbers(status.upload.missing):
+                return status
 
     async def _send_once(self, upload: Upload, number: int) -> Sent:
         offset = number * upload.chunk_size

@@ -171,7 +171,7 @@ class Uploading:
                 await self._api.cancel(upload.id)
             raise
         if isinstance(told, Challenged):
-            told = await self._prove(upload.id, digests, told.challenge) or await self._api.standing(upload.id)
+            told = await self._prove(upload.id, digests, told.challenge) or await self._api.status(upload.id)
         self._told.set()
         if isinstance(told, Complete):
             await _end(sending)
@@ -182,7 +182,7 @@ class Uploading:
 
     async def _meet(self, other_id: str, upload: Upload, digests: Digests, sending: "asyncio.Task[File]") -> File:
         """The caller has another open upload of this content, perhaps from another device: go on with the fuller one."""
-        own, other = await asyncio.gather(self._api.standing(upload.id), self._api.standing(other_id))
+        own, other = await asyncio.gather(self._api.status(upload.id), self._api.status(other_id))
         if isinstance(own, Open) and (
             not isinstance(other, Open) or plan.prefers_other(_received(own), _received(other))
         ):
@@ -195,33 +195,33 @@ class Uploading:
 
     # Sent, and merged
 
-    async def _finish(self, standing: UploadStatus) -> File:
+    async def _finish(self, status: UploadStatus) -> File:
         """Send what is missing until the upload is a file."""
         rounds = 0
-        while not isinstance(standing, Complete):
-            upload = standing.upload
+        while not isinstance(status, Complete):
+            upload = status.upload
             self.upload_id = upload.id
             self._meter.received(upload.received_bytes)
-            if isinstance(standing, Merging):
-                standing = await self._wait_for_merge(upload.id)
+            if isinstance(status, Merging):
+                status = await self._wait_for_merge(upload.id)
             elif rounds == _ROUNDS:
                 raise ContentDiffers(f"{self._name}: the server keeps losing chunks")
             elif upload.missing:
                 rounds += 1
-                standing = await self._chunks.send_missing(upload)
+                status = await self._chunks.send_missing(upload)
             else:
-                standing = await self._merge(upload.id)
-        self._meter.received(standing.file.size)
-        return standing.file
+                status = await self._merge(upload.id)
+        self._meter.received(status.file.size)
+        return status.file
 
     async def _wait_for_merge(self, upload_id: str) -> UploadStatus:
         self._meter.enter("merging")
         pause_seconds = _FIRST_LOOK_SECONDS
-        while isinstance(standing := await self._api.standing(upload_id), Merging):
-            self._meter.merged(standing.upload.merged_bytes)
+        while isinstance(status := await self._api.status(upload_id), Merging):
+            self._meter.merged(status.upload.merged_bytes)
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(pause_seconds * 2, _LONGEST_LOOK_SECONDS)
-        return standing
+        return status
 
     async def _merge(self, upload_id: str) -> UploadStatus:
         try:
@@ -229,11 +229,11 @@ class Uploading:
         except ServerProblem as error:
             if error.code != "chunks-missing":
                 raise
-            return await self._api.standing(upload_id)
+            return await self._api.status(upload_id)
 
 
-def _received(standing: Open) -> int:
-    return standing.upload.received_bytes
+def _received(status: Open) -> int:
+    return status.upload.received_bytes
 
 
 def _begins_anew(error: ServerProblem) -> bool:
