@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from uploader.service.ids import is_id, new_id
+from uploader.service.ids import ID, new_id
 
 
 def test_ids_are_unique_and_increase_within_the_process() -> None:
@@ -28,9 +28,9 @@ def test_the_random_part_differs() -> None:
 
 
 def test_a_new_id_is_an_id() -> None:
-    assert is_id(new_id())
+    assert ID.fullmatch(new_id())
 
 
 @pytest.mark.parametrize("text", ["", "0" * 31, "0" * 33, "G" + "0" * 31, "A" * 32, "0" * 31 + "\n", "../" + "0" * 29])
 def test_anything_else_is_none(text: str) -> None:
-    assert not is_id(text)
+    assert not ID.fullmatch(text)

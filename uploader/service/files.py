@@ -6,7 +6,7 @@ from uploader.database.engine import Database, Duplicate
 from uploader.domain.quota import Usage
 from uploader.domain.upload import File
 from uploader.errors import FileNotFound, InvalidRequest, NameTaken, StorageFailed, UploaderError
-from uploader.service.ids import is_id
+from uploader.service.ids import ID
 from uploader.storage.base import BlobBytes, Found, Gone, OpenBlob
 from uploader.tasks import uninterrupted
 
@@ -22,7 +22,7 @@ class Files:
         self, user_id: str, *, limit: int, after: str | None, prefix: str | None
     ) -> tuple[list[File], str | None]:
         """A page of files, newest first, and the cursor of the next one. Raises InvalidRequest for an unknown cursor."""
-        if after is not None and not is_id(after):
+        if after is not None and not ID.fullmatch(after):
             raise InvalidRequest.field("after", "is not a cursor of this list")
         found = await self._database.read(
             lambda connection: queries.files(connection, user_id, limit=limit + 1, after=after, prefix=prefix)

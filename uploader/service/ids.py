@@ -5,7 +5,7 @@ import secrets
 import threading
 import time
 
-_ID = re.compile(r"[0-9a-f]{32}")
+ID = re.compile(r"[0-9a-f]{32}")
 
 _lock = threading.Lock()
 _last_us = 0
@@ -17,7 +17,3 @@ def new_id() -> str:
     with _lock:
         _last_us = max(time.time_ns() // 1000, _last_us + 1)
         return f"{_last_us:014x}{secrets.token_hex(9)}"
-
-
-def is_id(text: str) -> bool:
-    return _ID.fullmatch(text) is not None

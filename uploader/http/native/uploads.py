@@ -12,7 +12,7 @@ from uploader.errors import ChunkNumberOutOfRange, InvalidRequest, UnsupportedMe
 from uploader.http.native import schemas
 from uploader.http.shared.operation import Call, checked_name, or_none
 from uploader.http.shared.responses import Json
-from uploader.service.ids import is_id
+from uploader.service.ids import ID
 from uploader.service.uploads.instant import Instant
 from uploader.service.uploads.opening import Openings
 from uploader.service.uploads.receiving import Receiving
@@ -117,7 +117,7 @@ def _target(call: Call) -> Target:
     """Raises InvalidMd5, InvalidRequest, UploadNotFound."""
     parameters, user_id = call.request.path_params, call.identity.user_id
     if "md5" not in parameters:
-        if not is_id(parameters["id"]):
+        if not ID.fullmatch(parameters["id"]):
             raise UploadNotFound()
         return Target(user_id, upload_id=parameters["id"])
     md5, upload_id = call.md5(), call.query("id")
