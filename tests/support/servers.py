@@ -1,5 +1,6 @@
 """Private servers: a real Valkey, MariaDB and MySQL in directories of their own, ended with the tests."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -214,29 +215,26 @@ def _program(name: str) -> str:
 
 
 def _wait(ready: Callable[[], bool], what: str) -> None:
+    """Until it is ready. A connection that is refused or reset says "not yet": a Sentinel kills those of a replica
+    that it promotes (`CLIENT KILL TYPE normal`)."""
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
-        if ready():
-            return
+        with contextlib.suppress(OSError):
+            if ready():
+                return
         time.sleep(0.02)
     raise AssertionError(f"{what} did not start")
 
 
 def _accepts(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
+    socket.create_connection(("127.0.0.1", port), timeout=1).close()
     return True
 
 
 def _answers_ping(port: int) -> bool:
-    try:
-        with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-            connection.sendall(b"PING\r\n")
-            return connection.recv(16).startswith(b"+PONG")
-    except OSError:
-        return False
+    with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
+        connection.sendall(b"PING\r\n")
+        return connection.recv(16).startswith(b"+PONG")
 
 
 class PrivateCluster:
