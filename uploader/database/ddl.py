@@ -5,11 +5,13 @@ start runs it from its beginning. MySQL has no `IF NOT EXISTS` for an index. So 
 done. Refuses to take somebody else's table for its own.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from alembic import op
-from sqlalchemy import Column, inspect
+from sqlalchemy import Column, inspect, text
+from sqlalchemy.types import TypeEngine
 
 from uploader.crashpoints import crash_point
 from uploader.errors import ConfigurationError
@@ -50,6 +52,54 @@ def drop_index(name: str, table: str) -> None:
     """Drop an index unless it has gone, perhaps with its table."""
     if columns(table) and name in _indexes(table):
         _change(op.drop_index, name, table)
+
+
+def add_column(table: str, column: Column[Any]) -> None:
+    """Add a column unless it is there."""
+    if column.name not in columns(table):
+        _change(op.add_column, table, column)
+
+
+def drop_column(table: str, name: str) -> None:
+    """Drop a column unless it has gone, perhaps with its table."""
+    if name in columns(table):
+        _change(op.drop_column, table, name)
+
+
+def set_nullable(table: str, column: str, kind: TypeEngine[Any], *, nullable: bool) -> None:
+    """Whether a column may be NULL. Sets it again where it is set."""
+    if not columns(table):
+        return
+    if op.get_bind().dialect.name != "sqlite":
+        _change(op.alter_column, table, column, existing_type=kind, nullable=nullable)
+        return
+    # SQLite changes no column (https://sqlite.org/lang_altertable.html, section 7): the table is made anew, by the very
+    # text that made it, because its unnamed checks are told nowhere else.
+    indexes = _texts(table, "index")
+    (made_by,) = _texts(table, "table")
+    made_anew = _with_nullable(made_by, table, column, nullable=nullable)
+    for statement in (made_anew, f"INSERT INTO {table}_new SELECT * FROM {table}", f"DROP TABLE {table}"):
+        op.execute(text(statement))
+    for statement in (f"ALTER TABLE {table}_new RENAME TO {table}", *indexes):
+        op.execute(text(statement))
+
+
+def _texts(table: str, kind: str) -> list[str]:
+    """The statements that made a table, or its indexes."""
+    query = text("SELECT sql FROM sqlite_master WHERE tbl_name = :table AND type = :kind AND sql IS NOT NULL")
+    return list(op.get_bind().execute(query, {"table": table, "kind": kind}).scalars())
+
+
+def _with_nullable(made_by: str, table: str, column: str, *, nullable: bool) -> str:
+    renamed = re.sub(rf'^CREATE TABLE "?{table}"?', f"CREATE TABLE {table}_new", made_by)
+    rule = "" if nullable else " NOT NULL"
+    return re.sub(rf"(\b{column} \w+(\(\d+\))?)( NOT NULL)?", rf"\1{rule}", renamed, count=1)
+
+
+def execute(statement: str, *, needs: str) -> None:
+    """A statement that may be run again, unless the table that it needs has gone."""
+    if columns(needs):
+        _change(op.execute, text(statement))
 
 
 def _indexes(table: str) -> set[str | None]:

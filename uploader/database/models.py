@@ -102,6 +102,8 @@ upload = Table(
     Column("closed_at", UtcDateTime),
     # 1 while open, NULL after: NULLs repeat freely in a unique key, so a user has one open upload of an MD5.
     Column("open_flag", SmallInteger),
+    Column("if_exists", Bytewise(16)),
+    Column("modified_at", UtcDateTime),
     UniqueConstraint("user_id", "md5", "open_flag", name="uq_upload_open"),
     UniqueConstraint("user_id", "idempotency_key", name="uq_upload_idempotency"),
     Index("ix_upload_user_open", "user_id", "open_flag"),
@@ -114,10 +116,18 @@ blob = Table(
     "blob",
     metadata,
     Column("sha256", Bytewise(64), primary_key=True),
-    Column("md5", Bytewise(32), nullable=False),
+    Column("md5", Bytewise(32)),
     _figure("size"),
     _figure("refs"),
+    # Since when these very bytes are there: whatever takes their place renews it.
     Column("created_at", UtcDateTime, nullable=False),
+    # Where a store that is no local disk keeps them.
+    Column("location", Bytewise(255)),
+    Column("damaged", Boolean, nullable=False, server_default=text("0")),
+    # When they were last read back from the disk; NULL: not since they were placed.
+    Column("scrubbed_at", UtcDateTime),
+    Index("ix_blob_damaged", "damaged"),
+    Index("ix_blob_scrubbed", "scrubbed_at", "created_at"),
     Index("ix_blob_md5", "md5"),
     Index("ix_blob_refs", "refs"),
     mysql_engine="InnoDB",
@@ -128,12 +138,16 @@ file = Table(
     metadata,
     Column("id", Bytewise(32), primary_key=True),
     Column("user_id", Bytewise(255), nullable=False),
-    Column("md5", Bytewise(32), nullable=False),
+    Column("md5", Bytewise(32)),
     Column("sha256", Bytewise(64), nullable=False),
     Column("name", Bytewise(1024), nullable=False),
     _figure("size"),
     Column("instant", Boolean, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
+    # Of the person's own file, as its client told.
+    Column("modified_at", UtcDateTime),
+    Index("ix_file_user_md5", "user_id", "md5", "id"),
+    Index("ix_file_user_name", "user_id", "name"),
     UniqueConstraint("user_id", "sha256", "name", name="uq_file_content_name"),
     Index("ix_file_md5", "md5"),
     # For a recount of refs, which would walk over all files for each.
