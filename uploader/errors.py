@@ -33,6 +33,7 @@ UploaderError
 │   ├── TooManyUploads
 │   ├── TooManyRequests
 │   └── StorageFull
+├── ContentDamaged
 ├── BodyTimeout
 ├── RangeNotSatisfiable
 ├── UnsupportedMediaType
@@ -239,6 +240,12 @@ class StorageFull(Refused):
 
     code = "storage-full"
     retryable = True
+
+
+class ContentDamaged(UploaderError):
+    """The stored bytes of this file went bad. Send the same content again, and it is whole again."""
+
+    code = "content-damaged"
 
 
 class BodyTimeout(UploaderError):

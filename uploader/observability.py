@@ -34,6 +34,8 @@ FLUSHED_UPLOADS = Counter("uploader_flushed_uploads", "Uploads whose received by
 INSTANT_UPLOADS = Counter("uploader_instant_uploads", "Files that were finished without sending their bytes.")
 REBUILDS = Counter("uploader_hydrations", "Uploads rebuilt in Redis from the disk.")
 REQUESTS = Counter("uploader_http_requests", "Requests by method, route and status.", ["method", "route", "status"])
+DAMAGED_CONTENTS = Counter("uploader_damaged_contents", "Contents that were found to be damaged.")
+HEALED_CONTENTS = Counter("uploader_healed_contents", "Damaged contents that are whole again.")
 QUOTA_REFUSALS = Counter("uploader_quota_refusals", "Openings refused for lack of quota.")
 FLUSH_BATCH_UPLOADS = Histogram(
     "uploader_flush_batch_uploads", "Uploads claimed by one flush.", buckets=(1, 3, 10, 30, 100, 300, 1000, 1500)
@@ -50,7 +52,17 @@ QUEUE_TASKS = Gauge("uploader_queue_tasks", "Tasks in a delay queue.", ["queue"]
 QUEUE_LAG_SECONDS = Gauge(
     "uploader_queue_lag_seconds", "By how much the earliest task of a queue is overdue.", ["queue"]
 )
-FREE_DISK_BYTES = Gauge("uploader_free_disk_bytes", "Free bytes of the filesystem of UPLOADER_DATA.")
+FREE_DISK_BYTES = Gauge(
+    "uploader_free_disk_bytes", "Free bytes of the filesystem of UPLOADER_DATA, with those of the trash."
+)
+TRASH_BYTES = Gauge("uploader_trash_bytes", "Bytes on disk of what lies in the trash.")
+DAMAGED_BLOBS = Gauge("uploader_damaged_blobs", "Contents that are known to be damaged.")
+KEPT_STRAYS = Gauge(
+    "uploader_kept_stray_blobs", "Blobs without a row that the last cleanup found too many to put away."
+)
+UNSCRUBBED_SECONDS = Gauge(
+    "uploader_unscrubbed_seconds", "For how long the content that waits longest was not read back from the disk."
+)
 
 DRIFTS = Gauge("uploader_drifts", "Figures that differed from their definitions when the reconciler last looked.")
 # Gauges that some process sets when it has looked: of several processes the largest counts.

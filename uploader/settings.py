@@ -201,6 +201,22 @@ class Settings:
     closed_retention_seconds: float = _setting(
         "CLOSED_RETENTION", _duration, "30d", "how long it is remembered what became of an upload"
     )
+    # How long what was deleted lies in the trash, in seconds; 0 removes it at once. Default: 7d
+    trash_retention_seconds: float = _setting(
+        "TRASH_RETENTION", parse_duration, "7d", "how long deleted content stays in the trash; `0s`: not at all"
+    )
+    # Within what time each content is read back from the disk for the first time, in seconds. Default: 24h
+    scrub_first_seconds: float = _setting(
+        "SCRUB_FIRST", _duration, "24h", "within what time new content is read back from the disk"
+    )
+    # Within what time each content is read back again, in seconds. Default: 30d
+    scrub_every_seconds: float = _setting(
+        "SCRUB_EVERY", _duration, "30d", "within what time all content is read back again"
+    )
+    # The bytes a second at which it is read back. Default: 50MiB/s
+    scrub_rate_bytes: int = _setting(
+        "SCRUB_RATE", parse_rate, "50MiB/s", "bytes a second at which content is read back, per installation"
+    )
     # Free disk that openings leave, in bytes. Default: unset, the larger of 5 % and 1 GiB
     free_space_floor_bytes: int | None = _setting(
         "FREE_SPACE_FLOOR", parse_size, None, "free disk that new uploads leave; unset: the larger of 5 % and 1 GiB"

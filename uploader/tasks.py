@@ -1,7 +1,9 @@
 """Work that nothing leaves half done: tasks of asyncio, and what runs for them in threads."""
 
 import asyncio
+import ctypes
 import os
+import platform
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -17,6 +19,11 @@ _PATIENCE_SECONDS = 0.1
 _MAX_BATCH = 32
 # Of a thread that gives way: about a third of what others get where they compete for a core (sched(7)).
 _NICENESS = 5
+_LAST_NICENESS = 19
+# The number of the system call, which glibc has no function for; a thread, here the calling one; the class in its bits.
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IOPRIO_WHO_THREAD = 1
+_IOPRIO_IDLE = 3 << 13
 
 
 async def uninterrupted(work: Awaitable[T]) -> T:
@@ -64,6 +71,15 @@ def give_way() -> None:
     """Let this thread have a core only when the others leave one: what it does takes long, and the event loop waits for
     nobody. On Linux 0 is the calling thread, not its process (setpriority(2))."""
     os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
+
+
+def give_way_to_all() -> None:
+    """Let this thread have a core and the disk only when nobody else wants them (ioprio_set(2), IOPRIO_CLASS_IDLE; which
+    schedulers of the disk heed it, the system decides)."""
+    os.setpriority(os.PRIO_PROCESS, 0, _LAST_NICENESS)
+    number = _IOPRIO_SET.get(platform.machine())
+    if number is not None:
+        ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_THREAD, 0, _IOPRIO_IDLE)
 
 
 def run_in(

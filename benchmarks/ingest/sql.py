@@ -51,7 +51,7 @@ async def _one_file(database: Database) -> None:
         await queries.usage(connection, _USER)
         await queries.count_open_uploads(connection, _USER)
 
-    async def place_nothing(_keep_existing: bool) -> None:
+    async def place_nothing() -> None:
         pass
 
     await database.read(look)

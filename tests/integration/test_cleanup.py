@@ -88,7 +88,7 @@ async def place_stray_blob(stack: Stack, content: Content = CONTENT) -> Upload:
     assert (await stack.put(content, content.chunk_count - 1)).status_code == 503
     go_on(stack)
     async with stack.services.storage.closing(upload) as closer:
-        await closer.place_blob(content.sha256, keep_existing=False)
+        await closer.place_blob(content.sha256)
     return upload
 
 
@@ -345,7 +345,7 @@ async def test_two_cleanups_at_once_give_everything_back_once(make_stack_on: Mak
             (stack.data / "blobs" / sha256[:2] / sha256[:2] / sha256).write_bytes(b"0")
         clock.advance(40 * DAY + 2 * HOUR)
         both = await asyncio.gather(
-            *(stack.services.cleanup.clean(idle_seconds=DAY, remove_strays=True) for _ in range(2))
+            *(stack.services.cleanup.clean(idle_seconds=DAY, all_strays=True) for _ in range(2))
         )
         assert sum(cleaned.expired_uploads for cleaned in both) == 6
         assert sum(cleaned.directories for cleaned in both) == 6
@@ -376,12 +376,12 @@ async def test_a_dry_run_changes_nothing_and_says_what_a_cleanup_does(
         await stack.services.storage.drain()  # or the digests are saved between the two looks
 
         before = (everything(stack), await rows(stack), await stack.services.redis.keys("*"))
-        told = await stack.services.cleanup.clean(idle_seconds=DAY, remove_strays=True, dry_run=True)
+        told = await stack.services.cleanup.clean(idle_seconds=DAY, all_strays=True, dry_run=True)
         after = (everything(stack), await rows(stack), await stack.services.redis.keys("*"))
         assert before == after
         assert (told.expired_uploads, told.directories, told.blobs, told.left) == (1, 2, 1, 0)
         assert told.disk_bytes >= 2 * CONTENT.chunk_size + 8192
-        assert await stack.services.cleanup.clean(idle_seconds=DAY, remove_strays=True) == told
+        assert await stack.services.cleanup.clean(idle_seconds=DAY, all_strays=True) == told
         assert (await stack.put(Content(CONTENT.size, seed=1), 1)).status_code == 200
 
 
@@ -526,7 +526,7 @@ async def test_chunks_of_an_upload_without_a_row_stay_until_somebody_says_that_t
         assert (stack.data / kept.place / "map").exists()
         assert not (stack.data / gone.place).exists()
         for dry_run in (True, False):
-            cleaned = await stack.services.cleanup.clean(remove_strays=True, dry_run=dry_run)
+            cleaned = await stack.services.cleanup.clean(all_strays=True, dry_run=dry_run)
             assert (cleaned.directories, cleaned.stray_directories, cleaned.stray_bytes) == (1, 0, 0)
         assert list((stack.data / "temp").iterdir()) == []
 
@@ -567,9 +567,9 @@ async def test_bytes_without_a_row_go_after_an_hour_and_those_with_one_stay(
         own.write_bytes(bytes(4096))
         assert (await stack.client.delete(f"/files/{CONTENT.md5}")).status_code == 204
         clock.advance(40 * DAY)
-        assert await stack.services.cleanup.clean(remove_strays=True) == Cleaned()
+        assert await stack.services.cleanup.clean(all_strays=True) == Cleaned()
         clock.advance(2 * HOUR)
-        cleaned = await stack.services.cleanup.clean(remove_strays=True)
+        cleaned = await stack.services.cleanup.clean(all_strays=True)
         assert (cleaned.blobs, cleaned.directories, cleaned.left) == (2, 0, 0)
         assert cleaned.disk_bytes >= CONTENT.size + 4096
         assert [path.name for path in stack.bytes_on_disk()] == [kept.sha256]
@@ -595,7 +595,7 @@ async def test_a_merge_waits_for_the_removal_of_its_stray_blob_and_places_its_ow
         clock.advance(40 * DAY + 2 * HOUR)
         blob = blob_path(stack.data, CONTENT.sha256)
         with paused_call("unlink", only=lambda path: path == blob) as pause:
-            cleaning = await while_paused(pause, stack.services.cleanup.clean(remove_strays=True))
+            cleaning = await while_paused(pause, stack.services.cleanup.clean(all_strays=True))
             merging = asyncio.create_task(stack.services.merging.wait(upload.id))
             assert await still_waits(merging)
             pause.go_on.set()
@@ -628,7 +628,7 @@ async def test_a_merge_that_commits_after_the_look_keeps_its_blob(make_stack_on:
         first.write_bytes(b"0")
         clock.advance(40 * DAY + 2 * HOUR)
         with paused_call("unlink", only=lambda path: path == first) as pause:
-            cleaning = await while_paused(pause, stack.services.cleanup.clean(remove_strays=True))
+            cleaning = await while_paused(pause, stack.services.cleanup.clean(all_strays=True))
             await stack.services.merging.wait(upload.id)
             pause.go_on.set()
             cleaned = await cleaning
@@ -646,10 +646,10 @@ async def test_a_stray_blob_that_the_disk_keeps_is_left_and_no_row_stays(
         stray.write_bytes(b"0")
         clock.advance(40 * DAY + 2 * HOUR)
         with failing_call("unlink", errno.EIO) as fault:
-            assert await stack.services.cleanup.clean(remove_strays=True) == Cleaned(left=1)
+            assert await stack.services.cleanup.clean(all_strays=True) == Cleaned(left=1)
         assert fault.hits == 1
         assert (await rows(stack))[1] == []
-        assert (await stack.services.cleanup.clean(remove_strays=True)).blobs == 1
+        assert (await stack.services.cleanup.clean(all_strays=True)).blobs == 1
         assert (await rows(stack))[1] == []
 
 
@@ -660,7 +660,7 @@ async def test_a_merge_and_cleanups_race_and_the_file_is_whole_every_time(
         contents = [Content(1000 + seed, seed=seed, chunk_size=64 * KIB) for seed in range(8)]
         uploads = [await place_stray_blob(stack, content) for content in contents]
         clock.advance(40 * DAY + 2 * HOUR)
-        cleaning = [stack.services.cleanup.clean(remove_strays=True) for _ in range(2)]
+        cleaning = [stack.services.cleanup.clean(all_strays=True) for _ in range(2)]
         merging = [stack.services.merging.wait(upload.id) for upload in uploads]
         await asyncio.gather(*merging, *cleaning)
         for content in contents:

@@ -295,7 +295,7 @@ async def test_room_is_promised_to_each_upload_and_free_again_at_once_when_it_en
     async with make_stack(free_space_floor_bytes=0) as stack:
 
         async def space() -> Space:
-            return Space(total=10**6, free=2500)
+            return Space(total=10**6, free=2500, trash=0)
 
         monkeypatch.setattr(stack.services.storage, "space", space)
         contents = [Content(1000, seed=seed) for seed in range(3)]

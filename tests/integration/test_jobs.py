@@ -301,7 +301,7 @@ async def test_a_merge_that_died_after_its_commit_is_tidied_by_the_merger(make_s
 
         async def commit() -> File:
             async with services.storage.closing(upload) as closer:
-                place = services.database.outside(lambda keep: closer.place_blob(CONTENT.sha256, keep_existing=keep))
+                place = services.database.outside(lambda: closer.place_blob(CONTENT.sha256))
                 return await services.database.transact(
                     lambda connection: transactions.merge(
                         connection,
@@ -329,7 +329,7 @@ async def test_a_commit_that_died_before_its_blob_was_placed_left_nothing_and_is
         upload = await settle_without_merge(stack)
     async with make_stack() as stack:
         async with stack.services.storage.closing(upload) as closer:
-            await closer.place_blob(CONTENT.sha256, keep_existing=False)
+            await closer.place_blob(CONTENT.sha256)
         await wait_until_due(stack.services.pending.merge_queues[0])
         await merger_of(stack).run_once()
         await assert_merged(stack)

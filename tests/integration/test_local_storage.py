@@ -94,10 +94,10 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def place_blob(storage: Store, upload: Upload, *, keep_existing: bool = False) -> Awaitable[None]:
+def place_blob(storage: Store, upload: Upload) -> Awaitable[None]:
     async def placed() -> None:
         async with storage.closing(upload) as closer:
-            await closer.place_blob(CONTENT.sha256, keep_existing=keep_existing)
+            await closer.place_blob(CONTENT.sha256)
 
     return placed()
 
@@ -542,46 +542,54 @@ async def test_a_blob_and_its_directories_are_durable_when_it_is_placed(storage:
     ]
 
 
-@pytest.mark.parametrize("keep_existing", [False, True])
-async def test_placing_a_blob_again_changes_nothing(
-    storage: Store, tmp_path: Path, full: Upload, keep_existing: bool
-) -> None:
+async def test_placing_a_blob_again_changes_nothing(storage: Store, tmp_path: Path, full: Upload) -> None:
     for _ in range(3):
-        await place_blob(storage, full, keep_existing=keep_existing)
+        await place_blob(storage, full)
     blob = blob_path(tmp_path, CONTENT.sha256)
     assert blob.stat().st_nlink == 2
     assert list(blob.parent.iterdir()) == [blob]
 
 
-async def test_bytes_on_their_way_out_are_replaced(storage: Store, tmp_path: Path, full: Upload) -> None:
+async def test_bytes_that_were_just_verified_win_over_bytes_that_are_there(
+    storage: Store, tmp_path: Path, full: Upload
+) -> None:
     blob = blob_path(tmp_path, CONTENT.sha256)
     blob.parent.mkdir(parents=True)
     blob.write_bytes(b"left over")
     await place_blob(storage, full)
     assert blob.samefile(tmp_path / full.place / "data")
     assert list(blob.parent.iterdir()) == [blob]
+    (trashed,) = await storage.trash.copies(CONTENT.sha256)
+    assert (tmp_path / trashed.place).read_bytes() == b"left over"
 
 
-async def test_the_bytes_of_a_blob_in_use_are_kept(storage: Store, tmp_path: Path, full: Upload) -> None:
+async def test_bytes_that_are_displaced_have_a_name_at_every_moment(
+    storage: Store, tmp_path: Path, full: Upload
+) -> None:
     twin = await a_new_upload(storage)
     await put_all(storage, twin)
-    await place_blob(storage, full)
-    await place_blob(storage, twin, keep_existing=True)
+    await place_blob(storage, twin)
+    with recorded_calls("link", "fsync", "rename") as calls:
+        await place_blob(storage, full)
+    fan = CONTENT.sha256[:2]
+    draft = f"{CONTENT.sha256}.{full.id}"
+    assert [call for call in calls if call[0] != "fsync" or call[1] == fan][-4:] == [
+        ("link", CONTENT.sha256),  # to the trash
+        ("fsync", fan),
+        ("link", "data"),  # to a draft
+        ("rename", draft),
+    ]
     blob = blob_path(tmp_path, CONTENT.sha256)
     assert blob.samefile(tmp_path / full.place / "data")
-    assert (tmp_path / twin.place / "data").stat().st_nlink == 1
-
-
-async def test_a_blob_in_use_whose_bytes_are_lost_gets_them_again(storage: Store, tmp_path: Path, full: Upload) -> None:
-    await place_blob(storage, full, keep_existing=True)
-    assert blob_path(tmp_path, CONTENT.sha256).read_bytes() == CONTENT.data
+    (trashed,) = await storage.trash.copies(CONTENT.sha256)
+    assert (tmp_path / trashed.place).samefile(tmp_path / twin.place / "data")
 
 
 @pytest.mark.parametrize(
     ("leftover", "name"),
     [
         *((False, name) for name in ("open", "fsync", "mkdir", "link")),
-        *((True, name) for name in ("open", "fsync", "link", "unlink", "rename")),
+        *((True, name) for name in ("open", "fsync", "mkdir", "link", "unlink", "rename")),
     ],
 )
 async def test_placing_a_blob_that_failed_at_any_call_can_be_repeated(
@@ -595,8 +603,8 @@ async def test_placing_a_blob_that_failed_at_any_call_can_be_repeated(
             blob.write_bytes(b"left over")
         async with storage.closing(full) as closer:
             with failing_call(name, errno.ENOSPC, at=at) as fault, suppress(StorageFull):
-                await closer.place_blob(CONTENT.sha256, keep_existing=False)
-            await closer.place_blob(CONTENT.sha256, keep_existing=False)
+                await closer.place_blob(CONTENT.sha256)
+            await closer.place_blob(CONTENT.sha256)
         assert blob.samefile(tmp_path / full.place / "data")
         assert list(blob.parent.iterdir()) == [blob]
         if not fault.hits:
@@ -815,7 +823,7 @@ async def test_no_symlink_in_blobs_is_followed(storage: Store, tmp_path: Path, f
     path.symlink_to(outside)
     before = _everything_under(outside)
     with pytest.raises(StorageFailed):
-        await storage.open_blob(CONTENT.sha256)
+        await storage.open_blob(CONTENT.sha256, CONTENT.size)
     with suppress(StorageFailed):
         assert [found async for found in storage.list_blobs()] == []
     with suppress(StorageFailed):

@@ -336,10 +336,8 @@ async def test_a_flush_that_comes_after_the_merge_changes_nothing(act: Transacti
 
 async def test_content_of_two_users_is_one_blob_and_each_is_charged(act: Transactions) -> None:
     await act.create_user("bob")
-    placed: list[bool] = []
     for user_id in ("alice", "bob"):
-        await act.merge(await act.open(upload_row(user_id, seed="content")), "content", placed)
-    assert placed == [False, True]
+        await act.merge(await act.open(upload_row(user_id, seed="content")), "content")
     assert await refs_of(act) == 2
     assert await checked_accounts(act.database) == {"alice": Account(finished=1000), "bob": Account(finished=1000)}
 
@@ -382,7 +380,7 @@ async def test_a_merge_against_the_claims_of_the_row_is_refused(act: Transaction
 async def test_bytes_that_can_not_be_placed_leave_everything_as_it_was(act: Transactions) -> None:
     upload = await act.open(upload_row(seed="content"))
 
-    async def fail(_keep: bool) -> None:
+    async def fail() -> None:
         raise OSError("the disk is full")
 
     with pytest.raises(UploaderError):
@@ -510,12 +508,10 @@ async def test_a_blob_in_use_is_not_collected_and_one_without_refs_is_once(act: 
     assert await refs_of(act) is None
 
 
-async def test_a_merge_that_meets_a_tombstone_places_its_own_bytes(act: Transactions) -> None:
+async def test_a_merge_that_meets_a_tombstone_takes_its_row(act: Transactions) -> None:
     await act.delete(await act.upload_and_merge())
     assert await refs_of(act) == 0
-    placed: list[bool] = []
-    await act.merge(await act.open(upload_row(seed="content")), "content", placed)
-    assert placed == [False]
+    await act.merge(await act.open(upload_row(seed="content")), "content")
     assert await refs_of(act) == 1
     assert await account_of(act) == Account(finished=1000)
 

@@ -183,7 +183,7 @@ class Journey:
     async def clean(self) -> None:
         for _ in range(self.attempts):
             try:
-                cleaned = await self.stack.services.cleanup.clean(opened_before=ALL, remove_strays=True)
+                cleaned = await self.stack.services.cleanup.clean(opened_before=ALL, all_strays=True)
             except Unavailable:
                 continue
             if not cleaned.left:

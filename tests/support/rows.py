@@ -84,12 +84,9 @@ class Transactions:
             lambda connection: transactions.close_upload(connection, upload.id, reason, NOW)
         )
 
-    async def merge(self, upload: Upload, seed: str, placed: list[bool] | None = None) -> File:
-        """`placed` takes down what `place_blob` was told."""
-
-        async def place_blob(keep_existing: bool) -> None:
-            if placed is not None:
-                placed.append(keep_existing)
+    async def merge(self, upload: Upload, seed: str) -> File:
+        async def place_blob() -> None:
+            pass
 
         file_id = new_id()
         return await self.database.transact(

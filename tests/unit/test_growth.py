@@ -43,7 +43,7 @@ def test_without_an_earlier_moment_nothing_is_told(earlier: Moment | None) -> No
 
 
 def room(free: int, promised: int, floor: int) -> Room:
-    return Room(total_bytes=1000, free_bytes=free, promised_bytes=promised, floor_bytes=floor)
+    return Room(total_bytes=1000, free_bytes=free, trash_bytes=0, promised_bytes=promised, floor_bytes=floor)
 
 
 @pytest.mark.parametrize(

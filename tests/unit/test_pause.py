@@ -5,7 +5,7 @@ from uploader.jobs.pause import Pause
 
 
 def pause_of(clock: ManualClock) -> Pause:
-    return Pause(clock, grace_seconds=600, interval_seconds=60)
+    return Pause("expiry", clock, grace_seconds=600, interval_seconds=60)
 
 
 def run_for(pause: Pause, clock: ManualClock, seconds: int) -> bool:

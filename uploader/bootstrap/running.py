@@ -15,8 +15,10 @@ from uploader.jobs.flusher import Flusher
 from uploader.jobs.merger import Merger
 from uploader.jobs.reconciler import Reconciler
 from uploader.jobs.runner import Runner
+from uploader.jobs.scrubber import Scrubber
 from uploader.jobs.snapshot import Snapshot
 from uploader.jobs.sweeper import Sweeper
+from uploader.jobs.trash import TrashKeeper
 
 
 @asynccontextmanager
@@ -90,6 +92,8 @@ def _create_runner(services: Services, wakeups: Wakeups) -> Runner:
         Expirer(services.expiry, clock).as_job(),
         Cleaner(services.cleanup, clock).as_job(),
         Reconciler(services.reconciling).as_job(),
+        Scrubber(services.scrubbing, rate_bytes_per_second=settings.scrub_rate_bytes).as_job(),
         Snapshot(services.overview, clock).as_job(),
+        TrashKeeper(services.trash, services.admission, clock).as_job(),
     ]
     return Runner(jobs, wakeups.events)

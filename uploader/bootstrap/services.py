@@ -14,15 +14,18 @@ from uploader.service.access.accounts import Accounts
 from uploader.service.access.links import Links
 from uploader.service.audit.reconciling import Reconciling
 from uploader.service.audit.recounting import Recounting
+from uploader.service.contents.healing import Healing
+from uploader.service.contents.trash import TrashKeeping
 from uploader.service.files import Files
 from uploader.service.insight.gauges import Gauges
 from uploader.service.insight.health import Health
+from uploader.service.insight.integrity import Integrity
 from uploader.service.insight.overview import Overview
 from uploader.service.insight.reports import Reports
 from uploader.service.upkeep.cleanup import Cleanup
 from uploader.service.upkeep.expiry import Expiry
 from uploader.service.upkeep.flushing import Flushing
-from uploader.service.upkeep.scrubbing import Scrubbing
+from uploader.service.upkeep.scrubbing import Goals, Scrubbing
 from uploader.service.upkeep.sweeping import Sweeping
 from uploader.service.uploads.admission import Admission
 from uploader.service.uploads.closers import Closers
@@ -69,6 +72,8 @@ class Services:
     recounting: Recounting
     reconciling: Reconciling
     scrubbing: Scrubbing
+    trash: TrashKeeping
+    admission: Admission
 
     async def close(self) -> None:
         await self.merging.close()
@@ -83,7 +88,12 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
     """Connects to nothing yet."""
     clock = clock or Clock()
     database = Database(database_url(settings))
-    storage = LocalStore(settings.data, durable=settings.durability == "power")
+    storage = LocalStore(
+        settings.data, durable=settings.durability == "power", keeps_trash=settings.trash_retention_seconds > 0
+    )
+    healing = Healing(database, storage, storage.trash, clock)
+    retention = settings.trash_retention_seconds
+    trash = TrashKeeping(database, storage, healing, clock, retention_seconds=retention)
     redis = create_redis(settings)
     delays = Delays(
         quiet_seconds=settings.quiet_interval_seconds,
@@ -102,7 +112,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         wait_seconds=settings.merge_wait_seconds,
         lease_seconds=settings.claim_lease_seconds,
     )
-    uploads = Uploads(settings, database, storage, pending, closers, merging, clock)
+    uploads = Uploads(settings, database, storage, storage, pending, closers, merging, clock)
     challenges = Challenges(
         redis,
         shards=settings.shards,
@@ -112,11 +122,14 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
             window_seconds=BUDGET_WINDOW_SECONDS,
         ),
     )
-    admission = Admission(settings, database, storage, clock)
-    instant = Instant(settings, database, storage, storage, closers, uploads, challenges, clock)
+    admission = Admission(settings, database, storage, trash, clock)
+    instant = Instant(settings, database, storage, storage, healing, closers, uploads, challenges, clock)
     receiving = Receiving(storage, pending, closers, uploads, max_at_once=settings.max_concurrent_chunks)
-    files = Files(database, storage)
+    files = Files(database, storage, storage.trash, healing)
     recounting = Recounting(database)
+    goals = Goals(settings.scrub_first_seconds, settings.scrub_every_seconds)
+    scrubbing = Scrubbing(database, healing, clock, goals)
+    integrity = Integrity(database, scrubbing)
     return Services(
         settings=settings,
         clock=clock,
@@ -137,13 +150,15 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         reports=Reports(database, files, clock),
         overview=Overview(database, storage, admission, clock),
         links=Links(database, clock, settings.link_secret, lifetime_seconds=settings.link_lifetime_seconds),
-        gauges=Gauges(database, storage, pending),
+        gauges=Gauges(database, storage, pending, integrity),
         exposition=Exposition(settings.data.absolute() / "metrics", alone=settings.workers == 1),
-        health=Health(database, storage, pending),
+        health=Health(database, storage, pending, integrity),
         sweeping=Sweeping(database, pending, closers),
         expiry=Expiry(database, closers, expiry_seconds=settings.upload_expiry_seconds),
         cleanup=Cleanup(database, storage, closers, clock),
         recounting=recounting,
         reconciling=Reconciling(database, storage, Audit(redis, shards=settings.shards), closers, recounting, clock),
-        scrubbing=Scrubbing(database, storage, clock),
+        scrubbing=scrubbing,
+        trash=trash,
+        admission=admission,
     )

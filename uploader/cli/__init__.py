@@ -7,7 +7,7 @@ import click
 
 from uploader import __version__
 from uploader.cli.client import filing, login, transferring, unfinished
-from uploader.cli.server import accounts, maintenance, reporting, scrubbing, serving
+from uploader.cli.server import accounts, maintenance, reporting, scrubbing, serving, trash
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -37,6 +37,7 @@ for command in (
     maintenance.reconcile,
     reporting.report,
     scrubbing.scrub,
+    trash.trash,
     accounts.token,
     accounts.user,
     transferring.put,

@@ -15,7 +15,8 @@ class Digests:
 
 
 class File(Struct, frozen=True):
-    """A finished file. `instant` says that its bytes were not sent when it was made."""
+    """A finished file. `instant` says that its bytes were not sent when it was made; `damaged` that the server found its
+    bytes to have gone bad: the same content sent again heals it."""
 
     id: str
     name: str
@@ -24,6 +25,7 @@ class File(Struct, frozen=True):
     size: int
     created_at: datetime
     instant: bool
+    damaged: bool = False
 
 
 class Upload(Struct, frozen=True):

@@ -1,5 +1,7 @@
 """Facts about this installation that outlive its settings, and about the server that keeps them."""
 
+from datetime import datetime
+
 from sqlalchemy import delete, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -27,6 +29,20 @@ async def fact(connection: AsyncConnection, name: str) -> str | None:
     query = select(models.meta.c.value).where(models.meta.c.name == name)
     stored: str | None = (await connection.execute(query)).scalar()
     return stored
+
+
+async def lease(connection: AsyncConnection, name: str, owner: str, *, now: datetime, until: datetime) -> bool:
+    """Whether `owner` may do alone, until a moment, what `name` says: it does it already, or nobody does now.
+
+    Raises Duplicate (from the engine) where two are the first at once.
+    """
+    query = select(models.meta.c.value).where(models.meta.c.name == name).with_for_update()
+    stored: str | None = (await connection.execute(query)).scalar()
+    holder, _, ends_at = (stored or "").partition(" ")
+    if holder not in ("", owner) and datetime.fromisoformat(ends_at) > now:
+        return False
+    await replace_fact(connection, name, f"{owner} {until.isoformat()}")
+    return True
 
 
 async def remember(database: Database, name: str, value: str) -> str:

@@ -11,7 +11,9 @@ class Room:
     """The disk, in bytes; `promised_bytes` is what open uploads may still write."""
 
     total_bytes: int
+    # With what the trash holds, which gives way when it is needed.
     free_bytes: int
+    trash_bytes: int
     floor_bytes: int
     promised_bytes: int
 
@@ -23,6 +25,11 @@ class Room:
     def fits(self, size: int) -> bool:
         """Whether a file of `size` bytes may be opened; an empty one may only while the floor is kept."""
         return self.free_bytes - self.promised_bytes - size >= self.floor_bytes
+
+    def lacking_bytes(self, size: int) -> int:
+        """How much of the trash has to give way for a file of `size` bytes."""
+        needed = self.floor_bytes + self.promised_bytes + size
+        return max(0, needed - (self.free_bytes - self.trash_bytes))
 
 
 def floor_of(total_bytes: int, set_bytes: int | None) -> int:

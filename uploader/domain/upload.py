@@ -81,7 +81,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """One row of `file`: a user's named reference to a blob."""
+    """One row of `file`: a user's named reference to a blob; and whether that is known to be damaged."""
 
     id: str
     user_id: str
@@ -91,3 +91,4 @@ class File:
     size: int
     instant: bool
     created_at: datetime
+    damaged: bool = False

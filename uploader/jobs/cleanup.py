@@ -1,4 +1,5 @@
-"""Cleans up once after the start and once in every month, see `service/upkeep/cleanup.py`.
+"""Cleans up once after the start and once in every month, see `service/upkeep/cleanup.py`; and again after an hour as long
+as something could not be dealt with.
 
 Idle uploads it leaves to the expirer, which looks every minute and knows when to pause.
 """
@@ -14,6 +15,8 @@ from uploader.storage.base import Stopping
 logger = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 60.0
+# What was touched lately, or was busy, is settled by then.
+_AGAIN_SECONDS = 3600.0
 # After a start there is more urgent work for the disk.
 _GRACE_SECONDS = 60.0
 
@@ -38,16 +41,17 @@ class Cleaner:
             cleaned = await self._cleanup.clean()
         except Stopping:
             return _INTERVAL_SECONDS
-        self._cleaned_in = month
         logger.info("cleanup ended", extra=asdict(cleaned))
-        if cleaned.stray_blobs or cleaned.stray_directories:
+        if cleaned.stray_blobs:
             logger.warning(
-                "bytes that no row names are kept: is this their database?",
+                "many blobs that no row names are kept: is this their database?",
                 extra={
                     "blobs": cleaned.stray_blobs,
-                    "directories": cleaned.stray_directories,
                     "disk_bytes": cleaned.stray_bytes,
                     "remove_by": "uploader cleanup --yes",
                 },
             )
+        if cleaned.unsettled or cleaned.left:
+            return _AGAIN_SECONDS
+        self._cleaned_in = month
         return _INTERVAL_SECONDS

@@ -19,7 +19,7 @@ class Expirer:
         self._clock = clock
         self._interval_seconds = min(_INTERVAL_SECONDS, expiry.expiry_seconds / 2)
         grace = min(_GRACE_SECONDS, expiry.expiry_seconds)
-        self._pause = Pause(clock, grace_seconds=grace, interval_seconds=self._interval_seconds)
+        self._pause = Pause("expiry", clock, grace_seconds=grace, interval_seconds=self._interval_seconds)
 
     def as_job(self) -> Job:
         return Job("expirer", self.run_once)

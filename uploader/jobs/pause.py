@@ -1,4 +1,5 @@
-"""Holds expiry back while clients could not have sent a chunk: after a start, an outage, or a jump of the clock."""
+"""Holds back what goes by age: after a start or an outage, when clients could not have sent a chunk, and after a jump of the
+clock."""
 
 import logging
 
@@ -13,8 +14,10 @@ _JUMP_SECONDS = 60.0
 class Pause:
     """Ask `active` before every run. A pause lasts `grace_seconds` from its last cause on."""
 
-    def __init__(self, clock: Clock, *, grace_seconds: float, interval_seconds: float) -> None:
-        """`interval_seconds`: how often a run is to be expected; many missed ones were an outage."""
+    def __init__(self, what: str, clock: Clock, *, grace_seconds: float, interval_seconds: float) -> None:
+        """`what` it holds back, for the log. `interval_seconds`: how often a run is to be expected; many missed ones were
+        an outage."""
+        self._what = what
         self._clock = clock
         self._grace_seconds = grace_seconds
         self._outage_seconds = max(3 * interval_seconds, _JUMP_SECONDS)
@@ -27,6 +30,6 @@ class Pause:
         wall_passed, steady_passed = wall - self._last[0], steady - self._last[1]
         self._last = (wall, steady)
         if steady_passed > self._outage_seconds or abs(wall_passed - steady_passed) > _JUMP_SECONDS:
-            logger.warning("expiry pauses after an outage or a jump of the clock")
+            logger.warning("pauses after an outage or a jump of the clock", extra={"paused": self._what})
             self._ends_at = steady + self._grace_seconds
         return steady < self._ends_at

@@ -1,22 +1,27 @@
 """The use cases of finished files: list, rename, delete, download; and the caller's accounts."""
 
+from contextlib import suppress
+
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.domain.quota import Usage
 from uploader.domain.upload import File
-from uploader.errors import FileNotFound, InvalidRequest, NameTaken, StorageFailed, UploaderError
+from uploader.errors import ContentDamaged, FileNotFound, InvalidRequest, NameTaken, StorageFailed, UploaderError
+from uploader.service.contents.healing import Healing
 from uploader.service.ids import ID
-from uploader.storage.base import BlobBytes, Found, Gone, OpenBlob
+from uploader.storage.base import BlobBytes, Found, Gone, OpenBlob, Trash
 from uploader.tasks import uninterrupted
 
 
 class Files:
     """All that can be done to files."""
 
-    def __init__(self, database: Database, storage: BlobBytes) -> None:
+    def __init__(self, database: Database, storage: BlobBytes, trash: Trash, healing: Healing) -> None:
         self._database = database
         self._storage = storage
+        self._trash = trash
+        self._healing = healing
 
     async def list(
         self, user_id: str, *, limit: int, after: str | None, prefix: str | None
@@ -38,11 +43,16 @@ class Files:
         return file
 
     async def open(self, file: File) -> OpenBlob:
-        """The content of a file, to read; the caller closes it. Raises FileNotFound, Unavailable."""
-        try:
-            return await self._storage.open_blob(file.sha256)
-        except Gone as error:
-            raise FileNotFound() from error
+        """The content of a file, to read; the caller closes it. Raises FileNotFound, ContentDamaged, Unavailable."""
+        if file.damaged:
+            raise ContentDamaged()
+        with suppress(Gone):
+            return await self._storage.open_blob(file.sha256, file.size)
+        await self.get(file.user_id, file.id)  # the file may have been deleted at this moment
+        if await self._healing.is_whole(file.sha256, file.size):
+            with suppress(Gone):
+                return await self._storage.open_blob(file.sha256, file.size)
+        raise ContentDamaged()
 
     async def rename(self, user_id: str, file_id: str, name: str) -> File:
         """Raises FileNotFound, NameTaken."""
@@ -68,7 +78,7 @@ class Files:
             return  # the file is deleted; the collector comes back to its content
 
     async def collect(self, sha256: str) -> bool:
-        """Remove a blob that has no refs; False if it is in use."""
+        """Put a blob away that has no refs; False if it is in use."""
         return await uninterrupted(self._collect(sha256))
 
     async def _collect(self, sha256: str) -> bool:
@@ -82,7 +92,7 @@ class Files:
         async def remove() -> None:
             # If the lock of the row was lost since, these may be the bytes of a merge by now; then they have changed.
             if found is not None:
-                await self._storage.remove(found)
+                await self._trash.put_away(found)
 
         steps = {"prepare": self._database.outside(prepare), "remove": self._database.outside(remove)}
         return await self._database.transact(
@@ -90,7 +100,7 @@ class Files:
         )
 
     async def collect_all(self, limit: int = 1000) -> int:
-        """Remove blobs without refs; returns how many."""
+        """Put blobs without refs away; returns how many."""
         found = await self._database.read(lambda connection: queries.blobs_without_refs(connection, limit))
         collected = 0
         for sha256 in found:

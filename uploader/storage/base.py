@@ -12,6 +12,8 @@ from typing import Protocol, runtime_checkable
 
 from uploader.domain.upload import Upload
 
+_ID_DIGITS = 32
+
 
 class Gone(Exception):
     """The bytes are not there (any more)."""
@@ -38,22 +40,31 @@ class Space:
     """The room of a store that has a bound, in bytes."""
 
     total: int
+    # With what the trash holds: it is emptied where room is short.
     free: int
+    trash: int
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """What a list met: the bytes of an upload, or those of a blob."""
 
-    # The id of the upload, or the SHA-256 of the blob.
+    # The id of the upload, or the SHA-256 of the blob; in the trash, too.
     name: str
     place: str
+    # Tells them from other bytes at the same place.
+    inode: int
     # When anything about it last changed, in seconds since the epoch, by a clock that nobody can set.
     changed_at: float
     # What its removal gives back; what is written back to the disk may still change it.
     disk_bytes: int = field(compare=False)
     # Of a blob: whether a merge has left it on its way to its place, under a name that no row ever has.
     is_draft: bool = False
+
+    @property
+    def is_blob(self) -> bool:
+        """Whether these are the bytes of a blob, not of an upload."""
+        return len(self.name) != _ID_DIGITS
 
 
 # Chunks
@@ -103,9 +114,9 @@ class Closer(Protocol):
     async def read_map(self, *, verified: bool = True) -> PresentChunks:
         """Raises Unverified, unless it may be one that is not `verified`."""
 
-    async def place_blob(self, sha256: str, *, keep_existing: bool) -> None:
-        """Make the upload's bytes the blob `sha256`, durably. Repeatable. `keep_existing`: the blob has a row with refs,
-        so bytes that are there already are the blob's."""
+    async def place_blob(self, sha256: str) -> None:
+        """Make the upload's bytes, which were just verified, the blob `sha256`, durably. Repeatable. Others that are there
+        already go to the trash."""
 
     async def unlink(self) -> bool:
         """Remove the upload's bytes; whether this call did it. Repeatable."""
@@ -192,11 +203,15 @@ class FileBlob(OpenBlob, Protocol):
         """Its descriptor, until `close`."""
 
 
+# Is told the bytes of every read, in a thread, and may sleep.
+Pace = Callable[[int], None]
+
+
 class BlobBytes(Protocol):
     """Keeps blobs. Placing one is the closer's, because its bytes are an upload's."""
 
-    async def open_blob(self, sha256: str) -> OpenBlob:
-        """A blob to read. Raises Gone."""
+    async def open_blob(self, sha256: str, size: int) -> OpenBlob:
+        """A blob to read. Raises Gone if it is not there, or has another size."""
 
     async def read_blob(self, sha256: str, ranges: list[tuple[int, int]]) -> list[bytes]:
         """The bytes of some ranges, each an offset and a length, of a blob. Raises Gone if they are not there."""
@@ -204,15 +219,35 @@ class BlobBytes(Protocol):
     async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
         """The sizes of blobs in bytes, in the same order; None where there is none."""
 
-    async def hash_blob(self, sha256: str, pace: Callable[[int], None]) -> str | None:
-        """The SHA-256 of a blob's bytes as they are read from the disk now, in lower-case hexadecimal; None if there are
-        none. `pace` is told the bytes of every read, in a thread, and may sleep. Raises StorageFailed, Stopping."""
+    async def hash_blob(self, found: Found, pace: Pace | None) -> str | None:
+        """The SHA-256 of bytes of a blob, in the trash or not, as they are read from the disk now, in lower-case digits;
+        None if there are none. With a `pace` it gives way to everything else. Raises StorageFailed, Stopping."""
 
     async def find_blob(self, sha256: str) -> Found | None:
-        """A blob's bytes, to `remove` them; None if there are none. The caller holds the lock of its row."""
+        """A blob's bytes; None if there are none. Who acts on them holds the lock of its row."""
+
+
+class Trash(Protocol):
+    """Keeps for a while what would be deleted otherwise. What comes back from here is read and compared first."""
+
+    async def put_away(self, found: Found) -> bool:
+        """Move to the trash what a list or `find_blob` met, durably, unless it changed since; whether this call did it."""
+
+    def list_all(self) -> AsyncIterator[list[Found]]:
+        """All that is there, in batches. `changed_at` is when it came. Raises Stopping."""
+
+    async def copies(self, sha256: str) -> list[Found]:
+        """The bytes that are there of a content, those that came last first."""
+
+    async def restore_blob(self, found: Found) -> None:
+        """Make bytes from here the blob again, durably. Others at its place go to the trash. The caller holds the lock of
+        the row. Repeatable. Raises Gone."""
+
+    async def restore_upload(self, found: Found, upload: Upload) -> bool:
+        """Give an upload its bytes back, durably, unless it has any; whether this call did it."""
 
     async def remove(self, found: Found) -> bool:
-        """Remove what was found, unless it changed since; whether this call did it."""
+        """Remove for good, unless it changed since; whether this call did it."""
 
 
 class Housekeeping(Protocol):
@@ -247,6 +282,10 @@ class Bounded(Protocol):
 
 class Store(Withdrawing, BlobBytes, Housekeeping, Bounded, Protocol):
     """All that the store of a process can do, from `prepare` to `close`."""
+
+    @property
+    def trash(self) -> Trash:
+        """Where it keeps what would be deleted otherwise."""
 
     async def prepare(self) -> None:
         """Make ready to store. Raises ConfigurationError if this place is unfit."""

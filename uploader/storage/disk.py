@@ -143,9 +143,10 @@ class Directory:
             follow_symlinks=False,
         )
 
-    def rename(self, name: str, new_name: str) -> None:
-        """Within this directory; what has the new name loses it."""
-        os.rename(_checked(name), _checked(new_name), src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+    def rename(self, name: str, new_name: str, directory: "Directory | None" = None) -> None:
+        """Within this directory, or into another one; a file that has the new name loses it."""
+        target = (directory or self)._descriptor
+        os.rename(_checked(name), _checked(new_name), src_dir_fd=self._descriptor, dst_dir_fd=target)
 
     def unlink(self, name: str) -> bool:
         """Take a name away; False if there is none."""

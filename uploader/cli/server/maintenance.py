@@ -79,7 +79,7 @@ def redis_reset(yes: bool) -> None:
 @click.command()
 @click.option("--before", type=MONTH, help="Clean the months before this one.  [default: the present one, in UTC]")
 @click.option("--idle", type=DURATION, help="Expire uploads idle for so long.  [default: UPLOADER_UPLOAD_EXPIRY, 7d]")
-@click.option("--yes", is_flag=True, help="Remove bytes that no row names, too: no other database names them.")
+@click.option("--yes", is_flag=True, help="However many blobs no row names: no other database names them.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing, only say what would be.")
 def cleanup(before: "datetime | None", idle: float | None, yes: bool, dry_run: bool) -> None:
     """Give back what past months hold for nothing: idle uploads, and what crashes left on the disk.
@@ -87,28 +87,29 @@ def cleanup(before: "datetime | None", idle: float | None, yes: bool, dry_run: b
     Expires idle uploads that were opened in these months, and removes upload directories that no open upload has, once
     nothing touched them for an hour. Servers and workers do the same once a month.
 
-    Blobs and chunks that no row in the database names are counted and kept, because they may be of another database: one
-    that was forgotten in the settings, or is to be restored. --yes removes them.
+    Blobs and chunks that no row in the database names go to the trash, and come back if a row names them again. More blobs
+    than 100, and than 1 % of all, are hardly what crashes left: they are counted and kept, because they may be of another
+    database, one that was forgotten in the settings, or is to be restored. --yes puts them away.
     """
     settings = load_settings()
     idle_seconds = idle or settings.upload_expiry_seconds
 
     async def run(services: "Services") -> "Cleaned":
         return await services.cleanup.clean(
-            opened_before=before, idle_seconds=idle_seconds, remove_strays=yes, dry_run=dry_run
+            opened_before=before, idle_seconds=idle_seconds, all_strays=yes, dry_run=dry_run
         )
 
     cleaned = with_everything(settings, run)
     would = "would be " if dry_run else ""
     click.echo(f"uploads idle for {format_duration(idle_seconds)} {would}expired: {cleaned.expired_uploads}")
     click.echo(f"directories without an open upload {would}removed: {cleaned.directories}")
-    click.echo(f"blobs without a row {would}removed: {cleaned.blobs}")
-    if cleaned.stray_blobs or cleaned.stray_directories:
+    click.echo(f"blobs without a row {would}put away: {cleaned.blobs}")
+    if cleaned.stray_blobs:
         click.echo(
-            f"kept, because no row names them: {cleaned.stray_blobs} blobs, {cleaned.stray_directories} directories with "
-            f"chunks, {exact_bytes(cleaned.stray_bytes)}; if no other database does, --yes removes them"
+            f"kept, because no row names so many: {cleaned.stray_blobs} blobs, {exact_bytes(cleaned.stray_bytes)}; "
+            "if no other database does, --yes puts them away"
         )
-    click.echo(f"disk {would}given back: {exact_bytes(cleaned.disk_bytes)}")
+    click.echo(f"disk {would}given back, or to the trash: {exact_bytes(cleaned.disk_bytes)}")
     click.echo(f"quota {would}given back: {exact_bytes(cleaned.quota_bytes)}")
     _fail_if_left(cleaned.left)
 

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import click
@@ -13,23 +12,8 @@ from uploader.cli.server.running import EXIT_FAILED, load_settings, with_service
 
 if TYPE_CHECKING:
     from uploader.bootstrap import Services
-    from uploader.service.upkeep.scrubbing import Damage, ScrubProgress
-
-
-class _RateLimit:
-    """Keeps a stream of reads at a rate of bytes a second; 0 is as fast as the disk."""
-
-    def __init__(self, rate_bytes_per_second: int) -> None:
-        self._rate = rate_bytes_per_second
-        self._due = time.monotonic()
-
-    def __call__(self, read_bytes: int) -> None:
-        if not self._rate:
-            return
-        now = time.monotonic()
-        # What was lost to a slow disk is caught up for a second at most: then the rate is all that it is asked for.
-        self._due = max(self._due, now - 1) + read_bytes / self._rate
-        time.sleep(max(0.0, self._due - now))
+    from uploader.service.contents.healing import Damage
+    from uploader.service.upkeep.scrubbing import ScrubProgress
 
 
 @click.command()
@@ -41,15 +25,18 @@ class _RateLimit:
 def scrub(rate: int, restart: bool, as_json: bool) -> None:
     """Read every blob again and report each whose bytes are not what was stored. Works while the server runs.
 
-    Interrupted, it goes on where it was. Nothing is moved, mended or deleted: see docs/operations.md.
+    What is damaged is healed by a good copy from the trash, if there is one, or else marked, so that nobody is given its
+    bytes. Interrupted, it goes on where it was. Servers and workers do the same all the time, at UPLOADER_SCRUB_RATE.
 
-    Exit codes: 0 no damage, 1 any damage, also if an earlier run of the same pass found it.
+    Exit codes: 0 no damage, 1 any damage, also if it was healed, or an earlier run of the same pass found it.
     """
+
+    from uploader.service.upkeep.scrubbing import RateLimit
 
     async def run(services: "Services") -> "ScrubProgress":
         await services.storage.prepare()
         try:
-            async for damage in services.scrubbing.scrub(_RateLimit(rate), restart=restart):
+            async for damage in services.scrubbing.scrub(RateLimit(rate), restart=restart):
                 click.echo(_as_json(damage) if as_json else _as_text(damage))
                 sys.stdout.flush()
         finally:
@@ -67,11 +54,12 @@ def scrub(rate: int, restart: bool, as_json: bool) -> None:
 
 def _as_json(damage: "Damage") -> str:
     files = [{"user_id": file.user_id, "id": file.id, "name": file.name} for file in damage.files]
-    facts = {"sha256": damage.sha256, "size": damage.size, "problem": damage.problem, "files": files}
-    return json.dumps({"event": "damaged", **facts})
+    facts = {"sha256": damage.sha256, "size": damage.size, "problem": damage.problem, "healed": damage.healed}
+    return json.dumps({"event": "damaged", **facts, "files": files})
 
 
 def _as_text(damage: "Damage") -> str:
     # Names are the users' own: shown so that none can pass for another line.
     files = ", ".join(f"{file.id} {file.name!a} of {file.user_id}" for file in damage.files)
-    return f"{damage.problem}: {damage.sha256}, {damage.size} bytes; files: {files}"
+    problem = f"{damage.problem}, and healed" if damage.healed else damage.problem
+    return f"{problem}: {damage.sha256}, {damage.size} bytes; files: {files}"

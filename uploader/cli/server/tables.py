@@ -61,6 +61,7 @@ def _totals(report: Report) -> Table:
         ("users", str(summary.users)),
         ("files", str(summary.files)),
         ("contents", str(summary.blobs)),
+        ("… damaged", str(summary.damaged_blobs)),
         ("open uploads", str(summary.open_uploads)),
         ("size of all files", human_bytes(summary.logical_bytes)),
         ("… on the disk", human_bytes(summary.physical_bytes)),
@@ -69,6 +70,7 @@ def _totals(report: Report) -> Table:
         ("reserved by open uploads", human_bytes(summary.reserved)),
         ("disk", human_bytes(disk.total_bytes)),
         ("… free", human_bytes(disk.free_bytes)),
+        ("… in the trash", human_bytes(disk.trash_bytes)),
         ("… open to new uploads", human_bytes(disk.available_bytes)),
     ]
     for what, how_much in rows:

@@ -5,7 +5,7 @@ may be run again from its start; what it raises rolls everything back. Those of 
 """
 
 from uploader.database.transactions import users
-from uploader.database.transactions.blobs import collect_blob, remove_stray_blob
+from uploader.database.transactions.blobs import collect_blob, note_scrub, with_blob_locked
 from uploader.database.transactions.files import add_instant_file, delete_file, rename_file
 from uploader.database.transactions.rows import BlobLost, ClaimsChanged, NotOpen
 from uploader.database.transactions.uploads import (
@@ -32,11 +32,12 @@ __all__ = [
     "delete_file",
     "flush",
     "merge",
+    "note_scrub",
     "open_upload",
     "purge_uploads",
-    "remove_stray_blob",
     "rename_file",
     "tell_digests",
     "users",
+    "with_blob_locked",
     "withdraw",
 ]

@@ -1,13 +1,16 @@
-"""The transactions that remove blobs: bytes and row go together."""
+"""The transactions of blobs as such: what is done to their bytes is done while nobody else has their rows."""
 
 from collections.abc import Awaitable, Callable
 from datetime import datetime
+from typing import TypeVar
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.crashpoints import crash_point
-from uploader.database import models
+from uploader.database import models, queries
+
+T = TypeVar("T")
 
 
 async def collect_blob(
@@ -34,16 +37,25 @@ async def collect_blob(
     return True
 
 
-async def remove_stray_blob(
-    connection: AsyncConnection, sha256: str, remove: Callable[[], Awaitable[bool]], now: datetime
-) -> bool:
-    """Remove bytes that have no row; whether `remove` did. Raises Duplicate (from the engine) if they have one.
+async def with_blob_locked(
+    connection: AsyncConnection, sha256: str, work: Callable[[queries.Blob | None], Awaitable[T]], now: datetime
+) -> T:
+    """What `work` does to the bytes of a content; it is given their row, or None if they have none.
 
-    There is no row to lock, and READ COMMITTED locks no gap. So one is inserted that nobody ever sees: a merge of this
-    content waits for it, and then places its own bytes.
+    Then there is no row to lock, and READ COMMITTED locks no gap. So one is inserted that nobody ever sees: a merge of this
+    content waits for it, and then places its own bytes. Raises Duplicate (from the engine) if one came at this moment.
     """
+    blob = await queries.blob_by_sha256(connection, sha256, lock=True)
+    if blob is not None:
+        return await work(blob)
     await connection.execute(insert(models.blob).values(sha256=sha256, md5="", size=0, refs=0, created_at=now))
-    removed = await remove()
+    result = await work(None)
     crash_point("stray.after_unlink")
     await connection.execute(delete(models.blob).where(models.blob.c.sha256 == sha256))
-    return removed
+    return result
+
+
+async def note_scrub(connection: AsyncConnection, sha256: str, *, damaged: bool, now: datetime) -> None:
+    """Say of a blob what reading it back found. The caller has its row locked."""
+    found = update(models.blob).where(models.blob.c.sha256 == sha256)
+    await connection.execute(found.values(damaged=damaged, scrubbed_at=now))

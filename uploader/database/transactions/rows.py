@@ -82,15 +82,13 @@ async def quota_refusal(connection: AsyncConnection, user_id: str, requested: in
 
 
 async def insert_file(connection: AsyncConnection, file: File) -> None:
-    values = {name: getattr(file, name) for name in File.__dataclass_fields__}
-    await connection.execute(statements.INSERT_FILE, values)
+    await connection.execute(statements.INSERT_FILE, {name: getattr(file, name) for name in queries.FILE_COLUMNS})
 
 
-async def add_ref(connection: AsyncConnection, sha256: str, md5: str, size: int, now: datetime) -> int:
-    """Insert a blob's row or lock it, with one ref more; returns the refs it has now."""
-    values = {"sha256": sha256, "md5": md5, "size": size, "refs": 1, "created_at": now}
+async def add_ref(connection: AsyncConnection, sha256: str, md5: str, size: int, now: datetime) -> None:
+    """Insert a blob's row or lock it, with one ref more, for bytes that the caller is about to place."""
+    values = {"sha256": sha256, "md5": md5, "size": size, "refs": 1, "created_at": now, "placed_at": now}
     await connection.execute(statements.ADD_REF[connection.dialect.name], values)
-    return int((await connection.execute(statements.REFS, {"sha256": sha256})).scalar_one())
 
 
 async def drop_ref(connection: AsyncConnection, sha256: str) -> None:

@@ -1,6 +1,8 @@
 """The statements that each file takes, put together once: to build one costs several times what it costs to run it."""
 
-from sqlalchemy import BigInteger, BindParameter, bindparam, insert, select, update
+from typing import Any
+
+from sqlalchemy import BigInteger, BindParameter, bindparam, insert, update
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -33,9 +35,10 @@ CLOSE_UPLOAD = (
 )
 
 INSERT_FILE = insert(file)
-_MORE = {"refs": blob.c.refs + 1}
+# Whoever adds a ref in this way places bytes of their own.
+_PLACED: dict[str, Any] = {"damaged": False, "scrubbed_at": None, "created_at": bindparam("placed_at")}
+_MORE = {"refs": blob.c.refs + 1, **_PLACED}
 ADD_REF = {
     "sqlite": sqlite_insert(blob).on_conflict_do_update(index_elements=["sha256"], set_=_MORE),
     "mysql": mysql_insert(blob).on_duplicate_key_update(**_MORE),
 }
-REFS = select(blob.c.refs).where(blob.c.sha256 == bindparam("sha256"))

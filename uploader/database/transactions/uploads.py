@@ -147,18 +147,18 @@ async def merge(
     file_id: str,
     md5: str,
     sha256: str,
-    place_blob: Callable[[bool], Awaitable[None]],
+    place_blob: Callable[[], Awaitable[None]],
     now: datetime,
 ) -> File:
-    """Turn an upload into a file. `place_blob(keep_existing)` makes its bytes the blob while the blob's row is locked.
+    """Turn an upload into a file. `place_blob` makes its bytes the blob while the blob's row is locked.
 
     Raises NotOpen, and ClaimsChanged if other digests were claimed while these were computed.
     """
     upload = await lock_open(connection, upload_id)
     if upload.md5 not in (None, md5) or upload.sha256 not in (None, sha256):
         raise ClaimsChanged(upload_id)
-    refs = await add_ref(connection, sha256, md5, upload.size, now)
-    await place_blob(refs > 1)
+    await add_ref(connection, sha256, md5, upload.size, now)
+    await place_blob()
     present = await queries.file_by_content(connection, upload.user_id, sha256, upload.name)
     if present is None:
         file = File(

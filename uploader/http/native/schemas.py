@@ -108,7 +108,7 @@ class UploadSchema(Struct):
 
 
 class FileSchema(Struct):
-    """A finished file."""
+    """A finished file. `damaged` is there, and true, where its bytes were found bad."""
 
     id: str
     name: str
@@ -117,6 +117,7 @@ class FileSchema(Struct):
     size: int
     created_at: datetime
     instant: bool
+    damaged: bool | UnsetType = UNSET
 
 
 class UploadState(Struct):
@@ -230,7 +231,8 @@ def told_of(status: UploadStatus) -> UploadTold:
 
 
 def file_of(file: File) -> FileSchema:
-    return FileSchema(file.id, file.name, file.md5, file.sha256, file.size, file.created_at, file.instant)
+    damaged = True if file.damaged else UNSET
+    return FileSchema(file.id, file.name, file.md5, file.sha256, file.size, file.created_at, file.instant, damaged)
 
 
 def usage_of(usage: Usage) -> UsageSchema:

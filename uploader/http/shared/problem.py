@@ -45,6 +45,7 @@ STATUS: dict[str, int] = {
     "too-many-requests": 429,
     "headers-too-large": 431,
     "internal-error": 500,
+    "content-damaged": 500,
     "unavailable": 503,
     "storage-full": 507,
 }

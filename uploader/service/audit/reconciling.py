@@ -97,8 +97,8 @@ class Reconciling:
         return await self._database.transact(look)
 
     async def _check_stray_blobs(self, found: Findings) -> None:
-        async for strays in stray_blobs(self._database, self._storage, self._clock.now()):
-            sha256s = [stray.name for stray in strays if not stray.is_draft]
+        async for batch in stray_blobs(self._database, self._storage, self._clock.now()):
+            sha256s = [stray.name for stray in batch.strays if not stray.is_draft]
             if sha256s:
                 found.add(await self._look_at_strays(sha256s), _cannot_be_repaired)
 

@@ -58,14 +58,15 @@ class TempMonth(OpenTotal):
 
 
 class Disk(Struct):
-    """The disk, in bytes. `promised_bytes` is what open uploads may still write; `available_bytes` what may still be
-    opened."""
+    """The disk, in bytes. `free_bytes` counts `trash_bytes`, which give way; `promised_bytes` is what open uploads may still
+    write; `available_bytes` what may still be opened."""
 
     total_bytes: int
     free_bytes: int
     floor_bytes: int
     promised_bytes: int
     available_bytes: int
+    trash_bytes: int
 
 
 class GrowthSchema(Struct):
@@ -96,8 +97,9 @@ class TotalFigures(Struct, kw_only=True):
 
 
 class Summary(TotalFigures, kw_only=True):
-    """The whole installation."""
+    """The whole installation. `damaged_blobs` are contents whose bytes were found bad."""
 
+    damaged_blobs: int
     temp: list[TempMonth]
     disk: Disk
     growth: list[GrowthSchema]
@@ -154,12 +156,19 @@ def total_of(sums: OpenSums) -> OpenTotal:
 
 
 def summary_of(
-    totals: Totals, months: list[OpenSums], room: Room, growths: list[Growth], *, as_of: datetime
+    totals: Totals,
+    months: list[OpenSums],
+    room: Room,
+    growths: list[Growth],
+    *,
+    damaged_blobs: int,
+    as_of: datetime,
 ) -> Summary:
     return Summary(
         **_figures_of(totals),
+        damaged_blobs=damaged_blobs,
         temp=[TempMonth(sums.open_uploads, sums.quota_bytes, sums.disk_bytes, sums.month) for sums in months],
-        disk=Disk(room.total_bytes, room.free_bytes, room.floor_bytes, room.promised_bytes, room.available_bytes),
+        disk=Disk(**{name: getattr(room, name) for name in Disk.__struct_fields__}),
         growth=[_growth_of(growth) for growth in growths],
         as_of=as_of,
     )

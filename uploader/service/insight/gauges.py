@@ -11,7 +11,18 @@ from uploader.accounting.pending import Measured, Pending, UploadQueue
 from uploader.database import queries
 from uploader.database.engine import Database
 from uploader.errors import UploaderError
-from uploader.observability import FREE_DISK_BYTES, OPEN_UPLOADS, PENDING_BYTES, QUEUE_LAG_SECONDS, QUEUE_TASKS
+from uploader.observability import (
+    DAMAGED_BLOBS,
+    FREE_DISK_BYTES,
+    KEPT_STRAYS,
+    OPEN_UPLOADS,
+    PENDING_BYTES,
+    QUEUE_LAG_SECONDS,
+    QUEUE_TASKS,
+    TRASH_BYTES,
+    UNSCRUBBED_SECONDS,
+)
+from uploader.service.insight.integrity import Integrity
 from uploader.storage.base import Bounded
 
 # Who asks more often gets the figures of a moment ago: asking is open to everybody.
@@ -24,10 +35,11 @@ _QUEUE_GAUGES = tuple(gauge.labels(name) for gauge in (QUEUE_TASKS, QUEUE_LAG_SE
 class Gauges:
     """Sets the gauges that no process can know by itself."""
 
-    def __init__(self, database: Database, storage: Bounded, pending: Pending) -> None:
+    def __init__(self, database: Database, storage: Bounded, pending: Pending, integrity: Integrity) -> None:
         self._database = database
         self._storage = storage
         self._pending = pending
+        self._integrity = integrity
         self._asked_at = float("-inf")
         self._asking = asyncio.Lock()
 
@@ -38,7 +50,8 @@ class Gauges:
                 return
             await asyncio.gather(
                 _patiently(self._ask_database, (OPEN_UPLOADS,)),
-                _patiently(self._ask_disk, (FREE_DISK_BYTES,)),
+                _patiently(self._ask_disk, (FREE_DISK_BYTES, TRASH_BYTES)),
+                _patiently(self._ask_integrity, (DAMAGED_BLOBS, KEPT_STRAYS, UNSCRUBBED_SECONDS)),
                 _patiently(self._ask_redis, (PENDING_BYTES, *_QUEUE_GAUGES)),
             )
             self._asked_at = time.monotonic()
@@ -47,7 +60,15 @@ class Gauges:
         OPEN_UPLOADS.set(await self._database.read(queries.count_all_open_uploads))
 
     async def _ask_disk(self) -> None:
-        FREE_DISK_BYTES.set((await self._storage.space()).free)
+        space = await self._storage.space()
+        FREE_DISK_BYTES.set(space.free)
+        TRASH_BYTES.set(space.trash)
+
+    async def _ask_integrity(self) -> None:
+        seen = await self._integrity.look()
+        DAMAGED_BLOBS.set(seen.damaged_blobs)
+        KEPT_STRAYS.set(seen.kept_strays)
+        UNSCRUBBED_SECONDS.set(seen.age.seconds)
 
     async def _ask_redis(self) -> None:
         queues = {"flush": self._pending.flush_queues, "merge": self._pending.merge_queues}

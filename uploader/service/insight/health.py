@@ -10,6 +10,7 @@ from uploader.database import migrate
 from uploader.database.engine import Database
 from uploader.database.meta import durability
 from uploader.errors import UploaderError
+from uploader.service.insight.integrity import Integrity
 from uploader.storage.base import Store
 
 _PATIENCE_SECONDS = 5.0
@@ -30,10 +31,11 @@ class Finding:
 class Health:
     """Asks the disk, Redis and the database."""
 
-    def __init__(self, database: Database, storage: Store, pending: Pending) -> None:
+    def __init__(self, database: Database, storage: Store, pending: Pending, integrity: Integrity) -> None:
         self._database = database
         self._storage = storage
         self._pending = pending
+        self._integrity = integrity
         self._warnings: dict[str, tuple[float, str | None]] = {}
         self._storage_lock = asyncio.Lock()
         self._storage_failure: UploaderError | None = None
@@ -41,12 +43,21 @@ class Health:
 
     async def check(self) -> dict[str, Finding]:
         """For each part, how it is. A setting that is not as durable as it should be is a warning, and `ok`."""
-        database, redis, storage = await asyncio.gather(
+        database, redis, storage, content = await asyncio.gather(
             self._find("database", self._check_database, self._database_warning),
             self._find("redis", self._pending.ping, self._redis_warning),
             self._find("storage", self._check_storage),
+            self._find_content(),
         )
-        return {"database": database, "redis": redis, "storage": storage}
+        return {"database": database, "redis": redis, "storage": storage, "content": content}
+
+    async def _find_content(self) -> Finding:
+        """Damaged content is no reason to send requests elsewhere; nor is that nobody can tell now."""
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                return Finding(True, await self._warning("content", self._integrity.warning))
+        except (UploaderError, TimeoutError):
+            return Finding(True)
 
     async def _find(
         self, name: str, check: Callable[[], Awaitable[None]], warn: Callable[[], Awaitable[str | None]] | None = None

@@ -7,6 +7,7 @@ from contextlib import suppress
 from datetime import date, datetime, timedelta
 
 from uploader.clock import Clock
+from uploader.database import queries
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.reports import snapshots, usage
 from uploader.domain.growth import SPANS_DAYS, Moment, growth
@@ -30,19 +31,19 @@ class Overview:
         as_of = self._clock.now()
         today = as_of.date()
 
-        async def look(connection: Connection) -> tuple[Totals, list[OpenSums], list[Day | None]]:
+        async def look(connection: Connection) -> tuple[Totals, list[OpenSums], list[Day | None], int]:
             totals, months = await _totals(connection)
             days = [await snapshots.newest_day_until(connection, today - timedelta(days=span)) for span in SPANS_DAYS]
-            return totals, months, days
+            return totals, months, days, await queries.count_damaged_blobs(connection)
 
-        totals, months, days = await self._database.read(look, snapshot=True)
+        totals, months, days, damaged = await self._database.read(look, snapshot=True)
         room = await self._admission.room(sum(month.quota_bytes - month.disk_bytes for month in months))
         present = _moment(as_of, totals)
         growths = [
             growth(span, present, None if day is None else _moment(day.taken_at, day.totals), room.available_bytes)
             for span, day in zip(SPANS_DAYS, days, strict=True)
         ]
-        return summary_of(totals, months, room, growths, as_of=as_of)
+        return summary_of(totals, months, room, growths, damaged_blobs=damaged, as_of=as_of)
 
     async def history(self, days: int) -> list[HistoryDay]:
         """The last `days` days, today included, in order; those on which nobody looked are left out."""

@@ -1,8 +1,8 @@
 """Removes what crashes left on the disk and ends idle uploads of past months; or, asked to, ends every open upload.
 
-Bytes that no row names may be those of another database (decision 0013): they stay until somebody says that they may go.
-Works beside servers, workers and other cleanups: it decides by rows, looks again before each removal, and leaves alone
-what changed lately.
+Bytes that no row names go to the trash; but many blobs without a row say something of the database (decision 0015): then
+they stay until somebody says that they may go. Works beside servers, workers and other cleanups: it decides by rows, looks
+again before each removal, and leaves alone what changed lately.
 """
 
 import logging
@@ -16,7 +16,7 @@ from uploader.database.transactions import NotOpen
 from uploader.domain.upload import Reason, State, Upload
 from uploader.errors import Unavailable
 from uploader.service.ids import new_id
-from uploader.service.upkeep.strays import is_settled, stray_blobs
+from uploader.service.upkeep.strays import is_settled, remember_kept_strays, stray_blobs
 from uploader.service.uploads.closers import Closers
 from uploader.storage.base import Found, Gone, Store
 from uploader.tasks import uninterrupted
@@ -24,6 +24,8 @@ from uploader.tasks import uninterrupted
 logger = logging.getLogger(__name__)
 
 _BATCH = 250
+# So many blobs without a row are what crashes leave; or so large a part of all.
+_MAX_STRAYS, _MAX_STRAY_PART = 100, 0.01
 
 
 @dataclass(slots=True)
@@ -35,10 +37,11 @@ class Cleaned:
     directories: int = 0
     blobs: int = 0
     disk_bytes: int = 0
-    # Bytes that no row names, and that stay until `remove_strays`.
-    stray_directories: int = 0
+    # Blobs that no row names, and that stay: so many are hardly what crashes left.
     stray_blobs: int = 0
     stray_bytes: int = 0
+    # What somebody touched so lately that it was not looked at.
+    unsettled: int = 0
     # What could not be dealt with now; the log says why.
     left: int = 0
 
@@ -66,14 +69,14 @@ class Cleanup:
         *,
         opened_before: datetime | None = None,
         idle_seconds: float | None = None,
-        remove_strays: bool = False,
+        all_strays: bool = False,
         dry_run: bool = False,
     ) -> Cleaned:
         """Clean what was opened before a moment (the begin of the present month, in UTC, if not given), and the blobs.
 
-        If `idle_seconds` is given, uploads opened before it that were idle for so long expire. `remove_strays`: blobs, and
-        chunks of uploads, that no row names go, too; somebody is sure that they are of no other database. With `dry_run`
-        it only says what it would do. Raises Unavailable, Stopping.
+        If `idle_seconds` is given, uploads opened before it that were idle for so long expire. `all_strays`: however many
+        blobs no row names, they go; somebody is sure that they are of no other database. With `dry_run` it only says what
+        it would do. Raises Unavailable, Stopping.
         """
         run = _Run(
             self._database,
@@ -81,11 +84,13 @@ class Cleanup:
             self._closers,
             self._clock,
             idle_seconds=idle_seconds,
-            remove_strays=remove_strays,
+            all_strays=all_strays,
             dry_run=dry_run,
         )
         await run.clean_uploads(opened_before or _begin_of_month(self._clock.now()))
         await run.clean_blobs()
+        if not dry_run:
+            await remember_kept_strays(self._database, run.cleaned.stray_blobs)
         return run.cleaned
 
     async def purge_closed(self, closed_before: datetime, limit: int) -> int:
@@ -143,7 +148,7 @@ class _Run:
         clock: Clock,
         *,
         idle_seconds: float | None,
-        remove_strays: bool,
+        all_strays: bool,
         dry_run: bool,
     ) -> None:
         self._database = database
@@ -151,7 +156,7 @@ class _Run:
         self._closers = closers
         self._now = clock.now()
         self._idle_seconds = idle_seconds
-        self._remove_strays = remove_strays
+        self._all_strays = all_strays
         self._dry_run = dry_run
         self.cleaned = Cleaned()
 
@@ -179,10 +184,7 @@ class _Run:
                 self.cleaned.quota_bytes += row.size
                 self.cleaned.disk_bytes += found.disk_bytes
         elif not is_settled(found, self._now):
-            return
-        elif row is None and not self._remove_strays and await self._storage.holds_chunks(found):
-            self.cleaned.stray_directories += 1
-            self.cleaned.stray_bytes += found.disk_bytes
+            self.cleaned.unsettled += 1
         elif self._dry_run or await self._remove_directory(found):
             self.cleaned.directories += 1
             self.cleaned.disk_bytes += found.disk_bytes
@@ -205,36 +207,55 @@ class _Run:
         row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, found.name))
         if row is not None and row.state is State.OPEN:
             return False
-        return await self._closers.tidy(found.name) or await self._storage.remove(found)
+        if await self._closers.tidy(found.name):
+            return True
+        if row is None and await self._storage.holds_chunks(found):
+            return await self._storage.trash.put_away(found)
+        return await self._storage.remove(found)
 
     # Blobs
 
     async def clean_blobs(self) -> None:
-        """Count the blobs that have no row, or remove them; and what interrupted merges left beside blobs."""
-        async for strays in stray_blobs(self._database, self._storage, self._now):
-            for found in strays:
-                if self._remove_strays or found.is_draft:
+        """Put blobs without a row away, unless they are many; and remove what interrupted merges left beside blobs."""
+        may_go = self._all_strays or await self._are_few()
+        async for batch in stray_blobs(self._database, self._storage, self._now):
+            self.cleaned.unsettled += batch.unsettled
+            for found in batch.strays:
+                if may_go or found.is_draft:
                     await self._clean_blob(found)
                 else:
                     self.cleaned.stray_blobs += 1
                     self.cleaned.stray_bytes += found.disk_bytes
 
+    async def _are_few(self) -> bool:
+        """Whether the blobs without a row are no more than what crashes leave."""
+        strays = total = 0
+        async for batch in stray_blobs(self._database, self._storage, self._now):
+            strays += sum(not found.is_draft for found in batch.strays)
+            total += batch.total
+        return strays <= max(_MAX_STRAYS, _MAX_STRAY_PART * total)
+
     async def _clean_blob(self, found: Found) -> None:
         try:
-            if self._dry_run or await uninterrupted(self._remove_blob(found)):
+            if self._dry_run or await uninterrupted(self._put_blob_away(found)):
                 self.cleaned.blobs += 1
                 self.cleaned.disk_bytes += found.disk_bytes
         except Unavailable as error:
             self._leave(found, error)
 
-    async def _remove_blob(self, found: Found) -> bool:
+    async def _put_blob_away(self, found: Found) -> bool:
         if found.is_draft:
             # No row ever speaks of that name, and a merge that was on that way for an hour begins anew.
             return await self._storage.remove(found)
+
+        async def unless_named(blob: queries.Blob | None) -> bool:
+            return blob is None and await self._storage.trash.put_away(found)
+
+        put_away = self._database.outside(unless_named)
         try:
-            remove = self._database.outside(lambda: self._storage.remove(found))
             return await self._database.transact(
-                lambda connection: transactions.remove_stray_blob(connection, found.name, remove, self._now), alone=True
+                lambda connection: transactions.with_blob_locked(connection, found.name, put_away, self._now),
+                alone=True,
             )
         except Duplicate:
             return False  # it has a row by now

@@ -1,43 +1,46 @@
-"""Reads every blob again and compares it with its SHA-256, to find what rotted on the disk.
+"""Reads contents back from the disk and compares them with their SHA-256: what rotted is marked, or healed from the trash.
 
-Reports, and neither moves nor deletes anything. Goes through the blobs in the order of their SHA-256 and remembers where it
-is, so that the next run goes on there; safe while servers run.
+Once at the word of an administrator, in the order of the SHA-256, going on where the last run ended; and all the time,
+those first that were not read back since they were placed, then those that wait longest.
 """
 
-from collections.abc import AsyncGenerator, Callable
+import time
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from enum import StrEnum
+from datetime import datetime, timedelta
 
 import msgspec
 
 from uploader.clock import Clock
 from uploader.database import meta, queries
-from uploader.database.engine import Database
-from uploader.domain.upload import File
-from uploader.errors import StorageFailed
-from uploader.storage.base import BlobBytes
+from uploader.database.engine import Database, Duplicate
+from uploader.service.contents.healing import Damage, Healing
+from uploader.service.ids import new_id
+from uploader.storage.base import Pace
 
 _BATCH = 200
 _POSITION = "scrub"
 _REMEMBER_INTERVAL_SECONDS = 5.0
+_LEASE = "scrubber"
+_LEASE_SECONDS = 60.0
+# Of the goal: what is due then has the rest of the time to be read in.
+_DUE = 0.75
 
 
-class BlobProblem(StrEnum):
-    """What is wrong with a blob."""
+class RateLimit:
+    """Keeps a stream of reads at a rate of bytes a second; 0 is as fast as the disk."""
 
-    ALTERED = "altered"  # its bytes have another SHA-256
-    MISSING = "missing"  # it has a row with refs, and no bytes
-    UNREADABLE = "unreadable"  # the disk reports an error
+    def __init__(self, rate_bytes_per_second: int) -> None:
+        self._rate = rate_bytes_per_second
+        self._due = time.monotonic()
 
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """A blob that is not what it should be, and the files that have it as their content."""
-
-    sha256: str
-    size: int
-    problem: BlobProblem
-    files: list[File]
+    def __call__(self, read_bytes: int) -> None:
+        if not self._rate:
+            return
+        now = time.monotonic()
+        # What was lost to a slow disk is caught up for a second at most: then the rate is all that it is asked for.
+        self._due = max(self._due, now - 1) + read_bytes / self._rate
+        time.sleep(max(0.0, self._due - now))
 
 
 class ScrubProgress(msgspec.Struct):
@@ -49,16 +52,76 @@ class ScrubProgress(msgspec.Struct):
     damaged: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """Within what time each content is to be read back, in seconds: for the first time, and again and again."""
+
+    first_seconds: float
+    every_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Age:
+    """For how long the content that waits longest was not read back, in seconds, and whether that is within the goal."""
+
+    seconds: float
+    within_goal: bool
+
+
 class Scrubbing:
     """Two at once only do the same work twice."""
 
-    def __init__(self, database: Database, storage: BlobBytes, clock: Clock) -> None:
+    def __init__(self, database: Database, healing: Healing, clock: Clock, goals: Goals) -> None:
         self._database = database
-        self._storage = storage
+        self._healing = healing
         self._clock = clock
+        self.goals = goals
+        self._worker = new_id()
         self.progress = ScrubProgress()
 
-    async def scrub(self, pace: Callable[[int], None], *, restart: bool = False) -> AsyncGenerator[Damage]:
+    async def scrub_due(self, pace: Pace) -> bool:
+        """Read back the contents that are due, one after the other; whether there may be more.
+
+        Of several workers one does it at a time. Raises Unavailable, Stopping.
+        """
+        if not await self._lease():
+            return False
+        now = self._clock.now()
+        due = await self._database.read(
+            lambda connection: queries.blobs_to_scrub(
+                connection,
+                placed_before=now - timedelta(seconds=_DUE * self.goals.first_seconds),
+                scrubbed_before=now - timedelta(seconds=_DUE * self.goals.every_seconds),
+                limit=_BATCH,
+            )
+        )
+        for blob in due:
+            await self._healing.examine(blob.sha256, pace)
+            if not await self._lease():
+                return False
+        return len(due) == _BATCH
+
+    async def _lease(self) -> bool:
+        """Whether this worker is the one, for a while from now on. One content may take longer: then two read."""
+        until = self._clock.now() + timedelta(seconds=_LEASE_SECONDS)
+        try:
+            return await self._database.transact(
+                lambda connection: meta.lease(connection, _LEASE, self._worker, now=self._clock.now(), until=until)
+            )
+        except Duplicate:
+            return False  # another one was the first by a moment
+
+    async def age(self) -> Age:
+        """How old the worst is. Raises Unavailable."""
+        placed_at, scrubbed_at = await self._database.read(queries.unscrubbed_since)
+        first, again = self._seconds_since(placed_at), self._seconds_since(scrubbed_at)
+        within = first <= self.goals.first_seconds and again <= self.goals.every_seconds
+        return Age(max(first, again), within)
+
+    def _seconds_since(self, moment: datetime | None) -> float:
+        return 0.0 if moment is None else (self._clock.now() - moment).total_seconds()
+
+    async def scrub(self, pace: Pace, *, restart: bool = False) -> AsyncGenerator[Damage]:
         """What is damaged, from where the last run ended, or from the first blob on after a whole pass or with `restart`.
 
         `pace` is told the bytes of every read, in a thread, and may sleep there. Raises Unavailable, Stopping.
@@ -67,7 +130,7 @@ class Scrubbing:
         remembered_at = self._clock.monotonic()
         while blobs := await self._blobs(self.progress.after):
             for blob in blobs:
-                damage = await self._look(blob, pace)
+                damage = await self._healing.examine(blob.sha256, pace)
                 self.progress.after = blob.sha256
                 self.progress.blobs += 1
                 self.progress.bytes += blob.size
@@ -78,25 +141,6 @@ class Scrubbing:
                     await self._remember(self.progress)
                     remembered_at = self._clock.monotonic()
         await self._remember(ScrubProgress())
-
-    async def _look(self, blob: queries.Blob, pace: Callable[[int], None]) -> Damage | None:
-        """Looked at twice before it is called damaged: it may have been deleted and sent again meanwhile."""
-        if await self._problem_of(blob, pace) is None:
-            return None
-        problem = await self._problem_of(blob, pace)
-        files = await self._database.read(lambda connection: queries.files_by_sha256(connection, blob.sha256))
-        if problem is None or not files:
-            return None
-        return Damage(blob.sha256, blob.size, problem, files)
-
-    async def _problem_of(self, blob: queries.Blob, pace: Callable[[int], None]) -> BlobProblem | None:
-        try:
-            found = await self._storage.hash_blob(blob.sha256, pace)
-        except StorageFailed:
-            return BlobProblem.UNREADABLE
-        if found is None:
-            return BlobProblem.MISSING
-        return None if found == blob.sha256 else BlobProblem.ALTERED
 
     async def _blobs(self, after: str) -> list[queries.Blob]:
         return await self._database.read(lambda connection: queries.blobs_in_use(connection, after=after, limit=_BATCH))

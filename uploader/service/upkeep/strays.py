@@ -3,14 +3,16 @@ was lost, forgotten in the settings, or restored from before. Nothing here can t
 """
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from datetime import datetime
 
-from uploader.database import queries
+from uploader.database import meta, queries
 from uploader.database.engine import Database
 from uploader.storage.base import Found, Housekeeping
 
 # An opening makes its directory before its row, and a merge its blob: what has neither may still get one.
 _SETTLED_SECONDS = 3600.0
+_FACT = "kept strays"
 
 
 def is_settled(found: Found, now: datetime) -> bool:
@@ -18,14 +20,33 @@ def is_settled(found: Found, now: datetime) -> bool:
     return found.changed_at < now.timestamp() - _SETTLED_SECONDS
 
 
-async def stray_blobs(database: Database, storage: Housekeeping, now: datetime) -> AsyncIterator[list[Found]]:
-    """The settled files of blobs that have no row, in batches. Raises Stopping, Unavailable."""
-    async for batch in storage.list_blobs():
-        settled = [found for found in batch if is_settled(found, now)]
-        if settled:
-            known = await _known(database, [found.name for found in settled])
-            yield [found for found in settled if found.name not in known]
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A part of all files of blobs: how many, how many of them somebody touched lately, and those others without a row."""
+
+    total: int
+    unsettled: int
+    strays: list[Found]
+
+
+async def stray_blobs(database: Database, storage: Housekeeping, now: datetime) -> AsyncIterator[Batch]:
+    """The files of blobs, in batches, with those that have no row. Raises Stopping, Unavailable."""
+    async for found in storage.list_blobs():
+        settled = [each for each in found if is_settled(each, now)]
+        known = await _known(database, [each.name for each in settled]) if settled else set()
+        yield Batch(len(found), len(found) - len(settled), [each for each in settled if each.name not in known])
 
 
 async def _known(database: Database, sha256s: list[str]) -> set[str]:
     return await database.read(lambda connection: queries.known_blobs(connection, sha256s))
+
+
+async def remember_kept_strays(database: Database, count: int) -> None:
+    """Say to all processes how many blobs without a row the last cleanup left where they are. Raises Unavailable."""
+    if count != await kept_strays(database):
+        await database.transact(lambda connection: meta.replace_fact(connection, _FACT, str(count)))
+
+
+async def kept_strays(database: Database) -> int:
+    """As `remember_kept_strays` was told. Raises Unavailable."""
+    return int(await database.read(lambda connection: meta.fact(connection, _FACT)) or 0)

@@ -1,7 +1,8 @@
 """Whether the disk has room for one more file: the floor, and what open uploads were promised.
 
 To add up what was promised is a look at every open upload. So what is far from the floor is admitted by figures that are a
-moment old; refused is only by those of now. It is approximate in any case, which the floor absorbs.
+moment old; refused is only by those of now. It is approximate in any case, which the floor absorbs. What the trash holds
+counts as free: it gives way when it is needed.
 """
 
 from dataclasses import replace
@@ -11,6 +12,7 @@ from uploader.database import queries
 from uploader.database.engine import Database
 from uploader.domain.room import Room, floor_of
 from uploader.errors import StorageFull
+from uploader.service.contents.trash import TrashKeeping
 from uploader.settings import Settings
 from uploader.storage.base import Bounded
 
@@ -20,10 +22,13 @@ _MOMENT_SECONDS = 1.0
 class Admission:
     """The room of the disk, as this process knows it."""
 
-    def __init__(self, settings: Settings, database: Database, storage: Bounded, clock: Clock) -> None:
+    def __init__(
+        self, settings: Settings, database: Database, storage: Bounded, trash: TrashKeeping, clock: Clock
+    ) -> None:
         self._floor_bytes = settings.free_space_floor_bytes
         self._database = database
         self._storage = storage
+        self._trash = trash
         self._clock = clock
         self._known: Room | None = None
         self._known_at = 0.0
@@ -34,19 +39,35 @@ class Admission:
         return Room(
             total_bytes=space.total,
             free_bytes=space.free,
+            trash_bytes=space.trash,
             floor_bytes=floor_of(space.total, self._floor_bytes),
             promised_bytes=promised_bytes,
         )
 
     async def check(self, size: int) -> None:
         """Raises StorageFull if there is no room for a file of this size."""
-        if self._known is not None and self._is_recent() and self._known.fits(size):
+        if self._known is not None and self._is_recent() and self._known.lacking_bytes(size) == 0:
             return
         looked_at = self._clock.monotonic()
         self._known = await self.room(await self._database.read(queries.promised_bytes))
         self._known_at = looked_at
         if not self._known.fits(size):
             raise StorageFull("The disk has no room for a file of this size; try again later.")
+        await self._trash_gives_way(self._known.lacking_bytes(size))
+
+    async def _trash_gives_way(self, lacking_bytes: int) -> None:
+        if not lacking_bytes:
+            return
+        self._known = None
+        purged = await self._trash.make_room(lacking_bytes)
+        if purged.disk_bytes < lacking_bytes:
+            raise StorageFull("The disk has no room for a file of this size at the moment; try again soon.")
+
+    async def keep_floor(self) -> None:
+        """Have the trash give way where something else has filled the disk. Raises Unavailable."""
+        room = await self.room(0)
+        if room.trash_bytes:
+            await self._trash.make_room(min(room.lacking_bytes(0), room.trash_bytes))
 
     def _is_recent(self) -> bool:
         return self._clock.monotonic() - self._known_at < _MOMENT_SECONDS

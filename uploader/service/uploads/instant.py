@@ -20,6 +20,7 @@ from uploader.domain.proof import Challenge, draw_ranges, proof_of
 from uploader.domain.upload import File, State, Upload
 from uploader.errors import ProofFailed, Unavailable
 from uploader.observability import INSTANT_UPLOADS
+from uploader.service.contents.healing import Healing
 from uploader.service.ids import new_id
 from uploader.service.uploads.closers import Closers
 from uploader.service.uploads.results import Complete, Opening, Target
@@ -47,6 +48,7 @@ class Instant:
         database: Database,
         storage: UploadBytes,
         blobs: BlobBytes,
+        healing: Healing,
         closers: Closers,
         uploads: Uploads,
         challenges: Challenges,
@@ -56,6 +58,7 @@ class Instant:
         self._database = database
         self._storage = storage
         self._blobs = blobs
+        self._healing = healing
         self._closers = closers
         self._uploads = uploads
         self._challenges = challenges
@@ -67,21 +70,25 @@ class Instant:
         `existing` is the caller's open upload of this content, which is closed by it. Raises NotOpen, QuotaExceeded.
         """
         same, sha256 = source
+        wanted = sha256 if same is None else same.sha256
+        if wanted is None or not await self._healing.is_whole(wanted, opening.size):
+            return None  # or it was there: whoever sends it heals it
         if same is not None:
             if existing is not None and opening.instant:
                 return await self._add_file(opening, md5, same.sha256, existing)
             return Complete(file=same, created=False)
-        if sha256 is None or not opening.instant:
+        if not opening.instant:
             return None
         try:
-            return await self._add_file(opening, md5, sha256, existing)
+            return await self._add_file(opening, md5, wanted, existing)
         except BlobLost:
             return None  # the blob went at this moment: the bytes are needed after all
 
     async def source(self, connection: Connection, opening: Opening, md5: str) -> Source:
-        """What there is to finish from."""
+        """What there is to finish from; damaged content is not."""
         mode = self._settings.instant
         ask = partial(queries.newest_file, connection, opening.user_id, md5, size=opening.size, sha256=opening.sha256)
+        ask = partial(ask, sound=True)
         own = await ask()
         if own is not None:
             same = own if own.name == opening.name else await ask(name=opening.name)
@@ -115,7 +122,8 @@ class Instant:
             ranges=draw_ranges(opening.size, self._settings.proof_ranges, secrets.randbelow),
             expires_at=self._clock.now() + timedelta(seconds=_CHALLENGE_SECONDS),
         )
-        offered = any(blob.sha256 == sha256 for blob in blobs)
+        (size,) = await self._blobs.blob_sizes([sha256])
+        offered = size == opening.size and any(blob.sha256 == sha256 for blob in blobs)
         try:
             issued = await self._challenges.issue(challenge, offered=offered, ttl_seconds=_CHALLENGE_SECONDS)
         except Unavailable:

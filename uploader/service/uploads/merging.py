@@ -204,7 +204,7 @@ class Merging:
     async def _commit(self, upload: Upload, digests: Digests) -> File:
         file_id = new_id()
         async with self._storage.closing(upload) as closer:
-            place = self._database.outside(lambda keep: closer.place_blob(digests.sha256, keep_existing=keep))
+            place = self._database.outside(lambda: closer.place_blob(digests.sha256))
             await self._closers.announce(upload)
             file = await self._database.transact(
                 lambda connection: transactions.merge(

@@ -16,7 +16,7 @@ from uploader.service.uploads.closers import Closers
 from uploader.service.uploads.merging import Merging
 from uploader.service.uploads.results import Complete, StillMerging, Target, UploadStatus
 from uploader.settings import Settings
-from uploader.storage.base import Gone, UploadBytes
+from uploader.storage.base import BlobBytes, Gone, UploadBytes
 
 # How often a call is tried again when others close or open the same upload meanwhile.
 ATTEMPTS = 5
@@ -31,6 +31,7 @@ class Uploads:
         settings: Settings,
         database: Database,
         storage: UploadBytes,
+        blobs: BlobBytes,
         pending: Pending,
         closers: Closers,
         merging: Merging,
@@ -39,6 +40,7 @@ class Uploads:
         self._settings = settings
         self._database = database
         self._storage = storage
+        self._blobs = blobs
         self._pending = pending
         self._closers = closers
         self._merging = merging
@@ -188,11 +190,13 @@ class Uploads:
     async def states(self, user_id: str, md5s: list[str]) -> dict[str, str]:
         """For each MD5 `complete`, `uploading`, `merging` or `absent`, of the caller's own."""
 
-        async def look(connection: Connection) -> tuple[set[str], dict[str, Upload]]:
-            finished = await queries.finished_md5s(connection, user_id, md5s)
-            return finished, await queries.open_md5s(connection, user_id, md5s)
+        async def look(connection: Connection) -> tuple[list[queries.Blob], dict[str, Upload]]:
+            contents = await queries.contents_by_md5(connection, user_id, md5s)
+            return contents, await queries.open_md5s(connection, user_id, md5s)
 
-        finished, open_uploads = await self._database.read(look)
+        contents, open_uploads = await self._database.read(look)
+        sizes = await self._blobs.blob_sizes([blob.sha256 for blob in contents])
+        finished = {blob.md5 for blob, size in zip(contents, sizes, strict=True) if size == blob.size}
         states = {}
         for md5 in md5s:
             if md5 in open_uploads:

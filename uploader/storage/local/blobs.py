@@ -1,4 +1,4 @@
-"""Finished bytes, `blobs/ab/cd/<sha256>`: placed by a link, opened, measured and removed. Runs in threads.
+"""Finished bytes, `blobs/ab/cd/<sha256>`: placed by a link, opened, measured and hashed. Runs in threads.
 
 Refuses to know who has a blob: the caller holds the lock of its row.
 """
@@ -10,9 +10,10 @@ from collections.abc import Callable
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
 from uploader.storage import disk
-from uploader.storage.base import Gone
+from uploader.storage.base import Found, Gone, Pace
 from uploader.storage.disk import Directory
 from uploader.storage.local.temp import upload_directory
+from uploader.storage.local.trash import TrashFiles
 from uploader.tasks import Pool
 
 _READ_BYTES = 1 << 20
@@ -39,31 +40,55 @@ class LocalBlob:
 class Blobs:
     """Everything under `blobs`."""
 
-    def __init__(self, root: Directory, *, check_stopping: Callable[[], None]) -> None:
+    def __init__(self, root: Directory, trash: TrashFiles, *, check_stopping: Callable[[], None]) -> None:
         self._root = root
+        self._trash = trash
         self._check_stopping = check_stopping
 
-    def place(self, upload: Upload, sha256: str, keep_existing: bool) -> None:
+    def place(self, upload: Upload, sha256: str) -> None:
         """Link the data of an upload, which is durable by now, as a blob. Each step may be repeated after a crash at any
         other. Raises Gone."""
-        with upload_directory(self._root, upload) as source, self._make(sha256) as target:
+        with upload_directory(self._root, upload) as source:
+            self._place(source, "data", sha256, f"{sha256}.{upload.id}")
+
+    def restore(self, found: Found) -> None:
+        """Link bytes from the trash as the blob that they were, then take their name in the trash away. Raises Gone."""
+        parent, _, name = found.place.rpartition("/")
+        try:
+            with self._root.enter(parent) as source:
+                self._place(source, name, found.name, name)
+                source.unlink(name)
+        except FileNotFoundError as error:
+            raise Gone(found.name) from error
+
+    def _place(self, source: Directory, name: str, sha256: str, draft: str) -> None:
+        with self._make(sha256) as target:
             try:
-                source.link("data", target, sha256)
+                source.link(name, target, sha256)
                 crash_point("blob.after_link")
             except FileExistsError:
-                if not (keep_existing or _is_same_file(source, "data", target, sha256)):
-                    # Bytes whose row has no refs are on their way out; ours take their place.
-                    _replace(source, target, sha256, f"{sha256}.{upload.id}")
+                if not _is_same_file(source, name, target, sha256):
+                    # Bytes that were just verified win over bytes that are there, whatever they are.
+                    self._trash.keep(target, sha256, sha256)
+                    _replace(source, name, target, sha256, draft)
             target.sync()
         crash_point("blob.after_directory_sync")
 
-    def open(self, sha256: str) -> int:
-        """A descriptor to read a blob. Raises Gone."""
+    def open(self, sha256: str, size: int | None = None) -> int:
+        """A descriptor to read a blob. Raises Gone if it is not there, or has another size than was given."""
+        descriptor = self._open(blob_path(sha256))
+        if size in (None, disk.status(descriptor).st_size):
+            return descriptor
+        disk.close(descriptor)
+        raise Gone(sha256)
+
+    def _open(self, path: str) -> int:
+        parent, _, name = path.rpartition("/")
         try:
-            with self._directory(sha256) as directory:
-                return directory.open_to_read(sha256)
+            with self._root.enter(parent) as directory:
+                return directory.open_to_read(name)
         except FileNotFoundError as error:
-            raise Gone(sha256) from error
+            raise Gone(name) from error
 
     def read(self, sha256: str, ranges: list[tuple[int, int]]) -> list[bytes]:
         """The bytes of some ranges, each an offset and a length. Raises Gone if they are not all there."""
@@ -84,10 +109,10 @@ class Blobs:
         except FileNotFoundError:
             return None
 
-    def hash(self, sha256: str, pace: Callable[[int], None]) -> str | None:
-        """The SHA-256 of what the disk has, not the page cache; None if there is no such blob. Raises Stopping."""
+    def hash(self, found: Found, pace: Pace | None) -> str | None:
+        """The SHA-256 of what the disk has, not the page cache; None if there is nothing. Raises Stopping."""
         try:
-            descriptor = self.open(sha256)
+            descriptor = self._open(found.place)
         except Gone:
             return None
         digest, buffer, done = hashlib.sha256(), memoryview(bytearray(_READ_BYTES)), 0
@@ -97,7 +122,8 @@ class Blobs:
             while count := disk.read_into(descriptor, buffer, done):
                 digest.update(buffer[:count])
                 done += count
-                pace(count)
+                if pace is not None:
+                    pace(count)
                 disk.drop_cache(descriptor)
                 self._check_stopping()
         finally:
@@ -125,9 +151,9 @@ def _is_same_file(source: Directory, name: str, target: Directory, other_name: s
     return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
 
-def _replace(source: Directory, target: Directory, name: str, draft: str) -> None:
+def _replace(source: Directory, name: str, target: Directory, sha256: str, draft: str) -> None:
     target.unlink(draft)
-    source.link("data", target, draft)
+    source.link(name, target, draft)
     crash_point("blob.after_own_link")
-    target.rename(draft, name)
+    target.rename(draft, sha256)
     crash_point("blob.after_rename")

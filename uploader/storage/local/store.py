@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from itertools import islice
@@ -20,7 +20,7 @@ from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFull, Unavailable
 from uploader.storage import disk
-from uploader.storage.base import Body, Digests, Found, Gone, Space, Stopping
+from uploader.storage.base import Body, Digests, Found, Gone, Pace, Space, Stopping
 from uploader.storage.disk import try_lock
 from uploader.storage.local import digests, formats, temp, walking
 from uploader.storage.local.blobs import Blobs, LocalBlob, blob_path
@@ -28,7 +28,8 @@ from uploader.storage.local.chunkfiles import ChunkFiles, HeldRecord
 from uploader.storage.local.digests import DigestFiles
 from uploader.storage.local.frontier import Frontiers
 from uploader.storage.local.temp import KeptFiles, OpenFiles, close_files
-from uploader.tasks import Batches, Pool, give_way, run_in
+from uploader.storage.local.trash import LocalTrash, TrashFiles
+from uploader.tasks import Batches, Pool, give_way, give_way_to_all, run_in
 
 _LOCK_TIMEOUT_SECONDS = 30.0
 _LIST_BATCH = 250
@@ -46,8 +47,8 @@ class LocalCloser:
     async def read_map(self, *, verified: bool = True) -> formats.ChunkMap:
         return await self._store.read_map(self._upload, verified=verified)
 
-    async def place_blob(self, sha256: str, *, keep_existing: bool) -> None:
-        await self._store.disk.run(self._store.blobs.place, self._upload, sha256, keep_existing)
+    async def place_blob(self, sha256: str) -> None:
+        await self._store.disk.run(self._store.blobs.place, self._upload, sha256)
 
     async def find_bad_chunks(self) -> list[int]:
         return await self._store.find_bad_chunks(self._upload)
@@ -62,7 +63,7 @@ class LocalCloser:
 class LocalStore:
     """All capabilities of `storage/base.py`."""
 
-    def __init__(self, root: Path, *, durable: bool) -> None:
+    def __init__(self, root: Path, *, durable: bool, keeps_trash: bool = True) -> None:
         """`durable`: an acknowledged chunk survives a power cut, not only the end of the process."""
         self._path = root.absolute()
         self._root = disk.Root(self._path)
@@ -73,6 +74,8 @@ class LocalStore:
         # Of their own, so that downloads do not wait for writes to be synced, nor either for long work.
         self._reading = Pool(8, "reading", translate=disk.refusal)
         self._hashing = Pool(os.cpu_count() or 1, "hashing", translate=disk.refusal, initializer=give_way)
+        # Of its own, because whoever reads at a pace sleeps in its thread.
+        self._scrubbing = Pool(1, "scrubbing", translate=disk.refusal, initializer=give_way_to_all)
         boot_id = _boot_id()
         self._kept = KeptFiles(self._close_files)
         self._closing: set[asyncio.Future[None]] = set()
@@ -85,7 +88,9 @@ class LocalStore:
         )
         self._digests = DigestFiles(self._root, boot_id=boot_id)
         self._frontiers = Frontiers(self._digests, self._hashing.run, self._check_stopping)
-        self.blobs = Blobs(self._root, check_stopping=self._check_stopping)
+        trash = TrashFiles(self._root, keeps=keeps_trash)
+        self.blobs = Blobs(self._root, trash, check_stopping=self._check_stopping)
+        self.trash = LocalTrash(self._root, trash, self.blobs.restore, self.disk, self._batches)
 
     # Its life
 
@@ -135,7 +140,7 @@ class LocalStore:
 
     def close(self) -> None:
         close_files(self._kept.take_all())
-        for pool in (self.disk, self._reading, self._hashing):
+        for pool in (self.disk, self._reading, self._hashing, self._scrubbing):
             pool.shutdown()
 
     # Open uploads
@@ -242,11 +247,11 @@ class LocalStore:
 
     # Blobs
 
-    async def open_blob(self, sha256: str) -> LocalBlob:
-        return await self._reading.run(self._open_blob, sha256)
+    async def open_blob(self, sha256: str, size: int) -> LocalBlob:
+        return await self._reading.run(self._open_blob, sha256, size)
 
-    def _open_blob(self, sha256: str) -> LocalBlob:
-        return LocalBlob(self._reading, self.blobs.open(sha256))
+    def _open_blob(self, sha256: str, size: int) -> LocalBlob:
+        return LocalBlob(self._reading, self.blobs.open(sha256, size))
 
     async def read_blob(self, sha256: str, ranges: list[tuple[int, int]]) -> list[bytes]:
         return await self._reading.run(self.blobs.read, sha256, ranges)
@@ -254,8 +259,9 @@ class LocalStore:
     async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
         return await self.disk.run(lambda: [self.blobs.size(sha256) for sha256 in sha256s])
 
-    async def hash_blob(self, sha256: str, pace: Callable[[int], None]) -> str | None:
-        return await self._hashing.run(self.blobs.hash, sha256, pace)
+    async def hash_blob(self, found: Found, pace: Pace | None) -> str | None:
+        pool = self._hashing if pace is None else self._scrubbing
+        return await pool.run(self.blobs.hash, found, pace)
 
     async def find_blob(self, sha256: str) -> Found | None:
         return await self.disk.run(walking.look, self._root, blob_path(sha256))
@@ -298,7 +304,9 @@ class LocalStore:
 
     async def space(self) -> Space:
         figures = await self.disk.run(self._root.figures)
-        return Space(total=figures.f_blocks * figures.f_frsize, free=figures.f_bavail * figures.f_frsize)
+        trash = await self.trash.size_bytes()
+        free = figures.f_bavail * figures.f_frsize + trash
+        return Space(total=figures.f_blocks * figures.f_frsize, free=free, trash=trash)
 
 
 async def _wait_for_lock(descriptor: int, start: int, length: int) -> None:

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from stat import S_ISDIR
 
 from uploader.crashpoints import crash_point
@@ -23,6 +24,7 @@ _FAN_OUT = re.compile(r"[0-9a-f]{2}")
 # A blob, or the name that the bytes of an upload have before they take a blob's place.
 _BLOB = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32})?")
 _DRAFT = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{32}")
+_TRASHED_BLOB, _TRASHED_UPLOAD = _DRAFT, re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")
 _MAX_MAP_BYTES = formats.MAP_RECORDS_OFFSET + formats.MAP_RECORD_LENGTH * MAX_CHUNK_COUNT
 _BLOCK_BYTES = 512  # st_blocks, whatever the filesystem's own (inode(7))
 
@@ -63,6 +65,7 @@ def look(root: Directory, path: str) -> Found | None:
     return Found(
         name=name,
         place=path,
+        inode=own.st_ino,
         changed_at=max(each.st_ctime for each in (own, *files)),
         # Bytes that have another name stay.
         disk_bytes=sum(each.st_blocks * _BLOCK_BYTES for each in files if each.st_nlink == 1),
@@ -90,9 +93,15 @@ def holds_chunks(root: Directory, found: Found) -> bool:
         disk.close(descriptor)
 
 
+def is_still(root: Directory, found: Found) -> bool:
+    """Whether at its place is what was found, unchanged."""
+    now = look(root, found.place)
+    return now is not None and (now.inode, now.changed_at) == (found.inode, found.changed_at)
+
+
 def remove(root: Directory, found: Found) -> bool:
     """Remove what a walk found, unless it changed since; whether this call did it."""
-    if look(root, found.place) != found:
+    if not is_still(root, found):
         return False
     parent, _, name = found.place.rpartition("/")
     try:
@@ -126,6 +135,25 @@ def remove_month(root: Directory, month: str) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
             raise
+
+
+def trashed(root: Directory, sha256: str | None = None) -> Iterator[Found]:
+    """What lies in the trash; of one content, if its SHA-256 is given."""
+    fans = sorted(_directories(root, "trash/blobs", _FAN_OUT)) if sha256 is None else [sha256[:2]]
+    for fan in fans:
+        for name in _listed(root, f"trash/blobs/{fan}", Directory.files, _TRASHED_BLOB):
+            if sha256 in (None, name.partition(".")[0]):
+                yield from _look_in_trash(root, f"trash/blobs/{fan}/{name}")
+    if sha256 is None:
+        for name in _directories(root, "trash/uploads", _TRASHED_UPLOAD):
+            yield from _look_in_trash(root, f"trash/uploads/{name}")
+
+
+def _look_in_trash(root: Directory, path: str) -> Iterator[Found]:
+    """Without the suffix that makes its name unique there."""
+    found = look(root, path)
+    if found is not None:
+        yield replace(found, name=found.name.partition(".")[0], is_draft=False)
 
 
 def _directories(root: Directory, path: str, pattern: re.Pattern[str]) -> list[str]:

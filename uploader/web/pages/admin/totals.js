@@ -23,8 +23,14 @@ export class Totals {
     const summary = this.#summary;
     if (!summary) return;
     showAsOf(this.card, summary.as_of);
-    this.card.querySelector(".content").replaceChildren(element("dl", { class: "tiles" }, ...figures(summary)), disk(summary.disk));
+    const damaged = summary.damaged_blobs ? [warning(summary.damaged_blobs)] : [];
+    const tiles = element("dl", { class: "tiles" }, ...figures(summary));
+    this.card.querySelector(".content").replaceChildren(...damaged, tiles, disk(summary.disk));
   }
+}
+
+function warning(count) {
+  return element("p", { class: "problem", role: "status" }, t("totals.damaged", { count }));
 }
 
 function figures(summary) {
@@ -45,7 +51,7 @@ function figures(summary) {
 }
 
 /** The disk from what is used to what is left. */
-function disk({ total_bytes: total, free_bytes: free, promised_bytes: promised, floor_bytes: floor, available_bytes: available }) {
+function disk({ total_bytes: total, free_bytes: free, trash_bytes: trash, promised_bytes: promised, floor_bytes: floor, available_bytes: available }) {
   // What is promised and what is kept come out of what is free, as far as that goes.
   const kept = Math.min(floor, Math.max(0, free - available));
   const parts = [
@@ -61,5 +67,6 @@ function disk({ total_bytes: total, free_bytes: free, promised_bytes: promised, 
     element("p", {}, t("disk.summary", { available: formatBytes(available), total: formatBytes(total) })),
     bar(parts.map(({ kind, shown }) => ({ kind, bytes: shown })), total),
     element("ul", { class: "legend" }, ...legend),
+    ...(trash ? [element("p", { class: "note" }, t("disk.trash", { bytes: formatBytes(trash) }))] : []),
   );
 }

@@ -1,0 +1,159 @@
+"""Looks whether the bytes of a content are what they should be, says so in its row, and heals them from the trash.
+
+What is read and hashed takes long, so no row is locked meanwhile. What came of it counts only if, under the lock of the row,
+the same bytes are still at their place.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import queries, transactions
+from uploader.database.engine import Connection, Database
+from uploader.domain.upload import File
+from uploader.errors import StorageFailed
+from uploader.observability import DAMAGED_CONTENTS, HEALED_CONTENTS
+from uploader.storage.base import BlobBytes, Found, Gone, Pace, Trash
+from uploader.tasks import uninterrupted
+
+logger = logging.getLogger(__name__)
+
+
+class BlobProblem(StrEnum):
+    """What is wrong with a blob."""
+
+    ALTERED = "altered"  # its bytes have another SHA-256
+    MISSING = "missing"  # it has a row with refs, and no bytes
+    UNREADABLE = "unreadable"  # the disk reports an error
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A blob that is not what it should be, and the files that have it as their content."""
+
+    sha256: str
+    size: int
+    problem: BlobProblem
+    files: list[File]
+    # Whether a copy from the trash has taken its place.
+    healed: bool
+
+
+class Healing:
+    """Several at once only do the same work twice."""
+
+    def __init__(self, database: Database, blobs: BlobBytes, trash: Trash, clock: Clock) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._trash = trash
+        self._clock = clock
+
+    async def is_whole(self, sha256: str, size: int) -> bool:
+        """Whether a content that is wanted is there, by its size. Where it is not, it is marked, or comes back from the
+        trash. Raises Unavailable, Stopping."""
+        if await self._size(sha256) == size:
+            return True
+        await self.examine(sha256)
+        return await self._size(sha256) == size
+
+    async def _size(self, sha256: str) -> int | None:
+        (size,) = await self._blobs.blob_sizes([sha256])
+        return size
+
+    async def examine(self, sha256: str, pace: Pace | None = None) -> Damage | None:
+        """Read a content back from the disk; heal it, or mark it, if it is not what it should be. None if it is, or if
+        nobody has it. Raises Unavailable, Stopping."""
+        blob = await self._database.read(lambda connection: queries.blob_by_sha256(connection, sha256))
+        if blob is None or blob.refs == 0:
+            return None
+        found = await self._blobs.find_blob(sha256)
+        problem = await self._problem_of(blob, found, pace)
+        if problem is None:
+            await self._note(blob, found, damaged=False)
+            return None
+        healed = await self._heal(blob, found, pace)
+        if not healed and not await self._note(blob, found, damaged=True):
+            return None  # other bytes took their place meanwhile, or nobody has it any more
+        files = await self._database.read(lambda connection: queries.files_by_sha256(connection, sha256))
+        return Damage(sha256, blob.size, problem, files, healed) if files else None
+
+    async def _problem_of(self, blob: queries.Blob, found: Found | None, pace: Pace | None) -> BlobProblem | None:
+        if found is None:
+            return BlobProblem.MISSING
+        if await self._size(blob.sha256) != blob.size:
+            return BlobProblem.ALTERED
+        try:
+            actual = await self._blobs.hash_blob(found, pace)
+        except StorageFailed:
+            return BlobProblem.UNREADABLE
+        if actual is None:
+            return BlobProblem.MISSING
+        return None if actual == blob.sha256 else BlobProblem.ALTERED
+
+    async def _note(self, blob: queries.Blob, found: Found | None, *, damaged: bool) -> bool:
+        """Whether these bytes are still those of the blob, and the row says now how they are."""
+
+        async def note(connection: Connection) -> None:
+            await transactions.note_scrub(connection, blob.sha256, damaged=damaged, now=self._clock.now())
+
+        noted = await self._with_these_bytes(blob.sha256, found, note)
+        if noted and damaged != blob.damaged:
+            _tell(blob.sha256, damaged=damaged)
+        return noted
+
+    async def _heal(self, blob: queries.Blob, found: Found | None, pace: Pace | None) -> bool:
+        """Put the first good copy of the trash into the place of these bytes."""
+        for copy in await self._trash.copies(blob.sha256):
+            if await self._is_good(copy, pace) and await self._restore(blob.sha256, found, copy):
+                _tell(blob.sha256, damaged=False)
+                return True
+        return False
+
+    async def _is_good(self, copy: Found, pace: Pace | None) -> bool:
+        try:
+            return await self._blobs.hash_blob(copy, pace) == copy.name
+        except StorageFailed:
+            return False
+
+    async def _restore(self, sha256: str, found: Found | None, copy: Found) -> bool:
+        restore = self._database.outside(self._trash.restore_blob)
+
+        async def place(connection: Connection) -> None:
+            await restore(copy)
+            crash_point("heal.after_restore")
+            await transactions.note_scrub(connection, sha256, damaged=False, now=self._clock.now())
+
+        try:
+            return await self._with_these_bytes(sha256, found, place)
+        except Gone:
+            return False  # it was purged at this moment
+
+    async def _with_these_bytes(
+        self, sha256: str, found: Found | None, work: Callable[[Connection], Awaitable[None]]
+    ) -> bool:
+        """Do something under the lock of a blob's row, if it is in use and its bytes are those that were found."""
+        look = self._database.outside(self._blobs.find_blob)
+
+        async def transaction(connection: Connection) -> bool:
+            blob = await queries.blob_by_sha256(connection, sha256, lock=True)
+            if blob is None or blob.refs == 0:
+                return False
+            now = await look(sha256)
+            if (now and now.inode) != (found and found.inode):
+                return False
+            await work(connection)
+            return True
+
+        return await uninterrupted(self._database.transact(transaction, alone=True))
+
+
+def _tell(sha256: str, *, damaged: bool) -> None:
+    if damaged:
+        logger.error("a content is damaged", extra={"sha256": sha256})
+        DAMAGED_CONTENTS.inc()
+    else:
+        logger.warning("a damaged content is healed", extra={"sha256": sha256})
+        HEALED_CONTENTS.inc()

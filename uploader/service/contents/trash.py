@@ -1,0 +1,160 @@
+"""What lies in the trash goes back where a row names it again, and goes for good when it is old or the disk is short.
+
+Under the lock of a content's row it is looked whether its bytes are needed here: those of a dump that was restored, of a
+blob that went bad, of an upload that is open.
+"""
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import queries, transactions
+from uploader.database.engine import Database, Duplicate
+from uploader.domain.upload import State, Upload
+from uploader.errors import Unavailable
+from uploader.service.contents.healing import Healing
+from uploader.storage.base import Found, Store
+from uploader.tasks import uninterrupted
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Purged:
+    """What went for good."""
+
+    entries: int = 0
+    disk_bytes: int = 0
+
+
+class TrashKeeping:
+    """Several at once are safe: each entry is looked at under its row's lock, and removed only as it was found."""
+
+    def __init__(
+        self, database: Database, storage: Store, healing: Healing, clock: Clock, *, retention_seconds: float
+    ) -> None:
+        self._database = database
+        self._storage = storage
+        self._healing = healing
+        self._clock = clock
+        self.retention_seconds = retention_seconds
+
+    async def entries(self) -> list[Found]:
+        """All that is there, the oldest first."""
+        found = [each async for batch in self._storage.trash.list_all() for each in batch]
+        return sorted(found, key=lambda each: each.changed_at)
+
+    # Back
+
+    async def restore_named(self) -> int:
+        """Put back what a row names and the store lacks; returns how many. Raises Unavailable, Stopping."""
+        restored = 0
+        async for batch in self._storage.trash.list_all():
+            blobs = {found.name for found in batch if found.is_blob}
+            for sha256 in await self._lacking(sorted(blobs)):
+                restored += await self.restore_blob(sha256)
+            for found in batch:
+                restored += not found.is_blob and await self.restore_upload(found)
+        return restored
+
+    async def _lacking(self, sha256s: list[str]) -> list[str]:
+        """Those of these contents whose row has refs, and that are damaged or not there."""
+        rows = await self._database.read(lambda connection: queries.blobs_by_sha256(connection, sha256s))
+        wanted = [blob for blob in rows.values() if blob.refs]
+        sizes = await self._storage.blob_sizes([blob.sha256 for blob in wanted])
+        return [blob.sha256 for blob, size in zip(wanted, sizes, strict=True) if blob.damaged or size != blob.size]
+
+    async def restore(self, name: str) -> bool:
+        """Put a content or an upload back by its name, if a row names it and the store lacks it; whether that was done."""
+        for found in await self.entries():
+            if found.name == name:
+                return await (self.restore_blob(name) if found.is_blob else self.restore_upload(found))
+        return False
+
+    async def restore_blob(self, sha256: str) -> bool:
+        """Heal a content that a row names by a copy that is here; whether that was done."""
+        damage = await self._healing.examine(sha256)
+        return damage is not None and damage.healed
+
+    async def restore_upload(self, found: Found) -> bool:
+        """Put the bytes of an upload back if it is open and has none; whether that was done."""
+        row = await self._database.read(lambda connection: queries.upload_by_id(connection, found.name))
+        if row is None or not await self._is_wanted(row):
+            return False
+        restored = await self._storage.trash.restore_upload(found, row)
+        if restored:
+            logger.warning("an upload has its bytes back from the trash", extra={"upload_id": row.id})
+        return restored
+
+    async def _is_wanted(self, upload: Upload) -> bool:
+        return upload.state is State.OPEN and not await self._storage.remaining([upload])
+
+    # For good
+
+    async def purge_old(self) -> Purged:
+        """Remove what came longer ago than the retention."""
+        before = self._clock.now() - timedelta(seconds=self.retention_seconds)
+        return await self._purge([found for found in await self.entries() if found.changed_at <= before.timestamp()])
+
+    async def empty(self) -> Purged:
+        """Remove all that no row needs."""
+        return await self._purge(await self.entries())
+
+    async def make_room(self, disk_bytes: int) -> Purged:
+        """Remove the oldest until so much was given back."""
+        purged = Purged()
+        for found in await self.entries():
+            if purged.disk_bytes >= disk_bytes:
+                break
+            await self._purge_one(found, purged)
+        if purged.entries:
+            logger.warning(
+                "the disk is short: the trash gave way",
+                extra={"entries": purged.entries, "disk_bytes": purged.disk_bytes},
+            )
+        return purged
+
+    async def _purge(self, entries: list[Found]) -> Purged:
+        purged = Purged()
+        for found in entries:
+            await self._purge_one(found, purged)
+        return purged
+
+    async def _purge_one(self, found: Found, purged: Purged) -> None:
+        try:
+            gone = await uninterrupted(self._purge_blob(found) if found.is_blob else self._purge_upload(found))
+        except Unavailable as error:
+            logger.warning("something stays in the trash for now", extra={"path": found.place, "reason": error.detail})
+            return
+        if gone:
+            purged.entries += 1
+            purged.disk_bytes += found.disk_bytes
+
+    async def _purge_blob(self, found: Found) -> bool:
+        async def unless_needed(blob: queries.Blob | None) -> bool:
+            if blob is not None and blob.refs:
+                (size,) = await self._storage.blob_sizes([blob.sha256])
+                if blob.damaged or size != blob.size:
+                    return False
+            return await self._storage.trash.remove(found)
+
+        purge = self._database.outside(unless_needed)
+        try:
+            gone = await self._database.transact(
+                lambda connection: transactions.with_blob_locked(connection, found.name, purge, self._now()), alone=True
+            )
+        except Duplicate:
+            return False  # it has a row by now: the next look asks it
+        crash_point("trash.after_purge")
+        return gone
+
+    async def _purge_upload(self, found: Found) -> bool:
+        row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, found.name))
+        if row is not None and await self._is_wanted(row):
+            return False
+        return await self._storage.trash.remove(found)
+
+    def _now(self) -> datetime:
+        return self._clock.now()

@@ -1,0 +1,131 @@
+"""The trash: bytes that lost their place, `trash/blobs/ab/<sha256>.<token>` and `trash/uploads/<upload_id>.<token>`.
+
+A file gets its name here before it loses its own, so that no crash loses it. What lies here is as old as its ctime, which a
+link and a rename renew.
+"""
+
+import errno
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from stat import S_ISDIR
+
+from uploader.crashpoints import crash_point
+from uploader.domain.upload import Upload
+from uploader.storage.base import Found
+from uploader.storage.disk import Directory
+from uploader.storage.local import walking
+from uploader.tasks import Pool
+
+# How long its size is believed. Where room is short, it is walked anyway.
+_FRESH_SECONDS = 60.0
+
+
+class TrashFiles:
+    """Everything under `trash`. Runs in threads."""
+
+    def __init__(self, root: Directory, *, keeps: bool) -> None:
+        """`keeps`: whether anything is kept at all."""
+        self._root = root
+        self._keeps = keeps
+
+    def keep(self, directory: Directory, name: str, sha256: str) -> None:
+        """Give a file that is about to lose its name another one here, durably."""
+        if not self._keeps:
+            return
+        with self._root.make(f"trash/blobs/{sha256[:2]}") as trash:
+            directory.link(name, trash, _unique(sha256))
+            trash.sync()
+        crash_point("trash.after_link")
+
+    def put_away(self, found: Found) -> bool:
+        """Move what was found here, unless it changed since; whether this call did it."""
+        if not self._keeps or found.is_draft:
+            return walking.remove(self._root, found)
+        if not walking.is_still(self._root, found):
+            return False
+        parent, _, name = found.place.rpartition("/")
+        try:
+            with self._root.enter(parent) as directory:
+                if S_ISDIR(directory.status(name).st_mode):
+                    self._move_directory(directory, name)
+                else:
+                    self.keep(directory, name, found.name)
+                    directory.unlink(name)
+                    directory.sync()
+        except FileNotFoundError:
+            return False  # somebody else was faster
+        return True
+
+    def _move_directory(self, parent: Directory, name: str) -> None:
+        with self._root.make("trash/uploads") as trash:
+            parent.rename(name, _unique(name), trash)
+            trash.sync()
+        crash_point("trash.after_rename")
+        parent.sync()
+
+    def restore_upload(self, found: Found, upload: Upload) -> bool:
+        """Move the directory of an upload back, unless it has one; whether this call did it."""
+        parent, _, name = upload.place.rpartition("/")
+        trash, _, unique = found.place.rpartition("/")
+        try:
+            with self._root.enter(trash) as source, self._root.make(parent) as target:
+                source.rename(unique, name, target)
+                target.sync()
+                source.sync()
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            raise
+        return True
+
+
+def _unique(name: str) -> str:
+    return f"{name}.{secrets.token_hex(16)}"
+
+
+class LocalTrash:
+    """The trash of `storage/base.py`: gives it threads."""
+
+    def __init__(
+        self,
+        root: Directory,
+        files: TrashFiles,
+        restore_blob: Callable[[Found], None],
+        disk: Pool,
+        in_batches: Callable[[Iterator[Found]], AsyncIterator[list[Found]]],
+    ) -> None:
+        self._root = root
+        self._files = files
+        self._restore_blob = restore_blob
+        self._disk = disk
+        self._in_batches = in_batches
+        self._known_bytes = 0
+        self._known_at = float("-inf")
+
+    async def put_away(self, found: Found) -> bool:
+        return await self._disk.run(self._files.put_away, found)
+
+    def list_all(self) -> AsyncIterator[list[Found]]:
+        return self._in_batches(walking.trashed(self._root))
+
+    async def copies(self, sha256: str) -> list[Found]:
+        found = await self._disk.run(lambda: list(walking.trashed(self._root, sha256)))
+        return sorted(found, key=lambda each: each.changed_at, reverse=True)
+
+    async def restore_blob(self, found: Found) -> None:
+        await self._disk.run(self._restore_blob, found)
+
+    async def restore_upload(self, found: Found, upload: Upload) -> bool:
+        return await self._disk.run(self._files.restore_upload, found, upload)
+
+    async def remove(self, found: Found) -> bool:
+        self._known_at = float("-inf")
+        return await self._disk.run(walking.remove, self._root, found)
+
+    async def size_bytes(self) -> int:
+        """What it holds, by a look of a moment ago."""
+        if time.monotonic() - self._known_at > _FRESH_SECONDS:
+            self._known_at = time.monotonic()
+            self._known_bytes = sum([found.disk_bytes async for batch in self.list_all() for found in batch])
+        return self._known_bytes
