@@ -75,10 +75,32 @@ class LimitedProtocol(HttpToolsProtocol):
                 timer.cancel()
         super().connection_lost(exc)
         if self._answered is not None and not self._answered.response_complete:
-            self._answered.disconnected = True
-            self._answered.message_event.set()
+            _abandon(self._answered)
         if self.direct is not None:
             self.direct.lose()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more, and may still read: what it has asked for is answered, then the connection ends.
+        Or it is gone: TCP tells that apart no sooner than an answer is sent."""
+        self._stop_head_timer()
+        last = None
+        if not self._refused:
+            last = self.cycle if self._in_head else self._break_off()
+        if last is None or last.response_complete:
+            self.transport.close()
+            return False
+        last.keep_alive = False
+        return True
+
+    def _break_off(self) -> RequestResponseCycle | None:
+        """The rest of the last request's body will not come. Returns the request before it, if that has no answer yet."""
+        _abandon(self.cycle)
+        if self.direct is not None:
+            self.direct.lose()
+        if not self.pipeline:
+            return None
+        self.pipeline.popleft()
+        return self.pipeline[0][0] if self.pipeline else self._answered
 
     def data_received(self, data: bytes | memoryview) -> None:
         if self._refused:
@@ -249,8 +271,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()  # the next bytes on the connection belong to the answer under way
             return
         if cycle is not None:
-            cycle.disconnected = True
-            cycle.message_event.set()
+            _abandon(cycle)
         self.flow.resume_reading()
         self.transport.write(refusal(error))
         self.transport.write_eof()
@@ -269,8 +290,8 @@ class HttpConnection(BufferedReads):
         batching = WriteBatching(transport, self._http.loop)
         self._http.connection_made(cast(asyncio.Transport, batching))
 
-    def eof_received(self) -> None:
-        self._http.eof_received()
+    def eof_received(self) -> bool:
+        return self._http.eof_received()
 
     def pause_writing(self) -> None:
         self._http.pause_writing()
@@ -280,6 +301,12 @@ class HttpConnection(BufferedReads):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._http.connection_lost(error)
+
+
+def _abandon(cycle: RequestResponseCycle) -> None:
+    """Its client is gone, as far as its application is concerned."""
+    cycle.disconnected = True
+    cycle.message_event.set()
 
 
 def _fault_of(headers: list[tuple[bytes, bytes]], http_version: str) -> str | None:
