@@ -26,6 +26,9 @@ from uploader.http.shared.exchange import refusal
 MAX_TARGET_BYTES = 8 << 10
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
+# What a body in chunks may hold between its bytes, beyond so much a chunk and a share of the body (one byte in so many).
+MAX_FRAMING_BYTES = 64 << 10
+_CHUNK_FRAMING_BYTES, _BODY_PER_FRAMING = 16, 8
 # Requests sent ahead of the answers before them: each costs memory, and no client needs many.
 MAX_PIPELINED = 16
 # How long a refused connection stays, so that its client can read the answer, and how many of them may.
@@ -46,6 +49,8 @@ class LimitedProtocol(HttpToolsProtocol):
     _header_bytes = 0
     _header_count = 0
     _progress = False  # whether what is being parsed held a part of a body, or ended a head
+    _chunk_heads = 0  # in what is being parsed
+    _framing_bytes = 0  # of the last request's body, what was between its bytes and not needed
     _content_length = 0  # as the last request told it
     parsed_body_bytes = 0  # of the last request's body, what came through the parser
     direct: DirectBody | None = None  # the body that is received past the parser
@@ -105,7 +110,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes | memoryview) -> None:
         if self._refused:
             return
-        self._progress = False
+        self._progress, self._chunk_heads = False, 0
+        body_of, parsed_before = None if self._in_head else self.cycle, self.parsed_body_bytes
         if self._in_head:
             self._start_head_timer()
         self._unset_keepalive_if_required()
@@ -116,12 +122,22 @@ class LimitedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             self.cycle.keep_alive = False  # what follows is no HTTP/1.1 to the parser
         self._count_unparsed(len(data))
+        if body_of is self.cycle and not self._in_head:
+            self._count_framing(len(data), self.parsed_body_bytes - parsed_before)
 
     def _count_unparsed(self, length: int) -> None:
         """The parser keeps a header until it is whole, also one after the body: bound what it may keep."""
         self._unparsed_bytes = 0 if self._progress else self._unparsed_bytes + length
         if self._unparsed_bytes > MAX_HEAD_BYTES:
             self._refuse(HeadersTooLarge())
+
+    def _count_framing(self, length: int, body_bytes: int) -> None:
+        """Of a read that was all of one body: chunks may have extensions, which nobody reads but the parser. Who sends a
+        byte a chunk needs five bytes for each; bound what is far beyond that."""
+        needed = self._chunk_heads * _CHUNK_FRAMING_BYTES + body_bytes // _BODY_PER_FRAMING
+        self._framing_bytes = max(0, self._framing_bytes + length - body_bytes - needed)
+        if self._framing_bytes > MAX_FRAMING_BYTES:
+            self._refuse(BadRequest("There is too much between the bytes of the body."))
 
     # The request, as the parser meets its parts
 
@@ -154,7 +170,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse_and_stop(BadRequest("Too many requests ahead of their answers."))
         super().on_headers_complete()
-        self.parsed_body_bytes = 0
+        self.parsed_body_bytes = self._framing_bytes = 0
         self._offer_direct_body()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -162,6 +178,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if cycle.scope["method"] in SENDING_METHODS:
             app = with_sendfile(app, cycle, self.app_state.get(SENDERS_STATE))
         super()._start_asgi_task(cycle, app)
+
+    def on_chunk_header(self) -> None:
+        self._chunk_heads += 1
 
     def on_body(self, body: bytes) -> None:
         self._progress = True
