@@ -427,6 +427,28 @@ async def test_over_http_the_answer_waits_and_the_chunk_counts_already(
     assert (await far).json()["received_chunks"] == 4
 
 
+async def test_a_chunk_that_is_sent_again_is_answered_at_once(
+    stack: Stack, stalled: threading.Semaphore, near: None
+) -> None:
+    """Its sender had no patience with the first answer."""
+    upload = await _opened(stack)
+    for number in range(3):
+        assert (await stack.put(CONTENT, number)).status_code == 200
+    await taken_up(stack.services.storage, upload)
+    first = asyncio.create_task(stack.put(CONTENT, 3))
+
+    async def is_counted() -> bool:
+        answer = (await stack.client.get(f"/uploads/{upload.id}")).json()
+        return bool(answer["upload"]["received_bytes"] == 4 * CHUNK)
+
+    await eventually(is_counted)
+    async with asyncio.timeout(20):
+        again = (await stack.put(CONTENT, 3)).json()
+    assert (again["duplicate"], again["received_chunks"], first.done()) == (True, 4, False)
+    stalled.release(CONTENT.chunk_count)
+    assert (await first).json()["duplicate"] is False
+
+
 async def test_nobody_waits_for_digests_that_a_gap_holds_up(storage: Store, upload: Upload, near: None) -> None:
     await put(storage, upload, *range(1, LAST))
     await storage.drain()

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,7 @@ async def test_what_a_token_may_hold_besides_does_no_harm(make_stack: MakeStack,
         {"nbf": 0, "iat": 0},
         {"exp": 1e12 + 0.5},
         {"exp": 10**30},
+        {"exp": int(sys.float_info.max), "nbf": -int(sys.float_info.max)},
         {"name": "Mallory", "nested": {"a": [1]}},
         {"total_space": 0},
     ]
@@ -386,11 +388,19 @@ BROKEN: dict[str, Broken] = {
     "exp NaN": with_raw_claims('{"sub": "mallory", "exp": NaN}'),
     "exp infinite": with_raw_claims('{"sub": "mallory", "exp": Infinity}'),
     "exp beyond a double": with_raw_claims('{"sub": "mallory", "exp": 1e999}'),
+    "exp a whole number just beyond a double": with_claims(exp=int(sys.float_info.max) * 2),
+    "exp of 400 digits": with_claims(exp=10**400),
+    "exp of 400 digits, negative": with_claims(exp=-(10**400)),
+    "exp of 5000 digits": with_raw_claims('{"sub": "mallory", "exp": 1' + "0" * 5000 + "}"),
     "not yet": with_relative("nbf", 11),
     "nbf text": with_claims(nbf="0"),
     "nbf null": with_raw_claims('{"sub": "mallory", "exp": EXP, "nbf": null}'),
+    "nbf of 400 digits": with_claims(nbf=10**400),
+    "nbf of 400 digits, negative": with_claims(nbf=-(10**400)),
     "issued in the future": with_relative("iat", 11),
     "iat text": with_claims(iat="yesterday"),
+    "iat of 400 digits": with_claims(iat=10**400),
+    "iat of 400 digits, negative": with_claims(iat=-(10**400)),
     "another issuer": with_claims(iss=f"{ISSUER}/"),
     "issuer in another case": with_claims(iss=ISSUER.upper()),
     "issuer a list": with_claims(iss=[ISSUER]),
@@ -420,6 +430,7 @@ BROKEN: dict[str, Broken] = {
     "quota a fraction": with_claims(total_space=1.5),
     "quota true": with_claims(total_space=True),
     "quota beyond the database": with_claims(total_space=2**63),
+    "quota of 400 digits": with_claims(total_space=10**400),
 }
 
 

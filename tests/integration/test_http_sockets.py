@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests.conftest import MakeStack
 from tests.support.content import KIB, MIB, Content
-from tests.support.sockets import Connection, Server, serving_stack
+from tests.support.sockets import Connection, Server, on_both_loops, serving_stack
+from tests.support.waiting import eventually
 
 CONTENT = Content(4 * MIB, chunk_size=2 * MIB)
 URL = f"/files/{CONTENT.md5}"
@@ -182,6 +183,91 @@ async def test_a_body_that_breaks_off_leaves_nothing(make_stack: MakeStack) -> N
             await connection.send(CONTENT.chunk(0))
             answer = await connection.answer()
             assert (answer.status, json.loads(answer.body)["duplicate"]) == (200, False)
+
+
+# A client that ends its side of the connection
+
+STATUS = b'{"md5s": ["%s"]}' % CONTENT.md5.encode()
+IN_PIECES = b"%x\r\n%s\r\n0\r\n\r\n" % (2 * MIB, CONTENT.chunk(0))
+
+
+@on_both_loops
+@pytest.mark.parametrize(
+    ("request_line", "header", "body"),
+    [
+        ("GET /livez", "Accept: */*", b""),
+        ("POST /files/status", f"Content-Length: {len(STATUS)}", STATUS),
+        (f"PUT {URL}/chunks/0", f"Content-Length: {2 * MIB}", CONTENT.chunk(0)),
+        (f"PUT {URL}/chunks/0", "Transfer-Encoding: chunked", IN_PIECES),
+    ],
+    ids=["nothing sent", "JSON", "a chunk", "a chunk of unknown length"],
+)
+async def test_a_client_that_sends_no_more_gets_its_answer(
+    make_stack: MakeStack, request_line: str, header: str, body: bytes
+) -> None:
+    async with serving(make_stack) as server, server.connection() as connection:
+        await connection.request(*request_line.split(), header)
+        await connection.send(body)
+        connection.end()
+        assert (await connection.answer()).status == 200
+        assert await connection.is_closed()
+
+
+@on_both_loops
+@pytest.mark.parametrize("last", [b"", b"GET /livez HTTP/1.1\r\nHo"], ids=["whole", "and a part of another"])
+async def test_all_that_a_client_asked_for_before_it_sends_no_more_is_answered(
+    make_stack: MakeStack, last: bytes
+) -> None:
+    async with serving(make_stack) as server, server.connection() as connection:
+        for number in (0, 0, 1):
+            await connection.request("PUT", f"{URL}/chunks/{number}", f"Content-Length: {2 * MIB}")
+            await connection.send(CONTENT.chunk(number))
+        await connection.send(last)
+        connection.end()
+        assert [(await connection.answer()).status for _ in range(3)] == [200, 200, 201]
+        assert await connection.is_closed()
+
+
+@on_both_loops
+@pytest.mark.parametrize("asked_before", [False, True])
+async def test_a_client_that_sends_no_more_and_asks_for_nothing_is_let_go(
+    make_stack: MakeStack, asked_before: bool
+) -> None:
+    async with serving(make_stack, header_timeout_seconds=3600.0) as server:
+        server.uvicorn.config.timeout_keep_alive = 3600
+        async with server.connection() as connection:
+            if asked_before:
+                await connection.request("GET", "/livez")
+                assert (await connection.answer()).status == 200
+            connection.end()
+            assert await connection.is_closed()
+
+
+@on_both_loops
+@pytest.mark.parametrize("header", [f"Content-Length: {2 * MIB}", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("before", [0, 1, 2])
+async def test_a_body_that_its_client_does_not_end_is_no_request(
+    make_stack: MakeStack, header: str, before: int
+) -> None:
+    """What was asked for before it is answered, and nobody waits for the rest."""
+    body = CONTENT.chunk(0)[: 1 * MIB] if "Length" in header else IN_PIECES.removesuffix(b"0\r\n\r\n")
+    async with serving(make_stack, body_idle_timeout_seconds=3600.0) as server, server.connection() as connection:
+        for _ in range(before):
+            await connection.request("GET", URL)
+        await connection.request("PUT", f"{URL}/chunks/0", header)
+        await connection.send(body)
+        connection.end()
+        assert [(await connection.answer()).status for _ in range(before)] == [200] * before
+        assert await connection.is_closed()
+
+        async def is_over() -> bool:
+            return not server.uvicorn.server_state.tasks
+
+        await eventually(is_over)
+        assert (await server.stack.client.get(URL)).json()["upload"]["missing"] == [[0, 1]]
+
+
+# Heads
 
 
 @pytest.mark.parametrize("head", [b"", b"GET /livez HTTP/1.1\r\nHost: te"])

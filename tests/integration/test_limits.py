@@ -107,6 +107,44 @@ async def test_what_follows_a_body_without_end_is_cut_off(make_stack: MakeStack)
         assert await status_of(connection) == (431, "headers-too-large")
 
 
+def in_pieces(content: bytes, piece_bytes: int, extension: bytes) -> bytes:
+    """A body in chunks."""
+    pieces = [content[at : at + piece_bytes] for at in range(0, len(content), piece_bytes)]
+    return b"".join(b"%x%s\r\n%s\r\n" % (len(piece), extension, piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("piece_bytes", "extension"),
+    [(1, b""), (3, b";a"), (8 * KIB, b";chunk-signature=" + b"0" * 64)],
+    ids=["a byte a chunk", "a few bytes a chunk", "signed"],
+)
+async def test_a_body_in_small_chunks_is_taken(make_stack: MakeStack, piece_bytes: int, extension: bytes) -> None:
+    async with serving_stack(make_stack) as server, server.connection() as connection:
+        small = Content(256 * KIB, chunk_size=256 * KIB)
+        await server.stack.open(small)
+        await connection.request("PUT", f"/files/{small.md5}/chunks/0", "Transfer-Encoding: chunked")
+        await connection.send(in_pieces(small.data, piece_bytes, extension))
+        assert await status_of(connection) == (201, "")
+
+
+@pytest.mark.parametrize(
+    ("piece_bytes", "extension_bytes"), [(KIB, 6 * KIB), (1, 64), (64 * KIB, 31 * KIB)], ids=["many", "tiny", "large"]
+)
+async def test_a_body_of_chunks_that_are_mostly_extensions_is_cut_off(
+    make_stack: MakeStack, piece_bytes: int, extension_bytes: int
+) -> None:
+    async with serving_stack(make_stack) as server, server.connection() as connection:
+        await server.stack.open(CONTENT)
+        await connection.request("PUT", f"{URL}/chunks/0", "Transfer-Encoding: chunked")
+        body = in_pieces(CONTENT.chunk(0), piece_bytes, b";x=" + b"a" * extension_bytes)
+        sending = asyncio.create_task(connection.send(body))
+        answer = await connection.answer()
+        assert (answer.status, answer.code, answer.headers["connection"]) == (400, "bad-request", "close")
+        assert await connection.is_closed()
+        await sending
+        assert (await server.stack.client.get(URL)).json()["upload"]["missing"] == [[0, 1]]
+
+
 async def test_what_follows_a_body_is_none_of_its_headers(make_stack: MakeStack) -> None:
     async with serving_stack(make_stack) as server, server.connection() as connection:
         await server.stack.open(CONTENT)

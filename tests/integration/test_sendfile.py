@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.conftest import MakeStack
 from tests.support.content import KIB, MIB, Content
 from tests.support.layout import blob_path
-from tests.support.sockets import Server, serving_stack
+from tests.support.sockets import Server, on_both_loops, serving_stack
 from tests.support.waiting import eventually
 from uploader.http.server.http11 import LimitedProtocol
 from uploader.http.server.sendfile import SENDERS_STATE
@@ -88,11 +88,17 @@ async def test_every_answer_is_the_same_as_without_sendfile(make_stack: MakeStac
         assert by_sendfile.count(CONTENT.data) == 2
 
 
-async def test_a_reader_that_is_slow_gets_everything(make_stack: MakeStack, sent: list[int]) -> None:
+@on_both_loops
+@pytest.mark.parametrize("sends_no_more", [False, True])
+async def test_a_reader_that_is_slow_gets_everything(
+    make_stack: MakeStack, sent: list[int], sends_no_more: bool
+) -> None:
     async with serving_stack(make_stack) as server:
         path = await upload(server)
         async with server.connection(narrow=True) as connection:
             await connection.request("GET", path, "Connection: close")
+            if sends_no_more:
+                connection.end()
             answer = b""
             while piece := await connection.take(256 * KIB):
                 answer += piece
@@ -119,7 +125,9 @@ async def _has_untaken_below(protocol: LimitedProtocol, count: int) -> bool:
     return protocol.untaken_bytes() < count
 
 
-async def test_a_client_that_goes_away_leaves_no_descriptor(make_stack: MakeStack) -> None:
+@on_both_loops
+@pytest.mark.parametrize("says_so", [False, True])
+async def test_a_client_that_goes_away_leaves_no_descriptor(make_stack: MakeStack, says_so: bool) -> None:
     async with serving_stack(make_stack) as server:
         path = await upload(server)
         for length in (0, 100, 1 * MIB):
@@ -127,6 +135,8 @@ async def test_a_client_that_goes_away_leaves_no_descriptor(make_stack: MakeStac
                 await connection.request("GET", path)
                 await connection.take(length)
                 await eventually(lambda: _has_open(server, 1))
+                if says_so:
+                    connection.end()
             await eventually(lambda: _has_open(server, 0))
         await eventually(lambda: _has_only_its_listener(server))
 

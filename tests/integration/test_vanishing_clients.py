@@ -89,6 +89,8 @@ async def _vanish(server: Server, request: bytes, number: int) -> None:
         writer.write(request if whole else request[: generator.randrange(len(request))])
         if generator.random() < 0.8:
             await writer.drain()
+        if generator.random() < 0.3:
+            writer.write_eof()
         if whole and generator.random() < 0.5:
             await reader.read(generator.randrange(1, 4 * KIB))
         if generator.random() < 0.5:

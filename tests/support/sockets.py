@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -19,6 +20,10 @@ from uploader.http.server.limits import LIMITS_STATE, connection_limits
 from uploader.http.server.sendfile import SENDERS_STATE, Senders
 
 _READ_TIMEOUT_SECONDS = 10.0
+# On the event loop of the server, too, which has a transport of its own.
+on_both_loops = pytest.mark.parametrize(
+    "anyio_backend", ["asyncio", pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")], scope="session"
+)
 
 
 @dataclass
@@ -82,6 +87,10 @@ class Connection:
                 return await self._reader.read(1) == b""
             except ConnectionError:
                 return True
+
+    def end(self) -> None:
+        """Send nothing more, and go on reading."""
+        self._writer.write_eof()
 
     async def close(self) -> None:
         self._writer.close()

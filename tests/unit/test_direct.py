@@ -418,6 +418,31 @@ async def test_a_request_with_others_behind_it_learns_that_its_client_is_gone() 
     assert not wire.state.tasks
 
 
+@pytest.mark.parametrize("broken_off", [put("/second", BODY)[:-30], CHUNKED[:-20]], ids=["told", "chunked"])
+@pytest.mark.parametrize("before", [0, 1, 2])
+async def test_who_sends_no_more_in_the_middle_of_a_body_gets_what_was_asked_for_before(
+    broken_off: bytes, before: int
+) -> None:
+    go_on, echo = asyncio.Event(), Echo()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/after":
+            await go_on.wait()
+        await echo(scope, receive, send)
+
+    wire = Wire(HttpConnection, app)
+    await wire.feed(GET * before + broken_off)
+    await wire.turns()
+    assert wire.protocol.eof_received() is (before > 0)
+    await wire.turns()
+    assert wire.closing is (before == 0)
+    go_on.set()
+    await wire.turns()
+    assert (wire.closing, wire.answers.count(b"HTTP/1.1 200")) == (True, before)
+    assert [path for path, outcome in echo.seen if outcome != "gone"] == ["/after"] * before
+    await wire.end()
+
+
 # What is put together before it is written
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from tests.unit import test_direct
 from tests.unit.test_direct import GET, LIMITS, Echo, Wire
@@ -56,4 +57,25 @@ async def test_a_head_that_is_late_after_others_were_in_time_closes_the_connecti
     await rang(wire)
     await wire.feed(GET[:-1])
     assert await is_closed(wire)
+    await wire.end()
+
+
+async def test_a_head_that_never_ends_does_not_cost_the_request_before_it_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(test_direct, "LIMITS", replace(LIMITS, header_timeout_seconds=0.05))
+    go_on = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await go_on.wait()
+        await Echo()(scope, receive, send)
+
+    wire = Wire(HttpConnection, app)
+    await wire.feed(GET + GET[:-1])
+    assert wire.protocol.eof_received() is True
+    await rang(wire)
+    assert not wire.closing
+    go_on.set()
+    assert await is_closed(wire)
+    assert wire.answers.count(b"HTTP/1.1 200") == 1
     await wire.end()

@@ -26,6 +26,9 @@ from uploader.http.shared.exchange import refusal
 MAX_TARGET_BYTES = 8 << 10
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
+# What a body in chunks may hold between its bytes, beyond so much a chunk and a share of the body (one byte in so many).
+MAX_FRAMING_BYTES = 64 << 10
+_CHUNK_FRAMING_BYTES, _BODY_PER_FRAMING = 16, 8
 # Requests sent ahead of the answers before them: each costs memory, and no client needs many.
 MAX_PIPELINED = 16
 # How long a refused connection stays, so that its client can read the answer, and how many of them may.
@@ -46,6 +49,8 @@ class LimitedProtocol(HttpToolsProtocol):
     _header_bytes = 0
     _header_count = 0
     _progress = False  # whether what is being parsed held a part of a body, or ended a head
+    _chunk_heads = 0  # in what is being parsed
+    _framing_bytes = 0  # of the last request's body, what was between its bytes and not needed
     _content_length = 0  # as the last request told it
     parsed_body_bytes = 0  # of the last request's body, what came through the parser
     direct: DirectBody | None = None  # the body that is received past the parser
@@ -75,15 +80,38 @@ class LimitedProtocol(HttpToolsProtocol):
                 timer.cancel()
         super().connection_lost(exc)
         if self._answered is not None and not self._answered.response_complete:
-            self._answered.disconnected = True
-            self._answered.message_event.set()
+            _abandon(self._answered)
         if self.direct is not None:
             self.direct.lose()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more, and may still read: what it has asked for is answered, then the connection ends.
+        Or it is gone: TCP tells that apart no sooner than an answer is sent."""
+        self._stop_head_timer()
+        last = None
+        if not self._refused:
+            last = self.cycle if self._in_head else self._break_off()
+        if last is None or last.response_complete:
+            self.transport.close()
+            return False
+        last.keep_alive = False
+        return True
+
+    def _break_off(self) -> RequestResponseCycle | None:
+        """The rest of the last request's body will not come. Returns the request before it, if that has no answer yet."""
+        _abandon(self.cycle)
+        if self.direct is not None:
+            self.direct.lose()
+        if not self.pipeline:
+            return None
+        self.pipeline.popleft()
+        return self.pipeline[0][0] if self.pipeline else self._answered
 
     def data_received(self, data: bytes | memoryview) -> None:
         if self._refused:
             return
-        self._progress = False
+        self._progress, self._chunk_heads = False, 0
+        body_of, parsed_before = None if self._in_head else self.cycle, self.parsed_body_bytes
         if self._in_head:
             self._start_head_timer()
         self._unset_keepalive_if_required()
@@ -94,12 +122,22 @@ class LimitedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             self.cycle.keep_alive = False  # what follows is no HTTP/1.1 to the parser
         self._count_unparsed(len(data))
+        if body_of is self.cycle and not self._in_head:
+            self._count_framing(len(data), self.parsed_body_bytes - parsed_before)
 
     def _count_unparsed(self, length: int) -> None:
         """The parser keeps a header until it is whole, also one after the body: bound what it may keep."""
         self._unparsed_bytes = 0 if self._progress else self._unparsed_bytes + length
         if self._unparsed_bytes > MAX_HEAD_BYTES:
             self._refuse(HeadersTooLarge())
+
+    def _count_framing(self, length: int, body_bytes: int) -> None:
+        """Of a read that was all of one body: chunks may have extensions, which nobody reads but the parser. Who sends a
+        byte a chunk needs five bytes for each; bound what is far beyond that."""
+        needed = self._chunk_heads * _CHUNK_FRAMING_BYTES + body_bytes // _BODY_PER_FRAMING
+        self._framing_bytes = max(0, self._framing_bytes + length - body_bytes - needed)
+        if self._framing_bytes > MAX_FRAMING_BYTES:
+            self._refuse(BadRequest("There is too much between the bytes of the body."))
 
     # The request, as the parser meets its parts
 
@@ -132,7 +170,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse_and_stop(BadRequest("Too many requests ahead of their answers."))
         super().on_headers_complete()
-        self.parsed_body_bytes = 0
+        self.parsed_body_bytes = self._framing_bytes = 0
         self._offer_direct_body()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -140,6 +178,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if cycle.scope["method"] in SENDING_METHODS:
             app = with_sendfile(app, cycle, self.app_state.get(SENDERS_STATE))
         super()._start_asgi_task(cycle, app)
+
+    def on_chunk_header(self) -> None:
+        self._chunk_heads += 1
 
     def on_body(self, body: bytes) -> None:
         self._progress = True
@@ -249,8 +290,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()  # the next bytes on the connection belong to the answer under way
             return
         if cycle is not None:
-            cycle.disconnected = True
-            cycle.message_event.set()
+            _abandon(cycle)
         self.flow.resume_reading()
         self.transport.write(refusal(error))
         self.transport.write_eof()
@@ -269,8 +309,8 @@ class HttpConnection(BufferedReads):
         batching = WriteBatching(transport, self._http.loop)
         self._http.connection_made(cast(asyncio.Transport, batching))
 
-    def eof_received(self) -> None:
-        self._http.eof_received()
+    def eof_received(self) -> bool:
+        return self._http.eof_received()
 
     def pause_writing(self) -> None:
         self._http.pause_writing()
@@ -280,6 +320,12 @@ class HttpConnection(BufferedReads):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._http.connection_lost(error)
+
+
+def _abandon(cycle: RequestResponseCycle) -> None:
+    """Its client is gone, as far as its application is concerned."""
+    cycle.disconnected = True
+    cycle.message_event.set()
 
 
 def _fault_of(headers: list[tuple[bytes, bytes]], http_version: str) -> str | None:

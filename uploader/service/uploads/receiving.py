@@ -227,7 +227,8 @@ class Receiving:
         if new:
             BYTES_RECEIVED.inc(stored.length_bytes)
         if not result.settled:
-            await self._storage.keep_pace(stored.upload, stored.number)
+            if new:  # a duplicate is sent by who has lost patience with the first answer, and would lose it again
+                await self._storage.keep_pace(stored.upload, stored.number)
             return Acknowledged(
                 received_bytes=result.received,
                 received_chunks=result.chunks,
