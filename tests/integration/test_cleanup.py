@@ -212,7 +212,7 @@ async def test_a_directory_without_a_row_goes_after_an_hour_whatever_is_in_it(
             for name in files:
                 (directory / name).write_bytes(bytes(8192))
         clock.advance(40 * DAY)
-        assert await stack.services.cleanup.clean() == Cleaned()
+        assert await stack.services.cleanup.clean() == Cleaned(unsettled=4)
         clock.advance(HOUR + 60)
         assert await stack.services.cleanup.clean() == Cleaned(directories=4, disk_bytes=5 * 8192)
         assert list((stack.data / "temp").iterdir()) == []
@@ -300,7 +300,7 @@ async def test_an_opening_under_way_keeps_its_directory(make_stack_on: MakeStack
                 return len(stack.bytes_on_disk()) == 3
 
             await eventually(made)
-            assert await stack.services.cleanup.clean(opened_before=ALL) == Cleaned()
+            assert await stack.services.cleanup.clean(opened_before=ALL) == Cleaned(unsettled=1)
         assert (await opening).status_code == 201
         for number in range(CONTENT.chunk_count):
             last = await stack.put(CONTENT, number)
@@ -442,38 +442,62 @@ async def test_a_directory_that_changed_since_the_walk_stays(storage: Store, tmp
 # What no row names
 
 
-async def test_nothing_is_removed_for_a_database_that_does_not_name_it(
-    make_stack: MakeStack, clock: ManualClock, sqlite_template: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_many_blobs_without_a_row_stay_until_somebody_says_that_they_may_go(
+    make_stack: MakeStack, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another database, as after a forgotten setting: it is reported, and the right one finds everything again."""
-    forgotten = tmp_path / "forgotten.db"
-    shutil.copy(sqlite_template, forgotten)
-    contents = [Content(1000 + seed, seed=seed, name=f"{seed}.bin") for seed in range(21)]
+    """As after an older dump was restored: it is reported everywhere."""
     async with make_stack(clock=clock) as stack:
-        for content in contents:
-            assert (await stack.upload(content)).status_code == 201
-        await open_with_chunks(stack, 0)
-    clock.advance(40 * DAY + 2 * HOUR)
-    async with make_stack(clock=clock, database_url=f"sqlite:///{forgotten}") as stack:
-        before = everything(stack)
+        assert (await stack.upload(CONTENT)).status_code == 201
+        blobs = [stack.data / "blobs" / "00" / "00" / f"{number:064x}" for number in range(101)]
+        blobs[0].parent.mkdir(parents=True)
+        for blob in blobs:
+            blob.write_bytes(b"0")
+        clock.advance(40 * DAY + 2 * HOUR)
+        before = stack.bytes_on_disk()
         for _ in range(2):
             await Cleaner(stack.services.cleanup, clock).run_once()
-        assert everything(stack) == before
-        warned = [record for record in caplog.records if record.levelno == logging.WARNING and "kept" in record.message]
-        facts = [(record.blobs, record.directories, record.remove_by) for record in warned]  # type: ignore[attr-defined]
-        assert facts == [(21, 1, "uploader cleanup --yes")] * 2
-        found = await stack.services.reconciling.reconcile()
-        strays = {(drift.subject, drift.actual) for drift in found.drifts if drift.kind is Kind.STRAY_BLOB}
-        assert strays == {(content.sha256, content.size) for content in contents}
-    caplog.clear()
+        assert stack.bytes_on_disk() == before
+        kept = [record for record in caplog.records if record.levelno == logging.WARNING and "kept" in record.message]
+        facts = [(record.blobs, record.remove_by) for record in kept]  # type: ignore[attr-defined]
+        assert facts == [(101, "uploader cleanup --yes")] * 2
+        content = (await stack.client.get("/readyz")).json()["checks"]["content"]
+        assert content["ok"]
+        assert "101 blobs are named by no row" in content["reason"]
+        assert "uploader_kept_stray_blobs 101.0" in (await stack.client.get("/metrics")).text
+
+        blobs[0].unlink()  # a hundred are no more than what crashes leave
+        cleaned = await stack.services.cleanup.clean(dry_run=True)
+        assert (cleaned.blobs, cleaned.stray_blobs) == (100, 0)
+        blobs[0].write_bytes(b"0")
+        clock.advance(2 * HOUR)
+        cleaned = await stack.services.cleanup.clean(all_strays=True)
+        assert (cleaned.blobs, cleaned.stray_blobs) == (101, 0)
+        assert stack.bytes_on_disk() == [blob_path(stack.data, CONTENT.sha256)]
+        assert {found.name for found in await stack.services.trash.entries()} == {blob.name for blob in blobs}
+        clock.advance(61)
+        stack.services.gauges._asked_at = float("-inf")
+        assert "uploader_kept_stray_blobs 0.0" in (await stack.client.get("/metrics")).text
+
+
+async def test_of_many_blobs_one_in_a_hundred_may_have_no_row(make_stack: MakeStack, clock: ManualClock) -> None:
     async with make_stack(clock=clock) as stack:
-        await Cleaner(stack.services.cleanup, clock).run_once()
-        assert [record for record in caplog.records if "kept" in record.message] == []
-        assert (await stack.services.reconciling.reconcile()).drifts == []
-        for file in (await stack.client.get("/me/files")).json()["files"]:
-            downloaded = await stack.client.get(f"/me/files/{file['id']}/content")
-            assert downloaded.content == contents[int(file["name"].removesuffix(".bin"))].data
-        assert [(await stack.put(CONTENT, number)).status_code for number in (1, 2)] == [200, 201]
+        facts = {"md5": "0" * 32, "size": 0, "refs": 1, "created_at": clock.now()}
+        named = [facts | {"sha256": f"{number:064x}"} for number in range(15_000)]
+        async with stack.services.database.engine.begin() as connection:
+            await connection.execute(models.blob.insert(), named)
+        strays = [f"{number:064x}" for number in range(20_000, 20_151)]
+        directory = stack.data / "blobs" / "00" / "00"
+        directory.mkdir(parents=True)
+        for name in [*(str(row["sha256"]) for row in named), *strays]:
+            (directory / name).touch()
+        clock.advance(40 * DAY + 2 * HOUR)
+        cleaned = await stack.services.cleanup.clean(dry_run=True)
+        assert (cleaned.blobs, cleaned.stray_blobs) == (151, 0)
+        (directory / f"{30_000:064x}").touch()
+        (directory / f"{30_001:064x}").touch()
+        clock.advance(2 * HOUR)
+        cleaned = await stack.services.cleanup.clean(dry_run=True)
+        assert (cleaned.blobs, cleaned.stray_blobs) == (0, 153)
 
 
 @pytest.mark.parametrize("restarted", [True, False])
@@ -509,71 +533,59 @@ async def test_an_upload_goes_on_after_the_jobs_of_a_database_that_does_not_name
 
 
 @pytest.mark.parametrize("damaged", [0, 8, 60, 127])
-async def test_chunks_of_an_upload_without_a_row_stay_until_somebody_says_that_they_may_go(
+async def test_chunks_of_an_upload_without_a_row_go_to_the_trash_and_come_back_with_it(
     make_stack: MakeStack, clock: ManualClock, damaged: int
 ) -> None:
     async with make_stack(clock=clock) as stack:
         kept, gone = await open_with_chunks(stack, 2), await open_with_chunks(stack, content=Content(1000, seed=1))
-        with (stack.data / kept.place / "map").open("r+b") as damage:
+        chunk_map = stack.data / kept.place / "map"
+        with chunk_map.open("r+b") as damage:
             damage.seek(damaged)
             damage.write(b"\xff")
+        before = chunk_map.read_bytes()
+        uploads = (await rows(stack))[0]
         async with stack.services.database.engine.begin() as connection:
             await connection.execute(models.upload.delete())
         clock.advance(40 * DAY + 2 * HOUR)
-        cleaned = await stack.services.cleanup.clean()
-        assert (cleaned.directories, cleaned.stray_directories, cleaned.stray_blobs) == (1, 1, 0)
-        assert cleaned.stray_bytes >= len(CONTENT.chunk(2))
-        assert (stack.data / kept.place / "map").exists()
-        assert not (stack.data / gone.place).exists()
-        for dry_run in (True, False):
-            cleaned = await stack.services.cleanup.clean(all_strays=True, dry_run=dry_run)
-            assert (cleaned.directories, cleaned.stray_directories, cleaned.stray_bytes) == (1, 0, 0)
+        assert (await stack.services.cleanup.clean(dry_run=True)).directories == 2
+        assert (await stack.services.cleanup.clean()).directories == 2
         assert list((stack.data / "temp").iterdir()) == []
+        assert [found.name for found in await stack.services.trash.entries()] == [kept.id], "the other had no chunk"
+        assert await stack.services.trash.restore_named() == 0
+
+        async with stack.services.database.engine.begin() as connection:
+            await connection.execute(models.upload.insert(), [row._asdict() for row in uploads if row.id == kept.id])
+        assert await stack.services.trash.restore_named() == 1
+        assert chunk_map.read_bytes() == before
+        assert not (stack.data / gone.place).exists()
+        assert await stack.services.trash.entries() == []
 
 
-async def test_bytes_without_a_row_are_counted_and_those_on_their_way_to_a_blob_go(
-    make_stack_on: MakeStack, clock: ManualClock
-) -> None:
-    async with make_stack_on(clock=clock) as stack:
-        upload = await place_stray_blob(stack)
-        stray = blob_path(stack.data, CONTENT.sha256)
-        own = stray.with_name(f"{CONTENT.sha256}.{upload.id}")
-        own.write_bytes(bytes(4096))
-        assert (await stack.client.delete(f"/files/{CONTENT.md5}")).status_code == 204
-        clock.advance(40 * DAY)
-        assert await stack.services.cleanup.clean() == Cleaned()
-        assert (await stack.services.reconciling.reconcile()).drifts == []
-        clock.advance(2 * HOUR)
-        cleaned = await stack.services.cleanup.clean()
-        assert (cleaned.blobs, cleaned.stray_blobs, cleaned.left) == (1, 1, 0)
-        assert cleaned.stray_bytes >= CONTENT.size
-        assert stack.bytes_on_disk() == [stray]
-        found = await stack.services.reconciling.reconcile(repair=True)
-        assert [(drift.kind, drift.subject) for drift in found.drifts] == [(Kind.STRAY_BLOB, CONTENT.sha256)]
-        assert found.repaired == 0
-        # The same content again finds a place.
-        assert (await stack.upload(CONTENT)).status_code == 201
-        assert (await stack.services.reconciling.reconcile()).drifts == []
-
-
-async def test_bytes_without_a_row_go_after_an_hour_and_those_with_one_stay(
+async def test_bytes_without_a_row_go_to_the_trash_and_those_on_their_way_to_a_blob_for_good(
     make_stack_on: MakeStack, clock: ManualClock
 ) -> None:
     async with make_stack_on(clock=clock) as stack:
         kept = Content(100 * KIB, seed=1)
         assert (await stack.upload(kept)).status_code == 201
         upload = await place_stray_blob(stack)
-        own = blob_path(stack.data, CONTENT.sha256).with_name(f"{CONTENT.sha256}.{upload.id}")
+        stray = blob_path(stack.data, CONTENT.sha256)
+        own = stray.with_name(f"{CONTENT.sha256}.{upload.id}")
         own.write_bytes(bytes(4096))
         assert (await stack.client.delete(f"/files/{CONTENT.md5}")).status_code == 204
         clock.advance(40 * DAY)
-        assert await stack.services.cleanup.clean(all_strays=True) == Cleaned()
+        assert await stack.services.cleanup.clean() == Cleaned(unsettled=2)
+        assert (await stack.services.reconciling.reconcile()).drifts == []
         clock.advance(2 * HOUR)
-        cleaned = await stack.services.cleanup.clean(all_strays=True)
-        assert (cleaned.blobs, cleaned.directories, cleaned.left) == (2, 0, 0)
+        found = await stack.services.reconciling.reconcile(repair=True)
+        assert [(drift.kind, drift.subject) for drift in found.drifts] == [(Kind.STRAY_BLOB, CONTENT.sha256)]
+        assert found.repaired == 0
+        cleaned = await stack.services.cleanup.clean()
+        assert (cleaned.blobs, cleaned.stray_blobs, cleaned.directories, cleaned.left) == (2, 0, 0, 0)
         assert cleaned.disk_bytes >= CONTENT.size + 4096
         assert [path.name for path in stack.bytes_on_disk()] == [kept.sha256]
+        assert [found.name for found in await stack.services.trash.entries()] == [CONTENT.sha256]
         assert await checked_accounts(stack.services.database) == {"alice": Account(finished=kept.size)}
+        assert (await stack.services.reconciling.reconcile()).drifts == []
 
 
 async def test_a_blob_without_refs_is_left_to_the_collector(make_stack: MakeStack, clock: ManualClock) -> None:
@@ -645,9 +657,12 @@ async def test_a_stray_blob_that_the_disk_keeps_is_left_and_no_row_stays(
         stray.parent.mkdir(parents=True)
         stray.write_bytes(b"0")
         clock.advance(40 * DAY + 2 * HOUR)
-        with failing_call("unlink", errno.EIO) as fault:
-            assert await stack.services.cleanup.clean(all_strays=True) == Cleaned(left=1)
-        assert fault.hits == 1
+        for call in ("link", "unlink"):
+            with failing_call(call, errno.EIO) as fault:
+                assert await stack.services.cleanup.clean(all_strays=True) == Cleaned(left=1)
+            assert fault.hits == 1
+            assert stray.exists()
+            clock.advance(2 * HOUR)  # the link has changed it
         assert (await rows(stack))[1] == []
         assert (await stack.services.cleanup.clean(all_strays=True)).blobs == 1
         assert (await rows(stack))[1] == []

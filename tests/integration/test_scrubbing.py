@@ -1,5 +1,6 @@
-"""`Scrubbing`: every blob is read again, what rotted is reported, nothing else is touched."""
+"""`Scrubbing` at the word of an administrator: every blob is read again, what rotted is reported."""
 
+import errno
 import random
 from pathlib import Path
 
@@ -7,9 +8,11 @@ import pytest
 
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
+from tests.support.faults import failing_call
+from tests.support.rot import flip_bit
 from tests.support.stack import Stack
-from uploader.service.upkeep.scrubbing import BlobProblem, Damage
-from uploader.storage.base import Stopping
+from uploader.service.contents.healing import BlobProblem, Damage
+from uploader.storage.base import Found, Pace, Stopping
 
 CONTENTS = [Content(3 * 64 * KIB - 100, seed=seed, name=f"{seed}.bin") for seed in range(4)]
 
@@ -35,14 +38,6 @@ async def _scrub(stack: Stack, *, restart: bool = False) -> list[Damage]:
     return [damage async for damage in stack.services.scrubbing.scrub(_unhurried, restart=restart)]
 
 
-def _flip_bit(path: Path, bit: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(bit // 8)
-        (byte,) = file.read(1)
-        file.seek(bit // 8)
-        file.write(bytes([byte ^ 1 << bit % 8]))
-
-
 async def test_sound_blobs_are_read_whole_and_nothing_is_reported(make_stack_on: MakeStack) -> None:
     async with make_stack_on() as stack:
         await _upload_all(stack)
@@ -58,11 +53,11 @@ async def test_every_flipped_bit_is_reported_and_nothing_is_touched(stack: Stack
     path = _path(stack, content)
     everything = stack.bytes_on_disk()
     for bit in [0, content.size * 8 - 1, *random.Random(1).sample(range(content.size * 8), 20)]:
-        _flip_bit(path, bit)
+        flip_bit(path, bit)
         (damage,) = await _scrub(stack)
         assert (damage.sha256, damage.problem, damage.size) == (content.sha256, BlobProblem.ALTERED, content.size)
         assert [(file.user_id, file.id) for file in damage.files] == [("alice", files[content.sha256])]
-        _flip_bit(path, bit)
+        flip_bit(path, bit)
         assert await _scrub(stack) == []
     assert stack.bytes_on_disk() == everything
     assert path.read_bytes() == content.data
@@ -79,35 +74,36 @@ async def test_a_blob_of_another_length_is_reported(stack: Stack, change: str) -
 async def test_a_blob_without_bytes_and_one_that_the_disk_refuses_are_reported(stack: Stack) -> None:
     await _upload_all(stack)
     _path(stack, CONTENTS[1]).unlink()
-    # A directory can be opened, and reading it is an error of the disk's.
-    _path(stack, CONTENTS[2]).unlink()
-    _path(stack, CONTENTS[2]).mkdir()
-    found = {damage.sha256: damage.problem for damage in await _scrub(stack)}
+    refused = _path(stack, CONTENTS[2])
+    with failing_call("preadv", errno.EIO, only=lambda path: path == refused):
+        found = {damage.sha256: damage.problem for damage in await _scrub(stack)}
     assert found == {CONTENTS[1].sha256: BlobProblem.MISSING, CONTENTS[2].sha256: BlobProblem.UNREADABLE}
 
 
 async def test_what_is_deleted_or_has_no_refs_is_not_reported(stack: Stack) -> None:
     files = await _upload_all(stack)
     path = _path(stack, CONTENTS[0])
-    _flip_bit(path, 77)
+    flip_bit(path, 77)
     assert (await stack.client.delete(f"/me/files/{files[CONTENTS[0].sha256]}")).status_code == 204
     assert await _scrub(stack) == []
 
 
-async def test_a_blob_that_is_deleted_while_it_is_read_is_not_reported(stack: Stack) -> None:
+async def test_a_blob_that_is_deleted_while_it_is_read_is_not_reported(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = await _upload_all(stack)
     contents = sorted(CONTENTS, key=lambda content: content.sha256)
-    _flip_bit(_path(stack, contents[1]), 77)
-    found = stack.services.scrubbing
-    before = found._problem_of
+    flip_bit(_path(stack, contents[1]), 77)
+    storage = stack.services.storage
+    before = storage.hash_blob
 
-    async def delete_in_between(blob, pace):  # type: ignore[no-untyped-def]
-        problem = await before(blob, pace)
-        if blob.sha256 == contents[1].sha256:
-            await stack.client.delete(f"/me/files/{files[blob.sha256]}")
-        return problem
+    async def delete_in_between(found: Found, pace: Pace | None) -> str | None:
+        digest = await before(found, pace)
+        if found.name == contents[1].sha256:
+            await stack.client.delete(f"/me/files/{files[found.name]}")
+        return digest
 
-    found._problem_of = delete_in_between  # type: ignore[method-assign]
+    monkeypatch.setattr(storage, "hash_blob", delete_in_between)
     assert await _scrub(stack) == []
 
 
@@ -116,7 +112,7 @@ async def test_an_interrupted_pass_goes_on_where_it_was_and_keeps_count_of_the_d
         await _upload_all(stack)
         contents = sorted(CONTENTS, key=lambda content: content.sha256)
         for content in (contents[0], contents[2]):
-            _flip_bit(_path(stack, content), 1000)
+            flip_bit(_path(stack, content), 1000)
         scrub = stack.services.scrubbing.scrub(_unhurried)
         assert [(await anext(scrub)).sha256, (await anext(scrub)).sha256] == [contents[0].sha256, contents[2].sha256]
         await scrub.aclose()  # what was reported last may not be remembered: rather twice than never

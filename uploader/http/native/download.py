@@ -110,9 +110,10 @@ async def download(request: Request, file: File, open_blob: Callable[[File], Awa
         ranges = _ranges_of(request, file)
     except RangeNotSatisfiable as error:
         raise RangeNotSatisfiable(error.detail, size=file.size) from error
-    if request.method == "HEAD":
-        return Response(status_code=200, headers={**headers, "Content-Length": str(file.size)}, media_type=_MEDIA_TYPE)
     blob = await open_blob(file)
+    if request.method == "HEAD":
+        await blob.close()
+        return Response(status_code=200, headers={**headers, "Content-Length": str(file.size)}, media_type=_MEDIA_TYPE)
     if ranges is None:
         return Download(blob, [(b"", (0, file.size))], b"", 200, headers, _MEDIA_TYPE)
     if len(ranges) == 1:

@@ -22,7 +22,7 @@ def is_settled(found: Found, now: datetime) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A part of all files of blobs: how many, how many of them somebody touched lately, and those others without a row."""
+    """A part of all files of blobs: how many; of those without a row, how many somebody touched lately, and the others."""
 
     total: int
     unsettled: int
@@ -32,9 +32,10 @@ class Batch:
 async def stray_blobs(database: Database, storage: Housekeeping, now: datetime) -> AsyncIterator[Batch]:
     """The files of blobs, in batches, with those that have no row. Raises Stopping, Unavailable."""
     async for found in storage.list_blobs():
-        settled = [each for each in found if is_settled(each, now)]
-        known = await _known(database, [each.name for each in settled]) if settled else set()
-        yield Batch(len(found), len(found) - len(settled), [each for each in settled if each.name not in known])
+        known = await _known(database, [each.name for each in found])
+        unknown = [each for each in found if each.name not in known]
+        strays = [each for each in unknown if is_settled(each, now)]
+        yield Batch(len(found), len(unknown) - len(strays), strays)
 
 
 async def _known(database: Database, sha256s: list[str]) -> set[str]:

@@ -1,0 +1,254 @@
+"""The trash: what was deleted is kept for a while, comes back when a row names it, and gives way when the disk is short."""
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import MakeStack
+from tests.support.clock import ManualClock
+from tests.support.content import KIB, Content
+from tests.support.faults import paused_call
+from tests.support.layout import blob_path
+from tests.support.problems import problem
+from tests.support.rot import flip_bit
+from tests.support.stack import Stack
+from tests.support.waiting import eventually
+from uploader.database import models
+from uploader.jobs.trash import TrashKeeper
+from uploader.service.contents.trash import Purged
+from uploader.storage.base import Space
+
+CONTENT = Content(3 * 64 * KIB - 100)
+OTHERS = [Content(100 * KIB + seed, seed=seed, name=f"{seed}.bin") for seed in range(1, 4)]
+DAY = 86_400.0
+
+
+async def _dump(stack: Stack) -> dict[Any, list[dict[str, Any]]]:
+    tables = (models.user_info, models.blob, models.file)
+    async with stack.services.database.engine.connect() as connection:
+        return {table: [row._asdict() for row in await connection.execute(table.select())] for table in tables}
+
+
+async def _restore_dump(stack: Stack, dump: dict[Any, list[dict[str, Any]]]) -> None:
+    async with stack.services.database.engine.begin() as connection:
+        for table, rows in dump.items():
+            await connection.execute(table.delete())
+            await connection.execute(table.insert(), rows)
+
+
+async def _delete_all(stack: Stack) -> None:
+    for file in (await stack.client.get("/me/files")).json()["files"]:
+        assert (await stack.client.delete(f"/me/files/{file['id']}")).status_code == 204
+
+
+async def _contents(stack: Stack) -> list[bytes]:
+    files = (await stack.client.get("/me/files")).json()["files"]
+    return [(await stack.client.get(f"/me/files/{file['id']}/content")).content for file in files]
+
+
+async def _names(stack: Stack) -> list[str]:
+    return [found.name for found in await stack.services.trash.entries()]
+
+
+async def test_deleted_content_is_in_the_trash_and_a_restored_dump_has_it_again(make_stack_on: MakeStack) -> None:
+    async with make_stack_on() as stack:
+        assert (await stack.upload(CONTENT)).status_code == 201
+        dump = await _dump(stack)
+        await _delete_all(stack)
+        assert (await _names(stack), stack.bytes_on_disk()) == ([CONTENT.sha256], [])
+        assert await stack.services.trash.restore_named() == 0, "no row names it"
+        assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
+
+        await _restore_dump(stack, dump)
+        assert await stack.services.trash.empty() == Purged(), "a row names it, and has no other bytes"
+        assert await stack.services.trash.restore_named() == 1
+        assert (await _names(stack), await _contents(stack)) == ([], [CONTENT.data])
+        assert (await stack.services.reconciling.reconcile()).drifts == []
+
+
+async def test_a_job_puts_back_what_a_restored_dump_names(make_stack: MakeStack) -> None:
+    async with make_stack() as stack:
+        assert (await stack.upload(CONTENT)).status_code == 201
+        dump = await _dump(stack)
+        await _delete_all(stack)
+        await _restore_dump(stack, dump)
+    async with make_stack(jobs=True) as stack:
+
+        async def restored() -> bool:
+            return blob_path(stack.data, CONTENT.sha256).exists()
+
+        await eventually(restored)
+        assert await _contents(stack) == [CONTENT.data]
+
+
+async def test_what_went_bad_in_the_trash_does_not_come_back(stack: Stack) -> None:
+    assert (await stack.upload(CONTENT)).status_code == 201
+    dump = await _dump(stack)
+    await _delete_all(stack)
+    (found,) = await stack.services.trash.entries()
+    flip_bit(stack.data / found.place)
+    await _restore_dump(stack, dump)
+    assert await stack.services.trash.restore_named() == 0
+    (file,) = (await stack.client.get("/me/files")).json()["files"]
+    assert file["damaged"] is True
+    problem(await stack.client.get(f"/me/files/{file['id']}/content"), 500, "content-damaged")
+    assert await stack.services.trash.empty() == Purged(), "nobody deletes what somebody may still want to look at"
+
+
+async def test_a_file_that_is_deleted_and_sent_again_has_bytes_of_its_own(stack: Stack) -> None:
+    assert (await stack.upload(CONTENT)).status_code == 201
+    await _delete_all(stack)
+    assert (await stack.open(CONTENT)).json()["state"] == "uploading"
+    assert (await stack.upload(CONTENT)).status_code == 201
+    assert await _names(stack) == [CONTENT.sha256]
+    assert (await stack.services.trash.empty()).entries == 1
+    assert await _contents(stack) == [CONTENT.data]
+
+
+async def test_the_trash_is_purged_after_the_retention(make_stack_on: MakeStack, clock: ManualClock) -> None:
+    async with make_stack_on(clock=clock) as stack:
+        assert (await stack.upload(CONTENT)).status_code == 201
+        await _delete_all(stack)
+        keeper = TrashKeeper(stack.services.trash, stack.services.admission, clock)
+        for _ in range(6 * 24):
+            clock.advance(3600)
+            await keeper.run_once()
+        assert await _names(stack) == [CONTENT.sha256]
+        for _ in range(2 * 24):
+            clock.advance(3600)
+            await keeper.run_once()
+        assert await _names(stack) == [CONTENT.sha256], "after an outage, as it seems, nothing goes for an hour"
+        for _ in range(120):
+            clock.advance(60)
+            await keeper.run_once()
+        assert await _names(stack) == []
+
+
+async def test_a_jump_of_the_clock_purges_nothing(make_stack: MakeStack, clock: ManualClock) -> None:
+    async with make_stack(clock=clock) as stack:
+        assert (await stack.upload(CONTENT)).status_code == 201
+        await _delete_all(stack)
+        keeper = TrashKeeper(stack.services.trash, stack.services.admission, clock)
+        for _ in range(120):
+            clock.advance(60)
+            await keeper.run_once()
+        clock.jump(365 * DAY)
+        await keeper.run_once()
+        assert await _names(stack) == [CONTENT.sha256]
+
+
+async def test_without_a_retention_nothing_is_kept(make_stack: MakeStack) -> None:
+    async with make_stack(trash_retention_seconds=0) as stack:
+        assert (await stack.upload(CONTENT)).status_code == 201
+        bob = await stack.client_of("bob", total_space=1 << 30)
+        assert (await stack.upload(CONTENT, bob)).status_code == 201
+        await _delete_all(stack)
+        (file,) = (await bob.get("/me/files")).json()["files"]
+        assert (await bob.delete(f"/me/files/{file['id']}")).status_code == 204
+        assert (await _names(stack), stack.bytes_on_disk()) == ([], [])
+
+
+async def test_a_purge_waits_for_the_row_of_its_content(make_stack_on: MakeStack) -> None:
+    """A merge of the same content that is just under way: both find their way."""
+    async with make_stack_on() as stack:
+        assert (await stack.upload(CONTENT)).status_code == 201
+        await _delete_all(stack)
+        (found,) = await stack.services.trash.entries()
+        with paused_call("unlink", only=lambda path: path == stack.data / found.place) as pause:
+            purging = asyncio.create_task(stack.services.trash.empty())
+
+            async def reached() -> bool:
+                return pause.reached.is_set()
+
+            await eventually(reached)
+            uploading = asyncio.create_task(stack.upload(CONTENT))
+            await asyncio.wait({uploading}, timeout=0.2)
+            assert not uploading.done()
+            pause.go_on.set()
+            assert (await purging).entries == 1
+            assert (await uploading).status_code == 201
+        assert await _contents(stack) == [CONTENT.data]
+        assert (await stack.services.reconciling.reconcile()).drifts == []
+
+
+# Room
+
+
+async def test_a_disk_that_is_short_takes_from_the_trash_the_oldest_first(
+    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with make_stack(free_space_floor_bytes=0, instant="off") as stack:
+        for content in OTHERS:
+            assert (await stack.upload(content)).status_code == 201
+            await _delete_all(stack)
+            await asyncio.sleep(0.02)  # a tick of the kernel, which is as exact as its times are
+        trash = [found.disk_bytes for found in await stack.services.trash.entries()]
+        assert await _names(stack) == [content.sha256 for content in OTHERS]
+        free = CONTENT.size + trash[2]
+
+        async def space() -> Space:
+            held = sum(found.disk_bytes for found in await stack.services.trash.entries())
+            return Space(total=10**9, free=free, trash=held)
+
+        monkeypatch.setattr(stack.services.storage, "space", space)
+        problem(await stack.open(Content(free + 1)), 507, "storage-full")
+        assert len(await _names(stack)) == 3, "it would not have been enough"
+        assert (await stack.open(CONTENT)).status_code == 201
+        assert await _names(stack) == [OTHERS[2].sha256]
+        await stack.services.admission.keep_floor()
+        assert await _names(stack) == [OTHERS[2].sha256]
+        free = trash[2] - 1  # something else fills the disk
+        await stack.services.admission.keep_floor()
+        assert await _names(stack) == []
+
+
+async def test_the_trash_counts_as_free_disk(make_stack: MakeStack) -> None:
+    async with make_stack() as stack:
+        admin = await stack.client_of("root", admin=True)
+        before = (await admin.get("/admin/usage/summary")).json()["disk"]
+        content = Content(4 << 20)
+        assert (await stack.upload(content)).status_code == 201
+        await _delete_all(stack)
+        stack.services.storage.trash._known_at = float("-inf")  # type: ignore[attr-defined]
+        after = (await admin.get("/admin/usage/summary")).json()["disk"]
+        assert before["trash_bytes"] == 0
+        assert content.size <= after["trash_bytes"] <= content.size + 64 * KIB
+        stack.services.gauges._asked_at = float("-inf")
+        assert f"uploader_trash_bytes {after['trash_bytes'] / 1e6}e+06" in (await stack.client.get("/metrics")).text
+
+
+async def test_uploads_that_lost_their_row_come_back_where_it_is_open_again(stack: Stack) -> None:
+    """And only there: the trash of one that was closed since is purged."""
+    for content in (CONTENT, OTHERS[0]):
+        assert (await stack.open(content)).status_code == 201
+        assert (await stack.put(content, 0)).status_code == 200
+    places = [Path(place) for (place,) in await _places(stack)]
+    for place in places:
+        found = await _found(stack, place)
+        assert await stack.services.storage.trash.put_away(found)
+    assert (await stack.client.delete(f"/files/{OTHERS[0].md5}")).status_code == 204
+    assert await stack.services.trash.restore_named() == 1
+    for number in (1, 2):
+        last = await stack.put(CONTENT, number)
+    assert last.status_code == 201
+    assert await _contents(stack) == [CONTENT.data]
+    assert (await stack.services.trash.empty()).entries == 1
+    assert await _names(stack) == []
+
+
+async def _places(stack: Stack) -> list[Any]:
+    async with stack.services.database.engine.connect() as connection:
+        return list(
+            (await connection.execute(models.upload.select().with_only_columns(models.upload.c.temp_path))).all()
+        )
+
+
+async def _found(stack: Stack, place: Path) -> Any:
+    async for batch in stack.services.storage.list_uploads(datetime(9999, 12, 1, tzinfo=UTC)):
+        for found in batch:
+            if found.place == str(place):
+                return found
+    raise AssertionError(place)
