@@ -194,6 +194,7 @@ async def test_a_disk_that_is_short_takes_from_the_trash_the_oldest_first(
             return Space(total=10**9, free=free, trash=held)
 
         monkeypatch.setattr(stack.services.storage, "space", space)
+        monkeypatch.setattr(stack.services.admission, "_known", None)
         problem(await stack.open(Content(free + 1)), 507, "storage-full")
         assert len(await _names(stack)) == 3, "it would not have been enough"
         assert (await stack.open(CONTENT)).status_code == 201
