@@ -20,6 +20,7 @@ from sqlalchemy import func, select, update
 from tests.support.at_rest import check_at_rest, rests_within
 from tests.support.content import KIB, MIB, Content
 from tests.support.invariants import Account, checked_accounts
+from tests.support.layout import blob_path
 from tests.support.process import Process, Server, answers, ended, owner_token, run_cli
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
@@ -27,6 +28,7 @@ from uploader.crashpoints import NAMES
 from uploader.database import models
 from uploader.database.engine import Database
 from uploader.embedded import socket_path
+from uploader.storage.local import formats
 
 
 class Zeros(Content):
@@ -83,6 +85,7 @@ SERVERS = {
     "blob": (
         "blob.after_link",
         "merge.after_commit",
+        "trash.after_link",
         "blob.after_own_link",
         "blob.after_rename",
         "blob.after_directory_sync",
@@ -98,7 +101,15 @@ SERVERS = {
     ),
     "close": ("instant.after_commit", "close.after_commit"),
 }
-CLEANUPS = ("tidy.after_forget", "remove.after_unlink", "month.after_rmdir", "stray.after_unlink")
+CLEANUPS = (
+    "tidy.after_forget",
+    "remove.after_unlink",
+    "trash.after_rename",
+    "month.after_rmdir",
+    "trash.after_link",
+    "stray.after_unlink",
+)
+HEALING, PURGE = "heal.after_restore", "trash.after_purge"
 # In tests/acceptance/test_interrupted_migrations.py, where there are databases that commit with each statement.
 MIGRATION = "migrate.after_statement"
 REPAIR, RESETS = "repair.after_commit", ("reset.after_key", "reset.after_keys")
@@ -312,6 +323,9 @@ async def test_a_cleanup_that_dies_is_ended_by_the_next(installation: Installati
         directory.mkdir(parents=True)
         for name in ("data", "map", "digest"):
             (directory / name).write_bytes(b"orphan")
+    with_chunks = installation.data / "temp/2020/02" / f"{3:032x}"
+    with_chunks.mkdir(parents=True)
+    (with_chunks / "map").write_bytes(bytes(formats.MAP_RECORDS_OFFSET) + formats.map_record(0))
     for content in (KEPT, DELETED):
         installation.stray_blob(content)
     later = tmp_path / "two hours"
@@ -321,9 +335,25 @@ async def test_a_cleanup_that_dies_is_ended_by_the_next(installation: Installati
         await installation.die_running(armed, "cleanup", "--yes")
     assert run_cli(installation.settings, "cleanup", "--yes").returncode == 0
     assert not [path for name in ("temp", "blobs") for path in (installation.data / name).rglob("*") if path.is_file()]
-    assert not any(directory.parent.exists() for directory in directories)
+    assert not any(directory.parent.exists() for directory in (*directories, with_chunks))
+    assert len(list(installation.data.glob("trash/uploads/*/map"))) == 1
+    assert {path.name[:64] for path in installation.data.glob("trash/blobs/*/*")} == {KEPT.sha256, DELETED.sha256}
     async with installation.database.engine.connect() as connection:
         assert (await connection.execute(select(func.count()).select_from(models.blob))).scalar() == 0
+
+
+async def test_a_healing_and_a_purge_that_die_are_ended_by_the_next(installation: Installation) -> None:
+    client = Client(installation.data)
+    await installation.run(client)
+    trash = installation.data / "trash/blobs" / KEPT.sha256[:2]
+    trash.mkdir(exist_ok=True)
+    blob_path(installation.data, KEPT.sha256).rename(trash / f"{KEPT.sha256}.{1:032x}")
+    await installation.die_running(HEALING, "scrub")
+    assert run_cli(installation.settings, "scrub", "--restart").returncode == 0
+    await installation.die_running(PURGE, "trash", "empty", "--yes")
+    assert run_cli(installation.settings, "trash", "empty", "--yes").returncode == 0
+    assert not list(installation.data.glob("trash/*/*/*"))
+    assert await installation.run(client) == {"owner": EXPECTED}
 
 
 async def test_a_repair_and_a_reset_that_die_are_ended_by_the_next(installation: Installation) -> None:
@@ -343,5 +373,13 @@ async def test_a_repair_and_a_reset_that_die_are_ended_by_the_next(installation:
 
 
 def test_every_crash_point_is_passed() -> None:
-    armed = [MIGRATION, *CLEANUPS, REPAIR, *RESETS, *(name for names in SERVERS.values() for name in names)]
+    armed = [
+        MIGRATION,
+        *CLEANUPS,
+        HEALING,
+        PURGE,
+        REPAIR,
+        *RESETS,
+        *(name for names in SERVERS.values() for name in names),
+    ]
     assert {name.partition(":")[0] for name in armed} == set(NAMES)
