@@ -142,7 +142,8 @@ def _the_uploads_are_open(upgraded: Upgraded, sound: list[str]) -> None:
 
 
 def _the_uploads_go_on(upgraded: Upgraded, sound: list[str]) -> None:
-    for user_id, content, held in [(user_id, *each) for user_id in sound for each in _WAITING[user_id].items()]:
+    waiting = [(user_id, content, held) for user_id in sound for content, held in _WAITING[user_id].items()]
+    for user_id, content, held in waiting:
         client = upgraded.client(user_id)
         body = {"name": content.name, "size": content.size, "chunk_size": content.chunk_size}
         opened = client.post(f"/files/{content.md5}", json=body)
