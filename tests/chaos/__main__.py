@@ -10,8 +10,11 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from tests.chaos.installation import Setup
 from tests.chaos.result import as_table
 from tests.chaos.round import run_round
+from tests.support.servers import PRIVATE_DATABASES
+from uploader.units import parse_size
 
 
 def main() -> int:
@@ -19,10 +22,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tests/chaos/run", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="how long to kill (default: 1)")
     parser.add_argument("--seed", type=int, default=None, help="what to kill when (default: random)")
+    parser.add_argument(
+        "--database", choices=PRIVATE_DATABASES, default=Setup.database, help=f"(default: {Setup.database})"
+    )
+    parser.add_argument(
+        "--durability", choices=("power", "process"), default=Setup.durability, help=f"(default: {Setup.durability})"
+    )
+    parser.add_argument(
+        "--chunk-size",
+        type=parse_size,
+        default=Setup.chunk_size,
+        metavar="SIZE",
+        help="64KiB to 64MiB (default: 64KiB)",
+    )
     given = parser.parse_args()
+    setup = Setup(given.database, given.durability, given.chunk_size)
     seed = random.randrange(1 << 32) if given.seed is None else given.seed
     directory = Path(tempfile.mkdtemp(prefix="chaos-"))
-    summary = asyncio.run(run_round(directory, seconds=given.minutes * 60, seed=seed))
+    summary = asyncio.run(run_round(directory, seconds=given.minutes * 60, seed=seed, setup=setup))
     print(as_table(summary))
     if summary.violations or summary.errors or summary.drift_bytes:
         print(json.dumps(asdict(summary), indent=2), file=sys.stderr)

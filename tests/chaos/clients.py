@@ -9,12 +9,14 @@ from typing import Any
 
 import httpx2
 
-from tests.support.content import KIB, Content
+from tests.support.content import MIB, Content
 
 # Contents that everybody has, so that blobs have several refs, and merges meet deletions.
-_SHARED = [Content(size * KIB, seed=-1) for size in (1, 64, 100, 130, 200, 320)]
+_SHARED_CHUNKS = (1 / 64, 1, 1.6, 2.1, 3.2, 5)
 _PARALLEL = 3
 _MAX_LEFT_OPEN = 5
+# Of all files of one user, so that a round takes as much of the disk however long it is, and however large its chunks are.
+_MAX_KEPT_BYTES = 64 * MIB
 _REQUEST_TIMEOUT_SECONDS = 6.0
 
 
@@ -37,7 +39,7 @@ class Record:
 class Client:
     """One user on one connection pool."""
 
-    def __init__(self, user_id: str, token: str, urls: list[str], seed: int, record: Record) -> None:
+    def __init__(self, user_id: str, token: str, urls: list[str], chunk_size: int, seed: int, record: Record) -> None:
         self.user_id = user_id
         self.promises = Promises()
         self._urls = urls
@@ -48,13 +50,18 @@ class Client:
             headers={"Authorization": f"Bearer {token}"}, timeout=_REQUEST_TIMEOUT_SECONDS, trust_env=False
         )
         self._contents: dict[str, Content] = {}
+        self._chunk_size = chunk_size
+        self._shared = [Content(round(count * chunk_size), -1, chunk_size) for count in _SHARED_CHUNKS]
 
     async def live(self, stopping: asyncio.Event) -> None:
         """Upload one thing after the other until told to stop; what was begun is finished first."""
         fates = ["finish", "cancel", "leave", "lie", "delete", "copy"]
         while not stopping.is_set():
             fate = self._random.choices(fates, [45, 12, 10, 6, 17, 10])[0]
-            await self._upload(self._next_content(), fate)
+            content = self._next_content()
+            await self._upload(content, fate)
+            content.drop()
+            await self._make_room()
             await asyncio.sleep(self._random.uniform(0, 0.05))
 
     def _next_content(self) -> Content:
@@ -62,15 +69,15 @@ class Client:
         if left_open and (len(left_open) >= _MAX_LEFT_OPEN or self._random.random() < 0.2):
             return self._random.choice(left_open)
         if self._random.random() < 0.25:
-            return self._random.choice(_SHARED)
+            return self._random.choice(self._shared)
         chunks = self._random.randint(8, 30) if self._random.random() < 0.1 else self._random.randint(1, 4)
-        size = chunks * 64 * KIB - self._random.randrange(64 * KIB)
-        return Content(size, seed=self._random.getrandbits(60), name=f"{self.user_id}.bin")
+        size = chunks * self._chunk_size - self._random.randrange(self._chunk_size)
+        return Content(size, self._random.getrandbits(60), self._chunk_size, f"{self.user_id}.bin")
 
     # One upload
 
     async def _upload(self, content: Content, fate: str) -> None:
-        if content in _SHARED or content.md5 in self._contents:
+        if content in self._shared or content.md5 in self._contents:
             fate = "finish" if fate == "lie" else fate
         self._contents[content.md5] = content
         claimed = content.md5 if fate != "lie" else f"{self._random.getrandbits(128):032x}"
@@ -212,6 +219,14 @@ class Client:
         self.promises.files.pop(file_id)
         self._count["deleted"] += 1
 
+    async def _make_room(self) -> None:
+        """Delete the oldest files if there are too many bytes of them."""
+        kept_bytes = sum(content.size for content in self.promises.files.values())
+        while kept_bytes > _MAX_KEPT_BYTES:
+            file_id, content = next(iter(self.promises.files.items()))
+            await self._delete(file_id)
+            kept_bytes -= content.size
+
     async def compare(self, file_id: str) -> None:
         """The file is there, byte for byte."""
         response = await self._request("GET", f"/me/files/{file_id}/content")
@@ -233,6 +248,7 @@ class Client:
             self._violate(f"files of {self.user_id}: {listed ^ self.promises.files.keys()} are not as promised")
         for file_id in sorted(listed & self.promises.files.keys()):
             await self.compare(file_id)
+            self.promises.files[file_id].drop()
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -1,15 +1,17 @@
-"""What is killed: two servers, two workers, a Valkey and a MariaDB, on one data directory. Each can be started again."""
+"""What is killed: two servers, two workers, a Valkey and a database, on one data directory. Each can be started again."""
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from redis import Redis
 from redis.exceptions import RedisError
 from sqlalchemy import text
 
+from tests.support.content import KIB
 from tests.support.process import Process, answers, wait_for
-from tests.support.servers import PrivateMariaDB, PrivateRedis, free_port
+from tests.support.servers import PRIVATE_DATABASES, PrivateRedis, free_port
 from uploader.database import migrate
 from uploader.database.engine import Database
 
@@ -22,6 +24,15 @@ SETTINGS = {
     "FREE_SPACE_FLOOR": "0",
     "LOG_LEVEL": "warning",
 }
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a round is made on."""
+
+    database: str = "mariadb"
+    durability: str = "power"
+    chunk_size: int = 64 * KIB
 
 
 class Member:
@@ -60,16 +71,17 @@ class Member:
 class Installation:
     """All processes and files of one round."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, setup: Setup) -> None:
         self.data = directory / "data"
         self.log = directory / "log"
         self.redis = PrivateRedis(directory / "redis")
-        self.mariadb = PrivateMariaDB(directory / "mariadb")
-        self.database_url = self.mariadb.url("uploader")
+        self.database = PRIVATE_DATABASES[setup.database](directory / setup.database)
+        self.database_url = self.database.url("uploader")
         self._settings = SETTINGS | {
             "DATA": str(self.data),
             "DATABASE_URL": self.database_url,
             "REDIS_URL": self.redis.url,
+            "DURABILITY": setup.durability,
         }
         self._running = contextlib.ExitStack()
         self._ports = [free_port(), free_port()]
@@ -94,9 +106,9 @@ class Installation:
         self.data.mkdir(parents=True)
         self.redis.start()
         self._running.callback(self.redis.kill)
-        self.mariadb.start()
-        self._running.callback(self.mariadb.kill)
-        server = Database(self.mariadb.url("mysql"))
+        self.database.start()
+        self._running.callback(self.database.kill)
+        server = Database(self.database.url("mysql"))
         async with server.engine.connect() as connection:
             await connection.execute(text("CREATE DATABASE uploader"))
         await server.close()

@@ -11,7 +11,7 @@ from tests.chaos.installation import LEASE_SECONDS, Installation, Member
 from tests.support.servers import PrivateRedis
 
 # How often each is done, relative to one another. A start of a server or a worker costs most of a second of CPU.
-_WEIGHTS = {"valkey": 48, "mariadb": 14, "worker": 16, "server": 12, "flushall": 5, "freeze": 5, "jump": 5}
+_WEIGHTS = {"valkey": 48, "database": 14, "worker": 16, "server": 12, "flushall": 5, "freeze": 5, "jump": 5}
 _AOF_CUTS = 0.4
 _SETTLED_SECONDS = 1.5
 _RESTART_SECONDS = 0.3
@@ -40,7 +40,7 @@ class Monkey:
         self._random = random.Random(seed)
         self._pause_seconds = 1 / actions_per_second
         self._started_at: dict[Member, float] = {}
-        self._mariadb_started_at = 0.0
+        self._database_started_at = 0.0
         self._frozen: dict[Member | PrivateRedis, float] = {}
         self._stopping, self._healed, self._ending = threading.Event(), threading.Event(), threading.Event()
         self.tally = Tally()
@@ -143,14 +143,14 @@ class Monkey:
             file.truncate(self._random.randint(size * self._random.randint(0, 1), size))
         self.tally.aof_cuts += 1
 
-    def _mariadb(self) -> None:
-        if self._mariadb_started_at > time.monotonic() - _SETTLED_SECONDS:
+    def _database(self) -> None:
+        if self._database_started_at > time.monotonic() - _SETTLED_SECONDS:
             self._valkey()
             return
-        self._installation.mariadb.kill()
-        self.tally.kills["mariadb"] += 1
-        self._installation.mariadb.start()
-        self._mariadb_started_at = time.monotonic()
+        self._installation.database.kill()
+        self.tally.kills["database"] += 1
+        self._installation.database.start()
+        self._database_started_at = time.monotonic()
 
     def _flushall(self) -> None:
         self._installation.flush_all()

@@ -1,18 +1,21 @@
 """The result of a round as docs/reliability.md shows it."""
 
 from tests.chaos.round import Summary
+from tests.support.servers import PRIVATE_DATABASES
 
-_NAMES = {"server": "servers", "worker": "workers", "valkey": "Valkey", "mariadb": "MariaDB"}
+_NAMES = {"server": "servers", "worker": "workers", "valkey": "Valkey"}
 
 
 def as_table(summary: Summary) -> str:
     """Markdown."""
-    kinds = ", ".join(f"{summary.kills.get(kind, 0):,} {name}" for kind, name in _NAMES.items())
+    names = _NAMES | {"database": PRIVATE_DATABASES[summary.setup.database].product}
+    kinds = ", ".join(f"{summary.kills.get(kind, 0):,} {name}" for kind, name in names.items())
     counts = {
         name: summary.counts.get(name, 0) for name in ("chunks", "duplicates", "files", "cancelled", "lies_caught")
     }
     rows = {
         f"{summary.seconds:,.0f} s, seed {summary.seed}": "",
+        "on": f"{names['database']}, durability `{summary.setup.durability}`, chunks of {summary.setup.chunk_size:,} bytes",
         "kills": f"{summary.kills_total:,}: {kinds}",
         "append-only files cut": f"{summary.aof_cuts:,}",
         "FLUSHALL": f"{summary.flushalls:,}",

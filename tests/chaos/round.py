@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.chaos.auditor import Auditor
 from tests.chaos.clients import Client, Record
-from tests.chaos.installation import Installation
+from tests.chaos.installation import Installation, Setup
 from tests.chaos.monkey import Monkey
 from uploader.clock import Clock
 from uploader.database.engine import Database
@@ -41,6 +41,7 @@ class Least:
 class Summary:
     """What a round did and found."""
 
+    setup: Setup
     seed: int
     seconds: float
     kills: dict[str, int]
@@ -58,23 +59,26 @@ class Summary:
     errors: list[str] = field(default_factory=list)
 
 
-async def run_round(directory: Path, *, seconds: float, seed: int, least: Least | None = None) -> Summary:
+async def run_round(
+    directory: Path, *, seconds: float, seed: int, setup: Setup | None = None, least: Least | None = None
+) -> Summary:
     """Kill for `seconds` in a directory that is empty; on a machine that is slow up to twice as long, for the `least`."""
-    installation = Installation(directory)
+    setup = setup or Setup()
+    installation = Installation(directory, setup)
     try:
-        return await _run(installation, seconds, seed, least or Least())
+        return await _run(installation, setup, seconds, seed, least or Least())
     finally:
         installation.stop()
 
 
-async def _run(installation: Installation, seconds: float, seed: int, least: Least) -> Summary:
+async def _run(installation: Installation, setup: Setup, seconds: float, seed: int, least: Least) -> Summary:
     await installation.start()
     monkey = Monkey(installation, seed, _ACTIONS_PER_SECOND)
     auditor = Auditor(installation.database_url, installation.redis.url, installation.data)
     record = Record()
     started = time.monotonic()
     try:
-        async with _clients(installation, seed, record) as clients:
+        async with _clients(installation, setup, seed, record) as clients:
             await _under_fire(monkey, clients, auditor, record, seconds, least)
             elapsed = time.monotonic() - started
             drift_bytes = await auditor.conclude(clients)
@@ -84,6 +88,7 @@ async def _run(installation: Installation, seconds: float, seed: int, least: Lea
         await asyncio.to_thread(monkey.end)
     tally, findings = monkey.tally, auditor.findings
     return Summary(
+        setup=setup,
         seed=seed,
         seconds=round(elapsed, 1),
         kills=dict(tally.kills),
@@ -133,7 +138,7 @@ def _is_enough(least: Least, monkey: Monkey, auditor: Auditor, record: Record) -
 
 
 @contextlib.asynccontextmanager
-async def _clients(installation: Installation, seed: int, record: Record) -> AsyncIterator[list[Client]]:
+async def _clients(installation: Installation, setup: Setup, seed: int, record: Record) -> AsyncIterator[list[Client]]:
     database = Database(installation.database_url)
     accounts = Accounts(database, Clock(), default_total_space_bytes=1 << 30)
     tokens = {
@@ -141,7 +146,9 @@ async def _clients(installation: Installation, seed: int, record: Record) -> Asy
         for user_id in (f"user{n:02}" for n in range(_CLIENTS))
     }
     await database.close()
-    clients = [Client(user_id, token, installation.urls, seed, record) for user_id, token in tokens.items()]
+    clients = [
+        Client(user_id, token, installation.urls, setup.chunk_size, seed, record) for user_id, token in tokens.items()
+    ]
     try:
         yield clients
     finally:

@@ -588,6 +588,18 @@ async def test_bytes_without_a_row_go_to_the_trash_and_those_on_their_way_to_a_b
         assert (await stack.services.reconciling.reconcile()).drifts == []
 
 
+async def test_old_bytes_that_were_just_linked_may_still_get_their_row(make_stack: MakeStack) -> None:
+    """A link renews the ctime alone: the bytes of a merge are as old as the last chunk that it took."""
+    async with make_stack() as stack:
+        await place_stray_blob(stack)
+        stray = blob_path(stack.data, CONTENT.sha256)
+        assert (await stack.client.delete(f"/files/{CONTENT.md5}")).status_code == 204
+        os.utime(stray, (0, 0))
+        assert (await stack.services.reconciling.reconcile()).drifts == []
+        assert await stack.services.cleanup.clean(remove_strays=True) == Cleaned()
+        assert stack.bytes_on_disk() == [stray]
+
+
 async def test_a_blob_without_refs_is_left_to_the_collector(make_stack: MakeStack, clock: ManualClock) -> None:
     async with make_stack(clock=clock) as stack:
         file_id = (await stack.upload(CONTENT)).json()["file"]["id"]

@@ -16,7 +16,7 @@ from tests.conftest import MakeStack
 from tests.support.bodies import InPieces
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
-from tests.support.faults import failing_call
+from tests.support.faults import failing_call, paused_call
 from tests.support.invariants import Account, Shape, check_pending, checked_accounts
 from tests.support.rows import NOW
 from tests.support.servers import PrivateDatabase, PrivateRedis
@@ -228,6 +228,38 @@ async def test_a_merge_whose_claimant_died_is_claimed_by_another_after_the_lease
         await wait_until_due(queue)
         await merger_of(stack).run_once()
         await assert_merged(stack)
+
+
+async def test_a_merge_that_takes_longer_than_its_lease_is_claimed_by_no_other(make_stack: MakeStack) -> None:
+    content, lease_seconds = Content(CHUNK), 1.0  # one chunk, so that the merge itself reads it
+    async with (
+        make_stack(merge_wait_seconds=0, claim_lease_seconds=lease_seconds) as stack,
+        make_stack(claim_lease_seconds=lease_seconds) as other,
+    ):
+        await stack.open(content)
+        queue = other.services.pending.merge_queues[0]
+
+        async def lease_ends_at() -> float:
+            due_at = await queue.next_due(now_ms=0)
+            assert due_at is not None
+            return due_at
+
+        with paused_call("preadv", only=lambda path: path.name == "data") as pause:
+            assert (await stack.put(content, 0)).status_code == 202
+            ended_at = await lease_ends_at() + lease_seconds
+
+            async def outlived() -> bool:
+                return await lease_ends_at() > ended_at
+
+            await eventually(outlived)
+            assert not pause.ended.is_set()
+            assert await queue.claim(now_ms=round(ended_at * 1000)) == []
+
+        async def merged() -> bool:
+            return bool((await stack.client.get(f"/files/{content.md5}")).json()["state"] == "complete")
+
+        await eventually(merged)
+        await assert_merged(stack, content)
 
 
 async def test_several_mergers_at_once_make_one_file(make_stack: MakeStack) -> None:

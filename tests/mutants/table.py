@@ -10,6 +10,8 @@ PACKAGE = Path(__file__).parents[2] / "uploader"
 MACHINE = "tests/stateful/test_accounting_machine.py"
 
 _ACCOUNTING = "tests/integration/test_accounting.py"
+_CLEANUP = "tests/integration/test_cleanup.py"
+_JOBS = "tests/integration/test_jobs.py"
 _KEPT_FILES = "tests/integration/test_kept_files.py"
 _LIMITS = "tests/integration/test_limits.py"
 _PROOFS = "tests/integration/test_proof_of_possession.py"
@@ -304,6 +306,12 @@ if state and state ~= 'open' and state ~= 'merging' then""",
         "a directory that goes while its row may come",
         ("is_inserted", ".with_for_update(nowait=True)", ""),
         tests=_UNCERTAIN,
+    ),
+    _mutant("orphans as old as their bytes", ("look", "st_ctime", "st_mtime"), tests=_CLEANUP),
+    _mutant(
+        "a lease that no merge renews",
+        ("Merging._renew", "await self._pending.lease(upload_id)", "pass"),
+        tests=_JOBS,
     ),
 )
 

@@ -31,6 +31,10 @@ class Content:
     def sha256(self) -> str:
         return hashlib.sha256(self.data).hexdigest()
 
+    def drop(self) -> None:
+        """Free the memory of its bytes, until they are asked for again."""
+        self.__dict__.pop("data", None)
+
     @property
     def chunk_count(self) -> int:
         return -(-self.size // self.chunk_size)
