@@ -87,6 +87,7 @@ async def place_stray_blob(stack: Stack, content: Content = CONTENT) -> Upload:
     stack.services.storage.stop()  # so that the last chunk leaves the merge undone
     assert (await stack.put(content, content.chunk_count - 1)).status_code == 503
     go_on(stack)
+    await stack.services.storage.digest(upload)
     async with stack.services.storage.closing(upload) as closer:
         await closer.place_blob(content.sha256, keep_existing=False)
     return upload
