@@ -20,6 +20,7 @@ from tests.support.maps import parsed_map
 from tests.support.stack import Stack, go_on
 from uploader.database import queries
 from uploader.domain.upload import Upload
+from uploader.errors import StorageFailed
 from uploader.jobs.collector import Collector
 from uploader.jobs.sweeper import Sweeper
 from uploader.service.audit import reconciling
@@ -277,6 +278,24 @@ async def test_a_map_that_cannot_be_read_harms_its_upload_alone(stack: Stack) ->
         assert cleaned.expired_uploads == 0
     await finished(stack, content)
     await finished(stack, BOB)
+
+
+async def test_a_disk_that_fails_altogether_is_no_damage_of_an_upload(stack: Stack) -> None:
+    upload = await sent(stack, a_content(0), 1)
+    os.utime(stack.data / upload.place / "map", (1e9, 1e9))
+    with failing(lambda call: call.name in ("pread", "pwrite"), errno.EIO, times=None):
+        assert (await stack.client.get("/uploads")).status_code == 503
+        with pytest.raises(StorageFailed):
+            await stack.services.closers.expire(upload, 7 * DAY)
+    assert len((await stack.client.get("/uploads")).json()["uploads"]) == 1
+
+
+async def test_a_directory_that_cannot_be_listed_keeps_no_drift_from_being_told(stack: Stack) -> None:
+    damaged, other = await sent(stack, a_content(0), 1), await sent(stack, BOB, 1)
+    flipped("map", 0)(stack.data / damaged.place)
+    with failing_call("listdir", times=None, only=lambda path: other.id in path.parts):
+        found = await stack.services.reconciling.reconcile()
+    assert [drift.subject for drift in found.drifts] == [damaged.id]
 
 
 async def test_a_sweep_deals_with_all_others_and_begins_again(stack: Stack) -> None:

@@ -142,6 +142,9 @@ class WithdrawingCloser(Closer, Protocol):
 class UploadBytes(Protocol):
     """Keeps the bytes of open uploads."""
 
+    async def check(self) -> None:
+        """Make a byte durable and forget it. Raises StorageFailed; a full disk is no failure."""
+
     def place_of(self, upload_id: str, opened_at: datetime) -> str:
         """Where a new upload is to lie."""
 
@@ -269,9 +272,6 @@ class Store(Withdrawing, BlobBytes, Housekeeping, Bounded, Protocol):
 
     async def prepare(self) -> None:
         """Make ready to store. Raises ConfigurationError if this place is unfit."""
-
-    async def check(self) -> None:
-        """Make a byte durable and forget it. Raises StorageFailed; a full disk is no failure."""
 
     def stop(self) -> None:
         """Let long work end with Stopping."""

@@ -1,5 +1,6 @@
 """Finds the directories of uploads that have ended: an unlink failed, a crash came before it, or the rows are others now."""
 
+import logging
 from datetime import timedelta
 from functools import partial
 
@@ -12,6 +13,8 @@ from uploader.service.audit.drift import Drift, Findings, Kind, cannot_be_repair
 from uploader.service.upkeep.strays import is_settled
 from uploader.service.uploads.closers import Closers
 from uploader.storage.base import Found, Gone, Store
+
+logger = logging.getLogger(__name__)
 
 # So that what was opened in this month is met, too.
 _OVER_A_MONTH = timedelta(days=32)
@@ -27,7 +30,13 @@ class Leftovers:
         self._clock = clock
 
     async def check(self, found: Findings) -> None:
-        """Look at the directories of all uploads. Raises Unavailable, Stopping."""
+        """Look at the directories of all uploads, as far as they can be read. Raises Unavailable, Stopping."""
+        try:
+            await self._check(found)
+        except StorageFailed as error:
+            logger.warning("leftovers are not looked for any further", extra={"reason": error.detail})
+
+    async def _check(self, found: Findings) -> None:
         now = self._clock.now()
         async for batch in self._storage.list_uploads(now + _OVER_A_MONTH):
             settled = [each for each in batch if is_settled(each, now)]

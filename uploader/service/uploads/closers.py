@@ -110,7 +110,8 @@ class Closers:
         try:
             complete = (await self._read_held(upload, closer)).complete
         except StorageFailed:
-            # Its map can't be read, and so not be merged: it may end when it has been idle for long enough.
+            await self._storage.check()
+            # Its map alone can't be read, and so not be merged: it may end when it has been idle for long enough.
             return False
         return complete and upload.id not in self._unmergeable
 

@@ -178,7 +178,8 @@ class Uploads:
             return
 
     async def list_open(self, user_id: str) -> list[UploadStatus]:
-        """Where all open uploads of a user stand, newest first; without those whose bytes can't be asked for now."""
+        """Where all open uploads of a user stand, newest first; without those whose own bytes can't be asked for now. Raises
+        Unavailable."""
         uploads = await self._database.read(lambda connection: queries.open_uploads(connection, user_id))
         statuses = []
         for upload in uploads:
@@ -187,6 +188,7 @@ class Uploads:
             except (Gone, NotOpen):
                 continue  # closed meanwhile
             except Unavailable as error:
+                await self._storage.check()
                 logger.warning("an upload is not listed", extra={"upload_id": upload.id, "reason": error.detail})
         return statuses
 
