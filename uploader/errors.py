@@ -279,7 +279,7 @@ class StorageFailed(Unavailable):
 
 
 class Unverified(Unavailable):
-    """The machine was restarted; what this upload had stored without a sync is checked first. Try again soon."""
+    """What this upload has stored is checked first, after a restart of the machine or damage to its files. Try again."""
 
 
 class BadRequest(UploaderError):

@@ -41,7 +41,14 @@ async def open_uploads(data: Path, users: Sequence[str], count: int) -> list[str
         uploads = [_upload(users[number % len(users)], now) for number in range(count)]
         root = Root(data)
         root.open()
-        chunk_files = ChunkFiles(root, durable=True, boot_id="", keep=lambda _: None, check_stopping=lambda: None)
+        chunk_files = ChunkFiles(
+            root,
+            durable=True,
+            boot_id="",
+            keep=lambda _: None,
+            forget_digests=lambda _: None,
+            check_stopping=lambda: None,
+        )
         for upload in uploads:
             chunk_files.create(upload)
 

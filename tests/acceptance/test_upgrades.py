@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.process import Server, ended, owner_token, run_cli, wait_for
 from tests.upgrades.held import DAMAGED, FILES, FLIPPED, FULL, OPEN, VERSIONS, Held, Printed, unpack
-from uploader.storage.local.formats import MAP_RECORDS_OFFSET, new_map
+from uploader.storage.local.formats import MapShape, map_header
 
 # Whose uploads are as they were until somebody goes on with them.
 _WAITING = {user_id: {content: held for content, held in OPEN[user_id].items() if content != FULL} for user_id in OPEN}
@@ -43,8 +43,7 @@ class Upgraded:
         """Put back the header of the map that is noise; the flipped blob stays so."""
         (path,) = self.data.glob(f"temp/*/*/{self.held.damaged_upload}/map")
         with path.open("r+b") as chunk_map:
-            header = new_map("", DAMAGED.size, DAMAGED.chunk_size, DAMAGED.chunk_count)[:MAP_RECORDS_OFFSET]
-            chunk_map.write(header)
+            chunk_map.write(map_header("", MapShape(DAMAGED.size, DAMAGED.chunk_size, DAMAGED.chunk_count)))
 
     def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         return run_cli(self._settings, *arguments)

@@ -9,6 +9,7 @@ from tests.conftest import MakeStack
 from tests.support.at_rest import check_at_rest, rests_within
 from tests.support.content import KIB, Content
 from tests.support.faults import recorded_calls
+from tests.support.maps import parsed_map
 from tests.support.stack import Stack
 from uploader.database import queries
 from uploader.domain.upload import Upload
@@ -102,9 +103,9 @@ async def test_chunks_that_are_whole_are_checked_once_and_count(
             assert (await stack.open(CONTENT)).json()["upload"]["missing"] == [[1, 1], [3, 4]]
         assert "data" not in {name for _, name in calls}
         await _rests(stack)
-        assert formats.parse_map((directory / "map").read_bytes()).boot_id == ""
+        assert parsed_map((directory / "map").read_bytes()).boot_id == ""
         await stack.put(CONTENT, 1)
-        assert formats.parse_map((directory / "map").read_bytes()).boot_id == local._boot_id()
+        assert parsed_map((directory / "map").read_bytes()).boot_id == local._boot_id()
 
 
 async def test_a_check_that_ended_in_the_middle_is_made_again(
@@ -147,4 +148,4 @@ async def test_the_first_chunk_without_a_sync_marks_the_map_durably_before_it_is
             *(("pwrite", "map"), ("fdatasync", "map"), ("pwrite", "data"), ("pwrite", "map")),
             *(("pwrite", "data"), ("pwrite", "map")),
         ]
-    assert formats.parse_map((directory / "map").read_bytes()).boot_id == local._boot_id()
+    assert parsed_map((directory / "map").read_bytes()).boot_id == local._boot_id()

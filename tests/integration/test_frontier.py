@@ -223,7 +223,7 @@ def replaced(**changes: object) -> Callable[[bytes], bytes]:
 
 NOT_BELIEVED: dict[str, Callable[[bytes], bytes]] = {
     "of another boot": replaced(boot_id="0" * 36),
-    "of another generation": replaced(generation=1),
+    "of an older generation": replaced(generation=-1),
     "beyond what is on the map": replaced(position=7 * CHUNK),
     "at the end of a file that is not complete": replaced(position=CONTENT.size),
     "beyond the end": replaced(position=CONTENT.size + CHUNK),
@@ -578,7 +578,7 @@ async def test_withdrawing_waits_for_who_hashes_and_starts_the_digests_again(
         await put(storage, upload, 0)
         assert await asyncio.to_thread(pause.reached.wait, 10)
         async with a_worker(tmp_path) as another, another.closing(upload) as closer:
-            withdrawing = asyncio.create_task(closer.withdraw([1]))
+            withdrawing = asyncio.create_task(closer.withdraw([1], generation=1))
             await asyncio.wait({withdrawing}, timeout=0.05)
             assert not withdrawing.done()
             pause.go_on.set()

@@ -176,7 +176,7 @@ async def test_a_withdrawal_that_was_interrupted_is_carried_out_by_the_next_merg
     await _commit_withdrawal(stack, upload)
     if done_before_the_crash == "database and map":
         async with stack.services.storage.closing(upload) as closer:
-            await closer.withdraw([1])
+            await closer.withdraw([1], generation=1)
     response = await stack.put(CONTENT, FINAL)
     assert response.status_code in (200, 409)
     status = (await stack.client.get(f"/files/{CONTENT.md5}")).json()

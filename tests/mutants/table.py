@@ -220,15 +220,16 @@ if state and state ~= 'open' and state ~= 'merging' then""",
         "a withdrawal that takes from the map first",
         (
             "_withdraw_held",
-            'await closer.withdraw(numbers, verified=verified)\ncrash_point("withdraw.after_map")',
+            "await closer.withdraw(numbers, generation=generation, verified=verified)\n"
+            'crash_point("withdraw.after_map")',
             "",
         ),
         (
             "_withdraw_held",
-            "await self._database.transact",
-            "await closer.withdraw(numbers, verified=verified)\n"
+            "generation = await self._database.transact",
+            "await closer.withdraw(numbers, generation=upload.generation + 1, verified=verified)\n"
             'crash_point("withdraw.after_map")\n'
-            "await self._database.transact",
+            "generation = await self._database.transact",
         ),
     ),
     _mutant(

@@ -9,10 +9,10 @@ from sqlalchemy import select
 
 from tests.races.rounds import ALICE, BOB, Round
 from tests.support.layout import blob_path
+from tests.support.maps import parsed_map
 from uploader.bootstrap import Services
 from uploader.database import models
 from uploader.database.engine import Connection
-from uploader.storage.local.formats import parse_map
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def _standing(services: Services, round_: Round, rows: _Rows) -> str:
     if rows.files:
         return _file(services, round_, *rows.files[0])
     if open_uploads:
-        present = parse_map((services.settings.data / open_uploads[0] / "map").read_bytes()).present
+        present = parsed_map((services.settings.data / open_uploads[0] / "map").read_bytes()).present
         return f"open {[number for number, there in enumerate(present) if there]}"
     # One that became a file which was deleted since has no reason.
     return next((reason for _, _, reason in reversed(rows.uploads) if reason), "nothing")

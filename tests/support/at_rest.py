@@ -13,6 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.support.invariants import Account, Shape, check_pending, checked_accounts
+from tests.support.maps import parsed_map, shape_of
 from uploader.accounting.keys import shard_of, upload_keys
 from uploader.database import models
 from uploader.database.engine import Database
@@ -43,8 +44,9 @@ def read_directory(directory: Path) -> OnDisk:
 
 def read_files(content: bytes, data: BinaryIO) -> OnDisk:
     """`content`: the map, whole."""
-    chunk_map = formats.parse_map(content)
-    shape = Shape(chunk_map.size, chunk_map.chunk_size)
+    chunk_map = parsed_map(content)
+    facts = shape_of(content)
+    shape = Shape(facts.size, facts.chunk_size)
     present = frozenset(number for number, there in enumerate(chunk_map.present) if there)
     sound = set()
     for number in present:

@@ -1,18 +1,23 @@
 """The format of the chunk map."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from uploader.storage.base import Defect
 from uploader.storage.local import formats
 
 BOOT_ID = "0f7b0c3e-5a39-4d57-9f7e-0d8f3c2b1a00"
 
 
+def shape(count: int) -> formats.MapShape:
+    return formats.MapShape(100 * count, 100, count)
+
+
 def a_map(count: int, present: Collection[int] = (), checksum: int = 0) -> bytes:
-    content = bytearray(formats.new_map(BOOT_ID, 1000, 100, count))
+    content = bytearray(formats.new_map(BOOT_ID, shape(count)))
     for number in present:
         offset = formats.map_record_offset(number)
         content[offset : offset + formats.MAP_RECORD_LENGTH] = formats.map_record(checksum)
@@ -22,9 +27,10 @@ def a_map(count: int, present: Collection[int] = (), checksum: int = 0) -> bytes
 @given(st.lists(st.booleans(), max_size=300), st.integers(0, 2**32 - 1))
 def test_a_map_is_read_as_it_was_written(present: list[bool], checksum: int) -> None:
     numbers = {number for number, there in enumerate(present) if there}
-    parsed = formats.parse_map(a_map(len(present), numbers, checksum))
-    assert (parsed.boot_id, parsed.size, parsed.chunk_size) == (BOOT_ID, 1000, 100)
+    parsed = formats.parse_map(a_map(len(present), numbers, checksum), shape(len(present)), 100 * len(present))
+    assert (parsed.boot_id, parsed.defect) == (BOOT_ID, None)
     assert list(parsed.present) == [int(there) for there in present]
+    assert parsed.checksums == [checksum if there else None for there in present]
     assert parsed.complete == all(present)
 
 
@@ -45,9 +51,10 @@ def test_a_packed_record_is_present_and_holds_its_checksum(checksum: int) -> Non
 
 
 @given(st.lists(st.booleans(), max_size=20))
-def test_those_that_are_present_are_counted_up_to_the_first_that_is_not(present: list[bool]) -> None:
+def test_checksums_lead_up_to_the_first_chunk_that_is_not_there(present: list[bool]) -> None:
     records = b"".join(formats.map_record(0xC1) if there else bytes(8) for there in present)
-    assert formats.count_present(records) == [*present, False].index(False)
+    count = [*present, False].index(False)
+    assert formats.leading_checksums(records) == formats.leading_checksums(records + b"\xc1") == [0xC1] * count
 
 
 @pytest.mark.parametrize("record", [b"", bytes(8), b"\x01" + bytes(7), b"\xff" * 8])
@@ -66,17 +73,64 @@ def test_what_is_no_map_holds_no_chunks(content: bytes) -> None:
     assert not formats.holds_chunks(content)
 
 
+def test_a_record_that_the_disk_refused_is_that_of_no_chunk() -> None:
+    assert formats.is_tainted(formats.TAINTED_RECORD)
+    assert not formats.is_tainted(bytes(8))
+    assert not formats.is_tainted(formats.map_record(0))
+    assert not formats.is_present(formats.TAINTED_RECORD)
+    assert not formats.are_present(formats.TAINTED_RECORD, 1)
+    assert formats.leading_checksums(formats.TAINTED_RECORD) == []
+    content = formats.new_map("", shape(1))[: formats.MAP_RECORDS_OFFSET] + formats.TAINTED_RECORD
+    assert not formats.holds_chunks(content)
+    parsed = formats.parse_map(content, shape(1), 100)
+    assert (list(parsed.present), parsed.checksums, parsed.defect) == ([0], [None], None)
+
+
+@pytest.mark.parametrize("place", range(formats.MAP_RECORDS_OFFSET))
+@pytest.mark.parametrize("boot_id", ["", BOOT_ID])
+def test_a_flipped_byte_of_the_header_shows(boot_id: str, place: int) -> None:
+    content = bytearray(formats.new_map(boot_id, shape(3)))
+    content[place] ^= 0x80
+    defect = formats.parse_map(bytes(content), shape(3), 300).defect
+    assert defect is not None
+    assert defect.part == "map"
+
+
 @pytest.mark.parametrize(
-    "content",
+    "damage",
     [
-        b"",
-        a_map(3)[:100],
-        a_map(3)[:-1],
-        a_map(3) + b"\0",
-        b"X" + a_map(3)[1:],
-        bytes(200),
+        lambda _: b"",
+        lambda content: content[:100],
+        lambda content: content[:-1],
+        lambda content: content[: formats.map_record_offset(1)],
+        lambda content: content + b"\0",
+        lambda content: bytes(len(content)),
+        lambda content: b"\x00" + content[1:],
     ],
 )
-def test_what_is_cut_short_or_no_map_is_refused(content: bytes) -> None:
-    with pytest.raises(ValueError, match="chunk map"):
-        formats.parse_map(content)
+def test_of_a_damaged_map_the_records_that_are_there_count(damage: Callable[[bytes], bytes]) -> None:
+    whole = a_map(3, {0, 2}, checksum=7)
+    content = damage(whole)
+    parsed = formats.parse_map(content, shape(3), 300)
+    assert parsed.defect is not None
+    there = [offset < len(content) and content[offset] == whole[offset] for offset in (128, 136, 144)]
+    assert list(parsed.present) == [int(there[0]), 0, int(there[2])]
+
+
+@pytest.mark.parametrize(
+    ("present", "data_bytes", "expected"),
+    [
+        ({0, 1, 2}, 300, None),
+        ({0, 1, 2}, 299, 300),
+        ({0, 1}, 200, None),
+        ({0, 1}, 199, 200),
+        ((), 0, None),
+        ((), None, 300),
+        ({1}, 301, 300),
+    ],
+)
+def test_data_ends_no_earlier_than_its_chunks(
+    present: Collection[int], data_bytes: int | None, expected: int | None
+) -> None:
+    damage = formats.parse_map(a_map(3, present), shape(3), data_bytes).defect
+    assert damage == (None if expected is None else Defect("data", expected, data_bytes))

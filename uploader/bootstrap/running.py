@@ -88,7 +88,9 @@ def _create_runner(services: Services, wakeups: Wakeups) -> Runner:
     jobs += [Sweeper(shard, services.sweeping).as_job() for shard in range(pending.shards)]
     retention = settings.closed_retention_seconds
     jobs += [
-        Collector(services.files, services.cleanup, clock, closed_retention_seconds=retention).as_job(),
+        Collector(
+            services.files, services.closers, services.cleanup, clock, closed_retention_seconds=retention
+        ).as_job(),
         Expirer(services.expiry, clock).as_job(),
         Cleaner(services.cleanup, clock).as_job(),
         Reconciler(services.reconciling).as_job(),

@@ -1,9 +1,16 @@
 """Looks whether Redis was lost, and has the shard swept if so."""
 
+import logging
+
+from uploader.errors import StorageFailed
 from uploader.jobs.runner import Job
 from uploader.service.upkeep.sweeping import Sweeping
 
+logger = logging.getLogger(__name__)
+
 _INTERVAL_SECONDS = 1.0
+# Until the next sweep, if a few uploads could not be dealt with.
+_PATIENCE_SECONDS = 60.0
 
 
 class Sweeper:
@@ -18,5 +25,9 @@ class Sweeper:
 
     async def run_once(self) -> float:
         """One look, and one sweep if it is due."""
-        await self._sweeping.sweep(self._shard)
+        try:
+            await self._sweeping.sweep(self._shard)
+        except StorageFailed as error:
+            logger.warning("uploads are left for the next sweep", extra={"shard": self._shard, "reason": error.detail})
+            return _PATIENCE_SECONDS
         return _INTERVAL_SECONDS

@@ -67,6 +67,16 @@ class Found:
         return len(self.name) != _ID_DIGITS
 
 
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """What is wrong with the bytes of an open upload, as far as it shows without reading them."""
+
+    # Its `map`, or its `data`.
+    part: str
+    expected: int | str | None
+    actual: int | str | None
+
+
 # Chunks
 
 
@@ -96,6 +106,10 @@ class PresentChunks(Protocol):
 
     @property
     def complete(self) -> bool: ...
+
+    @property
+    def defect(self) -> Defect | None:
+        """Where there is any, chunks count only once their bytes were compared with their checksums."""
 
 
 class HeldChunk(Protocol):
@@ -128,8 +142,9 @@ class WithdrawingCloser(Closer, Protocol):
     async def find_bad_chunks(self) -> list[int]:
         """As `Withdrawing.find_bad_chunks`."""
 
-    async def withdraw(self, numbers: list[int], *, verified: bool = False) -> None:
-        """Take chunks off the map, durably, and forget the digests. `verified`: all others are whole. Repeatable."""
+    async def withdraw(self, numbers: list[int], *, generation: int, verified: bool = False) -> None:
+        """Take chunks off the map, durably, and forget the digests; from here on they are of `generation`. `verified`: all
+        others are whole, and what else is damaged is made anew. Repeatable."""
 
 
 # The capabilities of a store
@@ -137,6 +152,9 @@ class WithdrawingCloser(Closer, Protocol):
 
 class UploadBytes(Protocol):
     """Keeps the bytes of open uploads."""
+
+    async def check(self) -> None:
+        """Make a byte durable and forget it. Raises StorageFailed; a full disk is no failure."""
 
     def place_of(self, upload_id: str, opened_at: datetime) -> str:
         """Where a new upload is to lie."""
@@ -183,7 +201,11 @@ class Withdrawing(UploadBytes, Protocol):
         """As `UploadBytes.closing`."""
 
     async def find_bad_chunks(self, upload: Upload) -> list[int]:
-        """The chunks whose bytes do not have the checksum they were stored with. Raises Gone, Stopping."""
+        """The chunks whose bytes, as they are read from the disk now, do not have the checksum they were stored with, or
+        can't be read. Raises Gone, Stopping, StorageFailed."""
+
+    async def forget_digests(self, upload: Upload) -> None:
+        """Let the digests be computed anew from the bytes that are stored, none of which is bad. Raises Gone, Busy."""
 
 
 class OpenBlob(Protocol):
@@ -289,9 +311,6 @@ class Store(Withdrawing, BlobBytes, Housekeeping, Bounded, Protocol):
 
     async def prepare(self) -> None:
         """Make ready to store. Raises ConfigurationError if this place is unfit."""
-
-    async def check(self) -> None:
-        """Make a byte durable and forget it. Raises StorageFailed; a full disk is no failure."""
 
     def stop(self) -> None:
         """Let long work end with Stopping."""

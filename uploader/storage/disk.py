@@ -237,6 +237,11 @@ def read_into(descriptor: int, buffer: memoryview, offset: int) -> int:
     return os.preadv(descriptor, [buffer], offset)
 
 
+def resize(descriptor: int, length_bytes: int) -> None:
+    """Cut a file off, or let it end in a hole."""
+    os.ftruncate(descriptor, length_bytes)
+
+
 def sync_data(descriptor: int) -> None:
     """Make the bytes of a file durable, and of its facts what reading them takes."""
     os.fdatasync(descriptor)

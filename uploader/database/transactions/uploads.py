@@ -119,8 +119,8 @@ async def close_upload(connection: AsyncConnection, upload_id: str, reason: Reas
     return upload
 
 
-async def withdraw(connection: AsyncConnection, upload_id: str, received: int, now: datetime) -> None:
-    """Mint a new generation, because of chunks that went bad `received` bytes are left. Raises NotOpen.
+async def withdraw(connection: AsyncConnection, upload_id: str, received: int, now: datetime) -> int:
+    """Mint a new generation, and return it: because of chunks that went bad `received` bytes are left. Raises NotOpen.
 
     From here on every flush and ack of the old generation is a no-op, so what was accounted can go down.
     """
@@ -138,6 +138,7 @@ async def withdraw(connection: AsyncConnection, upload_id: str, received: int, n
         .where(users.user_id == upload.user_id)
         .values(use_space_unfinished=users.use_space_unfinished - (upload.flushed_bytes - flushed))
     )
+    return generation
 
 
 async def merge(

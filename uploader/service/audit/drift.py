@@ -19,8 +19,12 @@ class Kind(StrEnum):
     REFS = "refs"
     BLOB_BYTES = "blob-bytes"
     STRAY_BLOB = "stray-blob"
-    # Of an upload: its directory; the bytes on disk, twice; the bytes on disk and the bits in Redis.
+    # Of an upload: its directory; its files, by what shows without reading all of them; a directory that outlived it.
     TEMP = "temp"
+    MAP = "map"
+    DATA = "data"
+    LEFTOVER = "leftover"
+    # The bytes on disk, twice; the bytes on disk and the bits in Redis.
     FLUSHED_BYTES = "flushed_bytes"
     FLUSHED = "flushed"
     CHUNKS = "chunks"
@@ -47,6 +51,10 @@ class Drift:
 
 
 Repair = Callable[[], Coroutine[Any, Any, bool]]
+
+
+async def cannot_be_repaired() -> bool:
+    return False
 
 
 @dataclass(slots=True)

@@ -18,12 +18,13 @@ from uploader.database.engine import Connection, Database
 from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import from_bitmap, received_bytes, to_bitmap
 from uploader.domain.upload import State, Upload
-from uploader.errors import Unavailable, Unverified
-from uploader.service.audit.drift import Drift, Findings, Kind
+from uploader.errors import StorageFailed, Unavailable, Unverified
+from uploader.service.audit.drift import Drift, Findings, Kind, Repair, cannot_be_repaired
+from uploader.service.audit.leftovers import Leftovers
 from uploader.service.audit.recounting import Recounting
 from uploader.service.upkeep.strays import stray_blobs
 from uploader.service.uploads.closers import Closers
-from uploader.storage.base import Gone, Store
+from uploader.storage.base import Closer, Gone, Store
 from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Reconciling:
         self._storage = storage
         self._audit = audit
         self._closers = closers
+        self._leftovers = Leftovers(database, storage, closers, clock)
         self._clock = clock
 
     async def reconcile(self, *, repair: bool = False) -> Findings:
@@ -63,9 +65,10 @@ class Reconciling:
         await self._recounting.check(found)
         await self._check_blobs(found)
         await self._check_stray_blobs(found)
+        await self._leftovers.check(found)
         if repair:
             for repair_drift in found.repairs:
-                found.repaired += await uninterrupted(repair_drift())
+                found.repaired += await uninterrupted(_attempted(repair_drift))
         return found
 
     # Blobs, against the disk
@@ -76,7 +79,7 @@ class Reconciling:
             sizes = await self._storage.blob_sizes([blob.sha256 for blob in blobs])
             for blob, size in zip(blobs, sizes, strict=True):
                 if size != blob.size:
-                    found.add(await self._look_at_blob(blob.sha256), _cannot_be_repaired)
+                    found.add(await self._look_at_blob(blob.sha256), cannot_be_repaired)
             after = blobs[-1].sha256
 
     async def _blobs(self, after: str) -> list[queries.Blob]:
@@ -100,7 +103,7 @@ class Reconciling:
         async for batch in stray_blobs(self._database, self._storage, self._clock.now()):
             sha256s = [stray.name for stray in batch.strays if not stray.is_draft]
             if sha256s:
-                found.add(await self._look_at_strays(sha256s), _cannot_be_repaired)
+                found.add(await self._look_at_strays(sha256s), cannot_be_repaired)
 
     async def _look_at_strays(self, sha256s: list[str]) -> list[Drift]:
         """What is just being placed has a row that is locked: this waits for it. What is collected has gone."""
@@ -133,7 +136,7 @@ class Reconciling:
         """A look without locks: most uploads need no other."""
         try:
             chunk_map = await self._storage.read_map(upload)
-        except (Gone, Unverified):
+        except (Gone, StorageFailed, Unverified):
             return False
         return not drifts_of_upload(upload, chunk_map.present, await self._audit.upload(upload.id))
 
@@ -159,24 +162,29 @@ class Reconciling:
         if upload is None or upload.state is not State.OPEN:
             return _drifts_of_closed(upload_id, await self._audit.upload(upload_id))
         try:
-            async with self._storage.closing(upload):
-                return await self._compare(upload_id)
+            async with self._storage.closing(upload) as closer:
+                return await self._compare(upload_id, closer)
         except Gone:
             still = await self._upload(upload_id)
             closed = still is None or still.state is not State.OPEN
             return [] if closed else [Drift(Kind.TEMP, upload_id, upload.place, None)]
+        except StorageFailed:
+            return [Drift(Kind.MAP, upload_id, "readable", "unreadable")]
         except Unavailable as error:
             # One that is busy must not hold up the others; a store that is away will tell the next look.
             logger.info("an upload is not reconciled for now", extra={"upload_id": upload_id, "reason": error.detail})
             return []
 
-    async def _compare(self, upload_id: str) -> list[Drift]:
+    async def _compare(self, upload_id: str, closer: Closer) -> list[Drift]:
         """The caller holds the locks. Redis is read before the database: what it calls flushed was committed earlier."""
         snapshot = await self._audit.upload(upload_id)
         upload = await self._upload(upload_id)
         if upload is None or upload.state is not State.OPEN:
             return _drifts_of_closed(upload_id, snapshot)
-        return drifts_of_upload(upload, (await self._storage.read_map(upload)).present, snapshot)
+        defect = (await closer.read_map(verified=False)).defect
+        if defect is not None:
+            return [Drift(Kind(defect.part), upload_id, defect.expected, defect.actual)]
+        return drifts_of_upload(upload, (await closer.read_map()).present, snapshot)
 
     async def _upload(self, upload_id: str) -> Upload | None:
         return await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
@@ -188,6 +196,7 @@ class Reconciling:
             await self._closers.tidy(upload_id)
         else:
             try:
+                await self._closers.read_map(upload)  # withdraws what is not whole, if it can't be believed
                 async with self._storage.closing(upload):
                     await self._correct_flushed(upload_id)
                 await self._closers.hydrate(upload)
@@ -253,8 +262,13 @@ class Reconciling:
         return True
 
 
-async def _cannot_be_repaired() -> bool:
-    return False
+async def _attempted(repair: Repair) -> bool:
+    """One upload that can't be repaired holds up no other."""
+    try:
+        return await repair()
+    except (StorageFailed, Unverified) as error:
+        logger.warning("a drift is not repaired", extra={"reason": error.detail})
+        return False
 
 
 def drifts_of_upload(upload: Upload, present: bytearray, snapshot: AuditedUpload) -> list[Drift]:

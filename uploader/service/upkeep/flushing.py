@@ -10,7 +10,7 @@ from uploader.crashpoints import crash_point
 from uploader.database import transactions
 from uploader.database.engine import Database
 from uploader.database.transactions import Received
-from uploader.errors import Unavailable
+from uploader.errors import StorageFailed, Unavailable
 from uploader.observability import FLUSH_BATCH_UPLOADS, FLUSH_LAG_SECONDS, FLUSHED_UPLOADS
 from uploader.service.uploads.closers import Closers
 
@@ -54,8 +54,14 @@ class Flushing:
         crash_point("flush.after_ack")
         for claim in claims:
             if is_open.get(claim.upload_id) is False:
-                await self._closers.tidy(claim.upload_id)
+                await self._tidy_one(claim.upload_id)
         return len(claims)
+
+    async def _tidy_one(self, upload_id: str) -> None:
+        try:
+            await self._closers.tidy(upload_id)
+        except StorageFailed as error:
+            logger.warning("a closed upload is not tidied", extra={"upload_id": upload_id, "reason": error.detail})
 
     async def _write(self, claims: list[Claim]) -> dict[str, bool]:
         """Write a batch, and tell of each upload whether it is open. One that fails is split, so that one bad row holds

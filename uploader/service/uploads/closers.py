@@ -17,7 +17,7 @@ from uploader.database.engine import Database
 from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import chunk_count, received_bytes, to_bitmap
 from uploader.domain.upload import REDIS_WORDS, STATE_OF_REASON, Reason, State, Upload
-from uploader.errors import Unavailable, Unverified, UploaderError
+from uploader.errors import StorageFailed, Unavailable, Unverified, UploaderError
 from uploader.observability import REBUILDS
 from uploader.storage.base import Closer, Gone, PresentChunks, Withdrawing, WithdrawingCloser
 from uploader.tasks import uninterrupted
@@ -36,6 +36,10 @@ class Closers:
         self._storage = storage
         self._pending = pending
         self._clock = clock
+        # Of closed uploads whose bytes this process could not remove.
+        self._left: set[str] = set()
+        # Complete, but no digests come of their bytes, though none of those is bad.
+        self._unmergeable: set[str] = set()
 
     async def close(self, upload: Upload, reason: Reason) -> None:
         """End an upload without a file and give back what it held. Raises NotOpen, Unavailable."""
@@ -80,7 +84,7 @@ class Closers:
     async def expire(self, upload: Upload, idle_seconds: float) -> bool:
         """Expire an upload, unless the store has taken a chunk within `idle_seconds`: asked under the upload's locks.
 
-        A complete upload is hydrated instead, which arms its merge. Raises Unavailable.
+        A complete upload is hydrated instead, which arms its merge, unless that failed here. Raises Unavailable.
         """
         return await uninterrupted(self._expire(upload, idle_seconds))
 
@@ -88,7 +92,7 @@ class Closers:
         oldest = self._clock.now() - timedelta(seconds=idle_seconds)
         try:
             async with self._storage.closing(upload) as closer:
-                complete = (await self._read_held(upload, closer)).complete
+                complete = await self._may_be_merged(upload, closer)
                 if not complete:
                     if await self._storage.last_write(upload) > oldest.timestamp():
                         return False
@@ -101,6 +105,19 @@ class Closers:
         except NotOpen:
             return False
         return not complete
+
+    async def _may_be_merged(self, upload: Upload, closer: WithdrawingCloser) -> bool:
+        try:
+            complete = (await self._read_held(upload, closer)).complete
+        except StorageFailed:
+            await self._storage.check()
+            # Its map alone can't be read, and so not be merged: it may end when it has been idle for long enough.
+            return False
+        return complete and upload.id not in self._unmergeable
+
+    def note_unmergeable(self, upload: Upload) -> None:
+        """The digests of a complete upload can't be computed, and no chunk of it is bad: it may expire when it is idle."""
+        self._unmergeable.add(upload.id)
 
     async def _expire_without_bytes(self, upload: Upload) -> bool:
         """The upload's directory was lost. The user gets back all the same what the upload holds of the quota."""
@@ -150,8 +167,10 @@ class Closers:
     async def clear(self, upload: Upload, state: State, closer: Closer | None) -> bool:
         """Drop a closed upload from Redis, then its bytes from the disk; returns whether bytes were removed.
 
-        Never fails: the flusher, the merger or the cleanup comes back to what this call could not drop.
+        Never fails: the flusher or the merger comes back to what this call could not drop from Redis, and `tidy_left` to
+        the bytes.
         """
+        self._unmergeable.discard(upload.id)
         try:
             await self._pending.forget(upload.id, REDIS_WORDS[state])
             crash_point("clear.after_forget")
@@ -161,7 +180,21 @@ class Closers:
             return await (self._storage.discard(upload) if closer is None else closer.unlink())
         except UploaderError:
             logger.warning("bytes of a closed upload stay on disk for now", extra={"upload_id": upload.id})
+            self._left.add(upload.id)
             return False
+
+    async def tidy_left(self) -> None:
+        """Try again to remove bytes of closed uploads that this process could not remove. Raises Unavailable."""
+        left, self._left = self._left, set()
+        while left:
+            upload_id = left.pop()
+            try:
+                await self.tidy(upload_id)
+            except StorageFailed:
+                self._left.add(upload_id)
+            except Unavailable:
+                self._left |= {upload_id, *left}
+                raise
 
     async def hydrate(self, upload: Upload) -> RecordResult:
         """Rebuild Redis from the map of an upload. Raises Gone, NotOpen, Unavailable."""
@@ -198,8 +231,8 @@ class Closers:
         raise Unavailable("The accounting store keeps restarting; try again.")
 
     async def read_map(self, upload: Upload) -> PresentChunks:
-        """Which chunks are stored and whole. If the machine was restarted since chunks came without a sync, their checksums
-        are compared first.
+        """Which chunks are stored and whole. If the machine was restarted since chunks came without a sync, or a file of the
+        upload is damaged, their checksums are compared first.
 
         Raises Gone, NotOpen, Unavailable.
         """
@@ -213,6 +246,10 @@ class Closers:
         try:
             return await closer.read_map()
         except Unverified:
+            defect = (await closer.read_map(verified=False)).defect
+            if defect is not None:
+                facts = {"part": defect.part, "expected": defect.expected, "actual": defect.actual}
+                logger.error("an upload is damaged, and checked", extra={"upload_id": upload.id, **facts})
             await self._withdraw_held(upload, closer, await closer.find_bad_chunks(), verified=True)
             return await closer.read_map()
 
@@ -234,11 +271,12 @@ class Closers:
         left = received_bytes(present, upload.size, upload.chunk_size)
         await self.announce(upload)
         # The generation comes first: figures of the old one have to count for nothing before there is a smaller figure.
-        await self._database.transact(
+        generation = await self._database.transact(
             lambda connection: transactions.withdraw(connection, upload.id, left, self._clock.now())
         )
         crash_point("withdraw.after_commit")
-        await closer.withdraw(numbers, verified=verified)
+        await closer.withdraw(numbers, generation=generation, verified=verified)
         crash_point("withdraw.after_map")
+        self._unmergeable.discard(upload.id)
         if numbers:
             logger.error("stored chunks went bad and are withdrawn", extra={"upload_id": upload.id, "chunks": numbers})

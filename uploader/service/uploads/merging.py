@@ -18,7 +18,15 @@ from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import ClaimsChanged, NotOpen, Received
 from uploader.domain.chunks import as_ranges, missing_ranges
 from uploader.domain.upload import File, Reason, State, Upload
-from uploader.errors import ChunksMissing, Md5Mismatch, Sha256Mismatch, Unavailable, UploaderError, UploadGone
+from uploader.errors import (
+    ChunksMissing,
+    Md5Mismatch,
+    Sha256Mismatch,
+    StorageFailed,
+    Unavailable,
+    UploaderError,
+    UploadGone,
+)
 from uploader.observability import MERGE_SECONDS, MERGES
 from uploader.service.ids import new_id
 from uploader.service.uploads.closers import Closers
@@ -144,10 +152,30 @@ class Merging:
             raise ChunksMissing(missing=missing_ranges(chunk_map.present))
         if upload.flushed_bytes < upload.size and await self._takes_long(upload):
             await self._account(upload)
-        async with self._leased(upload.id):
-            digests = await self._storage.digest(upload)
+        digests = await self._digest(upload)
         await self._compare(upload, digests)
         return await uninterrupted(self._commit(upload, digests))
+
+    async def _digest(self, upload: Upload) -> Digests:
+        """The digests of the whole. Bytes that can't be read are missing again: raises ChunksMissing. If none is bad, it
+        raises StorageFailed, and the next attempt computes the digests anew."""
+        try:
+            async with self._leased(upload.id):
+                return await self._storage.digest(upload)
+        except StorageFailed:
+            await self._withdraw_bad(upload)
+            self._closers.note_unmergeable(upload)
+            await self._storage.forget_digests(upload)
+            raise
+
+    async def _withdraw_bad(self, upload: Upload) -> None:
+        """Raises ChunksMissing if stored bytes went bad."""
+        async with self._leased(upload.id):
+            bad = await self._storage.find_bad_chunks(upload)
+        if bad:
+            await self._closers.withdraw(upload, bad)
+            MERGES.labels("withdrawn").inc()
+            raise ChunksMissing("Stored bytes went bad; these chunks are missing again.", missing=as_ranges(bad))
 
     async def _account(self, upload: Upload) -> None:
         """All bytes are here: say so in the database now, and not only after the hashing."""
@@ -185,12 +213,7 @@ class Merging:
         """
         if upload.md5 in (None, digests.md5) and upload.sha256 in (None, digests.sha256):
             return
-        async with self._leased(upload.id):
-            bad = await self._storage.find_bad_chunks(upload)
-        if bad:
-            await self._closers.withdraw(upload, bad)
-            MERGES.labels("withdrawn").inc()
-            raise ChunksMissing("Stored bytes went bad; these chunks are missing again.", missing=as_ranges(bad))
+        await self._withdraw_bad(upload)
         if upload.md5 not in (None, digests.md5):
             await self._fail(upload, Reason.MD5_MISMATCH)
             raise Md5Mismatch(expected=upload.md5, actual=digests.md5)

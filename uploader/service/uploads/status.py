@@ -1,6 +1,7 @@
 """The use cases of an upload as a whole: find it, say where it stands, merge it, cancel it. Knows nothing of HTTP."""
 
 import asyncio
+import logging
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
@@ -17,6 +18,8 @@ from uploader.service.uploads.merging import Merging
 from uploader.service.uploads.results import Complete, StillMerging, Target, UploadStatus
 from uploader.settings import Settings
 from uploader.storage.base import BlobBytes, Gone, UploadBytes
+
+logger = logging.getLogger(__name__)
 
 # How often a call is tried again when others close or open the same upload meanwhile.
 ATTEMPTS = 5
@@ -177,7 +180,8 @@ class Uploads:
             return
 
     async def list_open(self, user_id: str) -> list[UploadStatus]:
-        """Where all open uploads of a user stand, newest first."""
+        """Where all open uploads of a user stand, newest first; without those whose own bytes can't be asked for now. Raises
+        Unavailable."""
         uploads = await self._database.read(lambda connection: queries.open_uploads(connection, user_id))
         statuses = []
         for upload in uploads:
@@ -185,6 +189,9 @@ class Uploads:
                 statuses.append(await self.status_of(upload))
             except (Gone, NotOpen):
                 continue  # closed meanwhile
+            except Unavailable as error:
+                await self._storage.check()
+                logger.warning("an upload is not listed", extra={"upload_id": upload.id, "reason": error.detail})
         return statuses
 
     async def states(self, user_id: str, md5s: list[str]) -> dict[str, str]:
@@ -210,6 +217,9 @@ class Uploads:
             return "merging" if (await self._closers.read_map(upload)).complete else "uploading"
         except (Gone, NotOpen):
             return "complete" if finished else "absent"
+        except Unavailable as error:
+            logger.warning("an upload does not tell its state", extra={"upload_id": upload.id, "reason": error.detail})
+            return "uploading"
 
     # Merging
 

@@ -2,7 +2,8 @@
 
 The chunk map (`map`) says which chunks are on disk, with the checksum of each:
 `header | gate byte, padded | one record a chunk`. A record is 8 bytes at a multiple of 8, so it never straddles a sector
-and is written whole or not at all.
+and is written whole or not at all. All that a header says is known from the row of its upload, but for the boot id: so one
+that is damaged shows, and can be written anew.
 
 The digest file (`digest`) says how far the digests have come, and in the end the digests: one record of fixed length with a
 checksum, written over and over. A record that was written in part counts for nothing.
@@ -11,11 +12,15 @@ Owns both layouts. The locks on the gate, the records and the digest file, and h
 belong to the modules that use them.
 """
 
+import re
 import struct
 from dataclasses import dataclass
+from itertools import takewhile
 from zlib import crc32
 
 import msgspec
+
+from uploader.storage.base import Defect
 
 # The chunk map
 
@@ -23,24 +28,26 @@ MAP_MAGIC = b"UPMAP\x00\x00\x01"
 _MAP_HEADER = struct.Struct("<8s36s4xQQQ")
 BOOT_ID_OFFSET = 8
 BOOT_ID_LENGTH = 36
+_BOOT_ID = re.compile(r"[0-9a-f-]{36}")
 GATE_OFFSET = 120
 GATE_LENGTH = 1
 MAP_RECORDS_OFFSET = 128
 MAP_RECORD_LENGTH = 8
 _MAP_RECORD = struct.Struct("<B3xI")
 _PRESENT = 0xC1
+# The disk refused the record of this chunk, when somebody may have hashed its bytes already.
+_TAINTED = 0x3A
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkMap:
-    """A map as it was read: its facts, for each chunk 1 or 0, and the checksum (CRC-32) of each that is there."""
+    """A map as it was read: for each chunk 1 or 0, and the checksum (CRC-32) of each that is there."""
 
     # Of the machine when chunks were stored without a sync, so that they may not have outlived it. Empty: there are none.
     boot_id: str
-    size: int
-    chunk_size: int
     present: bytearray
     records: bytes
+    defect: Defect | None
 
     @property
     def complete(self) -> bool:
@@ -51,22 +58,60 @@ class ChunkMap:
         return [checksum if flag == _PRESENT else None for flag, checksum in _MAP_RECORD.iter_unpack(self.records)]
 
 
-def new_map(boot_id: str, size: int, chunk_size: int, chunk_count: int) -> bytes:
+@dataclass(frozen=True, slots=True)
+class MapShape:
+    """What the row of an upload says of its map."""
+
+    size: int
+    chunk_size: int
+    chunk_count: int
+
+    @property
+    def map_length(self) -> int:
+        return map_record_offset(self.chunk_count)
+
+
+def map_header(boot_id: str, shape: MapShape) -> bytes:
+    """Everything before the records."""
+    header = _MAP_HEADER.pack(MAP_MAGIC, pack_boot_id(boot_id), shape.size, shape.chunk_size, shape.chunk_count)
+    return header.ljust(MAP_RECORDS_OFFSET, b"\0")
+
+
+def new_map(boot_id: str, shape: MapShape) -> bytes:
     """The bytes of a map without chunks."""
-    header = _MAP_HEADER.pack(MAP_MAGIC, pack_boot_id(boot_id), size, chunk_size, chunk_count)
-    return header.ljust(MAP_RECORDS_OFFSET, b"\0") + bytes(MAP_RECORD_LENGTH * chunk_count)
+    return map_header(boot_id, shape) + bytes(MAP_RECORD_LENGTH * shape.chunk_count)
 
 
-def parse_map(content: bytes) -> ChunkMap:
-    """Raises ValueError if `content` is no map."""
-    if len(content) < MAP_RECORDS_OFFSET:
-        raise ValueError("the chunk map is cut short")
-    magic, boot_id, size, chunk_size, chunk_count = _MAP_HEADER.unpack_from(content)
-    if magic != MAP_MAGIC or len(content) != MAP_RECORDS_OFFSET + MAP_RECORD_LENGTH * chunk_count:
-        raise ValueError("not a chunk map")
-    records = content[MAP_RECORDS_OFFSET:]
+def is_header_of(header: bytes, shape: MapShape) -> bool:
+    """Whether a header is that of such an upload, in whatever boot."""
+    boot_id = header_boot_id(header)
+    return header == map_header(boot_id, shape) and (not boot_id or _BOOT_ID.fullmatch(boot_id) is not None)
+
+
+def header_boot_id(header: bytes) -> str:
+    return parse_boot_id(header[BOOT_ID_OFFSET : BOOT_ID_OFFSET + BOOT_ID_LENGTH])
+
+
+def parse_map(content: bytes, shape: MapShape, data_bytes: int | None) -> ChunkMap:
+    """A map beside a data file of so many bytes; None: there is none. Of a damaged map all records that are there count, but
+    it says that it is damaged."""
+    records = content[MAP_RECORDS_OFFSET : shape.map_length].ljust(MAP_RECORD_LENGTH * shape.chunk_count, b"\0")
     present = bytearray(flag == _PRESENT for flag in records[::MAP_RECORD_LENGTH])
-    return ChunkMap(parse_boot_id(boot_id), size, chunk_size, present, records)
+    if not is_header_of(content[:MAP_RECORDS_OFFSET], shape):
+        defect: Defect | None = Defect("map", "its header", "another")
+    elif len(content) != shape.map_length:
+        defect = Defect("map", shape.map_length, len(content))
+    else:
+        defect = _defect_of_data(present, shape, data_bytes)
+    return ChunkMap(header_boot_id(content), present, records, defect)
+
+
+def _defect_of_data(present: bytearray, shape: MapShape, data_bytes: int | None) -> Defect | None:
+    """A power cut may leave a data file short, but no shorter than what was synced."""
+    end_of_chunks = min((present.rfind(1) + 1) * shape.chunk_size, shape.size)
+    if data_bytes is None or data_bytes > shape.size:
+        return Defect("data", shape.size, data_bytes)
+    return Defect("data", end_of_chunks, data_bytes) if data_bytes < end_of_chunks else None
 
 
 def pack_boot_id(boot_id: str) -> bytes:
@@ -90,6 +135,14 @@ def is_present(record: bytes) -> bool:
     return record[:1] == bytes([_PRESENT])
 
 
+# The record of a chunk that is not there, and whose digests, if somebody has any, are of other bytes.
+TAINTED_RECORD = _MAP_RECORD.pack(_TAINTED, 0)
+
+
+def is_tainted(record: bytes) -> bool:
+    return record[:1] == bytes([_TAINTED])
+
+
 def holds_chunks(content: bytes) -> bool:
     """Whether any record of a map, whose header may be damaged, is that of a chunk that is there."""
     return _PRESENT in content[MAP_RECORDS_OFFSET::MAP_RECORD_LENGTH]
@@ -100,10 +153,11 @@ def are_present(records: bytes, count: int) -> bool:
     return records[::MAP_RECORD_LENGTH] == bytes([_PRESENT]) * count
 
 
-def count_present(records: bytes) -> int:
-    """How many of these records, from the first on, are of chunks that are there."""
-    flags = records[::MAP_RECORD_LENGTH]
-    return len(flags) - len(flags.lstrip(bytes([_PRESENT])))
+def leading_checksums(records: bytes) -> list[int]:
+    """The checksums in these records, up to the first of a chunk that is not there."""
+    whole = records[: len(records) // MAP_RECORD_LENGTH * MAP_RECORD_LENGTH]
+    present = takewhile(lambda record: record[0] == _PRESENT, _MAP_RECORD.iter_unpack(whole))
+    return [checksum for _, checksum in present]
 
 
 # The digest file

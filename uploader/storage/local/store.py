@@ -22,7 +22,7 @@ from uploader.errors import ConfigurationError, StorageFull, Unavailable
 from uploader.storage import disk
 from uploader.storage.base import Body, Digests, Found, Gone, Pace, Space, Stopping
 from uploader.storage.disk import try_lock
-from uploader.storage.local import digests, formats, temp, walking
+from uploader.storage.local import formats, temp, walking
 from uploader.storage.local.blobs import Blobs, LocalBlob, blob_path
 from uploader.storage.local.chunkfiles import ChunkFiles, HeldRecord
 from uploader.storage.local.digests import DigestFiles
@@ -48,13 +48,13 @@ class LocalCloser:
         return await self._store.read_map(self._upload, verified=verified)
 
     async def place_blob(self, sha256: str) -> None:
-        await self._store.disk.run(self._store.blobs.place, self._upload, sha256)
+        await self._store.disk.run(self._store.place_blob, self._upload, sha256)
 
     async def find_bad_chunks(self) -> list[int]:
         return await self._store.find_bad_chunks(self._upload)
 
-    async def withdraw(self, numbers: list[int], *, verified: bool = False) -> None:
-        await self._store.withdraw(self._upload, numbers, verified=verified)
+    async def withdraw(self, numbers: list[int], *, generation: int, verified: bool = False) -> None:
+        await self._store.withdraw(self._upload, numbers, generation=generation, verified=verified)
 
     async def unlink(self) -> bool:
         return await self._store.discard(self._upload)
@@ -79,14 +79,15 @@ class LocalStore:
         boot_id = _boot_id()
         self._kept = KeptFiles(self._close_files)
         self._closing: set[asyncio.Future[None]] = set()
+        self._digests = DigestFiles(self._root, boot_id=boot_id)
         self._chunks = ChunkFiles(
             self._root,
             durable=durable,
             boot_id=boot_id,
             keep=self._kept.keep,
+            forget_digests=self._digests.forget,
             check_stopping=self._check_stopping,
         )
-        self._digests = DigestFiles(self._root, boot_id=boot_id)
         self._frontiers = Frontiers(self._digests, self._hashing.run, self._check_stopping)
         trash = TrashFiles(self._root, keeps=keeps_trash)
         self.blobs = Blobs(self._root, trash, check_stopping=self._check_stopping)
@@ -229,23 +230,30 @@ class LocalStore:
         finally:
             disk.close(descriptor)
 
-    async def withdraw(self, upload: Upload, numbers: list[int], *, verified: bool) -> None:
+    async def forget_digests(self, upload: Upload) -> None:
+        await self.disk.run(lambda: self._digests.forget(upload, checked=True))
+
+    async def withdraw(self, upload: Upload, numbers: list[int], *, generation: int, verified: bool) -> None:
         """The caller holds all locks of the map."""
         descriptor = await self.disk.run(self._digests.open, upload)
         try:
             # A worker that is hashing these chunks now would save their digest after this.
             await _wait_for_lock(descriptor, 0, 0)
-            await self.disk.run(self._withdraw, upload, numbers, descriptor, verified)
+            await self.disk.run(self._withdraw, upload, numbers, generation, descriptor, verified)
         finally:
             disk.close(descriptor)
 
-    def _withdraw(self, upload: Upload, numbers: list[int], digest: int, verified: bool) -> None:
+    def _withdraw(self, upload: Upload, numbers: list[int], generation: int, digest: int, verified: bool) -> None:
         """The digests go first: they were of these chunks, too."""
-        digests.forget(digest)
+        self._digests.forget_locked(digest, generation)
         crash_point("withdraw.after_digest")
         self._chunks.withdraw(upload, numbers, verified=verified)
 
     # Blobs
+
+    def place_blob(self, upload: Upload, sha256: str) -> None:
+        self._digests.check(upload, sha256)
+        self.blobs.place(upload, sha256)
 
     async def open_blob(self, sha256: str, size: int) -> LocalBlob:
         return await self._reading.run(self._open_blob, sha256, size)

@@ -18,6 +18,7 @@ from itertools import islice
 
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
+from uploader.errors import Unverified
 from uploader.storage import disk
 from uploader.storage.base import Gone
 from uploader.storage.disk import Directory
@@ -122,7 +123,7 @@ class OpenFiles:
     """The map and the data of one upload, open for one holder at a time; closed with their last user, at the latest."""
 
     def __init__(self, root: Directory, upload: Upload) -> None:
-        """Raises Gone."""
+        """Raises Gone; Unverified if the map is there without the data, so that what it says is not true."""
         self.upload_id = upload.id
         self.kept_since = 0.0
         self._root = root
@@ -132,8 +133,10 @@ class OpenFiles:
             try:
                 self._map_status = disk.status(self.map)
                 self.data = directory.open_to_write("data")
-            except BaseException:
+            except BaseException as error:
                 disk.close(self.map)
+                if isinstance(error, FileNotFoundError):
+                    raise Unverified() from error
                 raise
         self.close = weakref.finalize(self, _close, self.map, self.data)
 

@@ -1,0 +1,21 @@
+"""Chunk maps as they lie on the disk, read without the row of their upload."""
+
+import struct
+
+from uploader.storage.local import formats
+
+
+def shape_of(content: bytes) -> formats.MapShape:
+    """What the header of a map says, whether it is true or not. Raises ValueError if there is none."""
+    if len(content) < formats.MAP_RECORDS_OFFSET:
+        raise ValueError("the chunk map is cut short")
+    return formats.MapShape(*struct.unpack_from("<QQQ", content, formats.BOOT_ID_OFFSET + 40))
+
+
+def parsed_map(content: bytes) -> formats.ChunkMap:
+    """A map that is whole, beside data that is. Raises ValueError."""
+    shape = shape_of(content)
+    chunk_map = formats.parse_map(content, shape, shape.size)
+    if chunk_map.defect is not None:
+        raise ValueError("not a chunk map")
+    return chunk_map
