@@ -142,6 +142,8 @@ class Promises:
     snapshot: Snapshot
     acknowledged: frozenset[tuple[str, int]]
     rotten: frozenset[tuple[str, int]]
+    # Contents of files that were deleted: nothing is deleted at once.
+    deleted: frozenset[str]
 
     def check(self, tree: Tree, *, durable: bool = True) -> None:
         """`durable`: what is acknowledged survives. Raises Violation."""
@@ -151,6 +153,11 @@ class Promises:
             content = tree.get(f"blobs/{sha256[:2]}/{sha256[2:4]}/{sha256}")
             if content is None or hashlib.sha256(content).hexdigest() != sha256:
                 raise Violation(f"the file {sha256} is not whole")
+        for sha256 in self.deleted:
+            places = (f"blobs/{sha256[:2]}/{sha256[2:4]}/{sha256}", f"trash/blobs/{sha256[:2]}/{sha256}.")
+            left = [content for path, content in tree.items() if content is not None and path.startswith(places)]
+            if sha256 not in (hashlib.sha256(content).hexdigest() for content in left):
+                raise Violation(f"the deleted content {sha256} is not in the trash")
 
     def _check_upload(self, upload: Upload, tree: Tree, durable: bool) -> None:
         data, chunk_map = tree.get(f"{upload.path}/data"), tree.get(f"{upload.path}/map")
@@ -175,10 +182,12 @@ def promises(states: States) -> Iterator[tuple[int, Promises]]:
     snapshot: Snapshot | None = None
     acknowledged: set[tuple[str, int]] = set()
     rotten: set[tuple[str, int]] = set()
+    finished: set[str] = set()
     for count, happened in enumerate(states.events, 1):
         match happened:
             case Mark(Snapshot() as newest):
                 snapshot = newest
+                finished |= set(newest.sha256s)
             case Mark(Chunk(upload_id, _, number)):
                 acknowledged.add((upload_id, number))
             case Mark(Rotten(upload_id, number)):
@@ -187,7 +196,8 @@ def promises(states: States) -> Iterator[tuple[int, Promises]]:
                 acknowledged.remove((upload_id, number))
                 rotten.remove((upload_id, number))
         if snapshot is not None:
-            yield count, Promises(snapshot, frozenset(acknowledged), frozenset(rotten))
+            deleted = frozenset(finished - set(snapshot.sha256s))
+            yield count, Promises(snapshot, frozenset(acknowledged), frozenset(rotten), deleted)
 
 
 def cuts(states: States, seed: str, by_chance_each: int) -> Iterator[tuple[Tree, Promises]]:

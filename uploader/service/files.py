@@ -7,7 +7,15 @@ from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.domain.quota import Usage
 from uploader.domain.upload import File
-from uploader.errors import ContentDamaged, FileNotFound, InvalidRequest, NameTaken, StorageFailed, UploaderError
+from uploader.errors import (
+    ContentDamaged,
+    FileNotFound,
+    InvalidRequest,
+    NameTaken,
+    StorageFailed,
+    StorageFull,
+    UploaderError,
+)
 from uploader.service.contents.healing import Healing
 from uploader.service.ids import ID
 from uploader.storage.base import BlobBytes, Found, Gone, OpenBlob, Trash
@@ -106,7 +114,7 @@ class Files:
         for sha256 in found:
             try:
                 collected += await self.collect(sha256)
-            except StorageFailed:
+            except (StorageFailed, StorageFull):
                 continue  # the disk's error is in the log; it must not hold up the others
         return collected
 

@@ -5,15 +5,16 @@ blob that went bad, of an upload that is open.
 """
 
 import logging
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.domain.upload import State, Upload
-from uploader.errors import Unavailable
+from uploader.errors import StorageFailed, StorageFull
 from uploader.service.contents.healing import Healing
 from uploader.storage.base import Found, Store
 from uploader.tasks import uninterrupted
@@ -54,10 +55,19 @@ class TrashKeeping:
         async for batch in self._storage.trash.list_all():
             blobs = {found.name for found in batch if found.is_blob}
             for sha256 in await self._lacking(sorted(blobs)):
-                restored += await self.restore_blob(sha256)
+                restored += await self._patiently(sha256, self.restore_blob(sha256))
             for found in batch:
-                restored += not found.is_blob and await self.restore_upload(found)
+                if not found.is_blob:
+                    restored += await self._patiently(found.name, self.restore_upload(found))
         return restored
+
+    async def _patiently(self, name: str, restoring: Awaitable[bool]) -> bool:
+        """One that the disk refuses must not hold up the others."""
+        try:
+            return await restoring
+        except (StorageFailed, StorageFull) as error:
+            logger.warning("something stays in the trash for now", extra={"subject": name, "reason": error.detail})
+            return False
 
     async def _lacking(self, sha256s: list[str]) -> list[str]:
         """Those of these contents whose row has refs, and that are damaged or not there."""
@@ -125,8 +135,10 @@ class TrashKeeping:
     async def _purge_one(self, found: Found, purged: Purged) -> None:
         try:
             gone = await uninterrupted(self._purge_blob(found) if found.is_blob else self._purge_upload(found))
-        except Unavailable as error:
-            logger.warning("something stays in the trash for now", extra={"path": found.place, "reason": error.detail})
+        except StorageFailed as error:
+            logger.warning(
+                "something stays in the trash for now", extra={"subject": found.name, "reason": error.detail}
+            )
             return
         if gone:
             purged.entries += 1
@@ -143,7 +155,8 @@ class TrashKeeping:
         purge = self._database.outside(unless_needed)
         try:
             gone = await self._database.transact(
-                lambda connection: transactions.with_blob_locked(connection, found.name, purge, self._now()), alone=True
+                lambda connection: transactions.with_blob_locked(connection, found.name, purge, self._clock.now()),
+                alone=True,
             )
         except Duplicate:
             return False  # it has a row by now: the next look asks it
@@ -155,6 +168,3 @@ class TrashKeeping:
         if row is not None and await self._is_wanted(row):
             return False
         return await self._storage.trash.remove(found)
-
-    def _now(self) -> datetime:
-        return self._clock.now()

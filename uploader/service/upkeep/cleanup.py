@@ -14,7 +14,7 @@ from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import NotOpen
 from uploader.domain.upload import Reason, State, Upload
-from uploader.errors import Unavailable
+from uploader.errors import StorageFull, Unavailable, UploaderError
 from uploader.service.ids import new_id
 from uploader.service.upkeep.strays import is_settled, remember_kept_strays, stray_blobs
 from uploader.service.uploads.closers import Closers
@@ -169,7 +169,7 @@ class _Run:
             for found in batch:
                 try:
                     await self._clean_directory(found, rows.get(found.name))
-                except Unavailable as error:
+                except (Unavailable, StorageFull) as error:
                     self._leave(found, error)
         if not self._dry_run:
             await self._storage.remove_emptied(opened_before)
@@ -240,7 +240,7 @@ class _Run:
             if self._dry_run or await uninterrupted(self._put_blob_away(found)):
                 self.cleaned.blobs += 1
                 self.cleaned.disk_bytes += found.disk_bytes
-        except Unavailable as error:
+        except (Unavailable, StorageFull) as error:
             self._leave(found, error)
 
     async def _put_blob_away(self, found: Found) -> bool:
@@ -260,7 +260,7 @@ class _Run:
         except Duplicate:
             return False  # it has a row by now
 
-    def _leave(self, found: Found, error: Unavailable) -> None:
+    def _leave(self, found: Found, error: UploaderError) -> None:
         """One that is busy must not hold up the others."""
         logger.warning("not cleaned up for now", extra={"path": found.place, "reason": error.detail})
         self.cleaned.left += 1

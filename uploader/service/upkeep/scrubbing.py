@@ -4,6 +4,7 @@ Once at the word of an administrator, in the order of the SHA-256, going on wher
 those first that were not read back since they were placed, then those that wait longest.
 """
 
+import logging
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -14,9 +15,12 @@ import msgspec
 from uploader.clock import Clock
 from uploader.database import meta, queries
 from uploader.database.engine import Database, Duplicate
+from uploader.errors import StorageFailed, StorageFull
 from uploader.service.contents.healing import Damage, Healing
 from uploader.service.ids import new_id
 from uploader.storage.base import Pace
+
+logger = logging.getLogger(__name__)
 
 _BATCH = 200
 _POSITION = "scrub"
@@ -96,10 +100,18 @@ class Scrubbing:
             )
         )
         for blob in due:
-            await self._healing.examine(blob.sha256, pace)
+            await self._examine(blob.sha256, pace)
             if not await self._lease():
                 return False
         return len(due) == _BATCH
+
+    async def _examine(self, sha256: str, pace: Pace) -> Damage | None:
+        """One that the disk refuses to look at must not hold up the others."""
+        try:
+            return await self._healing.examine(sha256, pace)
+        except (StorageFailed, StorageFull) as error:
+            logger.warning("a content is not read back for now", extra={"sha256": sha256, "reason": error.detail})
+            return None
 
     async def _lease(self) -> bool:
         """Whether this worker is the one, for a while from now on. One content may take longer: then two read."""
@@ -130,7 +142,7 @@ class Scrubbing:
         remembered_at = self._clock.monotonic()
         while blobs := await self._blobs(self.progress.after):
             for blob in blobs:
-                damage = await self._healing.examine(blob.sha256, pace)
+                damage = await self._examine(blob.sha256, pace)
                 self.progress.after = blob.sha256
                 self.progress.blobs += 1
                 self.progress.bytes += blob.size

@@ -51,8 +51,7 @@ class TrashFiles:
                     self._move_directory(directory, name)
                 else:
                     self.keep(directory, name, found.name)
-                    directory.unlink(name)
-                    directory.sync()
+                    directory.unlink(name)  # a power cut may undo it: then it has both names
         except FileNotFoundError:
             return False  # somebody else was faster
         return True
@@ -62,7 +61,6 @@ class TrashFiles:
             parent.rename(name, _unique(name), trash)
             trash.sync()
         crash_point("trash.after_rename")
-        parent.sync()
 
     def restore_upload(self, found: Found, upload: Upload) -> bool:
         """Move the directory of an upload back, unless it has one; whether this call did it."""
@@ -72,7 +70,6 @@ class TrashFiles:
             with self._root.enter(trash) as source, self._root.make(parent) as target:
                 source.rename(unique, name, target)
                 target.sync()
-                source.sync()
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
                 return False
