@@ -61,7 +61,7 @@ FAULTS: dict[str, tuple[Callable[[Call], bool], FaultAt, int | None]] = {
 
 
 # Ways that are gone one after the other: a call that failed on one of them need not fail again on the next.
-GROUPS = [["upload", "twin", "leftovers"], ["withdrawal"], ["cancel", "spool"], ["cleanup"]]
+GROUPS = [["upload", "twin", "leftovers"], ["withdrawal"], ["rot", "purge"], ["cancel", "spool"], ["cleanup"]]
 
 
 @pytest.fixture
@@ -110,8 +110,8 @@ async def test_whatever_call_fails_nothing_is_lost_and_all_is_done_in_the_end(
 
 def _start_anew(stack: Stack) -> None:
     assert stack.bytes_on_disk() == []
-    for name in ("temp", "blobs"):
-        for directory in (stack.data / name).iterdir():
+    for name in ("temp", "blobs", "trash"):
+        for directory in (stack.data / name).glob("*"):
             shutil.rmtree(directory)
 
 

@@ -29,8 +29,10 @@ from tests.support.journey import (
     STEP_BYTES,
     WAYS,
     Chunk,
+    HealedBlob,
     Journey,
     Rotten,
+    RottenBlob,
     Withdrawn,
 )
 from tests.support.layout import blob_path
@@ -65,6 +67,7 @@ STATES = {
     ("power", "twin"): 150,
     ("power", "leftovers"): 140,
     ("power", "withdrawal"): 90,
+    ("power", "rot"): 60,
     ("power", "cancel"): 30,
     ("power", "at once"): 60,
     ("process", "upload"): 160,
@@ -144,20 +147,21 @@ class Promises:
     rotten: frozenset[tuple[str, int]]
     # Contents of files that were deleted: nothing is deleted at once.
     deleted: frozenset[str]
+    rotten_blobs: frozenset[str]
 
     def check(self, tree: Tree, *, durable: bool = True) -> None:
         """`durable`: what is acknowledged survives. Raises Violation."""
         for upload in self.snapshot.uploads:
             self._check_upload(upload, tree, durable)
-        for sha256 in self.snapshot.sha256s:
+        for sha256 in set(self.snapshot.sha256s) - self.rotten_blobs:
             content = tree.get(f"blobs/{sha256[:2]}/{sha256[2:4]}/{sha256}")
             if content is None or hashlib.sha256(content).hexdigest() != sha256:
                 raise Violation(f"the file {sha256} is not whole")
-        for sha256 in self.deleted:
+        for sha256 in self.deleted | self.rotten_blobs:
             places = (f"blobs/{sha256[:2]}/{sha256[2:4]}/{sha256}", f"trash/blobs/{sha256[:2]}/{sha256}.")
             left = [content for path, content in tree.items() if content is not None and path.startswith(places)]
             if sha256 not in (hashlib.sha256(content).hexdigest() for content in left):
-                raise Violation(f"the deleted content {sha256} is not in the trash")
+                raise Violation(f"the content {sha256}, deleted or rotten, is not in the trash")
 
     def _check_upload(self, upload: Upload, tree: Tree, durable: bool) -> None:
         data, chunk_map = tree.get(f"{upload.path}/data"), tree.get(f"{upload.path}/map")
@@ -183,6 +187,7 @@ def promises(states: States) -> Iterator[tuple[int, Promises]]:
     acknowledged: set[tuple[str, int]] = set()
     rotten: set[tuple[str, int]] = set()
     finished: set[str] = set()
+    rotten_blobs: set[str] = set()
     for count, happened in enumerate(states.events, 1):
         match happened:
             case Mark(Snapshot() as newest):
@@ -192,12 +197,17 @@ def promises(states: States) -> Iterator[tuple[int, Promises]]:
                 acknowledged.add((upload_id, number))
             case Mark(Rotten(upload_id, number)):
                 rotten.add((upload_id, number))
+            case Mark(RottenBlob(sha256)):
+                rotten_blobs.add(sha256)
+            case Mark(HealedBlob(sha256)):
+                rotten_blobs.remove(sha256)
             case Mark(Withdrawn(upload_id, number)):
                 acknowledged.remove((upload_id, number))
                 rotten.remove((upload_id, number))
         if snapshot is not None:
             deleted = frozenset(finished - set(snapshot.sha256s))
-            yield count, Promises(snapshot, frozenset(acknowledged), frozenset(rotten), deleted)
+            chunks_of = frozenset(acknowledged), frozenset(rotten)
+            yield count, Promises(snapshot, *chunks_of, deleted, frozenset(rotten_blobs))
 
 
 def cuts(states: States, seed: str, by_chance_each: int) -> Iterator[tuple[Tree, Promises]]:
@@ -209,7 +219,13 @@ def cuts(states: States, seed: str, by_chance_each: int) -> Iterator[tuple[Tree,
     for choice in choices:
         for count, promised in moments:
             tree = states.after(count, choice)
-            key = (id(promised.snapshot), promised.acknowledged, promised.rotten, tuple(tree.items()))
+            key = (
+                id(promised.snapshot),
+                promised.acknowledged,
+                promised.rotten,
+                promised.rotten_blobs,
+                tuple(tree.items()),
+            )
             if key not in seen:
                 seen.add(key)
                 yield tree, promised
@@ -231,6 +247,8 @@ async def _record(place: Place, way: str, **settings: Any) -> Recording:
 
             def mark(what: object) -> None:
                 recording.mark(what)
+                if isinstance(what, RottenBlob):
+                    recording.rot(str(what.path.relative_to(stack.data)), 0, ROT)
                 if isinstance(what, Rotten):
                     recording.rot(str(what.path.relative_to(stack.data)), ROTTING.chunk_size, ROT)
 

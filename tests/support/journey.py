@@ -14,7 +14,7 @@ from tests.support.faults import EachInTurn, failing_call
 from tests.support.layout import blob_path
 from tests.support.rows import upload_row
 from tests.support.stack import Stack
-from uploader.errors import Unavailable
+from uploader.errors import StorageFull, Unavailable
 from uploader.service.ids import new_id
 from uploader.storage.local.temp import month_path
 
@@ -75,6 +75,21 @@ class Withdrawn:
 
     upload_id: str
     number: int
+
+
+@dataclass(frozen=True)
+class RottenBlob:
+    """Bytes of a content that the disk changed by itself."""
+
+    sha256: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class HealedBlob:
+    """A content that is whole again."""
+
+    sha256: str
 
 
 def ignore(_what: object) -> None:
@@ -151,6 +166,39 @@ class Journey:
         for number in missing:
             answer = await self.put(self.alice, ROTTING, number)
         self.finished(self.alice, answer)
+
+    async def let_a_blob_rot(self) -> None:
+        """The trash has good bytes of it, which others took the place of."""
+        for client in (self.alice, self.bob):
+            await self.upload(client, SHARED, [0, 1, 2])
+        path = blob_path(self.stack.data, SHARED.sha256)
+        with path.open("r+b") as blob:
+            blob.write(ROT)
+        self.mark(RottenBlob(SHARED.sha256, path))
+
+    async def scrub(self) -> None:
+        self.each.step = "scrub"
+        scrubbing = self.stack.services.scrubbing
+        for _ in range(self.attempts + 1):  # the last one finds nothing
+            try:
+                found = [damage async for damage in scrubbing.scrub(lambda _read: None, restart=True)]
+            except (Unavailable, StorageFull):
+                continue
+            if not found and blob_path(self.stack.data, SHARED.sha256).read_bytes() == SHARED.data:
+                self.mark(HealedBlob(SHARED.sha256))
+                return
+        raise AssertionError("never healed")
+
+    async def empty_the_trash(self) -> None:
+        await self.scrub()
+        for _ in range(self.attempts):
+            try:
+                await self.stack.services.trash.empty()
+                if not await self.stack.services.trash.entries():
+                    return
+            except Unavailable:
+                continue
+        raise AssertionError("never empty")
 
     async def begin_what_is_cancelled(self) -> None:
         await self.begin(self.alice, CANCELLED, [0])
@@ -268,6 +316,8 @@ WAYS = {
     "twin": (Journey.have_the_content_and_begin_again, Journey.finish_the_same_content),
     "leftovers": (Journey.leave_the_bytes_of_a_deleted_file, Journey.finish_the_same_content),
     "withdrawal": (Journey.let_a_chunk_rot, Journey.heal),
+    "rot": (Journey.let_a_blob_rot, Journey.scrub),
+    "purge": (Journey.let_a_blob_rot, Journey.empty_the_trash),
     "cancel": (Journey.begin_what_is_cancelled, Journey.cancel),
     "spool": (Journey.nothing, Journey.stand),
     "at once": (Journey.nothing, Journey.send_all_at_once),

@@ -20,6 +20,8 @@ from uploader.errors import StorageFailed, StorageFull, UploaderError
 
 logger = logging.getLogger(__name__)
 
+# What a part of a disk says that went bad, and nothing else.
+DAMAGED = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600

@@ -3,6 +3,7 @@
 Refuses to know who has a blob: the caller holds the lock of its row.
 """
 
+import errno
 import hashlib
 import weakref
 from collections.abc import Callable
@@ -102,12 +103,14 @@ class Blobs:
         return contents
 
     def size(self, sha256: str) -> int | None:
-        """In bytes; None if there is no such blob."""
+        """In bytes; None if there is no such blob, or nobody can tell."""
         try:
             with self._directory(sha256) as directory:
                 return directory.status(sha256).st_size
-        except FileNotFoundError:
-            return None
+        except OSError as error:
+            if error.errno == errno.ENOENT or error.errno in disk.DAMAGED:
+                return None
+            raise
 
     def hash(self, found: Found, pace: Pace | None) -> str | None:
         """The SHA-256 of what the disk has, not the page cache; None if there is nothing. Raises Stopping."""

@@ -4,9 +4,11 @@ Sees only what the server may have made itself. Runs in threads.
 """
 
 import errno
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from stat import S_ISDIR
 
@@ -17,6 +19,8 @@ from uploader.storage.base import Found
 from uploader.storage.disk import Directory
 from uploader.storage.local import formats
 from uploader.storage.local.temp import FILES
+
+logger = logging.getLogger(__name__)
 
 _YEAR, _MONTH = re.compile(r"[0-9]{4}"), re.compile(r"0[1-9]|1[0-2]")
 _UPLOAD = re.compile(r"[0-9a-f]{32}")
@@ -39,7 +43,7 @@ def upload_directories(root: Directory, month: str) -> Iterator[Found]:
     """The directories of uploads in a month."""
     path = f"temp/{month}"
     for name in _directories(root, path, _UPLOAD):
-        if found := look(root, f"{path}/{name}"):
+        if found := _look_if_it_can_be_read(root, f"{path}/{name}"):
             yield found
 
 
@@ -49,8 +53,26 @@ def blob_files(root: Directory) -> Iterator[Found]:
         for inner in sorted(_directories(root, f"blobs/{outer}", _FAN_OUT)):
             path = f"blobs/{outer}/{inner}"
             for name in _listed(root, path, Directory.files, _BLOB):
-                if name.startswith(outer + inner) and (found := look(root, f"{path}/{name}")):
+                if name.startswith(outer + inner) and (found := _look_if_it_can_be_read(root, f"{path}/{name}")):
                     yield found
+
+
+def _look_if_it_can_be_read(root: Directory, path: str) -> Found | None:
+    """As `look`. A damaged part is left alone, and the walk goes on."""
+    found = None
+    with _leaving_what_is_damaged(path):
+        found = look(root, path)
+    return found
+
+
+@contextmanager
+def _leaving_what_is_damaged(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in disk.DAMAGED:
+            raise
+        logger.error("a part of the disk can't be read and is left", extra={"path": path}, exc_info=error)
 
 
 def look(root: Directory, path: str) -> Found | None:
@@ -151,7 +173,7 @@ def trashed(root: Directory, sha256: str | None = None) -> Iterator[Found]:
 
 def _look_in_trash(root: Directory, path: str) -> Iterator[Found]:
     """Without the suffix that makes its name unique there."""
-    found = look(root, path)
+    found = _look_if_it_can_be_read(root, path)
     if found is not None:
         yield replace(found, name=found.name.partition(".")[0], is_draft=False)
 
@@ -164,8 +186,8 @@ def _listed(
     root: Directory, path: str, listing: Callable[[Directory], list[str]], pattern: re.Pattern[str]
 ) -> list[str]:
     """All names at once, so that a walk that nobody ends holds no descriptor."""
-    try:
-        with root.enter(path) as directory:
-            return list(filter(pattern.fullmatch, listing(directory)))
-    except FileNotFoundError:
-        return []  # it was removed meanwhile
+    names: list[str] = []
+    # It may have been removed meanwhile.
+    with suppress(FileNotFoundError), _leaving_what_is_damaged(path), root.enter(path) as directory:
+        names = list(filter(pattern.fullmatch, listing(directory)))
+    return names
