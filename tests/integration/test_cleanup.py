@@ -454,7 +454,7 @@ async def test_nothing_is_removed_for_a_database_that_does_not_name_it(
             assert (await stack.upload(content)).status_code == 201
         await open_with_chunks(stack, 0)
     clock.advance(40 * DAY + 2 * HOUR)
-    async with make_stack(clock=clock, database_url=f"sqlite:///{forgotten}") as stack:
+    async with make_stack(clock=clock, database_url=f"sqlite:///{forgotten}", adopts=True) as stack:
         before = everything(stack)
         for _ in range(2):
             await Cleaner(stack.services.cleanup, clock).run_once()
@@ -493,7 +493,11 @@ async def test_an_upload_goes_on_after_the_jobs_of_a_database_that_does_not_name
 
     restart()
     async with make_stack(
-        redis_url=own_redis.url, database_url=f"sqlite:///{forgotten}", jobs=True, quiet_interval_seconds=0.05
+        redis_url=own_redis.url,
+        database_url=f"sqlite:///{forgotten}",
+        adopts=True,
+        jobs=True,
+        quiet_interval_seconds=0.05,
     ) as stack:
         pending = stack.services.pending
 
