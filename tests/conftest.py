@@ -200,7 +200,7 @@ async def _migrated(server_url: str, name: str) -> str:
 async def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A migrated SQLite file; `database_url` copies it for each test."""
     path = tmp_path_factory.mktemp("sqlite") / "template.db"
-    database = Database(f"sqlite:///{path}")
+    database = Database(f"sqlite:///{path}", creates=True)
     await migrate.upgrade(database)
     await database.close()
     return path

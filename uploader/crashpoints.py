@@ -12,6 +12,9 @@ from collections.abc import Callable
 NAMES = (
     "migrate.after_statement",
     "directory.after_mkdir",
+    "installation.after_proposal",
+    "installation.after_fact",
+    "installation.after_mark",
     "owner.after_token_file",
     "user.after_commit",
     "sweep.after_claim",

@@ -115,6 +115,8 @@ class EmbeddedRedis:
                 self._run(self._checked_binary())
         except (ConfigurationError, OSError) as error:
             self._failure = str(error)
+            if self._stopping.is_set():
+                return  # it was ended before it was ready, and nobody waits for it
             logger.error("embedded Valkey can't run", extra={"reason": self._failure})
         finally:
             os.close(lock)

@@ -77,6 +77,10 @@ def test_what_no_row_names_is_told_and_goes_only_with_yes(tmp_path: Path) -> Non
     settings["TEST_CLOCK"] = str(later)
     kept = "kept, because no row names them: 1 blobs, 0 directories with chunks, "
 
+    refused = run_cli(settings, "cleanup", "--yes")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "is not there: put it back" in refused.stderr
+    assert run_cli(settings, "adopt", "--yes").returncode == 0
     for arguments in (("cleanup", "--dry-run"), ("cleanup",)):
         told = run_cli(settings, *arguments)
         assert (told.returncode, told.stderr) == (0, "")
@@ -97,6 +101,7 @@ def test_what_no_row_names_is_told_and_goes_only_with_yes(tmp_path: Path) -> Non
 
     for file in data.glob("uploader.db*"):
         file.unlink()
+    assert run_cli(settings, "adopt", "--yes").returncode == 0
     told = run_cli(settings, "cleanup", "--yes", "--dry-run")
     assert "blobs without a row would be removed: 1\n" in told.stdout
     assert blob.exists()

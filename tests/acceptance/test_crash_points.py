@@ -55,7 +55,7 @@ SERVERS = {
     "start": ("owner.after_token_file", "user.after_commit", "directory.after_mkdir", "sweep.after_claim"),
     "sweep": ("sweep.after_rebuild",),
     "open": (
-        "directory.after_mkdir:4",  # the month; before it temp, spool and the year
+        "directory.after_mkdir:4",  # the month; before it temp, trash and the year
         "open.after_mkdir",
         "open.after_data_file",
         "open.after_digest_file",
@@ -101,6 +101,7 @@ SERVERS = {
     ),
     "close": ("instant.after_commit", "close.after_commit"),
 }
+FIRST_STARTS = ("installation.after_proposal", "installation.after_fact", "installation.after_mark")
 CLEANUPS = (
     "tidy.after_forget",
     "remove.after_unlink",
@@ -261,6 +262,10 @@ class Installation:
         path.parent.mkdir(parents=True)
         path.write_bytes(b"stray")
 
+    def adopt(self) -> None:
+        """Let bytes without rows be this database's own."""
+        assert run_cli(self.settings, "adopt", "--yes").returncode == 0
+
     def token(self) -> str:
         return owner_token(self.data)
 
@@ -310,11 +315,25 @@ async def test_a_server_that_dies_between_two_durable_effects_loses_and_invents_
 ) -> None:
     client = Client(installation.data, large="merge.after_account" in deaths)
     installation.stray_blob(KEPT)
+    installation.adopt()
     for armed in deaths:
         await installation.die_serving(client, armed)
     accounts = await installation.run(client, orphans=any(armed.startswith(ORPHANED) for armed in deaths))
     expected = replace(EXPECTED, finished=EXPECTED.finished + LARGE.size) if client.large else EXPECTED
     assert accounts == {"owner": expected}
+
+
+@pytest.mark.parametrize("armed", FIRST_STARTS)
+async def test_a_first_start_that_dies_is_ended_by_the_next(installation: Installation, armed: str) -> None:
+    await installation.die_running(armed, "serve", "--port", str(free_port()))
+    assert run_cli(installation.settings, "token", "list").returncode == 0, "commands work in between"
+    assert not (installation.data / "installation").exists() or armed == "installation.after_mark"
+    server = Server(installation.log, installation.settings)
+    with ended(server):
+        assert server.stop() == 0
+    said = run_cli(installation.settings, "installation").stdout.split()
+    assert [each for each in said if len(each) == 32] == 3 * [said[-1]]
+    assert [path.name for path in installation.data.glob("installation*")] == ["installation"]
 
 
 async def test_a_cleanup_that_dies_is_ended_by_the_next(installation: Installation, tmp_path: Path) -> None:
@@ -328,6 +347,7 @@ async def test_a_cleanup_that_dies_is_ended_by_the_next(installation: Installati
     (with_chunks / "map").write_bytes(bytes(formats.MAP_RECORDS_OFFSET) + formats.map_record(0))
     for content in (KEPT, DELETED):
         installation.stray_blob(content)
+    installation.adopt()
     later = tmp_path / "two hours"
     later.write_text("7200")
     installation.settings["TEST_CLOCK"] = str(later)
@@ -375,6 +395,7 @@ async def test_a_repair_and_a_reset_that_die_are_ended_by_the_next(installation:
 def test_every_crash_point_is_passed() -> None:
     armed = [
         MIGRATION,
+        *FIRST_STARTS,
         *CLEANUPS,
         HEALING,
         PURGE,

@@ -518,7 +518,11 @@ async def test_an_upload_goes_on_after_the_jobs_of_a_database_that_does_not_name
 
     restart()
     async with make_stack(
-        redis_url=own_redis.url, database_url=f"sqlite:///{forgotten}", jobs=True, quiet_interval_seconds=0.05
+        redis_url=own_redis.url,
+        database_url=f"sqlite:///{forgotten}",
+        adopts=True,
+        jobs=True,
+        quiet_interval_seconds=0.05,
     ) as stack:
         pending = stack.services.pending
 

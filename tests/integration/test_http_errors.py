@@ -130,7 +130,7 @@ async def test_a_failing_disk_is_told_without_leaks_and_loses_nothing(stack: Sta
 async def test_without_the_database_the_answer_is_try_again(
     make_stack: MakeStack, sqlite_url: str, tmp_path: Path
 ) -> None:
-    async with make_stack(database_url=sqlite_url) as stack, without_database(stack, tmp_path / "test.db"):
+    async with make_stack(database_url=sqlite_url) as stack, without_database(stack):
         response = await stack.client.get("/me/usage")
     assert problem(response, 503, "unavailable")["retryable"] is True
     assert int(response.headers["retry-after"]) > 0

@@ -113,7 +113,7 @@ async def test_an_installation_and_an_upload_have_the_layout_of_the_design(
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
     directory = f"temp/2030/01/{upload.id}"
     assert found == {
-        *("temp", "blobs", "spool", "temp/2030", "temp/2030/01", directory),
+        *("temp", "blobs", "trash", "spool", "temp/2030", "temp/2030/01", directory),
         *(f"{directory}/data", f"{directory}/map", f"{directory}/digest"),
     }
     for name in found:

@@ -36,7 +36,7 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 async def empty(empty_url: str) -> AsyncIterator[Database]:
-    database = Database(empty_url)
+    database = Database(empty_url, creates=True)
     yield database
     await database.close()
 
@@ -141,7 +141,7 @@ async def test_a_unique_key_that_is_taken_is_a_duplicate(database: Database) -> 
 
 
 async def test_upgrading_several_times_at_once_is_safe(empty_url: str) -> None:
-    databases = [Database(empty_url) for _ in range(5)]
+    databases = [Database(empty_url, creates=True) for _ in range(5)]
     await asyncio.gather(*(migrate.upgrade(database) for database in databases))
     for database in databases:
         await migrate.check(database)
@@ -191,7 +191,7 @@ async def test_the_command_upgrades_from_any_directory(empty_url: str, tmp_path:
         result = await asyncio.to_thread(run_cli, settings, "db", "upgrade", cwd=elsewhere)
         assert (result.returncode, result.stderr) == (0, "")
         assert result.stdout == f"the database is at revision {migrate.head_revision()}\n"
-    database = Database(empty_url)
+    database = Database(empty_url, creates=True)
     await migrate.check(database)
     await database.close()
     assert list(elsewhere.iterdir()) == []
@@ -206,7 +206,7 @@ async def test_the_command_makes_the_embedded_database(tmp_path: Path) -> None:
 
 
 async def test_the_command_says_in_one_line_that_the_database_is_too_new(empty_url: str, tmp_path: Path) -> None:
-    database = Database(empty_url)
+    database = Database(empty_url, creates=True)
     await migrate.upgrade(database)
     async with database.engine.begin() as connection:
         await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))

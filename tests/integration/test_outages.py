@@ -97,7 +97,7 @@ async def test_without_the_database_nobody_new_gets_in_and_who_is_known_goes_on(
         known.headers.update(bearer("known"))
         await stack.open(CONTENT, known)
         await stack.put(CONTENT, 0, known)
-        async with without_database(stack, tmp_path / "test.db"):
+        async with without_database(stack):
             assert (await stack.put(CONTENT, 1, known)).status_code == 200
             new = await stack.anonymous().get("/me/usage", headers=bearer("new"))
             problem(new, 503, "unavailable")
@@ -110,7 +110,7 @@ async def test_without_the_database_nobody_new_gets_in_and_who_is_known_goes_on(
 async def test_tokens_and_links_that_can_not_be_checked_are_no_tokens_and_links(
     make_stack: MakeStack, sqlite_url: str, tmp_path: Path
 ) -> None:
-    async with make_stack(database_url=sqlite_url) as stack, without_database(stack, tmp_path / "test.db"):
+    async with make_stack(database_url=sqlite_url) as stack, without_database(stack):
         link = "/me/files/x/content?user=alice&expires=99999999999&signature=0"
         for path in ("/me/usage", "/admin/usage", link):
             problem(await stack.client.get(path), 503, "unavailable")

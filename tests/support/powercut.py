@@ -191,8 +191,10 @@ def _function_of_the_server() -> str:
 
 
 def _kind(path: str) -> str:
-    """`temp/YYYY/MM/ID/data` for any upload, `blobs/ab/cd` for any blob."""
+    """`temp/YYYY/MM/ID/data` for any upload, `blobs/ab/cd` for any blob, `installation.DRAFT` on its way to its name."""
     top, *names = path.split("/")
+    if top.startswith("installation."):
+        return "installation.DRAFT"
     patterns = {"temp": ["YYYY", "MM", "ID"], "blobs": ["ab", "cd", "SHA256"]}.get(top, [])
     return "/".join([top, *patterns[: len(names)], *names[len(patterns) :]]) or "."
 

@@ -1,10 +1,12 @@
 """The whole server in this process, on real stores: services, the application over them, and a client."""
 
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx2
 
@@ -81,15 +83,16 @@ def go_on(stack: Stack) -> None:
 
 
 @asynccontextmanager
-async def without_database(stack: Stack, path: Path) -> AsyncIterator[None]:
-    """Within, nothing can be asked of its SQLite, which lies at `path`."""
-    away = path.with_name("away.db")
-    await stack.services.database.engine.dispose()
-    path.rename(away)
-    path.mkdir()
-    yield
-    path.rmdir()
-    away.rename(path)
+async def without_database(stack: Stack) -> AsyncIterator[None]:
+    """Within, its SQLite can't be opened, though it is there."""
+    engine = stack.services.database.engine
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    await engine.dispose()
+    with patch.object(engine.dialect, "connect", refuse):
+        yield
 
 
 @asynccontextmanager
@@ -100,12 +103,16 @@ async def running_stack(
     *,
     jobs: bool = False,
     clock: ManualClock | None = None,
+    adopts: bool = False,
     **settings: Any,
 ) -> AsyncIterator[Stack]:
-    """A stack with the user `alice`; `settings` are fields of Settings."""
+    """A stack with the user `alice`; `settings` are fields of Settings. `adopts`: data, database and Redis belong together
+    from now on, whatever they say."""
     defaults: dict[str, Any] = {"free_space_floor_bytes": 0, "min_chunk_size_bytes": 64 << 10}
     in_force = Settings(data=data, database_url=database_url, redis_url=redis_url, **(defaults | settings))
     services = create_services(in_force, clock)
+    if adopts:
+        await services.installation.adopt()
     async with running(services, jobs=jobs):
         app = build_application(services)
         stack = Stack(services, app, httpx2.AsyncClient(), data, clock)

@@ -60,7 +60,7 @@ class Scene:
 
 @pytest.fixture
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
-    database = Database(f"sqlite:///{tmp_path}/words.db")
+    database = Database(f"sqlite:///{tmp_path}/words.db", creates=True)
     await database.transact(lambda connection: connection.execute(text("CREATE TABLE word (word TEXT UNIQUE)")))
     yield Scene(database)
     await database.close()

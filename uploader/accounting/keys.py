@@ -8,6 +8,9 @@ from zlib import crc32
 FLUSH_QUEUE = "flush"
 MERGE_QUEUE = "merge"
 
+# Whose keys all others are. No script touches it, so it needs no slot.
+INSTALLATION = "installation"
+
 # How many uploads' keys a process keeps at hand: each chunk needs them.
 _REMEMBERED_UPLOADS = 1000
 # What every key of an installation begins with, for a reset, which deletes all keys. It deletes the era first: if it dies

@@ -15,6 +15,7 @@ from redis.exceptions import ResponseError
 from uploader.accounting.delay import MAX_CLAIM, POLL_SECONDS, next_due
 from uploader.accounting.keys import (
     FLUSH_QUEUE,
+    INSTALLATION,
     KINDS,
     MERGE_QUEUE,
     keys_of_upload,
@@ -235,13 +236,6 @@ class Pending:
         arguments = [time_argument(now_ms), upload_id, _ms(self._delays.lease_seconds)]
         await _LEASE_UPLOAD.run(self._redis, keys_of_upload(upload_id, self.shards), arguments)
 
-    async def ping(self) -> None:
-        """Raises Unavailable if Redis is away."""
-        try:
-            await self._redis.ping()
-        except AWAY as error:
-            raise Unavailable("The accounting store is away.") from error
-
     async def configuration(self, *names: str) -> dict[str, str]:
         """These settings of the Redis server, without those that it keeps to itself. Raises Unavailable."""
         try:
@@ -278,13 +272,15 @@ class Pending:
             raise Unavailable("The accounting store is away.") from error
 
     async def reset(self) -> int:
-        """Delete every key of the installation, of any number of shards; returns how many. Raises Unavailable."""
+        """Delete every key of the installation, of any number of shards; returns how many. Whose they are goes last, so that
+        a reset that dies halfway may be ended by nobody else. Raises Unavailable."""
         deleted = 0
         try:
             for kind in KINDS:
                 async for key in self._redis.scan_iter(match=f"{kind}:{{s[0-9][0-9]}}*", count=1000):
                     deleted += await self._redis.unlink(key)
                     crash_point("reset.after_key")
+            deleted += await self._redis.unlink(INSTALLATION)
         except AWAY as error:
             raise Unavailable("The accounting store is away.") from error
         return deleted

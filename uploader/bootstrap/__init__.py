@@ -5,6 +5,8 @@ Decides nothing but what is given to whom; refuses to serve a request or to run 
 
 from uploader.bootstrap.application import build_application, create_app, server_config
 from uploader.bootstrap.installation import (
+    begin_installation,
+    check_redis,
     check_settings,
     prepare_database,
     prepare_installation,
@@ -17,7 +19,9 @@ from uploader.bootstrap.stores import database_url, redis_directory
 
 __all__ = [
     "Services",
+    "begin_installation",
     "build_application",
+    "check_redis",
     "check_settings",
     "create_app",
     "create_services",

@@ -2,16 +2,22 @@
 
 import ipaddress
 import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 from uploader.bootstrap.application import create_verifier
-from uploader.bootstrap.stores import database_url
+from uploader.bootstrap.services import Services, create_services
+from uploader.bootstrap.stores import database_url, sqlite_path
 from uploader.clock import Clock
 from uploader.database import migrate
-from uploader.database.engine import Database
-from uploader.errors import ConfigurationError
-from uploader.service.access.accounts import Accounts
+from uploader.database.engine import Database, unfitness
+from uploader.errors import ConfigurationError, Unavailable
 from uploader.service.access.owner import owner_token
 from uploader.settings import Settings
+from uploader.storage.local.marks import MARK
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -45,35 +51,96 @@ def warn_of_settings(settings: Settings) -> None:
 async def upgrade_database(settings: Settings) -> str | None:
     """Bring the database to the schema of this version; the revision. Raises ConfigurationError, Unavailable."""
     # A change of a large table takes as long as it takes.
-    database = Database(database_url(settings), read_timeout_seconds=None)
+    database = Database(database_url(settings), read_timeout_seconds=None, creates=True)
     try:
-        await migrate.upgrade(database)
-        return await migrate.current_revision(database)
-    finally:
-        await database.close()
-
-
-async def prepare_database(settings: Settings) -> None:
-    """Migrate an embedded database; an external one has to be migrated already. Raises ConfigurationError, Unavailable."""
-    database = Database(database_url(settings))
-    try:
-        if settings.database_url is None:
+        with _fit(settings):
             await migrate.upgrade(database)
-        else:
-            await migrate.check(database)
+            return await migrate.current_revision(database)
     finally:
         await database.close()
+
+
+async def prepare_database(settings: Settings, *, adopts: bool = False) -> None:
+    """Migrate an embedded database; an external one has to be migrated already. Raises ConfigurationError, Unavailable.
+
+    `adopts`: a new one may take the place of one that is not there any more.
+    """
+    if not adopts:
+        _refuse_lost_file(settings)
+    database = Database(database_url(settings), creates=True)
+    try:
+        with _fit(settings):
+            if settings.database_url is None:
+                await migrate.upgrade(database)
+            else:
+                await migrate.check(database)
+    finally:
+        await database.close()
+
+
+def _refuse_lost_file(settings: Settings) -> None:
+    """Nothing new is made where the file was: it may come back, and its log lies there still."""
+    path = sqlite_path(settings)
+    if path is not None and not path.exists() and (settings.data / MARK).exists():
+        raise ConfigurationError(
+            f"{path}, the database of this data directory, is not there: put it back from where it is, or from a backup; "
+            "or, to begin anew without its files and users, stop all servers and run `uploader adopt --yes`"
+        )
+
+
+@contextmanager
+def _fit(settings: Settings) -> Iterator[None]:
+    """What is wrong with a file is for people to put right. Raises ConfigurationError."""
+    try:
+        yield
+    except Unavailable as error:
+        reason = unfitness(error.__cause__)
+        if reason is None:
+            raise
+        raise ConfigurationError(f"the database {sqlite_path(settings)} can't be used: {reason}") from error
+
+
+async def begin_installation(settings: Settings) -> None:
+    """What a start looks at before it serves or works: that disk and database are fit and belong together; if they are new,
+    they do from now on. Raises ConfigurationError, Unavailable."""
+    await _with_services(settings, _begin)
+
+
+async def _begin(services: Services) -> None:
+    await services.storage.prepare()
+    if services.storage.doubt is not None:
+        logger.warning(services.storage.doubt)
+    await services.spool.prepare()
+    await prepare_database(services.settings)
+    await services.installation.begin()
+
+
+async def check_redis(settings: Settings) -> None:
+    """Whether Redis belongs to the rest. Raises ConfigurationError. Without Redis a server waits for it."""
+
+    async def check(services: Services) -> None:
+        with suppress(Unavailable):
+            await services.installation.check_database()
+            await services.installation.check_redis()
+
+    await _with_services(settings, check)
+
+
+async def _with_services(settings: Settings, work: Callable[[Services], Awaitable[T]]) -> T:
+    services = create_services(settings)
+    try:
+        return await work(services)
+    finally:
+        await services.close()
 
 
 async def prepare_installation(settings: Settings) -> str | None:
-    """As `prepare_database`, and make the owner at the first start; the owner's token where it lies on disk."""
-    settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    await prepare_database(settings)
-    if settings.auth != "token":
-        return None
-    database = Database(database_url(settings))
-    try:
-        accounts = Accounts(database, Clock(), default_total_space_bytes=settings.default_total_space_bytes)
-        return await owner_token(settings.data, accounts)
-    finally:
-        await database.close()
+    """As `begin_installation`, and make the owner at the first start; the owner's token where it lies on disk."""
+
+    async def prepare(services: Services) -> str | None:
+        await _begin(services)
+        if settings.auth != "token":
+            return None
+        return await owner_token(settings.data, services.accounts)
+
+    return await _with_services(settings, prepare)

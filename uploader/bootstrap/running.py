@@ -1,42 +1,60 @@
 """The time in which services serve, with the background jobs if asked for."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import replace
 
 from uploader.accounting.wakeups import Wakeups
 from uploader.bootstrap.services import Services
 from uploader.crashpoints import crash_point
 from uploader.database import meta, migrate
-from uploader.errors import ConfigurationError
+from uploader.errors import ConfigurationError, Unavailable
 from uploader.jobs.cleanup import Cleaner
 from uploader.jobs.collector import Collector
 from uploader.jobs.expirer import Expirer
 from uploader.jobs.flusher import Flusher
 from uploader.jobs.merger import Merger
 from uploader.jobs.reconciler import Reconciler
-from uploader.jobs.runner import Runner
+from uploader.jobs.runner import Job, Runner
 from uploader.jobs.scrubber import Scrubber
 from uploader.jobs.snapshot import Snapshot
 from uploader.jobs.sweeper import Sweeper
 from uploader.jobs.trash import TrashKeeper
+from uploader.service.installation import Installation
 
 
 @asynccontextmanager
-async def running(services: Services, *, jobs: bool) -> AsyncIterator[None]:
+async def running(services: Services, *, jobs: bool, begins: bool = True) -> AsyncIterator[None]:
     """The time in which services serve, with the background jobs if asked for; all ended in order afterwards.
+
+    `begins`: an installation that is none yet becomes one.
 
     Raises ConfigurationError if the database or the data directory is not fit, Unavailable if the database is away.
     """
     try:
         await migrate.check(services.database)
-        await _check_shards(services)
+        await (services.installation.begin() if begins else services.installation.compare())
         await services.storage.prepare()
         await services.spool.prepare()
-        async with services.exposition, _jobs(services) if jobs else nullcontext():
+        with suppress(Unavailable):  # without Redis a server waits for it, and each job asks again
+            await services.installation.check_redis()
+        await _check_shards(services)
+        async with services.exposition, _watch(services), _jobs(services) if jobs else nullcontext():
             yield
     finally:
         services.storage.stop()
         await services.close()
+
+
+@asynccontextmanager
+async def _watch(services: Services) -> AsyncIterator[None]:
+    """Look after what every process relies on, also one without jobs."""
+    runner = Runner([Job("watch", services.installation.look)])
+    runner.start()
+    try:
+        yield
+    finally:
+        await runner.stop()
 
 
 @asynccontextmanager
@@ -65,14 +83,26 @@ async def _check_shards(services: Services) -> None:
 async def reset_redis(services: Services) -> int:
     """Forget all that Redis knows, and take the number of shards in force; how many keys were deleted.
 
-    Everything is rebuilt from the disk and the database. Raises Unavailable.
+    Everything is rebuilt from the disk and the database. Raises ConfigurationError if Redis is another installation's,
+    Unavailable.
     """
+    await services.installation.check_redis()
     deleted = await services.pending.reset()
     crash_point("reset.after_keys")
     await services.database.transact(
         lambda connection: meta.replace_fact(connection, "shards", str(services.settings.shards))
     )
     return deleted
+
+
+def _checked(job: Job, installation: Installation) -> Job:
+    """A job that removes things, and does not run where disk, database and Redis don't belong together."""
+
+    async def run_once() -> float:
+        await installation.check()
+        return await job.run_once()
+
+    return replace(job, run_once=run_once)
 
 
 def _listen(services: Services) -> Wakeups:
@@ -87,15 +117,18 @@ def _create_runner(services: Services, wakeups: Wakeups) -> Runner:
     jobs += [Merger(queue, services.merging).as_job() for queue in pending.merge_queues]
     jobs += [Sweeper(shard, services.sweeping).as_job() for shard in range(pending.shards)]
     retention = settings.closed_retention_seconds
-    jobs += [
+    removing = [
         Collector(
             services.files, services.closers, services.cleanup, clock, closed_retention_seconds=retention
         ).as_job(),
         Expirer(services.expiry, clock).as_job(),
         Cleaner(services.cleanup, clock).as_job(),
-        Reconciler(services.reconciling).as_job(),
         Scrubber(services.scrubbing, rate_bytes_per_second=settings.scrub_rate_bytes).as_job(),
-        Snapshot(services.overview, clock).as_job(),
         TrashKeeper(services.trash, services.admission, clock).as_job(),
+    ]
+    jobs += [_checked(job, services.installation) for job in removing]
+    jobs += [
+        Reconciler(services.reconciling).as_job(),
+        Snapshot(services.overview, clock).as_job(),
     ]
     return Runner(jobs, wakeups.events)

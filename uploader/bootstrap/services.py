@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from uploader.accounting.audit import Audit
 from uploader.accounting.challenges import Budgets, Challenges
+from uploader.accounting.marks import RedisMark
 from uploader.accounting.pending import Delays, Pending
 from uploader.accounting.scripting import RedisConnection
 from uploader.bootstrap.stores import create_redis, database_url
@@ -22,6 +23,7 @@ from uploader.service.insight.health import Health
 from uploader.service.insight.integrity import Integrity
 from uploader.service.insight.overview import Overview
 from uploader.service.insight.reports import Reports
+from uploader.service.installation import Installation
 from uploader.service.upkeep.cleanup import Cleanup
 from uploader.service.upkeep.expiry import Expiry
 from uploader.service.upkeep.flushing import Flushing
@@ -51,6 +53,7 @@ class Services:
     spool: Spool
     redis: RedisConnection
     pending: Pending
+    installation: Installation
     accounts: Accounts
     closers: Closers
     merging: Merging
@@ -102,6 +105,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         lease_seconds=settings.claim_lease_seconds,
     )
     pending = Pending(redis, shards=settings.shards, delays=delays)
+    installation = Installation(database, storage, RedisMark(redis))
     closers = Closers(database, storage, pending, clock)
     merging = Merging(
         database,
@@ -124,7 +128,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
     )
     admission = Admission(settings, database, storage, trash, clock)
     instant = Instant(settings, database, storage, storage, healing, closers, uploads, challenges, clock)
-    receiving = Receiving(storage, pending, closers, uploads, max_at_once=settings.max_concurrent_chunks)
+    receiving = Receiving(database, storage, pending, closers, uploads, max_at_once=settings.max_concurrent_chunks)
     files = Files(database, storage, storage.trash, healing)
     recounting = Recounting(database)
     goals = Goals(settings.scrub_first_seconds, settings.scrub_every_seconds)
@@ -138,6 +142,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         spool=Spool(settings.data),
         redis=redis,
         pending=pending,
+        installation=installation,
         accounts=Accounts(database, clock, default_total_space_bytes=settings.default_total_space_bytes),
         closers=closers,
         merging=merging,
@@ -152,7 +157,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         links=Links(database, clock, settings.link_secret, lifetime_seconds=settings.link_lifetime_seconds),
         gauges=Gauges(database, storage, pending, integrity),
         exposition=Exposition(settings.data.absolute() / "metrics", alone=settings.workers == 1),
-        health=Health(database, storage, pending, integrity),
+        health=Health(database, storage, pending, integrity, installation),
         sweeping=Sweeping(database, pending, closers),
         expiry=Expiry(database, closers, expiry_seconds=settings.upload_expiry_seconds),
         cleanup=Cleanup(database, storage, closers, clock),

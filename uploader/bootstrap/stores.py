@@ -13,6 +13,13 @@ def database_url(settings: Settings) -> str:
     return settings.database_url or f"sqlite:///{settings.data.absolute() / 'uploader.db'}"
 
 
+def sqlite_path(settings: Settings) -> Path | None:
+    """The file of a SQLite; None of another database."""
+    url = database_url(settings)
+    name = url.removeprefix("sqlite:///")
+    return None if name in (url, "", ":memory:") else Path(name)
+
+
 def redis_directory(settings: Settings) -> Path:
     """Where the embedded Valkey lives."""
     return settings.data.absolute() / "redis"

@@ -7,7 +7,7 @@ import click
 
 from uploader import __version__
 from uploader.cli.client import filing, login, transferring, unfinished
-from uploader.cli.server import accounts, maintenance, reporting, scrubbing, serving, trash
+from uploader.cli.server import accounts, adopting, maintenance, reporting, scrubbing, serving, trash
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -32,6 +32,8 @@ for command in (
     maintenance.config,
     maintenance.db,
     maintenance.redis,
+    adopting.installation,
+    adopting.adopt,
     maintenance.cleanup,
     maintenance.reset_unfinished,
     maintenance.reconcile,

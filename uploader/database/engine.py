@@ -15,7 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from uploader.database import models
-from uploader.database.sqlite import Sqlite, SqliteEngine, on_the_loop
+from uploader.database.sqlite import FileLost, Sqlite, SqliteEngine, is_unfit, on_the_loop
 from uploader.errors import Unavailable
 
 T = TypeVar("T")
@@ -46,14 +46,34 @@ class Duplicate(Exception):
 class Database:
     """The engine of one URL."""
 
-    def __init__(self, url: str, *, read_timeout_seconds: float | None = _READ_TIMEOUT_SECONDS) -> None:
-        """`read_timeout_seconds`: how long an answer may take, so that a server that hangs is given up."""
-        self._sqlite = Sqlite(url) if url.startswith("sqlite") else None
+    # Of a SQLite: whether its file was not the one that was opened when somebody last looked. What is acknowledged meanwhile
+    # is lost.
+    is_lost = False
+
+    def __init__(
+        self, url: str, *, read_timeout_seconds: float | None = _READ_TIMEOUT_SECONDS, creates: bool = False
+    ) -> None:
+        """`read_timeout_seconds`: how long an answer may take, so that a server that hangs is given up. `creates`: the file
+        of a SQLite may be made; without, one that is missing is away."""
+        self._sqlite = Sqlite(url, self._tell_lost, creates=creates) if url.startswith("sqlite") else None
         self.engine: AsyncEngine | SqliteEngine = (
             self._sqlite.engine if self._sqlite else _create_mysql_engine(url, read_timeout_seconds, _CONNECTIONS)
         )
         # Of its own: who syncs in the middle of a transaction must not wait for a connection that such another one has.
         self._syncing = None if self._sqlite else _create_mysql_engine(url, read_timeout_seconds, _SYNCING_CONNECTIONS)
+
+    def _tell_lost(self, lost: bool) -> None:
+        self.is_lost = lost
+
+    async def look(self) -> None:
+        """Whether the file of a SQLite still is the one that was opened: each commit looks, and whoever acknowledges without
+        one relies on others to do so. Raises Unavailable."""
+        if self._sqlite is None:
+            return
+        try:
+            await self._sqlite.look()
+        except FileLost as error:
+            raise _translated(error) from error
 
     async def transact(self, work: "Work[T]", *, alone: bool = False) -> T:
         """Run `work` in one transaction, again after a deadlock. Raises Duplicate, Unavailable, and what `work` raises.
@@ -61,6 +81,8 @@ class Database:
         It waits for the database and nothing else, but for what it was given by `outside`. `alone`: what others have
         written and not committed is not to be seen, because `work` does what can't be rolled back.
         """
+        if self.is_lost:
+            await self.look()
         return await _tried_again(lambda: self._write(work, alone))
 
     async def _write(self, work: "Work[T]", alone: bool) -> T:
@@ -74,6 +96,8 @@ class Database:
 
         `snapshot`: all it reads is of one moment (on SQLite it always is).
         """
+        if self.is_lost:
+            await self.look()
         try:
             if self._sqlite is not None:
                 return await self._sqlite.read(work)
@@ -82,7 +106,7 @@ class Database:
                     # For one transaction; an execution option would let the driver's own errors through.
                     await connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 return await work(connection)
-        except (DBAPIError, PoolTimeoutError, OSError) as error:
+        except (DBAPIError, PoolTimeoutError, OSError, FileLost) as error:
             raise _translated(error) from error
 
     async def read_durably(self, work: "Work[T]") -> T:
@@ -139,7 +163,7 @@ async def _tried_again(attempt: Callable[[], Awaitable[T]]) -> T:
             if _is_duplicate(error):
                 raise Duplicate(str(error.orig)) from error
             raise
-        except (DBAPIError, PoolTimeoutError, OSError) as error:
+        except (DBAPIError, PoolTimeoutError, OSError, FileLost) as error:
             if not is_retried(error):
                 raise _translated(error) from error
             if number == _ATTEMPTS:
@@ -194,8 +218,20 @@ def is_retried(error: Exception) -> bool:
     return _code(error) in _MYSQL_RETRIED
 
 
+def unfitness(error: BaseException | None) -> str | None:
+    """What SQLite says of a file that can't be opened or written, or is no database: waiting does not help."""
+    original = getattr(error, "orig", None)
+    return str(original) if original is not None and is_unfit(original) else None
+
+
 def _translated(error: Exception) -> Exception:
     """What the database's own troubles are to the rest of the server."""
+    if isinstance(error, FileLost):
+        return Unavailable(
+            "The database's file was removed or replaced while the server runs; nothing is acknowledged."
+        )
+    if unfitness(error):
+        return Unavailable("The database is away; nothing was acknowledged.")
     if _code(error) in _MYSQL_BAD_FIGURES:
         return error
     lost = isinstance(error, DBAPIError) and error.connection_invalidated

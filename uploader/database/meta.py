@@ -20,8 +20,13 @@ async def durability(connection: AsyncConnection) -> dict[str, str]:
 
 async def replace_fact(connection: AsyncConnection, name: str, value: str) -> None:
     """Store a fact about this installation, whatever was stored before."""
-    await connection.execute(delete(models.meta).where(models.meta.c.name == name))
+    await forget_fact(connection, name)
     await connection.execute(insert(models.meta).values(name=name, value=value))
+
+
+async def forget_fact(connection: AsyncConnection, name: str) -> None:
+    """Store no fact of this name any more."""
+    await connection.execute(delete(models.meta).where(models.meta.c.name == name))
 
 
 async def fact(connection: AsyncConnection, name: str) -> str | None:

@@ -6,6 +6,7 @@ thread runs them as they are: one hop for a transaction, where a driver behind t
 
 import asyncio
 import os
+import sqlite3
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
+from urllib.parse import quote
 
 from sqlalchemy import Connection, QueuePool, create_engine, event, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -25,6 +27,17 @@ _CONNECTIONS = 8
 _READERS = min(4, (os.cpu_count() or 1) + 1)
 # Of a commit: whoever is the last of them waits for all.
 _MAX_TOGETHER = 64
+# What no waiting helps: the file can't be opened or written, or is no database (https://sqlite.org/rescode.html).
+_UNFIT = frozenset(
+    {
+        *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CORRUPT),
+        *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_NOTADB),
+    }
+)
+
+
+class FileLost(Exception):
+    """The database's file is not the one that was opened: it was removed or replaced."""
 
 
 class _Statements:
@@ -45,10 +58,49 @@ def _statements(connection: Connection) -> AsyncConnection:
     return cast(AsyncConnection, _Statements(connection))
 
 
+class _File:
+    """The file of a database, as it was when it was first opened.
+
+    Whoever removes or replaces it leaves open connections to what has no name any more: they work, and all that they write
+    is gone with them.
+    """
+
+    def __init__(self, path: str | None, tell: Callable[[bool], None], *, creates: bool) -> None:
+        """`tell` hears after each look whether the file is lost. `creates`: it may be made."""
+        self._creates = creates
+        self._path = None if path in (None, "", ":memory:") else path
+        self._tell = tell
+        self._opened: os.stat_result | None = None
+
+    @property
+    def address(self) -> str | None:
+        """What to open in the place of the path, so that nothing is made; None: the path."""
+        makes = self._creates and self._opened is None
+        return None if self._path is None or makes else f"file:{quote(self._path)}?mode=rw"
+
+    def look(self) -> None:
+        """Raises FileLost."""
+        if self._path is None:
+            return
+        lost = not self._is_there(self._path)
+        self._tell(lost)
+        if lost:
+            raise FileLost(self._path)
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            found = os.stat(path)  # noqa: PTH116 (nothing around the call: each commit makes it)
+        except OSError:
+            return False
+        if self._opened is None:
+            self._opened = found
+        return os.path.samestat(found, self._opened)
+
+
 class SqliteEngine:
     """The part of an `AsyncEngine` that is used, over a plain one: nothing in it waits."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tell: Callable[[bool], None], *, creates: bool) -> None:
         self.sync_engine = create_engine(
             make_url(url).set(drivername="sqlite"),
             poolclass=QueuePool,
@@ -58,7 +110,9 @@ class SqliteEngine:
         )
         self.url = self.sync_engine.url
         self.dialect = self.sync_engine.dialect
+        self.file = _File(self.url.database, tell, creates=creates)
         self._reading = self.sync_engine.execution_options(uploader_read_only=True)
+        event.listen(self.sync_engine, "do_connect", self._connect)
         event.listen(self.sync_engine, "connect", _configure)
         event.listen(self.sync_engine, "begin", _begin)
 
@@ -77,6 +131,20 @@ class SqliteEngine:
     async def dispose(self) -> None:
         self.sync_engine.dispose()
 
+    def _connect(self, dialect: Any, _record: Any, arguments: list[Any], options: dict[str, Any]) -> Any:
+        address = self.file.address
+        connection = (
+            dialect.connect(*arguments, **options)
+            if address is None
+            else dialect.connect(address, *arguments[1:], **options, uri=True)
+        )
+        try:
+            self.file.look()
+        except FileLost:
+            connection.close()
+            raise
+        return connection
+
 
 @dataclass(slots=True)
 class _Write:
@@ -93,8 +161,9 @@ class _Write:
 class Sqlite:
     """Runs transactions."""
 
-    def __init__(self, url: str) -> None:
-        self.engine = SqliteEngine(url)
+    def __init__(self, url: str, tell: Callable[[bool], None], *, creates: bool) -> None:
+        """`tell` hears, after each look, whether the file is lost. `creates`: it may be made."""
+        self.engine = SqliteEngine(url, tell, creates=creates)
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reading database")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writing database")
         self._lock = threading.Lock()
@@ -107,6 +176,10 @@ class Sqlite:
                 return await work(connection)
 
         return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: _run_to_its_end(run()))
+
+    async def look(self) -> None:
+        """Raises FileLost."""
+        await asyncio.get_running_loop().run_in_executor(self._readers, self.engine.file.look)
 
     async def write(self, work: "Work[T]", *, alone: bool) -> T:
         """`alone`: no other transaction may be in its commit."""
@@ -150,6 +223,13 @@ class Sqlite:
         return batch
 
     def _commit(self, batch: list[_Write]) -> None:
+        """Raises FileLost, also after the commit: it went to a file that nobody finds again."""
+        if batch[0].alone:
+            self.engine.file.look()  # before it does what can't be rolled back
+        self._commit_together(batch)
+        self.engine.file.look()
+
+    def _commit_together(self, batch: list[_Write]) -> None:
         with self.engine.sync_engine.begin() as connection:
             for write in batch:
                 if len(batch) == 1:
@@ -202,6 +282,12 @@ def on_the_loop(work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]
         return asyncio.run_coroutine_threadsafe(call(), loop).result()
 
     return called
+
+
+def is_unfit(error: BaseException) -> bool:
+    """Whether SQLite says of a file that it can't be opened or written, or is no database."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in _UNFIT  # the rest is the extended code
 
 
 def _configure(connection: Any, _record: Any) -> None:

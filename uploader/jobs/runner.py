@@ -6,7 +6,7 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from uploader.errors import Unavailable
+from uploader.errors import ConfigurationError, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -79,5 +79,7 @@ class Runner:
 def _say(job: Job, error: Exception) -> None:
     if isinstance(error, Unavailable):
         logger.warning("job waits for what it needs", extra={"job": job.name, "reason": error.detail})
+    elif isinstance(error, ConfigurationError):
+        logger.error("job does not run until this is put right", extra={"job": job.name, "reason": error.detail})
     else:
         logger.error("job failed, and is tried again", extra={"job": job.name}, exc_info=error)

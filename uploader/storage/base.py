@@ -77,6 +77,15 @@ class Defect:
     actual: int | str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Of which installation a store says that it is."""
+
+    installation: str | None
+    # By a first start that is under way, or was interrupted.
+    proposed: str | None
+
+
 # Chunks
 
 
@@ -302,12 +311,36 @@ class Bounded(Protocol):
         """The room there is now."""
 
 
+class Marked(Protocol):
+    """Where a store says of which installation it is. May be asked before the store is prepared; all raise
+    ConfigurationError if there is no place to say it, or a newer version has been here."""
+
+    async def read(self) -> Marks:
+        """What it says now."""
+
+    async def propose(self, installation: str) -> str:
+        """Propose to be of an installation, durably, unless it is of one, or another one is proposed; returns which."""
+
+    async def settle(self, installation: str) -> None:
+        """Be of an installation, durably, if it is of none yet; nothing is proposed any more. Repeatable."""
+
+    async def replace(self, installation: str) -> None:
+        """Be of an installation, durably, whatever it says now."""
+
+
 class Store(Withdrawing, BlobBytes, Housekeeping, Bounded, Protocol):
     """All that the store of a process can do, from `prepare` to `close`."""
 
     @property
     def trash(self) -> Trash:
         """Where it keeps what would be deleted otherwise."""
+
+    @property
+    def marks(self) -> Marked: ...
+
+    @property
+    def doubt(self) -> str | None:
+        """What could lose data here though all works, once it was prepared."""
 
     async def prepare(self) -> None:
         """Make ready to store. Raises ConfigurationError if this place is unfit."""

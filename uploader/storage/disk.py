@@ -47,11 +47,6 @@ class Directory:
     def close(self) -> None:
         os.close(self._descriptor)
 
-    @property
-    def device(self) -> int:
-        """Tells filesystems apart."""
-        return os.fstat(self._descriptor).st_dev
-
     # Directories
 
     def enter(self, path: str) -> "Directory":

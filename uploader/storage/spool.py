@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from uploader.errors import ConfigurationError
-from uploader.storage import disk
+from uploader.storage import disk, fitness
 from uploader.tasks import Pool
 
 _THREADS = 4
@@ -50,8 +50,8 @@ class Spool:
             self._root.open()
             with suppress(FileExistsError):
                 self._root.make_directory("spool")  # whether it outlives a power cut does not matter
-            with self._root.enter("spool"):
-                pass  # it is a directory, and no link
+            with self._root.enter("spool") as directory:  # it is one, and no link
+                fitness.check_unnamed(directory)
         except OSError as error:
             raise ConfigurationError(f"UPLOADER_DATA: {self._path} cannot be written: {error.strerror}") from error
 

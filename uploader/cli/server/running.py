@@ -4,6 +4,7 @@ Imports are inside the functions, so that `--help` and the start of the server a
 """
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,14 +45,25 @@ def run_to_end(work: Awaitable[T]) -> T:
         fail(error.detail, EXIT_FAILED)
 
 
-def with_services(settings: Settings, work: "Callable[[Services], Awaitable[T]]") -> T:
-    """Run a short command on the database, which it migrates if it is the embedded one."""
+def with_services(
+    settings: Settings,
+    work: "Callable[[Services], Awaitable[T]]",
+    *,
+    compares: bool = True,
+    adopts: bool = False,
+) -> T:
+    """Run a short command on the database, which it migrates if it is the embedded one.
+
+    `compares`: data directory and database have to belong together. `adopts`: as `prepare_database` has it.
+    """
     from uploader import bootstrap
 
     async def run() -> T:
-        await bootstrap.prepare_database(settings)
+        await bootstrap.prepare_database(settings, adopts=adopts)
         services = bootstrap.create_services(settings)
         try:
+            if compares:
+                await services.installation.compare()
             return await work(services)
         finally:
             await services.close()
@@ -71,7 +83,7 @@ def with_everything(settings: Settings, work: "Callable[[Services], Awaitable[T]
         await bootstrap.prepare_database(settings)
         wait_for_redis()
         services = bootstrap.create_services(settings)
-        async with bootstrap.running(services, jobs=False):
+        async with bootstrap.running(services, jobs=False, begins=False):
             return await work(services)
 
     make_data_directory(settings)
@@ -84,6 +96,8 @@ def make_data_directory(settings: Settings) -> None:
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         fail(f"UPLOADER_DATA: {settings.data} can't be made: {error.strerror}", EXIT_CONFIGURATION)
+    if not os.access(settings.data, os.W_OK | os.X_OK):
+        fail(f"UPLOADER_DATA: {settings.data} can't be written", EXIT_CONFIGURATION)
 
 
 @contextmanager

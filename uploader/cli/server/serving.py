@@ -42,6 +42,7 @@ def serve(host: str | None, port: int | None, workers: int | None, jobs: bool | 
     # The server processes read their settings from the environment.
     in_force = {"HOST": settings.host, "WORKERS": str(settings.workers), "JOBS": str(settings.jobs).lower()}
     os.environ.update({f"UPLOADER_{name}": value for name, value in in_force.items()})
+    make_data_directory(settings)
     with embedded_redis(settings) as wait_for_redis:
         _serve(settings, wait_for_redis)
 
@@ -65,6 +66,7 @@ def _serve(settings: Settings, wait_for_redis: "Callable[[], None]") -> None:
         wait_for_redis()
     except ConfigurationError as error:
         fail(error.detail, EXIT_CONFIGURATION)
+    run_to_end(bootstrap.check_redis(settings))
     config = bootstrap.server_config(settings)
     threading.Thread(target=_announce, args=(settings, listener.getsockname(), token), daemon=True).start()
     # uvicorn ends in its own order on these, then raises them again; here they only lead out of this function.
@@ -141,7 +143,7 @@ def work() -> None:
         configure_logging(settings.log_level, settings.log_format)
 
         async def run() -> None:
-            await bootstrap.prepare_database(settings)
+            await bootstrap.begin_installation(settings)
             wait_for_redis()
             stop = asyncio.Event()
             for number in (signal.SIGINT, signal.SIGTERM):

@@ -11,6 +11,7 @@ from uploader.database.engine import Database
 from uploader.database.meta import durability
 from uploader.errors import UploaderError
 from uploader.service.insight.integrity import Integrity
+from uploader.service.installation import Installation
 from uploader.storage.base import Store
 
 _PATIENCE_SECONDS = 5.0
@@ -31,7 +32,10 @@ class Finding:
 class Health:
     """Asks the disk, Redis and the database."""
 
-    def __init__(self, database: Database, storage: Store, pending: Pending, integrity: Integrity) -> None:
+    def __init__(
+        self, database: Database, storage: Store, pending: Pending, integrity: Integrity, installation: Installation
+    ) -> None:
+        self._installation = installation
         self._database = database
         self._storage = storage
         self._pending = pending
@@ -45,8 +49,8 @@ class Health:
         """For each part, how it is. A setting that is not as durable as it should be is a warning, and `ok`."""
         database, redis, storage, content = await asyncio.gather(
             self._find("database", self._check_database, self._database_warning),
-            self._find("redis", self._pending.ping, self._redis_warning),
-            self._find("storage", self._check_storage),
+            self._find("redis", self._installation.check_redis, self._redis_warning),
+            self._find("storage", self._check_storage, self._storage_warning),
             self._find_content(),
         )
         return {"database": database, "redis": redis, "storage": storage, "content": content}
@@ -79,7 +83,9 @@ class Health:
         return warning
 
     async def _check_database(self) -> None:
+        await self._database.look()
         await migrate.check(self._database)
+        await self._installation.check_database()
 
     async def _check_storage(self) -> None:
         """However often it is asked, one check runs at a time, and none right after another: it is a write."""
@@ -100,6 +106,9 @@ class Health:
         if found.get("log_bin") == "1":
             wanted["sync_binlog"] = ("1",)
         return _warning_of(found, wanted)
+
+    async def _storage_warning(self) -> str | None:
+        return self._storage.doubt
 
     async def _redis_warning(self) -> str | None:
         wanted = {"appendonly": ("yes",), "appendfsync": ("everysec", "always"), "maxmemory-policy": ("noeviction",)}

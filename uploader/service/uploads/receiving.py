@@ -16,6 +16,7 @@ from typing import Protocol
 
 from uploader.accounting.pending import Outcome, Pending, RecordResult
 from uploader.crashpoints import crash_point
+from uploader.database.engine import Database
 from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import chunk_count, chunk_length
 from uploader.domain.digest import ClaimedDigests
@@ -99,8 +100,16 @@ class Receiving:
     """Takes chunks."""
 
     def __init__(
-        self, storage: UploadBytes, pending: Pending, closers: Closers, uploads: Uploads, *, max_at_once: int
+        self,
+        database: Database,
+        storage: UploadBytes,
+        pending: Pending,
+        closers: Closers,
+        uploads: Uploads,
+        *,
+        max_at_once: int,
     ) -> None:
+        self._database = database
         self._storage = storage
         self._pending = pending
         self._closers = closers
@@ -220,7 +229,9 @@ class Receiving:
     # Answering
 
     async def answer(self, stored: Stored) -> Result:
-        """What to say of a chunk that counts; the last one merges. Raises as the merge does."""
+        """What to say of a chunk that counts; the last one merges. Raises Unavailable, and as the merge does."""
+        if self._database.is_lost:
+            raise Unavailable("The database is lost; nothing is acknowledged.")
         result = stored.result
         new = stored.written or result.outcome is Outcome.RECORDED
         CHUNKS.labels("recorded" if new else result.outcome.value).inc()

@@ -19,7 +19,7 @@ from pathlib import Path
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFull, Unavailable
-from uploader.storage import disk
+from uploader.storage import disk, fitness
 from uploader.storage.base import Body, Digests, Found, Gone, Pace, Space, Stopping
 from uploader.storage.disk import try_lock
 from uploader.storage.local import formats, temp, walking
@@ -27,6 +27,7 @@ from uploader.storage.local.blobs import Blobs, LocalBlob, blob_path
 from uploader.storage.local.chunkfiles import ChunkFiles, HeldRecord
 from uploader.storage.local.digests import DigestFiles
 from uploader.storage.local.frontier import Frontiers
+from uploader.storage.local.marks import LocalMarks
 from uploader.storage.local.temp import KeptFiles, OpenFiles, close_files
 from uploader.storage.local.trash import LocalTrash, TrashFiles
 from uploader.tasks import Batches, Pool, give_way, give_way_to_all, run_in
@@ -67,9 +68,11 @@ class LocalStore:
         """`durable`: an acknowledged chunk survives a power cut, not only the end of the process."""
         self._path = root.absolute()
         self._root = disk.Root(self._path)
+        self._doubt: str | None = None
         self._stopping = threading.Event()
         self._durable = durable
         self.disk = Pool(16, "disk", translate=disk.refusal)
+        self.marks = LocalMarks(self._root, self.disk)
         self._quick = Batches(self.disk.executor, translate=disk.refusal)
         # Of their own, so that downloads do not wait for writes to be synced, nor either for long work.
         self._reading = Pool(8, "reading", translate=disk.refusal)
@@ -101,12 +104,20 @@ class LocalStore:
     def _prepare(self) -> None:
         try:
             self._root.open()
-            with self._root.make("temp") as uploads, self._root.make("blobs") as blobs:
-                on_one_filesystem = uploads.device == blobs.device
+            with (
+                self._root.make("temp") as uploads,
+                self._root.make("blobs") as blobs,
+                self._root.make("trash") as trash,
+            ):
+                fitness.check_unnamed(uploads)
+                fitness.check_names({"temp": uploads, "blobs": blobs, "trash": trash})
         except OSError as error:
             raise ConfigurationError(f"UPLOADER_DATA: {self._path} cannot be written: {error.strerror}") from error
-        if not on_one_filesystem:
-            raise ConfigurationError(f"UPLOADER_DATA: temp and blobs under {self._path} are not on one filesystem")
+        self._doubt = fitness.doubt_about(self._path)
+
+    @property
+    def doubt(self) -> str | None:
+        return self._doubt
 
     async def check(self) -> None:
         with suppress(StorageFull):

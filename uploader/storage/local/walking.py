@@ -8,7 +8,6 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from stat import S_ISDIR
 
@@ -59,20 +58,18 @@ def blob_files(root: Directory) -> Iterator[Found]:
 
 def _look_if_it_can_be_read(root: Directory, path: str) -> Found | None:
     """As `look`. A damaged part is left alone, and the walk goes on."""
-    found = None
-    with _leaving_what_is_damaged(path):
-        found = look(root, path)
-    return found
-
-
-@contextmanager
-def _leaving_what_is_damaged(path: str) -> Iterator[None]:
     try:
-        yield
+        return look(root, path)
     except OSError as error:
-        if error.errno not in disk.DAMAGED:
-            raise
-        logger.error("a part of the disk can't be read and is left", extra={"path": path}, exc_info=error)
+        _leave_what_is_damaged(path, error)
+        return None
+
+
+def _leave_what_is_damaged(path: str, error: OSError) -> None:
+    """Raises the error again, unless it is of this part alone."""
+    if error.errno not in disk.DAMAGED:
+        raise error
+    logger.error("a part of the disk can't be read and is left", extra={"path": path}, exc_info=error)
 
 
 def look(root: Directory, path: str) -> Found | None:
@@ -186,8 +183,11 @@ def _listed(
     root: Directory, path: str, listing: Callable[[Directory], list[str]], pattern: re.Pattern[str]
 ) -> list[str]:
     """All names at once, so that a walk that nobody ends holds no descriptor."""
-    names: list[str] = []
-    # It may have been removed meanwhile.
-    with suppress(FileNotFoundError), _leaving_what_is_damaged(path), root.enter(path) as directory:
-        names = list(filter(pattern.fullmatch, listing(directory)))
-    return names
+    try:
+        with root.enter(path) as directory:
+            return list(filter(pattern.fullmatch, listing(directory)))
+    except FileNotFoundError:
+        return []  # it was removed meanwhile
+    except OSError as error:
+        _leave_what_is_damaged(path, error)
+        return []

@@ -1,0 +1,141 @@
+"""A filesystem that can't do what it has to is refused with one line, and one that could lose bytes is named."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.faults import Call, failing, failing_call
+from tests.support.storing import new_storage
+from uploader.errors import ConfigurationError
+from uploader.storage import disk
+from uploader.storage.fitness import doubt_about, filesystem_of
+from uploader.storage.spool import Spool
+
+MOUNTS = """\
+22 27 0:21 / /proc rw,relatime - proc proc rw
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
+40 27 0:50 / /srv rw,relatime shared:1 master:2 - xfs /dev/vdb rw
+41 40 0:51 / /srv/data rw,relatime shared:3 - nfs4 server:/export rw,vers=4.2
+42 27 0:52 / /srv/data\\040two rw - fuse.juicefs JuiceFS:store rw
+43 27 0:53 / /twice rw - ext4 /dev/vdc rw
+44 43 0:54 / /twice rw - ceph server:/ rw
+a line of a kernel to come
+""".splitlines()
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/data", "ext4"),
+        ("/srv", "xfs"),
+        ("/srv/database", "xfs"),
+        ("/srv/data/uploader", "nfs4"),
+        ("/srv/data two/uploader", "fuse.juicefs"),
+        ("/twice/data", "ceph"),
+        ("/proc/self", "proc"),
+    ],
+)
+def test_the_filesystem_of_a_path_is_that_of_the_deepest_mount(path: str, kind: str) -> None:
+    assert filesystem_of(Path(path), MOUNTS) == kind
+
+
+def test_no_mounts_tell_nothing() -> None:
+    assert filesystem_of(Path("/data"), ["", "1 2 3"]) is None
+
+
+@pytest.mark.parametrize(
+    "kind", ["nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "9p", "fuse.sshfs", "lustre", "gfs2"]
+)
+def test_a_shared_filesystem_is_doubted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda *_args, **_more: f"1 0 0:1 / / rw - {kind} somewhere rw\n")
+    doubt = doubt_about(Path("/data"))
+    assert doubt is not None
+    assert f"lies on {kind}: " in doubt
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay"])
+def test_a_local_filesystem_is_not_doubted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda *_args, **_more: f"1 0 0:1 / / rw - {kind} somewhere rw\n")
+    assert doubt_about(Path("/data")) is None
+
+
+async def refusal_of(path: Path) -> str:
+    storage = new_storage(path, durable=True)
+    try:
+        with pytest.raises(ConfigurationError) as refused:
+            await storage.prepare()
+    finally:
+        storage.close()
+    return refused.value.detail
+
+
+@pytest.mark.parametrize("target", ["blobs", "trash"])
+async def test_directories_between_which_nothing_can_be_linked_are_refused(tmp_path: Path, target: str) -> None:
+    """As a mount of the same filesystem in the place of one of them has it: the device is the same."""
+
+    def into_target(call: Call) -> bool:
+        if call.name != "link":
+            return False
+        return Path(f"/proc/self/fd/{call.options['dst_dir_fd']}").readlink().name == target
+
+    with failing(into_target, errno.EXDEV, times=None):
+        assert f"no file can be linked from temp to {target}: they are not on one filesystem" in await refusal_of(
+            tmp_path
+        )
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    storage = new_storage(tmp_path, durable=True)
+    await storage.prepare()
+    storage.close()
+
+
+def is_unnamed(call: Call) -> bool:
+    return call.name == "open" and call.arguments[1] & os.O_TMPFILE == os.O_TMPFILE
+
+
+@pytest.mark.parametrize("error_number", [errno.EOPNOTSUPP, errno.EISDIR])
+async def test_a_filesystem_without_unnamed_files_is_refused(tmp_path: Path, error_number: int) -> None:
+    with failing(is_unnamed, error_number, times=None):
+        assert "O_TMPFILE" in await refusal_of(tmp_path)
+        spool = Spool(tmp_path)
+        with pytest.raises(ConfigurationError, match="O_TMPFILE"):
+            await spool.prepare()
+        spool.close()
+
+
+class WithoutLocks:
+    """What `disk.py` sees in the place of `fcntl`, on a filesystem without locks of open files."""
+
+    def __init__(self, answer: Callable[..., Any]) -> None:
+        self.fcntl = answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(fcntl, name)
+
+
+def refuse(*_: Any) -> None:
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+def lock_nothing(_descriptor: int, command: int, lock: bytes) -> bytes:
+    return disk._FLOCK.pack(fcntl.F_UNLCK, 0, 0, 0, 0) if command == fcntl.F_OFD_GETLK else lock
+
+
+@pytest.mark.parametrize("answer", [refuse, lock_nothing])
+async def test_a_filesystem_whose_locks_keep_nobody_out_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(disk, "fcntl", WithoutLocks(answer))
+    assert "F_OFD_SETLK" in await refusal_of(tmp_path)
+
+
+async def test_a_disk_that_can_only_be_read_is_refused(tmp_path: Path) -> None:
+    storage = new_storage(tmp_path, durable=True)
+    await storage.prepare()
+    storage.close()
+    with failing_call("open", errno.EROFS, times=None, only=lambda path: path.name.startswith("probe.")):
+        assert "cannot be written: Read-only file system" in await refusal_of(tmp_path)

@@ -1,0 +1,53 @@
+"""Of which installation the keys in Redis are, and of which format."""
+
+import re
+from collections.abc import Awaitable
+from typing import Any
+
+from uploader.accounting.keys import INSTALLATION
+from uploader.accounting.scripting import AWAY, RedisConnection
+from uploader.errors import ConfigurationError, Unavailable
+
+# The version of all keys and their values.
+FORMAT = 1
+
+_MARK = re.compile(r"([0-9]+) ([0-9a-f]{32})")
+
+
+class RedisMark:
+    """The one key that says so."""
+
+    def __init__(self, redis: RedisConnection) -> None:
+        self._redis = redis
+
+    async def read(self) -> str | None:
+        """The installation; None if Redis says of none. Raises ConfigurationError, Unavailable."""
+        return _parse(await self._tried(self._redis.get(INSTALLATION)))
+
+    async def claim(self, installation: str) -> str:
+        """Mark what has no mark, because it is new or was lost; returns whose it is. Raises as `read`."""
+        there = _parse(await self._tried(self._redis.set(INSTALLATION, f"{FORMAT} {installation}", nx=True, get=True)))
+        return there or installation
+
+    async def replace(self, installation: str) -> None:
+        """Mark it, whatever it says now. Raises Unavailable."""
+        await self._tried(self._redis.set(INSTALLATION, f"{FORMAT} {installation}"))
+
+    async def _tried(self, command: Awaitable[Any]) -> Any:
+        try:
+            return await command
+        except AWAY as error:
+            raise Unavailable("The accounting store is away.") from error
+
+
+def _parse(value: bytes | None) -> str | None:
+    if value is None:
+        return None
+    mark = _MARK.fullmatch(value.decode(errors="replace"))
+    if mark is None:
+        raise ConfigurationError(
+            f"Redis has a key {INSTALLATION} that is not this program's: give it a Redis of its own"
+        )
+    if int(mark[1]) > FORMAT:
+        raise ConfigurationError(f"Redis has keys of format {mark[1]}, newer than this version's {FORMAT}")
+    return mark[2]

@@ -1,0 +1,170 @@
+"""Whether the data directory, the database and Redis belong together: each says of which installation it is.
+
+Made by the first start, in an order that a crash may break off anywhere: proposed on the disk, put into the database, where
+the first one stands, then settled on the disk. A store that says nothing though another one does is a forgotten or a lost
+one, and what has no row there would be thrown away: so it stops. Redis is told again: to lose it is ordinary.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sized
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from uuid import uuid4
+
+from uploader.accounting.marks import RedisMark
+from uploader.crashpoints import crash_point
+from uploader.database import meta, queries
+from uploader.database.engine import Connection, Database
+from uploader.errors import ConfigurationError
+from uploader.storage.base import Store
+
+# Its name among the facts of the database.
+FACT = "installation"
+# Later than any upload was opened.
+_ANY_TIME = datetime(9999, 12, 31, tzinfo=UTC)
+_ADOPT = "if they are meant to belong together from now on, stop all servers and run `uploader adopt`"
+
+
+@dataclass(frozen=True, slots=True)
+class Belonging:
+    """Of which installation each store says that it is."""
+
+    disk: str | None
+    database: str | None
+    redis: str | None
+
+
+class Installation:
+    """Compares what the stores say."""
+
+    def __init__(self, database: Database, storage: Store, redis: RedisMark) -> None:
+        self._database = database
+        self._storage = storage
+        self._redis = redis
+        # Set once disk and database have said the same.
+        self._id: str | None = None
+
+    async def begin(self) -> None:
+        """For whoever serves or works: an installation that is none yet becomes one. Raises as `compare`."""
+        marks = await self._storage.marks.read()
+        if marks.installation is None and await self._fact() is None:
+            await self._refuse_what_is_named_elsewhere()
+            proposed = await self._storage.marks.propose(uuid4().hex)
+            await meta.remember(self._database, FACT, proposed)
+            crash_point("installation.after_fact")
+        await self.compare()
+        if self._id is not None:
+            await self._storage.marks.settle(self._id)
+
+    async def compare(self) -> None:
+        """Compare the data directory with the database.
+
+        Raises ConfigurationError if they don't belong together, Unavailable.
+        """
+        # In this order: a first start puts its proposal into the database before it settles it.
+        in_database = await self._fact()
+        marks = await self._storage.marks.read()
+        if in_database is None and marks.installation is not None:
+            in_database = await self._fact()  # a first start may just have ended
+        on_disk = marks.installation or (marks.proposed if marks.proposed == in_database else None)
+        if on_disk != in_database:
+            raise ConfigurationError(_difference(on_disk, in_database))
+        if on_disk is None:
+            await self._refuse_what_is_named_elsewhere()
+        self._id = on_disk
+
+    async def check_database(self) -> None:
+        """As `compare`, without another look at the disk, which this process holds open."""
+        if self._id is None:
+            await self.compare()
+            return
+        in_database = await self._fact()
+        if in_database != self._id:
+            raise ConfigurationError(_difference(self._id, in_database))
+
+    async def check_redis(self) -> None:
+        """Mark Redis if it says nothing, because it is new or was lost. Raises ConfigurationError if it is another
+        installation's, Unavailable."""
+        in_redis = await (self._redis.read() if self._id is None else self._redis.claim(self._id))
+        if in_redis != self._id:
+            raise ConfigurationError(
+                f"Redis belongs to installation {in_redis}, the data directory and the database to {self._id or 'none'}: "
+                f"correct UPLOADER_REDIS_URL, and give each installation a Redis of its own; or, {_ADOPT}"
+            )
+
+    async def check(self) -> None:
+        """For whoever is about to remove anything: whether all still belong together. Raises ConfigurationError,
+        Unavailable."""
+        await self._database.look()
+        await self.check_database()
+        await self.check_redis()
+
+    async def look(self) -> float:
+        """Look at what no commit looks at while there are none; when to look again, in seconds. Raises Unavailable."""
+        await self._database.look()
+        return 2.0
+
+    # By hand
+
+    async def belonging(self) -> Belonging:
+        """What each says. Raises ConfigurationError, Unavailable."""
+        marks = await self._storage.marks.read()
+        return Belonging(marks.installation, await self._fact(), await self._redis.read())
+
+    async def adopt(self) -> str:
+        """Let all belong together from now on, by the id of the database, else of the disk, else by a new one, which is
+        returned. Nothing else uses them meanwhile. Raises ConfigurationError, Unavailable."""
+        said = await self.belonging()
+        adopted = said.database or said.disk or uuid4().hex
+        await self._storage.marks.replace(adopted)
+        await self._database.transact(lambda connection: meta.replace_fact(connection, FACT, adopted))
+        await self._redis.replace(adopted)
+        self._id = adopted
+        return adopted
+
+    # What was there before ids were
+
+    async def _fact(self) -> str | None:
+        return await self._database.read(lambda connection: meta.fact(connection, FACT))
+
+    async def _refuse_what_is_named_elsewhere(self) -> None:
+        """An installation of 0.1.0 has no id, nor has a new one. But bytes of which this database names nothing are of
+        another one. Raises ConfigurationError."""
+        found = False
+        async for batch, named in self._batches():
+            if named:
+                return
+            found = found or bool(batch)
+        if found:
+            raise ConfigurationError(
+                "the data directory holds content of which the database names nothing: is UPLOADER_DATABASE_URL the right "
+                f"one, and the database whole? Correct it, or restore the database; or, {_ADOPT}"
+            )
+
+    async def _batches(self) -> AsyncIterator[tuple[list[str], bool]]:
+        """Content on the disk, and whether the database names any of it."""
+        async for listed in self._storage.list_blobs():
+            blobs = [found.name for found in listed if not found.is_draft]
+            yield blobs, await self._names_any(queries.known_blobs, blobs)
+        async for listed in self._storage.list_uploads(_ANY_TIME):
+            uploads = [found.name for found in listed if await self._storage.holds_chunks(found)]
+            yield uploads, await self._names_any(queries.uploads_by_id, uploads)
+
+    async def _names_any(self, query: Callable[[Connection, list[str]], Awaitable[Sized]], names: list[str]) -> bool:
+        return bool(names and await self._database.read(lambda connection: query(connection, names)))
+
+
+def _difference(on_disk: str | None, in_database: str | None) -> str:
+    if in_database is None:
+        return (
+            f"the data directory belongs to installation {on_disk}, the database to none: it is a new one, or another "
+            f"program's; correct UPLOADER_DATABASE_URL, or restore the database; or, {_ADOPT}"
+        )
+    if on_disk is None:
+        return (
+            f"the database belongs to installation {in_database}, the data directory to none: is it mounted? Correct "
+            f"UPLOADER_DATA, or restore the data directory; or, {_ADOPT}"
+        )
+    return (
+        f"the data directory belongs to installation {on_disk}, the database to {in_database}: correct UPLOADER_DATA or "
+        f"UPLOADER_DATABASE_URL; or, {_ADOPT}"
+    )
