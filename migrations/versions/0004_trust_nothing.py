@@ -40,7 +40,6 @@ def downgrade() -> None:
     for name, table in (("user_name", "file"), ("user_md5", "file"), ("scrubbed", "blob"), ("damaged", "blob")):
         ddl.drop_index(f"ix_{table}_{name}", table)
     for table in ("file", "blob"):
-        ddl.execute(f"UPDATE `{table}` SET md5 = '' WHERE md5 IS NULL", needs=table)  # noqa: S608
         ddl.set_nullable(table, "md5", bytewise(32), nullable=False)
     for table, columns in (
         ("file", ("modified_at",)),

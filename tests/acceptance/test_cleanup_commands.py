@@ -1,5 +1,6 @@
 """The commands that give space back, beside a server that runs and without one."""
 
+import json
 from pathlib import Path
 
 from tests.support.content import KIB, Content
@@ -56,7 +57,7 @@ def test_cleanup_and_reset_beside_a_running_server(tmp_path: Path) -> None:
         assert (usage["use_space_unfinished"], usage["reserved"]) == (0, 0)
 
 
-def test_what_no_row_names_is_told_and_goes_only_with_yes(tmp_path: Path) -> None:
+def test_what_no_row_names_goes_to_the_trash_and_comes_back(tmp_path: Path) -> None:
     """The database is deleted, then found again."""
     data, later = tmp_path / "data", tmp_path / "two hours"
     later.write_text("7200")
@@ -75,39 +76,44 @@ def test_what_no_row_names_is_told_and_goes_only_with_yes(tmp_path: Path) -> Non
     for file in data.glob("uploader.db*"):
         file.rename(tmp_path / file.name)
     settings["TEST_CLOCK"] = str(later)
-    kept = "kept, because no row names them: 1 blobs, 0 directories with chunks, "
 
     refused = run_cli(settings, "cleanup", "--yes")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "is not there: put it back" in refused.stderr
     assert run_cli(settings, "adopt", "--yes").returncode == 0
-    for arguments in (("cleanup", "--dry-run"), ("cleanup",)):
-        told = run_cli(settings, *arguments)
-        assert (told.returncode, told.stderr) == (0, "")
-        assert kept in told.stdout
-        assert "--yes removes them" in told.stdout
     found = run_cli(settings, "reconcile")
     assert found.returncode == 1
     assert f"stray-blob of {CONTENT.sha256}: expected nothing, actual {CONTENT.size}\n" in found.stdout
-    assert blob.read_bytes() == CONTENT.data
+    for arguments, would in ((("--dry-run",), "would be "), ((), "")):
+        told = run_cli(settings, "cleanup", *arguments)
+        assert (told.returncode, told.stderr) == (0, "")
+        assert f"blobs without a row {would}put away: 1\n" in told.stdout
+    assert not blob.exists()
+    assert CONTENT.sha256 in run_cli(settings, "trash", "list").stdout
+    refused = run_cli(settings, "trash", "restore", CONTENT.sha256)
+    assert (refused.returncode, "no row needs" in refused.stderr) == (1, True)
 
     for file in data.glob("uploader.db*"):
         file.unlink()
     for file in tmp_path.glob("uploader.db*"):
         file.rename(data / file.name)
-    assert kept not in run_cli(settings, "cleanup", "--yes").stdout
+    (listed,) = run_cli(settings, "trash", "list", "--json").stdout.splitlines()
+    assert (json.loads(listed)["kind"], json.loads(listed)["name"]) == ("blob", CONTENT.sha256)
+    assert run_cli(settings, "trash", "restore", CONTENT.sha256).returncode == 0
     assert blob.read_bytes() == CONTENT.data
+    assert run_cli(settings, "trash", "list").stdout == ""
+    assert run_cli(settings, "trash", "empty").returncode == 2
     assert run_cli(settings, "reconcile").returncode == 0
 
     for file in data.glob("uploader.db*"):
         file.unlink()
     assert run_cli(settings, "adopt", "--yes").returncode == 0
     told = run_cli(settings, "cleanup", "--yes", "--dry-run")
-    assert "blobs without a row would be removed: 1\n" in told.stdout
+    assert "blobs without a row would be put away: 1\n" in told.stdout
     assert blob.exists()
     removed = run_cli(settings, "cleanup", "--yes")
     assert (removed.returncode, removed.stderr) == (0, "")
-    assert "blobs without a row removed: 1\n" in removed.stdout
+    assert "blobs without a row put away: 1\n" in removed.stdout
     assert not blob.exists()
 
 

@@ -22,7 +22,7 @@ from tests.support.rot import flip_bit
 from tests.support.stack import Stack
 from uploader.jobs.scrubber import Scrubber
 from uploader.service.contents.healing import BlobProblem
-from uploader.storage.base import Found, Pace
+from uploader.storage.contents import Found, Pace
 
 CONTENT = Content(3 * 64 * KIB - 100)
 DAY = 86_400.0

@@ -5,6 +5,7 @@ import gzip
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -106,10 +107,10 @@ async def test_every_code_is_explained_to_a_person(stack: Stack) -> None:
     problem(await stack.anonymous().get("/problems/no-such-code"), 404, "not-found")
 
 
-async def test_an_internal_error_leaks_nothing(stack: Stack) -> None:
+async def test_an_internal_error_leaks_nothing(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     await stack.open(CONTENT)
-    (chunk_map,) = (stack.data / "temp").rglob("map")
-    chunk_map.write_bytes(b"nonsense")
+    error = RuntimeError(f"not a map: {stack.data}/map")
+    monkeypatch.setattr(stack.services.uploads, "find", AsyncMock(side_effect=error))
     response = await stack.client.get(URL)
     problem(response, 500, "internal-error")
     for told in (str(stack.data), "map", "Error", "Traceback"):

@@ -27,7 +27,7 @@ async def test_a_live_and_ready_server_says_so(stack: Stack) -> None:
     assert ready.status_code == 200
     checks = ready.json()["checks"]
     assert {name: check["ok"] for name, check in checks.items()} == dict.fromkeys(checks, True)
-    assert checks.keys() == {"database", "redis", "storage"}
+    assert checks.keys() == {"database", "redis", "storage", "content"}
 
 
 async def test_without_redis_the_server_lives_and_is_not_ready(make_stack: MakeStack, own_redis: PrivateRedis) -> None:

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import AsyncMock
 from urllib.parse import quote
 
 import pytest
@@ -106,10 +107,12 @@ async def test_probes_are_quiet_and_failures_are_loud(stack: Stack, lines: Lines
     assert (failed["level"], failed["status"], failed["outcome"]) == ("warning", 503, "unavailable")
 
 
-async def test_what_else_is_logged_in_a_request_carries_its_user_and_id(stack: Stack, lines: Lines) -> None:
+async def test_what_else_is_logged_in_a_request_carries_its_user_and_id(
+    stack: Stack, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await stack.open(CONTENT)
-    (chunk_map,) = (stack.data / "temp").rglob("map")
-    chunk_map.write_bytes(b"nonsense")
+    error = RuntimeError(f"not a map: {stack.data}/map")
+    monkeypatch.setattr(stack.services.uploads, "find", AsyncMock(side_effect=error))
     await stack.client.get(URL, headers={"X-Request-ID": "the-request"})
     (failure,) = [line for line in lines.json if line["event"] == "request failed"]
     assert (failure["user_id"], failure["request_id"]) == ("alice", "the-request")

@@ -12,7 +12,8 @@ from tests.support.faults import failing_call
 from tests.support.rot import flip_bit
 from tests.support.stack import Stack
 from uploader.service.contents.healing import BlobProblem, Damage
-from uploader.storage.base import Found, Pace, Stopping
+from uploader.storage.base import Stopping
+from uploader.storage.contents import Found, Pace
 
 CONTENTS = [Content(3 * 64 * KIB - 100, seed=seed, name=f"{seed}.bin") for seed in range(4)]
 

@@ -21,6 +21,7 @@ from tests.support.waiting import eventually
 from uploader.http.server.http11 import LimitedProtocol
 from uploader.http.server.sendfile import SENDERS_STATE
 from uploader.http.shared.responses import ZERO_COPY_SEND
+from uploader.storage.contents import OpenBlob
 
 # More than a socket takes at once.
 CONTENT = Content(6 * MIB, chunk_size=6 * MIB)
@@ -159,10 +160,20 @@ async def test_a_server_that_stops_waits_no_longer_for_a_download_than_it_may(ma
 
 
 @pytest.mark.parametrize("sendfile", [True, False])
-async def test_a_blob_that_is_too_short_ends_the_connection(make_stack: MakeStack, sendfile: bool) -> None:
+async def test_a_blob_that_is_cut_while_it_is_sent_ends_the_connection(
+    make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch, sendfile: bool
+) -> None:
     async with serving_stack(make_stack) as server:
         path = await upload(server)
-        os.truncate(blob_path(server.stack.data, CONTENT.sha256), 5 * MIB)
+        storage = server.stack.services.storage
+        before = storage.open_blob
+
+        async def cut_when_it_is_open(sha256: str, size: int) -> OpenBlob:
+            blob = await before(sha256, size)
+            os.truncate(blob_path(server.stack.data, CONTENT.sha256), 5 * MIB)
+            return blob
+
+        monkeypatch.setattr(storage, "open_blob", cut_when_it_is_open)
         if not sendfile:
             take_away_sendfile(server)
         async with server.connection() as connection:

@@ -38,8 +38,12 @@ def drop_table(name: str) -> None:
 
 def columns(table: str) -> set[str]:
     """The names of a table's columns; none if it is not there."""
+    return {column["name"] for column in _columns(table)}
+
+
+def _columns(table: str) -> list[Any]:
     inspector = inspect(op.get_bind())
-    return {column["name"] for column in inspector.get_columns(table)} if inspector.has_table(table) else set()
+    return inspector.get_columns(table) if inspector.has_table(table) else []
 
 
 def create_index(name: str, table: str, *column_names: str) -> None:
@@ -67,9 +71,12 @@ def drop_column(table: str, name: str) -> None:
 
 
 def set_nullable(table: str, column: str, kind: TypeEngine[Any], *, nullable: bool) -> None:
-    """Whether a column may be NULL. Sets it again where it is set."""
-    if not columns(table):
+    """Let a column be NULL, or not; its NULLs become empty then. Unless that is done."""
+    found = [each for each in _columns(table) if each["name"] == column and each["nullable"] is not nullable]
+    if not found:
         return
+    if not nullable:
+        op.execute(text(f"UPDATE `{table}` SET {column} = '' WHERE {column} IS NULL"))  # noqa: S608 (a migration's own word)
     if op.get_bind().dialect.name != "sqlite":
         _change(op.alter_column, table, column, existing_type=kind, nullable=nullable)
         return
@@ -93,12 +100,6 @@ def _with_nullable(made_by: str, table: str, column: str, *, nullable: bool) -> 
     renamed = re.sub(rf'^CREATE TABLE "?{table}"?', f"CREATE TABLE {table}_new", made_by)
     rule = "" if nullable else " NOT NULL"
     return re.sub(rf"(\b{column} \w+(\(\d+\))?)( NOT NULL)?", rf"\1{rule}", renamed, count=1)
-
-
-def execute(statement: str, *, needs: str) -> None:
-    """A statement that may be run again, unless the table that it needs has gone."""
-    if columns(needs):
-        _change(op.execute, text(statement))
 
 
 def _indexes(table: str) -> set[str | None]:

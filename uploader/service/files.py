@@ -18,7 +18,8 @@ from uploader.errors import (
 )
 from uploader.service.contents.healing import Healing
 from uploader.service.ids import ID
-from uploader.storage.base import BlobBytes, Found, Gone, OpenBlob, Trash
+from uploader.storage.base import Gone
+from uploader.storage.contents import BlobBytes, Found, OpenBlob, Trash
 from uploader.tasks import uninterrupted
 
 

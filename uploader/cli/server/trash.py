@@ -13,7 +13,7 @@ from uploader.cli.server.running import EXIT_FAILED, load_settings, with_service
 if TYPE_CHECKING:
     from uploader.bootstrap import Services
     from uploader.service.contents.trash import Purged
-    from uploader.storage.base import Found
+    from uploader.storage.contents import Found
 
 
 @click.group()

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from uploader.domain.upload import File
 from uploader.errors import RangeNotSatisfiable
 from uploader.http.shared.responses import ZERO_COPY_SEND
-from uploader.storage.base import FileBlob, OpenBlob
+from uploader.storage.contents import FileBlob, OpenBlob
 from uploader.tasks import uninterrupted
 
 _PIECE_BYTES = 256 << 10

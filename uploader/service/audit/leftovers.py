@@ -12,7 +12,8 @@ from uploader.errors import StorageFailed
 from uploader.service.audit.drift import Drift, Findings, Kind, cannot_be_repaired
 from uploader.service.upkeep.strays import is_settled
 from uploader.service.uploads.closers import Closers
-from uploader.storage.base import Found, Gone, Store
+from uploader.storage.base import Gone, Store
+from uploader.storage.contents import Found
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from uploader.database.engine import Connection, Database
 from uploader.domain.upload import File
 from uploader.errors import StorageFailed
 from uploader.observability import DAMAGED_CONTENTS, HEALED_CONTENTS
-from uploader.storage.base import BlobBytes, Found, Gone, Pace, Trash
+from uploader.storage.base import Gone
+from uploader.storage.contents import BlobBytes, Found, Pace, Trash
 from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)

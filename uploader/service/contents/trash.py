@@ -7,7 +7,7 @@ blob that went bad, of an upload that is open.
 import logging
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
@@ -16,7 +16,8 @@ from uploader.database.engine import Database, Duplicate
 from uploader.domain.upload import State, Upload
 from uploader.errors import StorageFailed, StorageFull
 from uploader.service.contents.healing import Healing
-from uploader.storage.base import Found, Store
+from uploader.storage.base import Store
+from uploader.storage.contents import Found
 from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
@@ -105,12 +106,11 @@ class TrashKeeping:
 
     async def purge_old(self) -> Purged:
         """Remove what came longer ago than the retention."""
-        before = self._clock.now() - timedelta(seconds=self.retention_seconds)
-        return await self._purge([found for found in await self.entries() if found.changed_at <= before.timestamp()])
+        return await self._purge(self._clock.now() - timedelta(seconds=self.retention_seconds))
 
     async def empty(self) -> Purged:
         """Remove all that no row needs."""
-        return await self._purge(await self.entries())
+        return await self._purge(None)
 
     async def make_room(self, disk_bytes: int) -> Purged:
         """Remove the oldest until so much was given back."""
@@ -126,10 +126,12 @@ class TrashKeeping:
             )
         return purged
 
-    async def _purge(self, entries: list[Found]) -> Purged:
+    async def _purge(self, came_before: datetime | None) -> Purged:
         purged = Purged()
-        for found in entries:
-            await self._purge_one(found, purged)
+        async for batch in self._storage.trash.list_all():
+            for found in batch:
+                if came_before is None or found.changed_at <= came_before.timestamp():
+                    await self._purge_one(found, purged)
         return purged
 
     async def _purge_one(self, found: Found, purged: Purged) -> None:

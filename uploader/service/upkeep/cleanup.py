@@ -18,7 +18,8 @@ from uploader.errors import StorageFull, Unavailable, UploaderError
 from uploader.service.ids import new_id
 from uploader.service.upkeep.strays import is_settled, remember_kept_strays, stray_blobs
 from uploader.service.uploads.closers import Closers
-from uploader.storage.base import Found, Gone, Store
+from uploader.storage.base import Gone, Store
+from uploader.storage.contents import Found
 from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from uploader.database.engine import Database, Duplicate
 from uploader.errors import StorageFailed, StorageFull
 from uploader.service.contents.healing import Damage, Healing
 from uploader.service.ids import new_id
-from uploader.storage.base import Pace
+from uploader.storage.contents import Pace
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ from datetime import datetime
 
 from uploader.database import meta, queries
 from uploader.database.engine import Database
-from uploader.storage.base import Found, Housekeeping
+from uploader.storage.base import Housekeeping
+from uploader.storage.contents import Found
 
 # An opening makes its directory before its row, and a merge its blob: what has neither may still get one.
 _SETTLED_SECONDS = 3600.0

@@ -26,7 +26,8 @@ from uploader.service.uploads.closers import Closers
 from uploader.service.uploads.results import Complete, Opening, Target
 from uploader.service.uploads.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.settings import Settings
-from uploader.storage.base import BlobBytes, Gone, UploadBytes
+from uploader.storage.base import Gone, UploadBytes
+from uploader.storage.contents import BlobBytes
 from uploader.tasks import uninterrupted
 
 # The window of the budgets of probes and failures.

@@ -17,7 +17,8 @@ from uploader.service.uploads.closers import Closers
 from uploader.service.uploads.merging import Merging
 from uploader.service.uploads.results import Complete, StillMerging, Target, UploadStatus
 from uploader.settings import Settings
-from uploader.storage.base import BlobBytes, Gone, UploadBytes
+from uploader.storage.base import Gone, UploadBytes
+from uploader.storage.contents import BlobBytes
 
 logger = logging.getLogger(__name__)
 

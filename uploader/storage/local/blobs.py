@@ -11,7 +11,8 @@ from collections.abc import Callable
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
 from uploader.storage import disk
-from uploader.storage.base import Found, Gone, Pace
+from uploader.storage.base import Gone
+from uploader.storage.contents import Found, Pace
 from uploader.storage.disk import Directory
 from uploader.storage.local.temp import upload_directory
 from uploader.storage.local.trash import TrashFiles

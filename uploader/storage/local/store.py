@@ -20,7 +20,8 @@ from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFull, Unavailable
 from uploader.storage import disk, fitness
-from uploader.storage.base import Body, Digests, Found, Gone, Pace, Space, Stopping
+from uploader.storage.base import Body, Digests, Gone, Space, Stopping
+from uploader.storage.contents import Found, Pace
 from uploader.storage.disk import try_lock
 from uploader.storage.local import formats, temp, walking
 from uploader.storage.local.blobs import Blobs, LocalBlob, blob_path

@@ -12,13 +12,15 @@ from stat import S_ISDIR
 
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
-from uploader.storage.base import Found
+from uploader.storage.contents import Found
 from uploader.storage.disk import Directory
 from uploader.storage.local import walking
 from uploader.tasks import Pool
 
-# How long its size is believed. Where room is short, it is walked anyway.
+# How long its size is believed, at least, and in terms of how long it took to find out: where room is short, it is walked
+# anyway.
 _FRESH_SECONDS = 60.0
+_FRESH_WALKS = 50
 
 
 class TrashFiles:
@@ -33,7 +35,7 @@ class TrashFiles:
         """Give a file that is about to lose its name another one here, durably."""
         if not self._keeps:
             return
-        with self._root.make(f"trash/blobs/{sha256[:2]}") as trash:
+        with self._make(f"blobs/{sha256[:2]}") as trash:
             directory.link(name, trash, _unique(sha256))
             trash.sync()
         crash_point("trash.after_link")
@@ -57,10 +59,14 @@ class TrashFiles:
         return True
 
     def _move_directory(self, parent: Directory, name: str) -> None:
-        with self._root.make("trash/uploads") as trash:
+        with self._make("uploads") as trash:
             parent.rename(name, _unique(name), trash)
             trash.sync()
         crash_point("trash.after_rename")
+
+    def _make(self, path: str) -> Directory:
+        with self._root.enter("trash") as top:
+            return top.make(path)
 
     def restore_upload(self, found: Found, upload: Upload) -> bool:
         """Move the directory of an upload back, unless it has one; whether this call did it."""
@@ -98,10 +104,12 @@ class LocalTrash:
         self._disk = disk
         self._in_batches = in_batches
         self._known_bytes = 0
-        self._known_at = float("-inf")
+        self._known_until = float("-inf")
 
     async def put_away(self, found: Found) -> bool:
-        return await self._disk.run(self._files.put_away, found)
+        done = await self._disk.run(self._files.put_away, found)
+        self._known_bytes += done * found.disk_bytes
+        return done
 
     def list_all(self) -> AsyncIterator[list[Found]]:
         return self._in_batches(walking.trashed(self._root))
@@ -117,12 +125,16 @@ class LocalTrash:
         return await self._disk.run(self._files.restore_upload, found, upload)
 
     async def remove(self, found: Found) -> bool:
-        self._known_at = float("-inf")
-        return await self._disk.run(walking.remove, self._root, found)
+        done = await self._disk.run(walking.remove, self._root, found)
+        self._known_bytes = max(0, self._known_bytes - done * found.disk_bytes)
+        return done
 
     async def size_bytes(self) -> int:
-        """What it holds, by a look of a moment ago."""
-        if time.monotonic() - self._known_at > _FRESH_SECONDS:
-            self._known_at = time.monotonic()
+        """What it holds, by a look of a moment ago and what this process did since."""
+        if time.monotonic() >= self._known_until:
+            begun = time.monotonic()
+            self._known_until = begun + _FRESH_SECONDS  # meanwhile others take the old figure
             self._known_bytes = sum([found.disk_bytes async for batch in self.list_all() for found in batch])
+            walked = time.monotonic() - begun
+            self._known_until = time.monotonic() + max(_FRESH_SECONDS, _FRESH_WALKS * walked)
         return self._known_bytes

@@ -14,7 +14,7 @@ from stat import S_ISDIR
 from uploader.crashpoints import crash_point
 from uploader.domain.chunks import MAX_CHUNK_COUNT
 from uploader.storage import disk
-from uploader.storage.base import Found
+from uploader.storage.contents import Found
 from uploader.storage.disk import Directory
 from uploader.storage.local import formats
 from uploader.storage.local.temp import FILES

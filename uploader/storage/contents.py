@@ -1,0 +1,95 @@
+"""The seam to where contents are kept: their bytes, called blobs, and the trash. See `base.py` for the whole store."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from uploader.domain.upload import Upload
+
+_ID_DIGITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a list met: the bytes of an upload, or those of a blob."""
+
+    # The id of the upload, or the SHA-256 of the blob; in the trash, too.
+    name: str
+    place: str
+    # Tells them from other bytes at the same place.
+    inode: int
+    # When anything about it last changed, in seconds since the epoch, by a clock that nobody can set.
+    changed_at: float
+    # What its removal gives back; what is written back to the disk may still change it.
+    disk_bytes: int = field(compare=False)
+    # Of a blob: whether a merge has left it on its way to its place, under a name that no row ever has.
+    is_draft: bool = False
+
+    @property
+    def is_blob(self) -> bool:
+        """Whether these are the bytes of a blob, not of an upload."""
+        return len(self.name) != _ID_DIGITS
+
+
+class OpenBlob(Protocol):
+    """Finished bytes, open to be read; they stay readable when they are removed meanwhile."""
+
+    async def read(self, length_bytes: int, offset: int) -> bytes:
+        """Up to so many bytes; none at the end."""
+
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
+class FileBlob(OpenBlob, Protocol):
+    """A blob that is a file of this machine, which the system can send by itself."""
+
+    def fileno(self) -> int:
+        """Its descriptor, until `close`."""
+
+
+# Is told the bytes of every read, in a thread, and may sleep.
+Pace = Callable[[int], None]
+
+
+class BlobBytes(Protocol):
+    """Keeps blobs. Placing one is the closer's, because its bytes are an upload's."""
+
+    async def open_blob(self, sha256: str, size: int) -> OpenBlob:
+        """A blob to read. Raises Gone if it is not there, or has another size."""
+
+    async def read_blob(self, sha256: str, ranges: list[tuple[int, int]]) -> list[bytes]:
+        """The bytes of some ranges, each an offset and a length, of a blob. Raises Gone if they are not there."""
+
+    async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
+        """The sizes of blobs in bytes, in the same order; None where there is none."""
+
+    async def hash_blob(self, found: Found, pace: Pace | None) -> str | None:
+        """The SHA-256 of bytes of a blob, in the trash or not, as they are read from the disk now, in lower-case digits;
+        None if there are none. With a `pace` it gives way to everything else. Raises StorageFailed, Stopping."""
+
+    async def find_blob(self, sha256: str) -> Found | None:
+        """A blob's bytes; None if there are none. Who acts on them holds the lock of its row."""
+
+
+class Trash(Protocol):
+    """Keeps for a while what would be deleted otherwise. What comes back from here is read and compared first."""
+
+    async def put_away(self, found: Found) -> bool:
+        """Move to the trash what a list or `find_blob` met, durably, unless it changed since; whether this call did it."""
+
+    def list_all(self) -> AsyncIterator[list[Found]]:
+        """All that is there, in batches. `changed_at` is when it came. Raises Stopping."""
+
+    async def copies(self, sha256: str) -> list[Found]:
+        """The bytes that are there of a content, those that came last first."""
+
+    async def restore_blob(self, found: Found) -> None:
+        """Make bytes from here the blob again, durably. Others at its place go to the trash. The caller holds the lock of
+        the row. Repeatable. Raises Gone."""
+
+    async def restore_upload(self, found: Found, upload: Upload) -> bool:
+        """Give an upload its bytes back, durably, unless it has any; whether this call did it."""
+
+    async def remove(self, found: Found) -> bool:
+        """Remove for good, unless it changed since; whether this call did it."""
