@@ -77,11 +77,15 @@ def set_nullable(table: str, column: str, kind: TypeEngine[Any], *, nullable: bo
         return
     if not nullable:
         op.execute(text(f"UPDATE `{table}` SET {column} = '' WHERE {column} IS NULL"))  # noqa: S608 (a migration's own word)
-    if op.get_bind().dialect.name != "sqlite":
+    if op.get_bind().dialect.name == "sqlite":
+        _change(_make_anew, table, column, nullable=nullable)
+    else:
         _change(op.alter_column, table, column, existing_type=kind, nullable=nullable)
-        return
-    # SQLite changes no column (https://sqlite.org/lang_altertable.html, section 7): the table is made anew, by the very
-    # text that made it, because its unnamed checks are told nowhere else.
+
+
+def _make_anew(table: str, column: str, *, nullable: bool) -> None:
+    """SQLite changes no column (https://sqlite.org/lang_altertable.html, section 7). So the table is made anew, by the very
+    text that made it, because its unnamed checks are told nowhere else."""
     indexes = _texts(table, "index")
     (made_by,) = _texts(table, "table")
     made_anew = _with_nullable(made_by, table, column, nullable=nullable)
