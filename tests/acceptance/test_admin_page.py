@@ -17,7 +17,9 @@ from tests.support.browser import Visitor, visiting
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.invariants import checked_accounts
+from tests.support.layout import blob_path
 from tests.support.problems import problem
+from tests.support.rot import flip_bit
 from tests.support.sockets import Server, serving_stack
 from tests.support.stack import Stack
 from uploader.database import models
@@ -137,6 +139,18 @@ async def test_its_figures_equal_a_recount_and_it_shows_where_they_do_not(office
     row = office.page.locator("#recounted tbody tr")
     await expect(row.locator("th, td")).to_have_text(["Finished", "alice", "170 KiB", "175 KiB"])
     await _check_charts(office)
+    assert await office.visitor.violations() == []
+
+
+async def test_it_says_so_when_a_content_went_bad_and_what_the_trash_holds(office: Office) -> None:
+    warning, trash = office.page.locator("#totals .content p.error"), office.page.locator("#totals .disk p.hint")
+    await expect(warning).to_have_count(0)
+    blob = blob_path(office.stack.data, HERS.sha256)
+    flip_bit(blob)
+    assert [found async for found in office.stack.services.scrubbing.scrub(lambda _read: None)]
+    await office.visitor.press("Refresh")
+    await expect(warning).to_contain_text("1 content is damaged")
+    await expect(trash).to_contain_text("in the trash")  # bob's bytes have taken the place of alice's
     assert await office.visitor.violations() == []
 
 

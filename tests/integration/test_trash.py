@@ -20,6 +20,7 @@ from uploader.database import models
 from uploader.jobs.trash import TrashKeeper
 from uploader.service.contents.trash import Purged
 from uploader.storage.base import Space
+from uploader.storage.contents import Found, Pace
 
 CONTENT = Content(3 * 64 * KIB - 100)
 OTHERS = [Content(100 * KIB + seed, seed=seed, name=f"{seed}.bin") for seed in range(1, 4)]
@@ -84,14 +85,25 @@ async def test_a_job_puts_back_what_a_restored_dump_names(make_stack: MakeStack)
         assert await _contents(stack) == [CONTENT.data]
 
 
-async def test_what_went_bad_in_the_trash_does_not_come_back(stack: Stack) -> None:
+async def test_what_went_bad_in_the_trash_does_not_come_back(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (await stack.upload(CONTENT)).status_code == 201
     dump = await _dump(stack)
     await _delete_all(stack)
     (found,) = await stack.services.trash.entries()
     flip_bit(stack.data / found.place)
     await _restore_dump(stack, dump)
-    assert await stack.services.trash.restore_named() == 0
+    read: list[str] = []
+    storage = stack.services.storage
+    before = storage.hash_blob
+
+    async def counted(found: Found, pace: Pace | None) -> str | None:
+        read.append(found.name)
+        return await before(found, pace)
+
+    monkeypatch.setattr(storage, "hash_blob", counted)
+    for _ in range(2):
+        assert await stack.services.trash.restore_named() == 0
+    assert read == [CONTENT.sha256], "once is enough"
     (file,) = (await stack.client.get("/me/files")).json()["files"]
     assert file["damaged"] is True
     problem(await stack.client.get(f"/me/files/{file['id']}/content"), 500, "content-damaged")

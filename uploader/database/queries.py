@@ -41,6 +41,7 @@ class Blob:
     size: int
     refs: int
     damaged: bool
+    scrubbed_at: datetime | None
 
 
 # Of the store's word for where an upload lies the column has the name that it had when there was one store.

@@ -54,8 +54,7 @@ class TrashKeeping:
         """Put back what a row names and the store lacks; returns how many. Raises Unavailable, Stopping."""
         restored = 0
         async for batch in self._storage.trash.list_all():
-            blobs = {found.name for found in batch if found.is_blob}
-            for sha256 in await self._lacking(sorted(blobs)):
+            for sha256 in await self._lacking([found for found in batch if found.is_blob]):
                 restored += await self._patiently(sha256, self.restore_blob(sha256))
             for found in batch:
                 if not found.is_blob:
@@ -70,12 +69,17 @@ class TrashKeeping:
             logger.warning("something stays in the trash for now", extra={"subject": name, "reason": error.detail})
             return False
 
-    async def _lacking(self, sha256s: list[str]) -> list[str]:
-        """Those of these contents whose row has refs, and that are damaged or not there."""
+    async def _lacking(self, copies: list[Found]) -> set[str]:
+        """The contents of these whose row has refs, and that are damaged or not there; unless that is known, and the copy
+        was there when it was found out: then it is as bad."""
+        sha256s = sorted({copy.name for copy in copies})
         rows = await self._database.read(lambda connection: queries.blobs_by_sha256(connection, sha256s))
         wanted = [blob for blob in rows.values() if blob.refs]
         sizes = await self._storage.blob_sizes([blob.sha256 for blob in wanted])
-        return [blob.sha256 for blob, size in zip(wanted, sizes, strict=True) if blob.damaged or size != blob.size]
+        lacking = {
+            blob.sha256: blob for blob, size in zip(wanted, sizes, strict=True) if blob.damaged or size != blob.size
+        }
+        return {copy.name for copy in copies if copy.name in lacking and not _was_tried(copy, lacking[copy.name])}
 
     async def restore(self, name: str) -> bool:
         """Put a content or an upload back by its name, if a row names it and the store lacks it; whether that was done."""
@@ -170,3 +174,7 @@ class TrashKeeping:
         if row is not None and await self._is_wanted(row):
             return False
         return await self._storage.trash.remove(found)
+
+
+def _was_tried(copy: Found, blob: queries.Blob) -> bool:
+    return blob.damaged and blob.scrubbed_at is not None and copy.changed_at <= blob.scrubbed_at.timestamp()

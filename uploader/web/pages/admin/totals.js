@@ -30,7 +30,7 @@ export class Totals {
 }
 
 function warning(count) {
-  return element("p", { class: "problem", role: "status" }, t("totals.damaged", { count }));
+  return element("p", { class: "error", role: "status" }, t("totals.damaged", { count }));
 }
 
 function figures(summary) {
@@ -67,6 +67,6 @@ function disk({ total_bytes: total, free_bytes: free, trash_bytes: trash, promis
     element("p", {}, t("disk.summary", { available: formatBytes(available), total: formatBytes(total) })),
     bar(parts.map(({ kind, shown }) => ({ kind, bytes: shown })), total),
     element("ul", { class: "legend" }, ...legend),
-    ...(trash ? [element("p", { class: "note" }, t("disk.trash", { bytes: formatBytes(trash) }))] : []),
+    ...(trash ? [element("p", { class: "hint" }, t("disk.trash", { bytes: formatBytes(trash) }))] : []),
   );
 }
