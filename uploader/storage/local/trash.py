@@ -30,6 +30,8 @@ class TrashFiles:
         """`keeps`: whether anything is kept at all."""
         self._root = root
         self._keeps = keeps
+        # On the disk, by a walk of a moment ago and what this process did since.
+        self.held_bytes = 0
 
     def keep(self, directory: Directory, name: str, sha256: str) -> None:
         """Give a file that is about to lose its name another one here, durably."""
@@ -38,6 +40,7 @@ class TrashFiles:
         with self._make(f"blobs/{sha256[:2]}") as trash:
             directory.link(name, trash, _unique(sha256))
             trash.sync()
+        self.held_bytes += directory.status(name).st_blocks * walking.BLOCK_BYTES
         crash_point("trash.after_link")
 
     def put_away(self, found: Found) -> bool:
@@ -51,6 +54,7 @@ class TrashFiles:
             with self._root.enter(parent) as directory:
                 if S_ISDIR(directory.status(name).st_mode):
                     self._move_directory(directory, name)
+                    self.held_bytes += found.disk_bytes
                 else:
                     self.keep(directory, name, found.name)
                     directory.unlink(name)  # a power cut may undo it: then it has both names
@@ -103,13 +107,10 @@ class LocalTrash:
         self._restore_blob = restore_blob
         self._disk = disk
         self._in_batches = in_batches
-        self._known_bytes = 0
         self._known_until = float("-inf")
 
     async def put_away(self, found: Found) -> bool:
-        done = await self._disk.run(self._files.put_away, found)
-        self._known_bytes += done * found.disk_bytes
-        return done
+        return await self._disk.run(self._files.put_away, found)
 
     def list_all(self) -> AsyncIterator[list[Found]]:
         return self._in_batches(walking.trashed(self._root))
@@ -126,15 +127,15 @@ class LocalTrash:
 
     async def remove(self, found: Found) -> bool:
         done = await self._disk.run(walking.remove, self._root, found)
-        self._known_bytes = max(0, self._known_bytes - done * found.disk_bytes)
+        self._files.held_bytes -= done * found.disk_bytes
         return done
 
     async def size_bytes(self) -> int:
-        """What it holds, by a look of a moment ago and what this process did since."""
+        """What it holds."""
         if time.monotonic() >= self._known_until:
             begun = time.monotonic()
             self._known_until = begun + _FRESH_SECONDS  # meanwhile others take the old figure
-            self._known_bytes = sum([found.disk_bytes async for batch in self.list_all() for found in batch])
+            self._files.held_bytes = sum([found.disk_bytes async for batch in self.list_all() for found in batch])
             walked = time.monotonic() - begun
             self._known_until = time.monotonic() + max(_FRESH_SECONDS, _FRESH_WALKS * walked)
-        return self._known_bytes
+        return max(0, self._files.held_bytes)

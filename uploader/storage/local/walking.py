@@ -29,7 +29,7 @@ _BLOB = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32})?")
 _DRAFT = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{32}")
 _TRASHED_BLOB, _TRASHED_UPLOAD = _DRAFT, re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")
 _MAX_MAP_BYTES = formats.MAP_RECORDS_OFFSET + formats.MAP_RECORD_LENGTH * MAX_CHUNK_COUNT
-_BLOCK_BYTES = 512  # st_blocks, whatever the filesystem's own (inode(7))
+BLOCK_BYTES = 512  # st_blocks, whatever the filesystem's own (inode(7))
 
 
 def months(root: Directory) -> list[str]:
@@ -87,7 +87,7 @@ def look(root: Directory, path: str) -> Found | None:
         inode=own.st_ino,
         changed_at=max(each.st_ctime for each in (own, *files)),
         # Bytes that have another name stay.
-        disk_bytes=sum(each.st_blocks * _BLOCK_BYTES for each in files if each.st_nlink == 1),
+        disk_bytes=sum(each.st_blocks * BLOCK_BYTES for each in files if each.st_nlink == 1),
         is_draft=_DRAFT.fullmatch(name) is not None,
     )
 
