@@ -19,7 +19,7 @@ from tests.support.invariants import Account, checked_accounts
 from tests.support.problems import problem
 from tests.support.rows import file_row
 from tests.support.stack import GIB, Stack
-from uploader.database import models
+from uploader.database import models, queries
 from uploader.jobs.snapshot import Snapshot
 from uploader.service.audit import recounting
 from uploader.service.insight import reports
@@ -355,7 +355,7 @@ async def test_a_recount_finds_what_drifted_and_changes_nothing(
     orphans = [file_row(user_id, size=5, name=user_id) for user_id in ("a", "b", "zoe")]
     for orphan in orphans:
         await office.change(
-            insert(models.file).values(**{name: getattr(orphan, name) for name in orphan.__dataclass_fields__})
+            insert(models.file).values(**{name: getattr(orphan, name) for name in queries.FILE_COLUMNS})
         )
     rows = [await office.rows(table) for table in (models.user_info, models.file, models.blob)]
     found = (await office.root.post("/admin/usage/recount", json={})).json()

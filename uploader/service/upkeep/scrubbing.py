@@ -4,6 +4,7 @@ Once at the word of an administrator, in the order of the SHA-256, going on wher
 those first that were not read back since they were placed, then those that wait longest.
 """
 
+import logging
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -14,9 +15,12 @@ import msgspec
 from uploader.clock import Clock
 from uploader.database import meta, queries
 from uploader.database.engine import Database, Duplicate
+from uploader.errors import DatabaseDamaged
 from uploader.service.contents.healing import Damage, Healing
-from uploader.service.ids import new_id
+from uploader.service.ids import greatest, new_id
 from uploader.storage.base import Pace
+
+logger = logging.getLogger(__name__)
 
 _BATCH = 200
 _POSITION = "scrub"
@@ -96,7 +100,7 @@ class Scrubbing:
             )
         )
         for blob in due:
-            await self._healing.examine(blob.sha256, pace)
+            await self._examine(blob.sha256, pace)
             if not await self._lease():
                 return False
         return len(due) == _BATCH
@@ -130,8 +134,8 @@ class Scrubbing:
         remembered_at = self._clock.monotonic()
         while blobs := await self._blobs(self.progress.after):
             for blob in blobs:
-                damage = await self._healing.examine(blob.sha256, pace)
-                self.progress.after = blob.sha256
+                damage = await self._examine(blob.sha256, pace)
+                self.progress.after = greatest(self.progress.after, [blob.sha256])
                 self.progress.blobs += 1
                 self.progress.bytes += blob.size
                 if damage is not None:
@@ -142,12 +146,23 @@ class Scrubbing:
                     remembered_at = self._clock.monotonic()
         await self._remember(ScrubProgress())
 
+    async def _examine(self, sha256: str, pace: Pace) -> Damage | None:
+        """A damaged row holds up no other content; the reconciler tells of it."""
+        try:
+            return await self._healing.examine(sha256, pace)
+        except DatabaseDamaged as error:
+            logger.warning("a content is not read back", extra={"sha256": sha256, "reason": error.detail})
+            return None
+
     async def _blobs(self, after: str) -> list[queries.Blob]:
         return await self._database.read(lambda connection: queries.blobs_in_use(connection, after=after, limit=_BATCH))
 
     async def _recall(self) -> ScrubProgress:
         stored = await self._database.read(lambda connection: meta.fact(connection, _POSITION))
-        return ScrubProgress() if stored is None else msgspec.json.decode(stored, type=ScrubProgress)
+        try:
+            return ScrubProgress() if stored is None else msgspec.json.decode(stored, type=ScrubProgress)
+        except msgspec.MsgspecError:  # a damaged row
+            return ScrubProgress()
 
     async def _remember(self, progress: ScrubProgress) -> None:
         value = msgspec.json.encode(progress).decode()
