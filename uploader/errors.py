@@ -42,6 +42,7 @@ UploaderError
 │   └── HeadersTooLarge
 ├── MethodNotAllowed
 └── Unavailable
+    ├── DatabaseDamaged
     ├── StorageFailed
     └── Unverified
 """
@@ -272,6 +273,10 @@ class Unavailable(UploaderError):
 
     code = "unavailable"
     retryable = True
+
+
+class DatabaseDamaged(Unavailable):
+    """The database is damaged; nothing was acknowledged. `uploader reconcile` says where."""
 
 
 class StorageFailed(Unavailable):

@@ -24,6 +24,7 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="flips-"))
     summary = asyncio.run(run_round(directory, flips=given.flips, seed=seed))
     print(as_table(summary))
+    print("\n".join(["", *summary.not_tellable]))
     found = given.json or directory / "flips.json"
     found.write_text(json.dumps(summary.as_json(), indent=2))
     if summary.violations:

@@ -32,6 +32,7 @@ class Flip:
     upload_id: str | None = None
     users: list[str] = field(default_factory=list)
     about: str = ""
+    columns: list[str] = field(default_factory=list)  # of SQLite, whose values are others now
     outcome: str = ""
     troubles: list[str] = field(default_factory=list)
 
@@ -118,6 +119,7 @@ class Flipper:
             after = sqlite_rows.row(path, place)
             flip.users = self._users_of_row(before)
             flip.about = f"{place.table} {place.rowid}: {_difference(before, after)}"
+            flip.columns = [f"{place.table}.{name}" for name in _changed(before, after)]
             return flip
         return None
 
@@ -167,7 +169,10 @@ def _shuffled(chosen: random.Random, things: "Iterable[Any]") -> list[Any]:
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
     if "error" in after:
         return str(after["error"])
-    changed = [
-        f"{name} {before.get(name)!r} -> {after.get(name)!r}" for name in before if before[name] != after.get(name)
-    ]
+    changed = [f"{name} {before[name]!r} -> {after.get(name)!r}" for name in _changed(before, after)]
     return ", ".join(changed) or "the same values"
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The columns that have other values; none where the row can't be read."""
+    return [] if "error" in after else [name for name in before if before[name] != after.get(name)]

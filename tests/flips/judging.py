@@ -8,6 +8,14 @@ from tests.flips.flipping import STOPPED, Flip
 from tests.flips.installation import is_one_line
 
 OWNER = "owner"
+# What was in these columns nothing else tells, if what is there now is a value that could be (docs/operations.md).
+NOWHERE_ELSE = frozenset(
+    {
+        *("user_info.total_space", "file.created_at", "file.instant", "upload.name", "upload.sha256"),
+        *("upload.created_at", "token.admin", "token.created_at", "token.revoked_at", "meta.value"),
+    }
+)
+NOT_TELLABLE = "plausible, and repeated by nothing"
 
 
 @dataclass
@@ -28,6 +36,8 @@ class Verdict:
     harmed: list[str] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    # Nothing is wrong with these: nobody could have named them.
+    not_tellable: list[str] = field(default_factory=list)
 
 
 def judge(flips: list[Flip], troubles: list[Trouble], looks: Looks, md5s: dict[str, str]) -> Verdict:
@@ -44,10 +54,14 @@ def judge(flips: list[Flip], troubles: list[Trouble], looks: Looks, md5s: dict[s
         own = [str(flip) for flip in flips if _is_of(trouble, flip, md5s)]
         return f"{trouble}, after {'; '.join(own) or after}"
 
+    def with_outcome(outcome: str) -> list[str]:
+        return [f"{flip}: {', '.join(flip.troubles)}" for flip in flips if flip.outcome == outcome]
+
     return Verdict(
         wrong_bytes=[told(trouble) for trouble in wrong],
         harmed=[told(trouble) for trouble in harmed] + _unexplained(flips, looks),
-        unnamed=[f"{flip}: {', '.join(flip.troubles)}" for flip in flips if flip.outcome == "unnamed"],
+        unnamed=with_outcome("unnamed"),
+        not_tellable=with_outcome(NOT_TELLABLE),
         failed=[f"{name}: {why}, after {after}" for name, why in looks.failed.items() if not is_one_line(why)],
     )
 
@@ -83,7 +97,9 @@ def _outcome(flip: Flip, looks: Looks, troubles: list[Trouble]) -> str:
         return f"named by {' and '.join(named)}"
     if not troubles:
         return "without effect"
-    return "unnamed" if any(trouble.scrubbed for trouble in troubles) else "healed"
+    if not any(trouble.scrubbed for trouble in troubles):
+        return "healed"
+    return NOT_TELLABLE if flip.columns and NOWHERE_ELSE.issuperset(flip.columns) else "unnamed"
 
 
 def _is_of(trouble: Trouble, flip: Flip, md5s: dict[str, str]) -> bool:

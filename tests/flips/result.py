@@ -26,6 +26,7 @@ def as_table(summary: Summary) -> str:
     rows["wrong bytes served after a scrub"] = f"{len(summary.wrong_bytes):,}"
     rows["harm to users that were not hit"] = f"{len(summary.harmed):,}"
     rows["cases that nothing named"] = f"{len(summary.unnamed):,}"
+    rows["plausible values that nothing repeats"] = f"{len(summary.not_tellable):,}"
     rows["commands and starts that failed with a trace"] = f"{len(summary.failed):,}"
     first, *rest = (f"| {name} | {value} |" for name, value in rows.items())
     return "\n".join([first, "|---|---|", *rest])

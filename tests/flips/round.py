@@ -35,6 +35,7 @@ class Summary:
     harmed: list[str] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    not_tellable: list[str] = field(default_factory=list)
 
     @property
     def violations(self) -> list[str]:
@@ -49,6 +50,7 @@ class Summary:
         self.harmed += verdict.harmed
         self.unnamed += verdict.unnamed
         self.failed += verdict.failed
+        self.not_tellable += verdict.not_tellable
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

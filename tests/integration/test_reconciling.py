@@ -346,6 +346,54 @@ async def _stray(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
     return [(Kind.STRAY_TASK, scene.open.id, None, f"{queue}/0/99") for queue in ("flush", "merge")]
 
 
+async def _received_that_is_no_number(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    """A byte of the append-only file flipped, here and below."""
+    await scene.redis("HSET", scene.up, "received", "19660N")
+    return [(Kind.RECEIVED, scene.open.id, STORED, -1), (Kind.TASK, scene.open.id, "flush", None)]
+
+
+async def _flushed_that_is_no_number(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    await scene.redis("HSET", scene.up, "flushed", b"19\x826608")
+    return [(Kind.FLUSHED, scene.open.id, STORED, -1), (Kind.TASK, scene.open.id, "flush", None)]
+
+
+async def _state_that_is_no_word(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    await scene.redis("HSET", scene.up, "state", b"op\xe5n")
+    return [(Kind.STATE, scene.open.id, "open", "op\ufffdn")]
+
+
+async def _minute_that_is_no_number(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    await scene.redis("ZADD", "minutes:{s00}:flush", 77, "7N")
+    return [(Kind.INDEX, "flush/0/7N", None, "bucket")]
+
+
+async def _bucket_of_no_minute(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    await scene.pend()
+    bucket, minute = await scene.bucket()
+    await scene.redis("RENAME", bucket, f"{bucket[:-1]}N")
+    wrong = f"flush/0/{minute[:-1]}N"
+    return [
+        (Kind.TASK, scene.open.id, "flush", None),
+        (Kind.INDEX, f"flush/0/{minute}", None, "bucket"),
+        (Kind.STRAY_TASK, scene.open.id, None, wrong),
+        (Kind.INDEX, wrong, "bucket", None),
+    ]
+
+
+async def _bucket_indexed_for_another_minute(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    await scene.pend()
+    _, minute = await scene.bucket()
+    await scene.redis("ZADD", "minutes:{s00}:flush", int(minute) * 2, minute)
+    return [(Kind.TASK, scene.open.id, "flush", None), (Kind.INDEX, f"flush/0/{minute}", "bucket", None)]
+
+
+async def _task_due_in_another_minute(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    await scene.pend()
+    bucket, minute = await scene.bucket()
+    await scene.redis("ZADD", bucket, int(minute) * 120_000, scene.open.id)
+    return [(Kind.TASK, scene.open.id, "flush", None)]
+
+
 async def _task_of_closed(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
     """A server that died between the commit and Redis."""
     content = Content(3 * CHUNK, seed=9)
@@ -367,6 +415,8 @@ PLANTS: list[Plant] = [
     *(_finished, _unfinished, _reserved, _refs, _flushed_too_much, _flushed_too_little, _received),
     *(_bit_without_chunk, _chunk_without_bit, _redis_lost, _task_missing, _merge_task_missing),
     *(_bucket_not_indexed, _index_without_bucket, _stray, _task_of_closed),
+    *(_received_that_is_no_number, _flushed_that_is_no_number, _state_that_is_no_word, _minute_that_is_no_number),
+    *(_bucket_of_no_minute, _bucket_indexed_for_another_minute, _task_due_in_another_minute),
 ]
 
 
@@ -397,6 +447,38 @@ async def test_a_planted_drift_is_reported_then_mended_and_nothing_else_is_touch
         key: clean[1][key.encode()] for key in (whole.up, whole.chunks)
     }
     assert disk == planted[2]
+
+
+@pytest.mark.parametrize("field", ["received", "flushed", "chunks", "chunk_count", "generation", "state", "era"])
+async def test_an_upload_that_redis_has_garbled_goes_on(scene: Scene, field: str) -> None:
+    await scene.redis("HSET", scene.up, field, b"1\x82N")
+    assert (await scene.stack.put(OPEN, 3)).status_code == 200
+    answer = (await scene.stack.client.get("/uploads")).json()["uploads"]
+    assert {upload["md5"]: upload["received_bytes"] for upload in answer}[OPEN.md5] == 4 * CHUNK
+
+
+@pytest.mark.parametrize("field", ["received", "flushed", "generation", "state"])
+async def test_an_upload_that_redis_has_garbled_keeps_no_other_from_its_account(scene: Scene, field: str) -> None:
+    other = Content(3 * CHUNK, seed=8)
+    await scene.stack.open(other)
+    await scene.stack.put(other, 0)
+    await scene.pend()
+    await scene.redis("HSET", scene.up, field, b"1\x82N")
+    minutes = [int(minute) for minute in await scene.redis("ZRANGE", "minutes:{s00}:flush", 0, -1)]
+    queue = scene.stack.services.pending.flush_queues[0]
+    assert (await queue.measure()).tasks == 2
+    claims = await queue.claim(now_ms=(max(minutes) + 1) * 60_000)
+    assert len(claims) == 2
+    is_open = await scene.stack.services.flushing._write(claims)
+    await scene.stack.services.pending.ack_flush(0, [claim for claim in claims if is_open[claim.upload_id]])
+    assert (await scene.stack.usage("alice"))["unfinished"] >= STORED + CHUNK
+    (row,) = [upload for upload in await _rows(scene) if upload["md5"] == other.md5]
+    assert row["flushed_bytes"] == CHUNK
+
+
+async def _rows(scene: Scene) -> Any:
+    async with scene.stack.services.database.engine.connect() as connection:
+        return (await connection.execute(models.upload.select())).mappings().all()
 
 
 async def test_a_figure_that_went_down_stays_down_when_a_late_flush_comes(scene: Scene) -> None:

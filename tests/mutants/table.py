@@ -44,7 +44,7 @@ redis.call('HSET', up, 'flushed', facts[2] or 0)
 redis.call('HDEL', up, 'lease_until')
 claims[#claims + 1] =""",
         ),
-        ("claim_due.lua", "tonumber(facts[2] or 0)", "tonumber(facts[2] or 0) - flushed"),
+        ("claim_due.lua", "{id, generation, received,", "{id, generation, received - flushed,"),
         (
             "flush",
             "if (item.generation, item.received) <= (flushed_generation, flushed_bytes): continue",
@@ -89,7 +89,7 @@ claims[#claims + 1] =""",
     ),
     _mutant("a flush that ignores the state of the row", ("flush", ", table.state == State.OPEN.value", "")),
     _mutant("ack without compare", ("ack_flush.lua", "tonumber(facts[2]) == flushed", "true")),
-    _mutant("ack that lowers flushed", ("ack_flush.lua", "math.max(tonumber(facts[3]), value)", "value")),
+    _mutant("ack that lowers flushed", ("ack_flush.lua", "math.max(figure(facts[3]) or 0, value)", "value")),
     _mutant(
         "ack before the commit",
         (
@@ -104,11 +104,11 @@ claims[#claims + 1] =""",
         ("record_chunk.lua", "redis.call('SETBIT', chunks, number, 1) == 1", "false"),
         (
             "record_chunk.lua",
-            "if state and state ~= 'open' and state ~= 'merging' then",
+            "if ENDED[state] then",
             """if redis.call('SETBIT', chunks, number, 1) == 1 then
-  return {'duplicate', tonumber(received), chunk_total, chunk_count, state}
+  return {'duplicate', received, chunk_total, chunk_count, state}
 end
-if state and state ~= 'open' and state ~= 'merging' then""",
+if ENDED[state] then""",
         ),
     ),
     _mutant("the era is not looked at", ("record_chunk.lua", "era ~= current_era(KEYS[3], ARGV[2])", "not era")),
@@ -163,13 +163,13 @@ if state and state ~= 'open' and state ~= 'merging' then""",
         "a steady uploader is never accounted for",
         (
             "record_chunk.lua",
-            "math.min(now + tonumber(ARGV[6]), tonumber(pending_since) + tonumber(ARGV[7]))",
+            "math.min(now + tonumber(ARGV[6]), (figure(pending_since) or now) + tonumber(ARGV[7]))",
             "now + tonumber(ARGV[6])",
         ),
     ),
     _mutant(
         "a claim that never comes back is pushed back",
-        ("record_chunk.lua", "math.min(due, tonumber(lease_until))", "due"),
+        ("record_chunk.lua", "math.min(due, figure(lease_until) or due)", "due"),
         tests=_ACCOUNTING,
     ),
     _mutant(

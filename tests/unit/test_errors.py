@@ -20,7 +20,7 @@ def drawn_tree() -> list[tuple[int, str]]:
 
 ALL = [getattr(errors, name) for _, name in tree_of(UploaderError)]
 # Two that group others, one that never reaches a client, and one that is to a client what its parent is.
-WITHOUT_CODE = {"ConfigurationError", "Conflict", "Refused", "StorageFailed", "Unverified"}
+WITHOUT_CODE = {"DatabaseDamaged", "ConfigurationError", "Conflict", "Refused", "StorageFailed", "Unverified"}
 RETRYABLE = {
     "body-timeout",
     "digest-mismatch",

@@ -20,7 +20,8 @@ _TIDY_BUCKET = Script("tidy_bucket")
 
 @dataclass(frozen=True, slots=True)
 class AuditedUpload:
-    """What Redis holds of an upload. `state` is empty if it holds nothing, `queue` if the upload's task waits nowhere."""
+    """What Redis holds of an upload. `state` is empty if it holds nothing, `queue` if the upload's task waits nowhere. A
+    figure that is no number is -1."""
 
     state: str
     received: int
@@ -31,14 +32,14 @@ class AuditedUpload:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One minute bucket of a queue of uploads."""
+    """One minute bucket of a queue of uploads. Its minute is what stands there, which may be no number."""
 
     shard: int
     queue: str
-    minute: int
+    minute: bytes
 
     def __str__(self) -> str:
-        return f"{self.queue}/{self.shard}/{self.minute}"
+        return f"{self.queue}/{self.shard}/{self.minute.decode(errors='replace')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Audit:
     async def upload(self, upload_id: str) -> AuditedUpload:
         keys = keys_of_upload(upload_id, self._shards)
         state, received, flushed, bitmap, queue = await _AUDIT_UPLOAD.run(self._redis, keys, [upload_id])
-        return AuditedUpload(state.decode(), received, flushed, bitmap, queue.decode())
+        return AuditedUpload(state.decode(errors="replace"), received, flushed, bitmap, queue.decode())
 
     async def buckets(self) -> list[Bucket]:
         """Every bucket that exists, and every bucket that an index names."""
@@ -74,12 +75,12 @@ class Audit:
             raise Unavailable("The accounting store is away.") from error
         return sorted(found, key=lambda bucket: (bucket.shard, bucket.queue, bucket.minute))
 
-    async def _minutes(self, shard: int, queue: str) -> AsyncIterator[int]:
+    async def _minutes(self, shard: int, queue: str) -> AsyncIterator[bytes]:
         keys = upload_queue_keys(shard, queue)
         async for minute, _ in self._redis.zscan_iter(keys.minutes, count=_TASKS_A_STEP):
-            yield int(minute)
+            yield minute
         async for key in self._redis.scan_iter(match=f"{keys.due}:*", count=_KEYS_A_STEP):
-            yield int(key.rpartition(b":")[2])
+            yield key.removeprefix(f"{keys.due}:".encode())
 
     async def bucket(self, bucket: Bucket) -> AsyncIterator[BucketStep]:
         """A bucket in steps. A task that moves meanwhile may come twice, or not at all."""
@@ -96,10 +97,10 @@ class Audit:
         keys = upload_queue_keys(bucket.shard, bucket.queue)
         await _TIDY_BUCKET.run(self._redis, [keys.due, keys.minutes], [*self._arguments(bucket), *strays])
 
-    def _arguments(self, bucket: Bucket) -> list[str | int]:
+    def _arguments(self, bucket: Bucket) -> list[str | bytes]:
         prefix = upload_queue_keys(bucket.shard, bucket.queue).task_prefix
         return [prefix, _STATES[bucket.queue], bucket.minute]
 
 
 def _ids(members: list[bytes]) -> list[str]:
-    return [member.decode() for member in members]
+    return [member.decode(errors="replace") for member in members]

@@ -130,7 +130,14 @@ class UploadQueue:
         arguments = [time_argument(now_ms), self._lease_ms, limit, self._keys.task_prefix]
         claims = await _CLAIM_DUE.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
         return [
-            Claim(upload_id.decode(), generation, received, state.decode(), lease_until_ms, late_ms)
+            Claim(
+                upload_id.decode(errors="replace"),
+                generation,
+                received,
+                state.decode(errors="replace"),
+                lease_until_ms,
+                late_ms,
+            )
             for upload_id, generation, received, state, lease_until_ms, late_ms in claims
         ]
 
@@ -145,12 +152,12 @@ class UploadQueue:
 
     async def measure(self, now_ms: int | None = None) -> Measured:
         """How much waits, read in pages: a task that moves meanwhile may count twice, or not at all. Raises Unavailable."""
-        tasks, pending, lag_ms, minute, position = 0, 0, 0, "", 0
+        tasks, pending, lag_ms, minute, position = 0, 0, 0, b"", 0
         while True:
             arguments = [time_argument(now_ms), self._keys.task_prefix, minute, position, MAX_CLAIM]
             page = await _MEASURE_QUEUE.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
             tasks, pending, lag_ms = tasks + page[0], pending + page[1], max(lag_ms, page[2])
-            minute, position = page[3].decode(), page[4]
+            minute, position = page[3], page[4]
             if not minute:
                 return Measured(tasks, pending, lag_ms / 1000)
 
@@ -212,7 +219,7 @@ class Pending:
         """Raises Unavailable."""
         keys = keys_of_upload(upload_id, self.shards)
         era, state, received, chunks = await _READ_UPLOAD.run(self._redis, [keys.up, keys.era], [_era_token()])
-        return KnownUpload(era.decode(), state.decode(), received, chunks)
+        return KnownUpload(era.decode(), state.decode(errors="replace"), received, chunks)
 
     async def ack_flush(self, shard: int, flushed: list[Claim]) -> int:
         """Say that the database has the figures of these claims; returns how many tasks are done. Raises Unavailable."""
@@ -267,7 +274,7 @@ class Pending:
         try:
             async for key in self._redis.scan_iter(match=f"{prefix}*", count=1000):
                 if await self._redis.hget(key, "state") in (b"open", b"merging"):
-                    yield key.decode().removeprefix(prefix)
+                    yield key.decode(errors="replace").removeprefix(prefix)
         except AWAY as error:
             raise Unavailable("The accounting store is away.") from error
 

@@ -4,7 +4,9 @@ Every transaction is a function of a connection, so that it can be run again who
 """
 
 import asyncio
+import logging
 import random
+import sqlite3
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -16,7 +18,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from uploader.database import models
 from uploader.database.sqlite import FileLost, Sqlite, SqliteEngine, is_unfit, on_the_loop
-from uploader.errors import Unavailable
+from uploader.errors import DatabaseDamaged, Unavailable
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 # The name under which the services know it.
@@ -32,6 +36,7 @@ _MYSQL_DUPLICATE = 1062
 _MYSQL_BAD_FIGURES = frozenset({1690, 3819, 4025})
 # The code of a connection that was lost.
 _MYSQL_LOST = 2013
+_SQLITE_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _ATTEMPTS = 10
 _CONNECTIONS = 20
 _SYNCING_CONNECTIONS = 2
@@ -224,12 +229,25 @@ def unfitness(error: BaseException | None) -> str | None:
     return str(original) if original is not None and is_unfit(original) else None
 
 
+def _is_damage(error: Exception) -> bool:
+    """Whether SQLite can't read a page or a row, or finds another row than an index says."""
+    original = getattr(error, "orig", None)
+    code = getattr(original, "sqlite_errorcode", None)
+    if str(original) == "integer overflow":  # of a sum that is one of right figures only
+        return True
+    # Of an extended code the lower byte is the kind (https://sqlite.org/rescode.html).
+    return code is not None and code & 0xFF in _SQLITE_DAMAGED
+
+
 def _translated(error: Exception) -> Exception:
     """What the database's own troubles are to the rest of the server."""
     if isinstance(error, FileLost):
         return Unavailable(
             "The database's file was removed or replaced while the server runs; nothing is acknowledged."
         )
+    if _is_damage(error):
+        logger.error("the database is damaged", extra={"reason": str(getattr(error, "orig", error))})
+        return DatabaseDamaged()
     if unfitness(error):
         return Unavailable("The database is away; nothing was acknowledged.")
     if _code(error) in _MYSQL_BAD_FIGURES:

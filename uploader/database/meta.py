@@ -1,6 +1,6 @@
 """Facts about this installation that outlive its settings, and about the server that keeps them."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 from sqlalchemy import delete, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -44,10 +44,18 @@ async def lease(connection: AsyncConnection, name: str, owner: str, *, now: date
     query = select(models.meta.c.value).where(models.meta.c.name == name).with_for_update()
     stored: str | None = (await connection.execute(query)).scalar()
     holder, _, ends_at = (stored or "").partition(" ")
-    if holder not in ("", owner) and datetime.fromisoformat(ends_at) > now:
+    if holder not in ("", owner) and now < _moment(ends_at, now) <= until:
         return False
     await replace_fact(connection, name, f"{owner} {until.isoformat()}")
     return True
+
+
+def _moment(text: str, fallback: datetime) -> datetime:
+    """As it was written; one that can't be read, in a damaged row, holds up nobody."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return fallback
 
 
 async def remember(database: Database, name: str, value: str) -> str:

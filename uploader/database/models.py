@@ -2,9 +2,14 @@
 
 Ids, hashes and names compare byte by byte: VARBINARY, because collations fold case and pad spaces, and long utf8mb4 keys
 fit MariaDB but not MySQL. Times are UTC, from the application's clock.
+
+SQLite keeps no checksums, so a byte of a row may flip on the disk, and its value be one that was never stored. Such a value
+is read as one that matches nothing (U+FFFD, the epoch, 0): what is wrong with one row is no error of a query over many.
+`audit/integrity.py` names it.
 """
 
-from datetime import UTC, datetime
+from collections.abc import Callable
+from datetime import UTC, date, datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -25,8 +30,12 @@ from sqlalchemy import (
     UniqueConstraint,
     text,
 )
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.mysql import DATETIME
 from sqlalchemy.types import TypeEngine
+
+_NO_TEXT = "\ufffd"
+_NO_MOMENT = datetime(1970, 1, 1)  # noqa: DTZ001 (the databases keep no zone)
 
 
 class Bytewise(TypeDecorator[str]):
@@ -43,7 +52,44 @@ class Bytewise(TypeDecorator[str]):
         return None if value is None else value.encode()
 
     def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
-        return None if value is None else bytes(value).decode()
+        if value is None:
+            return None
+        if not isinstance(value, (bytes, bytearray)):
+            return _NO_TEXT
+        return value.decode(errors="replace")
+
+
+class PathWord(Bytewise):
+    """What paths are made of: a NUL, which a damaged row may have, is none of a path."""
+
+    cache_ok = True
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
+        word = super().process_result_value(value, dialect)
+        return word and word.replace("\0", _NO_TEXT)
+
+
+class _SqliteDateTime(sqlite.DATETIME):
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
+        return _or_else(super().result_processor(dialect, coltype), _NO_MOMENT)
+
+
+class _SqliteDate(sqlite.DATE):
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
+        return _or_else(super().result_processor(dialect, coltype), _NO_MOMENT.date())
+
+
+def _or_else(parse: Callable[[Any], Any] | None, fallback: date) -> Callable[[Any], Any]:
+    """Parse a value of a column; the fallback where it can't be."""
+    assert parse is not None
+
+    def process(value: Any) -> Any:
+        try:
+            return parse(value)
+        except (TypeError, ValueError):
+            return fallback
+
+    return process
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -53,7 +99,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        return dialect.type_descriptor(DateTime() if dialect.name == "sqlite" else DATETIME(fsp=6))
+        return dialect.type_descriptor(DATETIME(fsp=6) if dialect.name != "sqlite" else _SqliteDateTime())  # type: ignore[no-untyped-call]
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         return None if value is None else value.astimezone(UTC).replace(tzinfo=None)
@@ -62,8 +108,33 @@ class UtcDateTime(TypeDecorator[datetime]):
         return None if value is None else value.replace(tzinfo=UTC)
 
 
+class _Day(TypeDecorator[date]):
+    """A day in UTC."""
+
+    impl = Date
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return dialect.type_descriptor(Date() if dialect.name != "sqlite" else _SqliteDate())  # type: ignore[no-untyped-call]
+
+
+class Integer64(TypeDecorator[int]):
+    """A whole number, and a sum of such."""
+
+    impl = BigInteger
+    cache_ok = True
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> int | None:
+        if value is None or type(value) is int:
+            return value
+        try:
+            return int(value)
+        except (TypeError, ValueError, OverflowError):
+            return 0
+
+
 def _figure(name: str) -> Column[int]:
-    return Column(name, BigInteger, CheckConstraint(f"{name} >= 0"), nullable=False, server_default=text("0"))
+    return Column(name, Integer64, CheckConstraint(f"{name} >= 0"), nullable=False, server_default=text("0"))
 
 
 metadata = MetaData()
@@ -82,7 +153,7 @@ user_info = Table(
 upload = Table(
     "upload",
     metadata,
-    Column("id", Bytewise(32), primary_key=True),
+    Column("id", PathWord(32), primary_key=True),
     Column("user_id", Bytewise(255), nullable=False),
     Column("md5", Bytewise(32)),
     Column("sha256", Bytewise(64)),
@@ -90,12 +161,12 @@ upload = Table(
     _figure("size"),
     _figure("chunk_size"),
     _figure("flushed_bytes"),
-    Column("flushed_generation", BigInteger, nullable=False, server_default=text("0")),
-    Column("generation", BigInteger, nullable=False, server_default=text("0")),
+    Column("flushed_generation", Integer64, nullable=False, server_default=text("0")),
+    Column("generation", Integer64, nullable=False, server_default=text("0")),
     Column("state", Bytewise(16), nullable=False),
     Column("close_reason", Bytewise(32)),
     Column("file_id", Bytewise(32)),
-    Column("temp_path", Bytewise(255), nullable=False),
+    Column("temp_path", PathWord(255), nullable=False),
     Column("idempotency_key", Bytewise(128)),
     Column("created_at", UtcDateTime, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
@@ -115,14 +186,14 @@ upload = Table(
 blob = Table(
     "blob",
     metadata,
-    Column("sha256", Bytewise(64), primary_key=True),
+    Column("sha256", PathWord(64), primary_key=True),
     Column("md5", Bytewise(32)),
     _figure("size"),
     _figure("refs"),
     # Since when these very bytes are there: whatever takes their place renews it.
     Column("created_at", UtcDateTime, nullable=False),
     # Where a store that is no local disk keeps them.
-    Column("location", Bytewise(255)),
+    Column("location", PathWord(255)),
     Column("damaged", Boolean, nullable=False, server_default=text("0")),
     # When they were last read back from the disk; NULL: not since they were placed.
     Column("scrubbed_at", UtcDateTime),
@@ -139,7 +210,7 @@ file = Table(
     Column("id", Bytewise(32), primary_key=True),
     Column("user_id", Bytewise(255), nullable=False),
     Column("md5", Bytewise(32)),
-    Column("sha256", Bytewise(64), nullable=False),
+    Column("sha256", PathWord(64), nullable=False),
     Column("name", Bytewise(1024), nullable=False),
     _figure("size"),
     Column("instant", Boolean, nullable=False),
@@ -172,7 +243,7 @@ token = Table(
 usage_daily = Table(
     "usage_daily",
     metadata,
-    Column("day", Date, primary_key=True),
+    Column("day", _Day, primary_key=True),
     Column("taken_at", UtcDateTime, nullable=False),
     *(
         _figure(name)

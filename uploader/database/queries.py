@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
 from uploader.domain.quota import Usage
-from uploader.domain.upload import File, State, Upload
+from uploader.domain.upload import File, Upload, state_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,8 @@ _BLOBS_BY_MD5 = _BLOB.where(
 _USAGE = select(*_USAGE_COLUMNS).where(models.user_info.c.user_id == bindparam("user_id")).limit(1)
 
 
-def _upload_of(row: RowMapping) -> Upload:
-    return Upload(**{**row, "state": State(row["state"])})
+def upload_of(row: RowMapping) -> Upload:
+    return Upload(**{**row, "state": state_of(row["state"], is_closed=row["closed_at"] is not None)})
 
 
 async def _first(connection: AsyncConnection, query: "Select[Any]", **values: object) -> RowMapping | None:
@@ -91,7 +91,7 @@ async def _first(connection: AsyncConnection, query: "Select[Any]", **values: ob
 async def upload_by_id(connection: AsyncConnection, upload_id: str, *, lock: bool = False) -> Upload | None:
     """An upload; `lock` keeps its row until the transaction ends."""
     row = await _first(connection, _LOCKED_UPLOAD_BY_ID if lock else _UPLOAD_BY_ID, upload_id=upload_id)
-    return None if row is None else _upload_of(row)
+    return None if row is None else upload_of(row)
 
 
 async def is_inserted(connection: AsyncConnection, upload_id: str) -> bool:
@@ -103,17 +103,17 @@ async def is_inserted(connection: AsyncConnection, upload_id: str) -> bool:
 async def uploads_by_id(connection: AsyncConnection, upload_ids: list[str]) -> dict[str, Upload]:
     """Those of `upload_ids` that have a row."""
     query = _UPLOAD.where(models.upload.c.id.in_(upload_ids))
-    return {row["id"]: _upload_of(row) for row in (await connection.execute(query)).mappings()}
+    return {row["id"]: upload_of(row) for row in (await connection.execute(query)).mappings()}
 
 
 async def closed_uploads(connection: AsyncConnection, closed_before: datetime, limit: int) -> list[Upload]:
     query = _UPLOAD.where(models.upload.c.closed_at < closed_before).limit(limit)
-    return [_upload_of(row) for row in (await connection.execute(query)).mappings()]
+    return [upload_of(row) for row in (await connection.execute(query)).mappings()]
 
 
 async def open_upload_by_md5(connection: AsyncConnection, user_id: str, md5: str) -> Upload | None:
     row = await _first(connection, _OPEN_UPLOAD_BY_MD5, user_id=user_id, md5=md5)
-    return None if row is None else _upload_of(row)
+    return None if row is None else upload_of(row)
 
 
 async def newest_closed_upload(
@@ -126,21 +126,21 @@ async def newest_closed_upload(
         .limit(1)
     )
     row = await _first(connection, query)
-    return None if row is None else _upload_of(row)
+    return None if row is None else upload_of(row)
 
 
 async def upload_by_idempotency_key(connection: AsyncConnection, user_id: str, key: str) -> Upload | None:
     table = models.upload.c
     query = _UPLOAD.where(table.user_id == user_id, table.idempotency_key == key).limit(1)
     row = await _first(connection, query)
-    return None if row is None else _upload_of(row)
+    return None if row is None else upload_of(row)
 
 
 async def open_uploads(connection: AsyncConnection, user_id: str) -> list[Upload]:
     """The open uploads of a user, newest first."""
     table = models.upload.c
     query = _UPLOAD.where(table.user_id == user_id, table.open_flag == 1).order_by(table.id.desc())
-    return [_upload_of(row) for row in (await connection.execute(query)).mappings()]
+    return [upload_of(row) for row in (await connection.execute(query)).mappings()]
 
 
 async def count_open_uploads(connection: AsyncConnection, user_id: str) -> int:
@@ -156,7 +156,7 @@ async def open_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) 
     """Those of `md5s` that the user has an open upload of."""
     table = models.upload.c
     query = _UPLOAD.where(table.user_id == user_id, table.md5.in_(md5s), table.open_flag == 1)
-    uploads = [_upload_of(row) for row in (await connection.execute(query)).mappings()]
+    uploads = [upload_of(row) for row in (await connection.execute(query)).mappings()]
     return {upload.md5: upload for upload in uploads if upload.md5 is not None}
 
 
@@ -168,14 +168,14 @@ async def idle_uploads(connection: AsyncConnection, updated_before: datetime, af
         .order_by(table.id)
         .limit(limit)
     )
-    return [_upload_of(row) for row in (await connection.execute(query)).mappings()]
+    return [upload_of(row) for row in (await connection.execute(query)).mappings()]
 
 
 async def all_open_uploads(connection: AsyncConnection, *, after: str, limit: int) -> list[Upload]:
     """Open uploads of everybody, by id, after the id `after`."""
     table = models.upload.c
     query = _UPLOAD.where(table.open_flag == 1, table.id > after).order_by(table.id).limit(limit)
-    return [_upload_of(row) for row in (await connection.execute(query)).mappings()]
+    return [upload_of(row) for row in (await connection.execute(query)).mappings()]
 
 
 async def promised_bytes(connection: AsyncConnection) -> int:

@@ -293,10 +293,16 @@ def is_unfit(error: BaseException) -> bool:
 def _configure(connection: Any, _record: Any) -> None:
     # The driver begins nothing by itself; `_begin` does.
     connection.isolation_level = None
+    # A byte that is no UTF-8 is no error of the whole query; see `models.py`.
+    connection.text_factory = _text
     cursor = connection.cursor()
     for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_BUSY_TIMEOUT_MS}"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")
 
 
 def _begin(connection: Connection) -> None:

@@ -19,6 +19,14 @@ class State(StrEnum):
     FAILED = "FAILED"
 
 
+_STATES = {state.value: state for state in State}
+
+
+def state_of(word: str, *, is_closed: bool) -> State:
+    """The state that a word stands for. Another word is in a row that is damaged: nothing that is open may be lost by it."""
+    return _STATES.get(word) or (State.FAILED if is_closed else State.OPEN)
+
+
 class Reason(StrEnum):
     """Why an upload ended without a file, as the API says it."""
 

@@ -5,6 +5,7 @@ from datetime import timedelta
 from uploader.clock import Clock
 from uploader.jobs.pause import Pause
 from uploader.jobs.runner import Job
+from uploader.service.ids import greatest
 from uploader.service.upkeep.expiry import Expiry
 
 _INTERVAL_SECONDS = 60.0
@@ -31,7 +32,9 @@ class Expirer:
         idle = await self._expiry.idle(updated_before, after_id="")
         if self._pause.active():
             return self._interval_seconds
+        after_id = ""
         while idle:
             await self._expiry.expire(idle)
-            idle = await self._expiry.idle(updated_before, after_id=idle[-1].id)
+            after_id = greatest(after_id, [upload.id for upload in idle])
+            idle = await self._expiry.idle(updated_before, after_id=after_id)
         return self._interval_seconds

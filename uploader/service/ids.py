@@ -4,8 +4,12 @@ import re
 import secrets
 import threading
 import time
+from collections.abc import Iterable
 
 ID = re.compile(r"[0-9a-f]{32}")
+
+# After all ids and hashes.
+_END = "\x7f"
 
 _lock = threading.Lock()
 _last_us = 0
@@ -17,3 +21,13 @@ def new_id() -> str:
     with _lock:
         _last_us = max(time.time_ns() // 1000, _last_us + 1)
         return f"{_last_us:014x}{secrets.token_hex(9)}"
+
+
+def greatest(after: str, ids: Iterable[str]) -> str:
+    """Where a walk in the order of ids goes on: after the greatest of those that came after `after`.
+
+    A damaged row may hold another id than the index that is walked along: where none is beyond `after` the walk is at its
+    end, because it would find the same ones for ever.
+    """
+    last = max((each for each in ids if each < _END), default=after)
+    return last if last > after else _END

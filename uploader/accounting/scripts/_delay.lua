@@ -29,10 +29,17 @@ local function delay_remove(due, minutes, task, id)
   redis.call('HDEL', task, 'due_minute')
 end
 
--- Whether a task waits where its hash says, in a bucket that the index names.
+-- Whether the index names a bucket, and so that it is looked at when it is due.
+local function delay_indexed(minutes, minute)
+  local score = redis.call('ZSCORE', minutes, minute)
+  return score and tonumber(score) == tonumber(minute)
+end
+
+-- Whether a task waits where its hash says, due in that minute, in a bucket that the index names.
 local function delay_waits(due, minutes, task, id)
   local minute = redis.call('HGET', task, 'due_minute')
-  return minute and redis.call('ZSCORE', due .. ':' .. minute, id) and redis.call('ZSCORE', minutes, minute)
+  local due_ms = minute and redis.call('ZSCORE', due .. ':' .. minute, id)
+  return due_ms and math.floor(tonumber(due_ms) / MINUTE_MS) == tonumber(minute) and delay_indexed(minutes, minute)
 end
 
 -- A task that is due soon after now_ms wakes the workers of the queue, which listen on the channel `wake:{sNN}:<queue>`.

@@ -13,8 +13,8 @@ for i = 2, #ARGV, 4 do
   local id, generation, value = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
   local up = prefix .. id
   local facts = redis.call('HMGET', up, 'generation', 'received', 'flushed', 'state', 'lease_until', 'due_minute')
-  if facts[1] == generation and value <= tonumber(facts[2]) then
-    local flushed = math.max(tonumber(facts[3]), value)
+  if facts[1] == generation and value <= (figure(facts[2]) or -1) then
+    local flushed = math.max(figure(facts[3]) or 0, value)
     redis.call('HSET', up, 'flushed', string.format('%d', flushed))
     if facts[4] == 'open' then
       local over = {}

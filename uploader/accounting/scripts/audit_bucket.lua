@@ -16,5 +16,7 @@ for i = 1, #step[2], 2 do
   local list = (facts[1] == minute and facts[2] == ARGV[2]) and tasks or strays
   list[#list + 1] = step[2][i]
 end
-local indexed = redis.call('ZSCORE', KEYS[2], minute) and 1 or 0
-return {step[1], redis.call('EXISTS', bucket), indexed, tasks, strays}
+local exists, indexed = redis.call('EXISTS', bucket), delay_indexed(KEYS[2], minute)
+-- Of a bucket that is not there the index names no minute at all.
+if exists == 0 then indexed = redis.call('ZSCORE', KEYS[2], minute) end
+return {step[1], exists, indexed and 1 or 0, tasks, strays}

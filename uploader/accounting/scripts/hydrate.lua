@@ -18,14 +18,15 @@ local size, chunk_size, chunk_count = tonumber(ARGV[7]), tonumber(ARGV[8]), tonu
 local facts = redis.call('HMGET', up, 'era', 'generation', 'state', 'flushed')
 local state, flushed = facts[3], tonumber(ARGV[10])
 
-if state and state ~= 'open' and state ~= 'merging' then return {state, 0, 0, 0, state} end
+if ENDED[state] then return {state, 0, 0, 0, state} end
 local era = current_era(KEYS[3], ARGV[2])
 if era ~= ARGV[4] then return {'era-moved', 0, 0, 0, ''} end
 
 if ARGV[12] == '1' and facts[1] == era then return {'hydrated', 0, 0, 0, state} end
 
-if facts[1] == era and facts[2] == generation then
-  flushed = math.max(flushed, tonumber(facts[4]))
+local is_live = state == 'open' or state == 'merging'
+if is_live and facts[1] == era and facts[2] == generation then
+  flushed = math.max(flushed, figure(facts[4]) or 0)
   local from_map = chunks .. ':map'
   redis.call('SET', from_map, ARGV[6])
   redis.call('BITOP', 'OR', chunks, chunks, from_map)

@@ -18,7 +18,7 @@ for _, minute in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], from, '+inf')) do
   for i = 1, #found, 2 do
     local facts = redis.call('HMGET', ARGV[2] .. found[i], 'received', 'flushed')
     tasks = tasks + 1
-    pending = pending + tonumber(facts[1] or 0) - tonumber(facts[2] or 0)
+    pending = pending + (figure(facts[1]) or 0) - (figure(facts[2]) or 0)
     lag = math.max(lag, clock_ms(ARGV[1]) - tonumber(found[i + 1]))
   end
   position, room = position + #found / 2, room - #found / 2

@@ -8,5 +8,6 @@
 
 local era = current_era(KEYS[2], ARGV[1])
 local facts = redis.call('HMGET', KEYS[1], 'era', 'state', 'received', 'chunks')
-if facts[1] ~= era then return {era, '', 0, 0} end
-return {era, facts[2], tonumber(facts[3]), tonumber(facts[4])}
+local received, chunks = figure(facts[3]), figure(facts[4])
+if facts[1] ~= era or not received or not chunks then return {era, '', 0, 0} end
+return {era, facts[2], received, chunks}

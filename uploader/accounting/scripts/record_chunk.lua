@@ -16,23 +16,25 @@ local up, chunks, id, number = KEYS[1], KEYS[2], ARGV[3], ARGV[4]
 local facts = redis.call('HMGET', up, 'era', 'state', 'received', 'flushed', 'pending_since', 'lease_until',
   'chunks', 'chunk_count', 'due_minute')
 local era, state, received, flushed, pending_since, lease_until = unpack(facts, 1, 6)
-local chunk_total, chunk_count, due_minute = tonumber(facts[7]), tonumber(facts[8]), facts[9]
+received, flushed = figure(received), figure(flushed)
+local chunk_total, chunk_count, due_minute = figure(facts[7]), figure(facts[8]), facts[9]
 
-if state and state ~= 'open' and state ~= 'merging' then return {state, 0, 0, 0, state} end
-if era ~= current_era(KEYS[3], ARGV[2]) then return {'rehydrate', 0, 0, 0, ''} end
+if ENDED[state] then return {state, 0, 0, 0, state} end
+local is_whole = (state == 'open' or state == 'merging') and received and flushed and chunk_total and chunk_count
+if era ~= current_era(KEYS[3], ARGV[2]) or not is_whole then return {'rehydrate', 0, 0, 0, ''} end
 
 local now = clock_ms(ARGV[1])
 local lease = tonumber(ARGV[9])
 
 if state == 'merging' then
   if not due_minute then delay_schedule(KEYS[6], KEYS[7], up, id, now + lease, now) end
-  return {'merging', tonumber(received), chunk_total, chunk_count, state}
+  return {'merging', received, chunk_total, chunk_count, state}
 end
 
 if redis.call('SETBIT', chunks, number, 1) == 1 then
-  return {'duplicate', tonumber(received), chunk_total, chunk_count, state}
+  return {'duplicate', received, chunk_total, chunk_count, state}
 end
-received, chunk_total = tonumber(received) + tonumber(ARGV[5]), chunk_total + 1
+received, chunk_total = received + tonumber(ARGV[5]), chunk_total + 1
 redis.call('HSET', up, 'received', string.format('%d', received), 'chunks', chunk_total)
 
 if chunk_total == chunk_count then
@@ -47,9 +49,9 @@ if not pending_since or pending_since == '' then
   pending_since = now
   redis.call('HSET', up, 'pending_since', string.format('%d', now))
 end
-local due = math.min(now + tonumber(ARGV[6]), tonumber(pending_since) + tonumber(ARGV[7]))
-if received - tonumber(flushed) >= tonumber(ARGV[8]) then due = now end
+local due = math.min(now + tonumber(ARGV[6]), (figure(pending_since) or now) + tonumber(ARGV[7]))
+if received - flushed >= tonumber(ARGV[8]) then due = now end
 -- The worker that claimed the task may be dead: further chunks must not push the end of its lease back for ever.
-if lease_until then due = math.min(due, tonumber(lease_until)) end
+if lease_until then due = math.min(due, figure(lease_until) or due) end
 delay_schedule(KEYS[4], KEYS[5], up, id, due, now, due_minute)
 return {'recorded', received, chunk_total, chunk_count, state}

@@ -12,7 +12,7 @@ for i = 4, #ARGV do
   local facts = redis.call('HMGET', ARGV[1] .. ARGV[i], 'due_minute', 'state')
   if facts[1] ~= minute or facts[2] ~= ARGV[2] then gone = gone + redis.call('ZREM', bucket, ARGV[i]) end
 end
-if redis.call('EXISTS', bucket) == 1 then
+if redis.call('EXISTS', bucket) == 1 and figure(minute) then
   redis.call('ZADD', KEYS[2], minute, minute)
 else
   redis.call('ZREM', KEYS[2], minute)

@@ -188,6 +188,18 @@ async def _recounted_refs(connection: AsyncConnection, within: _Range) -> list[R
     ]
 
 
+async def files_unlike_blobs(connection: AsyncConnection, after: str, until: str | None) -> list[tuple[str, str, str]]:
+    """Of the contents after the SHA-256 `after`, up to and with `until`: files that have another size or MD5, and what the
+    blob and the file say."""
+    blobs, files = models.blob.c, models.file.c
+    query = select(files.id, blobs.size, blobs.md5, files.size, files.md5).join_from(
+        models.blob, models.file, files.sha256 == blobs.sha256
+    )
+    unlike = or_(files.size != blobs.size, files.md5 != blobs.md5)
+    rows = await connection.execute(query.where(unlike, *_Range(after, until).holds(blobs.sha256)).order_by(files.id))
+    return [(file_id, f"{size} {md5}", f"{own_size} {own_md5}") for file_id, size, md5, own_size, own_md5 in rows]
+
+
 async def count_files_of(connection: AsyncConnection, sha256: str) -> int:
     query = select(func.count()).select_from(models.file).where(models.file.c.sha256 == sha256)
     return int((await connection.execute(query)).scalar_one())

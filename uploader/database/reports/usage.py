@@ -15,7 +15,7 @@ from uploader.database.reports.paging import Page
 from uploader.database.reports.ranking import COUNTED, counts_of, users_by_count
 from uploader.domain.quota import Usage
 from uploader.domain.reports import OpenSums, Totals, UserReport
-from uploader.domain.upload import State, Upload
+from uploader.domain.upload import Upload
 
 # The largest figure that a column holds. A user may have a total space of that size, so sums of it may be larger.
 _LARGEST = 2**63 - 1
@@ -61,6 +61,7 @@ async def _counted(
     return [
         UserReport(usage=usages[user_id], files=files.get(user_id, 0), open_uploads=open_uploads.get(user_id, 0))
         for user_id in user_ids
+        if user_id in usages  # not so where an index of SQLite names another one than its row
     ]
 
 
@@ -83,7 +84,7 @@ async def open_uploads(
     """A page of open uploads: those that nothing was accounted for since `idle_since`, and of one user, if given."""
     query = select(*queries.UPLOAD_COLUMNS).where(*_open_conditions(idle_since, user_id))
     rows = (await connection.execute(page.of(query, _UPLOAD_KEYS[page.sort], models.upload.c.id))).mappings()
-    return [Upload(**{**row, "state": State(row["state"])}) for row in rows]
+    return [queries.upload_of(row) for row in rows]
 
 
 async def open_sums(connection: AsyncConnection, *, idle_since: datetime | None, user_id: str | None) -> OpenSums:

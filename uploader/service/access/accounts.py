@@ -75,7 +75,11 @@ class Accounts:
             return believed
         row = await self._database.read(lambda connection: queries.token_by_hash(connection, token_sha256))
         # The look-up is by hash; the comparison in constant time keeps an index from telling how near a guess was.
-        if row is None or not hmac.compare_digest(row.token_sha256, token_sha256) or row.revoked_at is not None:
+        if (
+            row is None
+            or not hmac.compare_digest(row.token_sha256.encode(), token_sha256.encode())
+            or row.revoked_at is not None
+        ):
             self._believed.drop(token_sha256)
             raise Unauthenticated()
         await self.ensure_user(row.user_id)

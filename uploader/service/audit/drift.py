@@ -9,6 +9,8 @@ from typing import Any
 class Kind(StrEnum):
     """What can drift, and what it is compared with."""
 
+    # Rows of SQLite, with its indexes and with what their columns can hold.
+    DATABASE = "database"
     # In the database, of a user: the sums over uploads and files; what they must stay below.
     USE_SPACE_FINISHED = "use_space_finished"
     USE_SPACE_UNFINISHED = "use_space_unfinished"
@@ -19,6 +21,8 @@ class Kind(StrEnum):
     REFS = "refs"
     BLOB_BYTES = "blob-bytes"
     STRAY_BLOB = "stray-blob"
+    # Of a file: what its blob repeats of it.
+    FILE = "file"
     # Of an upload: its directory; its files, by what shows without reading all of them; a directory that outlived it.
     TEMP = "temp"
     MAP = "map"

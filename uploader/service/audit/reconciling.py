@@ -6,6 +6,7 @@ under the upload's locks, so that mere motion is never reported. Refuses to gues
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import zip_longest
 
@@ -18,10 +19,12 @@ from uploader.database.engine import Connection, Database
 from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import from_bitmap, received_bytes, to_bitmap
 from uploader.domain.upload import State, Upload
-from uploader.errors import StorageFailed, Unavailable, Unverified
+from uploader.errors import DatabaseDamaged, StorageFailed, Unavailable, Unverified
 from uploader.service.audit.drift import Drift, Findings, Kind, Repair, cannot_be_repaired
 from uploader.service.audit.leftovers import Leftovers
 from uploader.service.audit.recounting import Recounting
+from uploader.service.audit.wholeness import Wholeness
+from uploader.service.ids import greatest
 from uploader.service.upkeep.strays import stray_blobs
 from uploader.service.uploads.closers import Closers
 from uploader.storage.base import Closer, Gone, Store
@@ -53,6 +56,7 @@ class Reconciling:
         self._storage = storage
         self._audit = audit
         self._closers = closers
+        self._wholeness = Wholeness(database)
         self._leftovers = Leftovers(database, storage, closers, clock)
         self._clock = clock
 
@@ -60,12 +64,13 @@ class Reconciling:
         """Look at everything, then repair what was found if asked to. Raises Unavailable, Stopping."""
         found = Findings()
         # The order of repairs, too: the figures of a user are sums over the uploads.
-        await self._check_uploads(found)
-        await self._check_queues(found)
-        await self._recounting.check(found)
-        await self._check_blobs(found)
-        await self._check_stray_blobs(found)
-        await self._leftovers.check(found)
+        await _checked("rows", self._wholeness.check, found)
+        await _checked("uploads", self._check_uploads, found)
+        await _checked("queues", self._check_queues, found)
+        await _checked("accounts", self._recounting.check, found)
+        await _checked("blobs", self._check_blobs, found)
+        await _checked("stray blobs", self._check_stray_blobs, found)
+        await _checked("leftovers", self._leftovers.check, found)
         if repair:
             for repair_drift in found.repairs:
                 found.repaired += await uninterrupted(_attempted(repair_drift))
@@ -80,7 +85,7 @@ class Reconciling:
             for blob, size in zip(blobs, sizes, strict=True):
                 if size != blob.size:
                     found.add(await self._look_at_blob(blob.sha256), cannot_be_repaired)
-            after = blobs[-1].sha256
+            after = greatest(after, [blob.sha256 for blob in blobs])
 
     async def _blobs(self, after: str) -> list[queries.Blob]:
         return await self._database.read(lambda connection: queries.blobs_in_use(connection, after=after, limit=_BATCH))
@@ -124,7 +129,7 @@ class Reconciling:
         while uploads := await self._open_uploads(after):
             suspects = [upload.id for upload in uploads if not await self._seems_right(upload)]
             await self._report_uploads(found, suspects)
-            after, count = uploads[-1].id, count + len(uploads)
+            after, count = greatest(after, [upload.id for upload in uploads]), count + len(uploads)
         found.checked["uploads"] = count
 
     async def _open_uploads(self, after: str) -> list[Upload]:
@@ -262,11 +267,19 @@ class Reconciling:
         return True
 
 
+async def _checked(part: str, check: Callable[[Findings], Awaitable[None]], found: Findings) -> None:
+    """A part that the database can't be read for keeps nothing from being told of the others."""
+    try:
+        await check(found)
+    except DatabaseDamaged:
+        found.add([Drift(Kind.DATABASE, part, "readable", "damaged")], cannot_be_repaired)
+
+
 async def _attempted(repair: Repair) -> bool:
     """One upload that can't be repaired holds up no other."""
     try:
         return await repair()
-    except (StorageFailed, Unverified) as error:
+    except (DatabaseDamaged, StorageFailed, Unverified) as error:
         logger.warning("a drift is not repaired", extra={"reason": error.detail})
         return False
 
@@ -296,7 +309,7 @@ def _drifts_of_snapshot(upload: Upload, present: bytearray, on_disk: int, snapsh
         drifts.append(Drift(Kind.RECEIVED, upload.id, in_bits, snapshot.received))
     if snapshot.bitmap.rstrip(b"\0") != to_bitmap(present).rstrip(b"\0"):
         drifts.append(Drift(Kind.CHUNKS, upload.id, on_disk, in_bits))
-    if snapshot.flushed > on_disk:
+    if not 0 <= snapshot.flushed <= on_disk:
         drifts.append(Drift(Kind.FLUSHED, upload.id, on_disk, snapshot.flushed))
     if snapshot.state != state:
         drifts.append(Drift(Kind.STATE, upload.id, state, snapshot.state))

@@ -10,7 +10,7 @@ from uploader.database.audit import recounts, repairs
 from uploader.database.audit.recounts import RecountedUser, Sums
 from uploader.database.engine import Database
 from uploader.domain.quota import Usage
-from uploader.service.audit.drift import Drift, Findings, Kind
+from uploader.service.audit.drift import Drift, Findings, Kind, cannot_be_repaired
 
 _SLICE = 2000
 
@@ -31,7 +31,7 @@ class Recounting:
         return found
 
     async def check(self, found: Findings) -> None:
-        """Recount all users, then the refs of all contents."""
+        """Recount all users, then the refs of all contents, whose files have their sizes and MD5s."""
         found.checked |= {"users": 0, "blobs": 0}
         for check_slice in (self._check_users, self._check_refs):
             after: str | None = ""
@@ -59,11 +59,14 @@ class Recounting:
         return await self._database.transact(lambda connection: repairs.repair_user(connection, user_id))
 
     async def _check_refs(self, found: Findings, after: str) -> str | None:
-        """Recount the refs of the contents after `after`; returns the last one, or None where no more follow."""
+        """Recount the refs, and compare the files, of the contents after `after`; returns the last one, or None where no
+        more follow."""
         contents = await self._database.read(partial(recounts.refs_after, after=after, count=_SLICE), snapshot=True)
         found.checked["blobs"] += contents.count
         for sha256, refs, files in contents.rows:
             found.add([Drift(Kind.REFS, sha256, files, refs)], partial(self._repair_refs, sha256))
+        unlike = await self._database.read(partial(recounts.files_unlike_blobs, after=after, until=contents.until))
+        found.add((Drift(Kind.FILE, *file) for file in unlike), cannot_be_repaired)
         return contents.until
 
     async def _repair_refs(self, sha256: str) -> bool:

@@ -15,7 +15,7 @@ from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import NotOpen
 from uploader.domain.upload import Reason, State, Upload
 from uploader.errors import StorageFull, Unavailable, UploaderError
-from uploader.service.ids import new_id
+from uploader.service.ids import greatest, new_id
 from uploader.service.upkeep.strays import is_settled, remember_kept_strays, stray_blobs
 from uploader.service.uploads.closers import Closers
 from uploader.storage.base import Gone, Store
@@ -117,7 +117,7 @@ class Cleanup:
                 if upload.id > newest:
                     return reset  # opened since: a busy server would keep this going for ever
                 await self._cancel(upload, reset)
-            after = batch[-1].id
+            after = greatest(after, [upload.id for upload in batch])
         return reset
 
     async def _open_uploads(self, after: str) -> list[Upload]:

@@ -10,7 +10,7 @@ from uploader.crashpoints import crash_point
 from uploader.database import transactions
 from uploader.database.engine import Database
 from uploader.database.transactions import Received
-from uploader.errors import StorageFailed, Unavailable
+from uploader.errors import DatabaseDamaged, StorageFailed, Unavailable, Unverified
 from uploader.observability import FLUSH_BATCH_UPLOADS, FLUSH_LAG_SECONDS, FLUSHED_UPLOADS
 from uploader.service.uploads.closers import Closers
 
@@ -60,7 +60,7 @@ class Flushing:
     async def _tidy_one(self, upload_id: str) -> None:
         try:
             await self._closers.tidy(upload_id)
-        except StorageFailed as error:
+        except (DatabaseDamaged, StorageFailed, Unverified) as error:
             logger.warning("a closed upload is not tidied", extra={"upload_id": upload_id, "reason": error.detail})
 
     async def _write(self, claims: list[Claim]) -> dict[str, bool]:
@@ -71,9 +71,9 @@ class Flushing:
             flushed = await self._database.transact(
                 lambda connection: transactions.flush(connection, batch, self._clock.now())
             )
-        except Unavailable:
-            raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, Unavailable) and not isinstance(error, DatabaseDamaged):
+                raise
             if len(claims) == 1:
                 logger.exception("an upload can't be accounted", extra={"upload_id": claims[0].upload_id})
                 return {}

@@ -15,9 +15,9 @@ import msgspec
 from uploader.clock import Clock
 from uploader.database import meta, queries
 from uploader.database.engine import Database, Duplicate
-from uploader.errors import StorageFailed, StorageFull
+from uploader.errors import DatabaseDamaged, StorageFailed, StorageFull
 from uploader.service.contents.healing import Damage, Healing
-from uploader.service.ids import new_id
+from uploader.service.ids import greatest, new_id
 from uploader.storage.contents import Pace
 
 logger = logging.getLogger(__name__)
@@ -106,10 +106,10 @@ class Scrubbing:
         return len(due) == _BATCH
 
     async def _examine(self, sha256: str, pace: Pace) -> Damage | None:
-        """One that the disk refuses to look at must not hold up the others."""
+        """One that the disk refuses to look at, or whose row is damaged, holds up no other; the reconciler tells of it."""
         try:
             return await self._healing.examine(sha256, pace)
-        except (StorageFailed, StorageFull) as error:
+        except (DatabaseDamaged, StorageFailed, StorageFull) as error:
             logger.warning("a content is not read back for now", extra={"sha256": sha256, "reason": error.detail})
             return None
 
@@ -143,7 +143,7 @@ class Scrubbing:
         while blobs := await self._blobs(self.progress.after):
             for blob in blobs:
                 damage = await self._examine(blob.sha256, pace)
-                self.progress.after = blob.sha256
+                self.progress.after = greatest(self.progress.after, [blob.sha256])
                 self.progress.blobs += 1
                 self.progress.bytes += blob.size
                 if damage is not None:
@@ -159,7 +159,10 @@ class Scrubbing:
 
     async def _recall(self) -> ScrubProgress:
         stored = await self._database.read(lambda connection: meta.fact(connection, _POSITION))
-        return ScrubProgress() if stored is None else msgspec.json.decode(stored, type=ScrubProgress)
+        try:
+            return ScrubProgress() if stored is None else msgspec.json.decode(stored, type=ScrubProgress)
+        except msgspec.MsgspecError:  # a damaged row
+            return ScrubProgress()
 
     async def _remember(self, progress: ScrubProgress) -> None:
         value = msgspec.json.encode(progress).decode()

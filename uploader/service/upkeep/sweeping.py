@@ -13,6 +13,7 @@ from uploader.database.engine import Database
 from uploader.database.transactions import NotOpen
 from uploader.domain.upload import State, Upload
 from uploader.errors import StorageFailed, Unavailable
+from uploader.service.ids import greatest
 from uploader.service.uploads.closers import Closers
 from uploader.storage.base import Gone
 
@@ -46,7 +47,7 @@ class Sweeping:
         while batch := await self._batch(after):
             mine = [upload for upload in batch if self._pending.shard_of(upload.id) == shard]
             rebuilt += await self._rebuild(mine, left)
-            after = batch[-1].id
+            after = greatest(after, [upload.id for upload in batch])
             if await self._pending.claim_sweep(shard) != era:
                 return rebuilt  # lost again, or somebody else's by now
         await self._tidy_closed(shard, left)
