@@ -36,7 +36,7 @@ _MYSQL_DUPLICATE = 1062
 _MYSQL_BAD_FIGURES = frozenset({1690, 3819, 4025})
 # The code of a connection that was lost.
 _MYSQL_LOST = 2013
-_SQLITE_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_SQLITE_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT})
 _ATTEMPTS = 10
 _CONNECTIONS = 20
 _SYNCING_CONNECTIONS = 2
