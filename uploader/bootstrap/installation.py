@@ -4,6 +4,7 @@ import ipaddress
 import logging
 
 from uploader.bootstrap.application import create_verifier
+from uploader.bootstrap.running import check_shards
 from uploader.bootstrap.stores import database_url
 from uploader.clock import Clock
 from uploader.database import migrate
@@ -69,10 +70,12 @@ async def prepare_installation(settings: Settings) -> str | None:
     """As `prepare_database`, and make the owner at the first start; the owner's token where it lies on disk."""
     settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     await prepare_database(settings)
-    if settings.auth != "token":
-        return None
     database = Database(database_url(settings))
     try:
+        # Here, too: a server process that finds it out ends with a trace.
+        await check_shards(database, settings)
+        if settings.auth != "token":
+            return None
         accounts = Accounts(database, Clock(), default_total_space_bytes=settings.default_total_space_bytes)
         return await owner_token(settings.data, accounts)
     finally:

@@ -7,6 +7,7 @@ from uploader.accounting.wakeups import Wakeups
 from uploader.bootstrap.services import Services
 from uploader.crashpoints import crash_point
 from uploader.database import meta, migrate
+from uploader.database.engine import Database
 from uploader.errors import ConfigurationError
 from uploader.jobs.cleanup import Cleaner
 from uploader.jobs.collector import Collector
@@ -19,6 +20,7 @@ from uploader.jobs.scrubber import Scrubber
 from uploader.jobs.snapshot import Snapshot
 from uploader.jobs.sweeper import Sweeper
 from uploader.jobs.trash import TrashKeeper
+from uploader.settings import Settings
 
 
 @asynccontextmanager
@@ -29,7 +31,7 @@ async def running(services: Services, *, jobs: bool) -> AsyncIterator[None]:
     """
     try:
         await migrate.check(services.database)
-        await _check_shards(services)
+        await check_shards(services.database, services.settings)
         await services.storage.prepare()
         await services.spool.prepare()
         async with services.exposition, _jobs(services) if jobs else nullcontext():
@@ -51,10 +53,11 @@ async def _jobs(services: Services) -> AsyncIterator[None]:
             await runner.stop()
 
 
-async def _check_shards(services: Services) -> None:
-    """The number of shards is part of every key in Redis: another one would not find them."""
-    wanted = str(services.settings.shards)
-    stored = await meta.remember(services.database, "shards", wanted)
+async def check_shards(database: Database, settings: Settings) -> None:
+    """The number of shards is part of every key in Redis: another one would not find them. Raises ConfigurationError,
+    Unavailable."""
+    wanted = str(settings.shards)
+    stored = await meta.remember(database, "shards", wanted)
     if stored != wanted:
         raise ConfigurationError(
             f"UPLOADER_SHARDS: this installation has {stored}, not {wanted}: stop all servers and workers, then run "
