@@ -195,9 +195,10 @@ def test_shards_that_are_no_number_end_a_command_with_one_line(tmp_path: Path, v
     with closing(sqlite3.connect(tmp_path / "data" / "uploader.db")) as connection:
         connection.execute("UPDATE meta SET value = ? WHERE name = ?", (value, b"shards"))
         connection.commit()
-    ended = run_cli(settings, "reconcile")
-    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1), ended.stderr
-    assert ended.stderr.startswith("uploader: UPLOADER_SHARDS: this installation has")
+    for command in ("reconcile", "work", "serve"):
+        ended = run_cli(settings | {"PORT": "0"}, command)
+        assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1), ended.stderr
+        assert ended.stderr.startswith("uploader: UPLOADER_SHARDS: this installation has")
 
 
 def test_a_walk_goes_on_whatever_ids_a_page_holds() -> None:

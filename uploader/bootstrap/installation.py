@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from uploader.bootstrap.application import create_verifier
+from uploader.bootstrap.running import check_shards
 from uploader.bootstrap.services import Services, create_services
 from uploader.bootstrap.stores import database_url, sqlite_path
 from uploader.clock import Clock
@@ -113,6 +114,7 @@ async def _begin(services: Services) -> None:
     await services.spool.prepare()
     await prepare_database(services.settings)
     await services.installation.begin()
+    await check_shards(services)  # here, too: a server process that finds it out ends with a trace
 
 
 async def check_redis(settings: Settings) -> None:

@@ -38,7 +38,7 @@ async def running(services: Services, *, jobs: bool, begins: bool = True) -> Asy
         await services.spool.prepare()
         with suppress(Unavailable):  # without Redis a server waits for it, and each job asks again
             await services.installation.check_redis()
-        await _check_shards(services)
+        await check_shards(services)
         async with services.exposition, _watch(services), _jobs(services) if jobs else nullcontext():
             yield
     finally:
@@ -69,8 +69,9 @@ async def _jobs(services: Services) -> AsyncIterator[None]:
             await runner.stop()
 
 
-async def _check_shards(services: Services) -> None:
-    """The number of shards is part of every key in Redis: another one would not find them."""
+async def check_shards(services: Services) -> None:
+    """The number of shards is part of every key in Redis: another one would not find them. Raises ConfigurationError,
+    Unavailable."""
     wanted = str(services.settings.shards)
     stored = await meta.remember(services.database, "shards", wanted)
     if stored != wanted:
