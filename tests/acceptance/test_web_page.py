@@ -19,8 +19,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.conftest import MakeStack
 from tests.support.browser import Visitor, visiting
 from tests.support.content import MIB, Content
+from tests.support.layout import blob_path
 from tests.support.process import Server as ServerProcess
 from tests.support.process import ended, owner_token
+from tests.support.rot import flip_bit
 from tests.support.sockets import Server, serving_stack
 from tests.support.waiting import eventually
 from uploader.client.transfers import plan
@@ -366,6 +368,23 @@ async def test_a_finished_file_is_downloaded_renamed_and_deleted(
         await visitor.press("Delete")
         await expect(visitor.page.get_by_text("Nothing here yet.")).to_be_visible()
         assert await site.sha256s() == {}
+
+
+async def test_a_file_that_went_bad_on_the_server_says_so(
+    browser: Browser, make_stack: MakeStack, tmp_path: Path
+) -> None:
+    content = Content(MIB, seed=69, chunk_size=MIB, name="notes.txt")
+    async with (
+        a_site(make_stack) as site,
+        visiting(browser, site.url, token=await site.token("alice")) as visitor,
+    ):
+        site.chunks.let_all_pass()
+        await visitor.choose(a_file(tmp_path, content))
+        await expect(visitor.files()).to_contain_text("notes.txt")
+        flip_bit(blob_path(site.server.stack.data, content.sha256))
+        assert [damage async for damage in site.server.stack.services.scrubbing.scrub(lambda _read: None)]
+        await visitor.page.reload()
+        await expect(visitor.files()).to_contain_text("damaged on the server: upload it again")
 
 
 async def test_everybody_can_use_it(browser: Browser, make_stack: MakeStack, tmp_path: Path) -> None:

@@ -463,7 +463,7 @@ async def test_many_blobs_without_a_row_stay_until_somebody_says_that_they_may_g
         assert facts == [(101, "uploader cleanup --yes")] * 2
         content = (await stack.client.get("/readyz")).json()["checks"]["content"]
         assert content["ok"]
-        assert "101 blobs are named by no row" in content["reason"]
+        assert "blobs that no row names: 101," in content["reason"]
         assert "uploader_kept_stray_blobs 101.0" in (await stack.client.get("/metrics")).text
 
         blobs[0].unlink()  # a hundred are no more than what crashes leave

@@ -96,7 +96,7 @@ async def test_what_the_scrub_finds_is_given_to_nobody_until_somebody_sends_it_a
         assert absent.json() == {CONTENT.md5: {"state": "absent"}}
         assert "uploader_damaged_blobs 1.0" in (await stack.client.get("/metrics")).text
         ready = await stack.client.get("/readyz")
-        assert (ready.status_code, "1 contents are damaged" in ready.json()["checks"]["content"]["reason"]) == (
+        assert (ready.status_code, "damaged contents: 1," in ready.json()["checks"]["content"]["reason"]) == (
             200,
             True,
         )

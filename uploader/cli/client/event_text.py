@@ -38,7 +38,8 @@ def words_of(event: AnyEvent) -> str | None:
         case Completed(file=file):
             return f"{file.id}  {file.name}  ({human_bytes(file.size)}, {_HOW[event.how]})"
         case Listed(file=file):
-            return f"{file.id}  {file.created_at:%Y-%m-%d %H:%M}  {human_bytes(file.size):>10}  {file.name}"
+            damaged = "  (damaged: send it again)" if file.damaged else ""
+            return f"{file.id}  {file.created_at:%Y-%m-%d %H:%M}  {human_bytes(file.size):>10}  {file.name}{damaged}"
         case ListedUpload():
             return _upload(event.upload)
         case ListedUsage():

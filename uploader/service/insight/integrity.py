@@ -35,11 +35,11 @@ class Integrity:
         seen = await self.look()
         warnings = []
         if seen.damaged_blobs:
-            warnings.append(f"{seen.damaged_blobs} contents are damaged: see `uploader scrub`")
+            warnings.append(f"damaged contents: {seen.damaged_blobs}, see `uploader scrub`")
         if seen.kept_strays:
             warnings.append(
-                f"{seen.kept_strays} blobs are named by no row, too many to be what crashes left: is this their "
-                "database? `uploader cleanup --yes` puts them away"
+                f"blobs that no row names: {seen.kept_strays}, too many to be what crashes left; is this their database? "
+                "`uploader cleanup --yes` puts them away"
             )
         if not seen.age.within_goal:
             age = format_duration(round(seen.age.seconds))

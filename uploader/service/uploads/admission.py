@@ -66,8 +66,9 @@ class Admission:
     async def keep_floor(self) -> None:
         """Have the trash give way where something else has filled the disk. Raises Unavailable."""
         room = await self.room(0)
-        if room.trash_bytes:
-            await self._trash.make_room(min(room.lacking_bytes(0), room.trash_bytes))
+        lacking_bytes = min(room.lacking_bytes(0), room.trash_bytes)
+        if lacking_bytes:
+            await self._trash.make_room(lacking_bytes)
 
     def _is_recent(self) -> bool:
         return self._clock.monotonic() - self._known_at < _MOMENT_SECONDS

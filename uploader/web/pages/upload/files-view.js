@@ -104,6 +104,7 @@ export class FilesView {
     const button = (action, work) => iconButton(action, t(`file.${action}`, { name }), () => work(file));
     const words = [formatBytes(file.size), formatTime(file.created_at)];
     if (file.instant) words.push(t("file.instant"));
+    if (file.damaged) words.push(t("file.damaged"));
     const root = element("div", { class: "row" },
       element("span", { class: "mark" }, icon(file.instant ? "instant" : "done")),
       element("div", { class: "what" },
