@@ -226,7 +226,7 @@ def file_operations(handlers: FileHandlers) -> list[Operation]:
             tag="files",
             access="reader",
             responses={200: None, 206: None, 304: None},
-            problems=("file-not-found", "range-not-satisfiable"),
+            problems=("file-not-found", "range-not-satisfiable", "content-damaged"),
             parameters=_LINK_PARAMETERS,
         ),
         Operation(
