@@ -107,8 +107,8 @@ class ChunkFiles:
         """Whether the chunk had to be written. Raises Unverified, Gone, Busy."""
         record = formats.map_record_offset(number)
         header = disk.read(files.map, formats.MAP_RECORDS_OFFSET, 0)
-        boot_id = formats.header_boot_id(header)
-        if not (formats.is_header_of(header, _shape(upload)) and self._is_trusted(boot_id)):
+        boot_id = formats.boot_id_of(header, _shape(upload))
+        if boot_id not in ("", self._boot_id):
             raise Unverified()
         known = disk.read(files.map, formats.MAP_RECORD_LENGTH, record)
         if formats.is_present(known):
@@ -122,9 +122,6 @@ class ChunkFiles:
         checksum = self._write_data(files.data, number * upload.chunk_size, body)
         self._write_record(files.map, formats.map_record(checksum), record)
         return True
-
-    def _is_trusted(self, boot_id: str) -> bool:
-        return boot_id in ("", self._boot_id)
 
     def _write_boot_id(self, map_descriptor: int, boot_id: str) -> None:
         """Say in the map, durably, in which boot chunks of this upload are stored without a sync; empty: none is."""
@@ -180,7 +177,7 @@ class ChunkFiles:
             with suppress(FileNotFoundError):
                 data_bytes = directory.status("data").st_size
         chunk_map = formats.parse_map(content, shape, data_bytes)
-        if verified and (chunk_map.defect or not self._is_trusted(chunk_map.boot_id)):
+        if verified and (chunk_map.defect or chunk_map.boot_id not in ("", self._boot_id)):
             raise Unverified()
         return chunk_map
 

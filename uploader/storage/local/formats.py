@@ -82,14 +82,11 @@ def new_map(boot_id: str, shape: MapShape) -> bytes:
     return map_header(boot_id, shape) + bytes(MAP_RECORD_LENGTH * shape.chunk_count)
 
 
-def is_header_of(header: bytes, shape: MapShape) -> bool:
-    """Whether a header is that of such an upload, in whatever boot."""
-    boot_id = header_boot_id(header)
-    return header == map_header(boot_id, shape) and (not boot_id or _BOOT_ID.fullmatch(boot_id) is not None)
-
-
-def header_boot_id(header: bytes) -> str:
-    return parse_boot_id(header[BOOT_ID_OFFSET : BOOT_ID_OFFSET + BOOT_ID_LENGTH])
+def boot_id_of(header: bytes, shape: MapShape) -> str | None:
+    """The boot id in a header; None if it is not the header of such an upload, in whatever boot."""
+    boot_id = parse_boot_id(header[BOOT_ID_OFFSET : BOOT_ID_OFFSET + BOOT_ID_LENGTH])
+    is_one = header == map_header(boot_id, shape) and (not boot_id or _BOOT_ID.fullmatch(boot_id) is not None)
+    return boot_id if is_one else None
 
 
 def parse_map(content: bytes, shape: MapShape, data_bytes: int | None) -> ChunkMap:
@@ -97,13 +94,14 @@ def parse_map(content: bytes, shape: MapShape, data_bytes: int | None) -> ChunkM
     it says that it is damaged."""
     records = content[MAP_RECORDS_OFFSET : shape.map_length].ljust(MAP_RECORD_LENGTH * shape.chunk_count, b"\0")
     present = bytearray(flag == _PRESENT for flag in records[::MAP_RECORD_LENGTH])
-    if not is_header_of(content[:MAP_RECORDS_OFFSET], shape):
+    boot_id = boot_id_of(content[:MAP_RECORDS_OFFSET], shape)
+    if boot_id is None:
         defect: Defect | None = Defect("map", "its header", "another")
     elif len(content) != shape.map_length:
         defect = Defect("map", shape.map_length, len(content))
     else:
         defect = _defect_of_data(present, shape, data_bytes)
-    return ChunkMap(header_boot_id(content), present, records, defect)
+    return ChunkMap(boot_id or "", present, records, defect)
 
 
 def _defect_of_data(present: bytearray, shape: MapShape, data_bytes: int | None) -> Defect | None:
