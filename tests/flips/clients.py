@@ -22,6 +22,8 @@ _MAX_LEFT_OPEN = 4
 _ATTEMPTS = 4
 # For what says "not now".
 _PATIENCE_SECONDS = 6.0
+# Of a client that was refused for so long already, until it gets an answer.
+_LITTLE_PATIENCE_SECONDS = 0.5
 _TIMEOUT_SECONDS = 20.0
 
 
@@ -101,6 +103,7 @@ class Client:
         self.promises = Promises()
         self._random = random.Random(f"{seed}/{user_id}")
         self._desk = desk
+        self._patience_seconds = _PATIENCE_SECONDS
         self._given_up: set[str] = set()
         self._http = httpx2.AsyncClient(
             base_url=url,
@@ -358,12 +361,14 @@ class Client:
                     told = repr(error)
                 else:
                     if response.status_code not in (429, 503):
+                        self._patience_seconds = _PATIENCE_SECONDS
                         return response
                     told = _told(response)
                 await asyncio.sleep(self._random.uniform(0.05, 0.2))
                 waited_seconds += time.monotonic() - began
-            if waited_seconds > _PATIENCE_SECONDS:
-                self._trouble(md5, f"{method}: {told}, for {_PATIENCE_SECONDS:g} s")
+            if waited_seconds > self._patience_seconds:
+                patience_seconds, self._patience_seconds = self._patience_seconds, _LITTLE_PATIENCE_SECONDS
+                self._trouble(md5, f"{method}: {told}, for {patience_seconds:g} s")
 
     def _trouble(self, md5: str | None, what: str) -> None:
         """Write it down and give up."""

@@ -30,6 +30,8 @@ class Flip:
     after: int
     sha256: str | None = None
     upload_id: str | None = None
+    # The content that a row of SQLite is about.
+    row_sha256: str | None = None
     users: list[str] = field(default_factory=list)
     about: str = ""
     columns: list[str] = field(default_factory=list)  # of SQLite, whose values are others now
@@ -100,6 +102,11 @@ class Flipper:
     def users_of(self, sha256: str) -> list[str]:
         return [client.user_id for client in self._clients if client.promises.has(sha256)]
 
+    def add_users(self, flip: Flip) -> None:
+        """Those, too, who have come to have the content since, or are sending it."""
+        for sha256 in (flip.sha256, flip.row_sha256):
+            flip.users += [user for user in self.users_of(sha256 or "") if user not in flip.users]
+
     def _append_only_file(self, chosen: random.Random, number: int) -> Flip | None:
         """It is a cache: it may hit nobody."""
         return self._flip(chosen, number, "aof", chosen.choice(self._installation.append_only_files()))
@@ -118,6 +125,7 @@ class Flipper:
             assert flip is not None
             after = sqlite_rows.row(path, place)
             flip.users = self._users_of_row(before)
+            flip.row_sha256 = (before.get("sha256") or b"").decode() or None
             flip.about = f"{place.table} {place.rowid}: {_difference(before, after)}"
             flip.columns = [f"{place.table}.{name}" for name in _changed(before, after)]
             return flip

@@ -122,7 +122,7 @@ class _Round:
             await asyncio.gather(*(client.finish(flip.sha256) for client in self._clients if flip.sha256))
         looks = await self._look()
         for flip in flips:
-            flip.users += [user for user in self._flipper.users_of(flip.sha256 or "") if user not in flip.users]
+            self._flipper.add_users(flip)
         md5s = {sha256: content.md5 for sha256, content in (contents | contents_of(self._clients)).items()}
         self._summary.add(judge(flips, self._desk.troubles, looks, md5s))
         for flip in flips:
@@ -162,6 +162,7 @@ class _Round:
             await self._pause()
         if refusal is None:
             looks = await self._look()
+            self._flipper.add_users(flip)
             self._summary.add(judge([flip], self._desk.troubles, looks, {}))
             self._installation.stop()
             self._restore()

@@ -77,9 +77,9 @@ async def _scrub(stack: Stack) -> list[tuple[str, BlobProblem, bool]]:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_what_the_scrub_finds_is_given_to_nobody_until_somebody_sends_it_again(
-    make_stack_on: MakeStack, damage: str
+    make_stack: MakeStack, damage: str
 ) -> None:
-    async with make_stack_on(trash_retention_seconds=0) as stack:
+    async with make_stack(trash_retention_seconds=0) as stack:
         assert (await stack.upload(CONTENT)).status_code == 201
         bob = await _bobs(stack)
         DAMAGES[damage](_blob(stack))
@@ -162,8 +162,8 @@ async def _with_a_copy_in_the_trash(stack: Stack) -> Path:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-async def test_a_good_copy_of_the_trash_takes_the_place_of_what_went_bad(make_stack_on: MakeStack, damage: str) -> None:
-    async with make_stack_on(instant="off") as stack:
+async def test_a_good_copy_of_the_trash_takes_the_place_of_what_went_bad(make_stack: MakeStack, damage: str) -> None:
+    async with make_stack(instant="off") as stack:
         copy = await _with_a_copy_in_the_trash(stack)
         DAMAGES[damage](_blob(stack))
         ((sha256, _, healed),) = await _scrub(stack)
