@@ -16,6 +16,7 @@ from sqlalchemy import text
 
 from tests.support.browser import chromium_path, running_chromium
 from tests.support.clock import ManualClock
+from tests.support.mounting import can_mount
 from tests.support.servers import PRIVATE_DATABASES, PrivateDatabase, PrivateRedis
 from tests.support.stack import Stack, running_stack
 from tests.support.storing import running_storage
@@ -43,6 +44,8 @@ def _missing() -> dict[str, Callable[[pytest.Item], bool]]:
             missing[private.product] = partial(_needs_database, kind)
     if chromium_path() is None:
         missing["Chromium"] = _needs_chromium
+    if not can_mount():
+        missing["The right to mount"] = _needs_mounts
     return missing
 
 
@@ -53,7 +56,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without MariaDB, MySQL or Chromium their tests are left out, loudly; in CI they stay and fail."""
+    """Without MariaDB, MySQL, Chromium or mounts their tests are left out, loudly; in CI they stay and fail."""
     needs = [] if os.environ.get("CI") == "true" else list(_missing().values())
     if _stack_on is not None:
         needs.append(_not_for_the_matrix)
@@ -84,6 +87,15 @@ def _not_for_the_matrix(item: pytest.Item) -> bool:
 
 def _needs_chromium(item: pytest.Item) -> bool:
     return "browser" in getattr(item, "fixturenames", ())
+
+
+def _needs_mounts(item: pytest.Item) -> bool:
+    return "mounts" in getattr(item, "fixturenames", ())
+
+
+@pytest.fixture
+def mounts() -> None:
+    """The test mounts something, where nobody else sees it."""
 
 
 @pytest.fixture(scope="session")

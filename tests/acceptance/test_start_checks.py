@@ -3,7 +3,6 @@ configuration, and nothing is written."""
 
 import os
 import shlex
-import subprocess
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -11,13 +10,12 @@ import httpx2
 import pytest
 
 from tests.support.content import KIB, Content
+from tests.support.mounting import run_mounted
 from tests.support.process import (
-    UPLOADER,
     Process,
     Server,
     client_of_owner,
     ended,
-    environment,
     run_cli,
     wait_for,
 )
@@ -33,14 +31,6 @@ COMMANDS = (
     ("report",),
     ("scrub",),
 )
-
-
-def can_mount() -> bool:
-    """In a namespace of its own, where nobody else sees it."""
-    return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
-
-
-needs_mounts = pytest.mark.skipif(not can_mount(), reason="mounting is not permitted here")
 
 
 @pytest.fixture
@@ -61,14 +51,7 @@ def refusal(told: "CompletedProcess[str]") -> str:
     return line
 
 
-def run_mounted(mounts: str, settings: dict[str, str], *command: str) -> "CompletedProcess[str]":
-    """A command that sees what a shell has mounted for it alone."""
-    script = f"{mounts} && exec {shlex.join([str(UPLOADER), *command])}"
-    program = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
-    return subprocess.run(program, env=environment(settings), capture_output=True, text=True, check=False, timeout=60)
-
-
-@needs_mounts
+@pytest.mark.usefixtures("mounts")
 @pytest.mark.parametrize("name", ["blobs", "trash"])
 def test_a_bind_mount_of_the_same_filesystem_in_the_place_of_a_directory(
     settings: dict[str, str], tmp_path: Path, name: str
@@ -81,7 +64,7 @@ def test_a_bind_mount_of_the_same_filesystem_in_the_place_of_a_directory(
         assert f"no file can be linked from temp to {name}" in refusal(run_mounted(mounts, settings, *command))
 
 
-@needs_mounts
+@pytest.mark.usefixtures("mounts")
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_a_data_directory_that_can_only_be_read(settings: dict[str, str], command: tuple[str, ...]) -> None:
     data = shlex.quote(settings["DATA"])
