@@ -302,10 +302,6 @@ async def count_damaged_blobs(connection: AsyncConnection) -> int:
     return int((await connection.execute(query)).scalar_one())
 
 
-async def count_blobs(connection: AsyncConnection) -> int:
-    return int((await connection.execute(select(func.count()).select_from(models.blob))).scalar_one())
-
-
 async def blobs_without_refs(connection: AsyncConnection, limit: int) -> list[str]:
     query = select(models.blob.c.sha256).where(models.blob.c.refs == 0).limit(limit)
     return list((await connection.execute(query)).scalars())

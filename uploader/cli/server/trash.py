@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def trash() -> None:
     """What was deleted, and is kept for UPLOADER_TRASH_RETENTION.
 
-    What a row names again comes back by itself, within a minute.
+    What a row names again comes back by itself: when somebody asks for it, at a start, and once in an hour.
     """
 
 
