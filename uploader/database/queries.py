@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
 from uploader.domain.quota import Usage
-from uploader.domain.upload import File, Upload, state_of
+from uploader.domain.upload import File, Upload, if_exists_of, state_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,8 @@ _USAGE = select(*_USAGE_COLUMNS).where(models.user_info.c.user_id == bindparam("
 
 
 def upload_of(row: RowMapping) -> Upload:
-    return Upload(**{**row, "state": state_of(row["state"], is_closed=row["closed_at"] is not None)})
+    state = state_of(row["state"], is_closed=row["closed_at"] is not None)
+    return Upload(**{**row, "state": state, "if_exists": if_exists_of(row["if_exists"])})
 
 
 async def _first(connection: AsyncConnection, query: "Select[Any]", **values: object) -> RowMapping | None:
