@@ -32,30 +32,17 @@ class Token:
         return self.token_sha256[:16]
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
-    """One row of `blob`."""
-
-    sha256: str
-    md5: str
-    size: int
-    refs: int
-    damaged: bool
-    scrubbed_at: datetime | None
-
-
 # Of the store's word for where an upload lies the column has the name that it had when there was one store.
 PLACE_COLUMN = "temp_path"
 UPLOAD_COLUMNS = [
     models.upload.c[PLACE_COLUMN if field.name == "place" else field.name].label(field.name) for field in fields(Upload)
 ]
 FILE_COLUMNS = [field.name for field in fields(File) if field.name != "damaged"]
-_BLOB_COLUMNS = [models.blob.c[field.name] for field in fields(Blob)]
 _USAGE_COLUMNS = [models.user_info.c[field.name] for field in fields(Usage)]
 _TOKEN_COLUMNS = [models.token.c[field.name] for field in fields(Token)]
 
 
-_UPLOAD, _BLOB = select(*UPLOAD_COLUMNS), select(*_BLOB_COLUMNS)
+_UPLOAD = select(*UPLOAD_COLUMNS)
 _FILE = select(
     *(models.file.c[name] for name in FILE_COLUMNS),
     func.coalesce(models.blob.c.damaged, models.blob.c.sha256.is_(None)).label("damaged"),
@@ -68,11 +55,6 @@ _COUNT_OF_OPEN_UPLOADS = select(func.count()).select_from(models.upload).where(*
 _FILE_BY_CONTENT = _FILE.where(
     *(models.file.c[name] == bindparam(name) for name in ("user_id", "sha256", "name")),
 ).limit(1)
-_BLOBS_BY_MD5 = _BLOB.where(
-    *(models.blob.c[name] == bindparam(name) for name in ("md5", "size")),
-    models.blob.c.refs > 0,
-    ~models.blob.c.damaged,
-).order_by(models.blob.c.sha256)
 _USAGE = select(*_USAGE_COLUMNS).where(models.user_info.c.user_id == bindparam("user_id")).limit(1)
 
 
@@ -186,7 +168,7 @@ async def promised_bytes(connection: AsyncConnection) -> int:
     return int((await connection.execute(query)).scalar_one())
 
 
-# Files and blobs
+# Files
 
 
 @cache
@@ -246,68 +228,6 @@ async def files_by_sha256(connection: AsyncConnection, sha256: str) -> list[File
     return [File(**row) for row in (await connection.execute(query)).mappings()]
 
 
-async def contents_by_md5(connection: AsyncConnection, user_id: str, md5s: list[str]) -> list[Blob]:
-    """The contents, none of them known to be damaged, that a user has files of with one of `md5s`."""
-    files = models.file.c
-    query = _BLOB.distinct().join(models.file, files.sha256 == models.blob.c.sha256)
-    query = query.where(files.user_id == user_id, files.md5.in_(md5s), ~models.blob.c.damaged)
-    return [Blob(**row) for row in (await connection.execute(query)).mappings()]
-
-
-async def blobs_by_md5(connection: AsyncConnection, md5: str, size: int) -> list[Blob]:
-    """Blobs in use with this MD5 and size, none of them known to be damaged; several if it has twins."""
-    return [Blob(**row) for row in (await connection.execute(_BLOBS_BY_MD5, {"md5": md5, "size": size})).mappings()]
-
-
-async def blobs_by_sha256(connection: AsyncConnection, sha256s: list[str]) -> dict[str, Blob]:
-    """Those of `sha256s` that have a row."""
-    query = _BLOB.where(models.blob.c.sha256.in_(sha256s))
-    return {row["sha256"]: Blob(**row) for row in (await connection.execute(query)).mappings()}
-
-
-async def known_blobs(connection: AsyncConnection, sha256s: list[str], *, lock: bool = False) -> set[str]:
-    """Those of `sha256s` that have a row; `lock` waits for rows on their way, and keeps them until the transaction ends."""
-    query = select(models.blob.c.sha256).where(models.blob.c.sha256.in_(sha256s)).order_by(models.blob.c.sha256)
-    return set((await connection.execute(query.with_for_update() if lock else query)).scalars())
-
-
-async def blobs_to_scrub(
-    connection: AsyncConnection, *, placed_before: datetime, scrubbed_before: datetime, limit: int
-) -> list[Blob]:
-    """Blobs in use that were not read back since they were placed, before a moment; then those that were last read back
-    before another. Of each the oldest first."""
-    table = models.blob.c
-    in_use = _BLOB.where(table.refs > 0)
-    first = in_use.where(table.scrubbed_at.is_(None), table.created_at < placed_before).order_by(table.created_at)
-    again = in_use.where(table.scrubbed_at < scrubbed_before).order_by(table.scrubbed_at)
-    found: list[Blob] = []
-    for query in (first, again):
-        rows = await connection.execute(query.limit(limit - len(found)))
-        found += [Blob(**row) for row in rows.mappings()]
-        if len(found) == limit:
-            break
-    return found
-
-
-async def unscrubbed_since(connection: AsyncConnection) -> tuple[datetime | None, datetime | None]:
-    """Of the blobs in use that were never read back, when the oldest was placed; and of the others, when the one that
-    waits longest was. None where there are none."""
-    table = models.blob.c
-    placed = select(func.min(table.created_at)).where(table.refs > 0, table.scrubbed_at.is_(None))
-    scrubbed = select(func.min(table.scrubbed_at)).where(table.refs > 0, table.scrubbed_at.is_not(None))
-    return (await connection.execute(placed)).scalar(), (await connection.execute(scrubbed)).scalar()
-
-
-async def count_damaged_blobs(connection: AsyncConnection) -> int:
-    query = select(func.count()).select_from(models.blob).where(models.blob.c.damaged, models.blob.c.refs > 0)
-    return int((await connection.execute(query)).scalar_one())
-
-
-async def blobs_without_refs(connection: AsyncConnection, limit: int) -> list[str]:
-    query = select(models.blob.c.sha256).where(models.blob.c.refs == 0).limit(limit)
-    return list((await connection.execute(query)).scalars())
-
-
 # Users and tokens
 
 
@@ -328,20 +248,3 @@ async def tokens(connection: AsyncConnection, user_id: str | None) -> list[Token
     if user_id is not None:
         query = query.where(models.token.c.user_id == user_id)
     return [Token(**row) for row in (await connection.execute(query)).mappings()]
-
-
-# Blobs by SHA-256
-
-
-async def blobs_in_use(connection: AsyncConnection, *, after: str, limit: int) -> list[Blob]:
-    """Blobs with refs, by SHA-256, after the SHA-256 `after`."""
-    table = models.blob.c
-    query = _BLOB.where(table.refs > 0, table.sha256 > after).order_by(table.sha256).limit(limit)
-    return [Blob(**row) for row in (await connection.execute(query)).mappings()]
-
-
-async def blob_by_sha256(connection: AsyncConnection, sha256: str, *, lock: bool = False) -> Blob | None:
-    """A blob; `lock` keeps its row until the transaction ends."""
-    query = _BLOB.where(models.blob.c.sha256 == sha256).limit(1)
-    row = await _first(connection, query.with_for_update() if lock else query)
-    return None if row is None else Blob(**row)

@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 from uploader.crashpoints import crash_point
-from uploader.database import queries, transactions
+from uploader.database import contents, queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.domain.quota import Usage
 from uploader.domain.upload import File
@@ -110,7 +110,7 @@ class Files:
 
     async def collect_all(self, limit: int = 1000) -> int:
         """Put blobs without refs away; returns how many."""
-        found = await self._database.read(lambda connection: queries.blobs_without_refs(connection, limit))
+        found = await self._database.read(lambda connection: contents.blobs_without_refs(connection, limit))
         collected = 0
         for sha256 in found:
             try:

@@ -13,7 +13,7 @@ from functools import partial
 from uploader.accounting.challenges import Challenges
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import queries, transactions
+from uploader.database import contents, queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.transactions import BlobLost, NotOpen
 from uploader.domain.proof import Challenge, draw_ranges, proof_of
@@ -96,7 +96,7 @@ class Instant:
             return same, own.sha256 if same is None and mode != "off" else None
         if mode != "trust":
             return NO_SOURCE
-        blobs = await queries.blobs_by_md5(connection, md5, opening.size)
+        blobs = await contents.blobs_by_md5(connection, md5, opening.size)
         fitting = [blob.sha256 for blob in blobs if opening.sha256 in (None, blob.sha256)]
         return None, fitting[0] if fitting else None
 
@@ -112,7 +112,7 @@ class Instant:
         eligible = self._settings.instant == "proof" and opening.instant and sha256 is not None
         if not eligible or sha256 is None or opening.size < self._settings.proof_min_size_bytes:
             return None
-        blobs = await self._database.read(lambda connection: queries.blobs_by_md5(connection, md5, opening.size))
+        blobs = await self._database.read(lambda connection: contents.blobs_by_md5(connection, md5, opening.size))
         challenge = Challenge(
             id=secrets.token_hex(16),
             nonce=secrets.token_bytes(_NONCE_BYTES),
