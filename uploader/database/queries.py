@@ -3,12 +3,25 @@
 Those that every file asks are put together once: to build a statement costs several times what it costs to run it.
 """
 
+import json
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, Select, bindparam, func, select
+from sqlalchemy import (
+    ColumnElement,
+    LargeBinary,
+    RowMapping,
+    Select,
+    and_,
+    bindparam,
+    cast,
+    func,
+    literal_column,
+    select,
+    tuple_,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
@@ -55,7 +68,26 @@ _COUNT_OF_OPEN_UPLOADS = select(func.count()).select_from(models.upload).where(*
 _FILE_BY_CONTENT = _FILE.where(
     *(models.file.c[name] == bindparam(name) for name in ("user_id", "sha256", "name")),
 ).limit(1)
+_FILES_OF_USER = _FILE.where(models.file.c.user_id == bindparam("user_id"))
+_FILES_OF_NAMES = _FILES_OF_USER.where(models.file.c.name.in_(bindparam("names", expanding=True))).order_by(
+    models.file.c.id
+)
+_FILES_BY_CONTENTS = _FILES_OF_USER.where(
+    tuple_(models.file.c.sha256, models.file.c.name).in_(bindparam("contents", expanding=True))
+)
+# SQLite uses no index for a list of pairs, but it does for a table that it is joined with.
+_ITEM = func.json_each(bindparam("contents")).table_valued("value", name="item")
+_FILES_IN_JSON = _FILES_OF_USER.join(
+    _ITEM,
+    and_(
+        *(
+            models.file.c[name] == cast(_ITEM.c.value.op("->>")(literal_column(str(place))), LargeBinary)
+            for place, name in enumerate(("sha256", "name"))
+        )
+    ),
+)
 _USAGE = select(*_USAGE_COLUMNS).where(models.user_info.c.user_id == bindparam("user_id")).limit(1)
+_LOCKED_USAGE = _USAGE.with_for_update()
 
 
 def upload_of(row: RowMapping) -> Upload:
@@ -222,6 +254,21 @@ async def files(
     return [File(**row) for row in (await connection.execute(query)).mappings()]
 
 
+async def files_of_names(connection: AsyncConnection, user_id: str, names: list[str]) -> list[File]:
+    """The files of a user that have one of `names`, the oldest first."""
+    rows = await connection.execute(_FILES_OF_NAMES, {"user_id": user_id, "names": names})
+    return [File(**row) for row in rows.mappings()]
+
+
+async def files_by_contents(connection: AsyncConnection, user_id: str, contents: list[tuple[str, str]]) -> list[File]:
+    """The files of a user that have one of `contents`, each a SHA-256 and a name."""
+    if connection.dialect.name == "sqlite":
+        rows = await connection.execute(_FILES_IN_JSON, {"user_id": user_id, "contents": json.dumps(contents)})
+    else:
+        rows = await connection.execute(_FILES_BY_CONTENTS, {"user_id": user_id, "contents": contents})
+    return [File(**row) for row in rows.mappings()]
+
+
 async def files_by_sha256(connection: AsyncConnection, sha256: str) -> list[File]:
     """The files of all users that have this content."""
     query = _FILE.where(models.file.c.sha256 == sha256).order_by(models.file.c.id)
@@ -231,8 +278,9 @@ async def files_by_sha256(connection: AsyncConnection, sha256: str) -> list[File
 # Users and tokens
 
 
-async def usage(connection: AsyncConnection, user_id: str) -> Usage | None:
-    row = await _first(connection, _USAGE, user_id=user_id)
+async def usage(connection: AsyncConnection, user_id: str, *, lock: bool = False) -> Usage | None:
+    """The accounts of a user; `lock` keeps them until the transaction ends."""
+    row = await _first(connection, _LOCKED_USAGE if lock else _USAGE, user_id=user_id)
     return None if row is None else Usage(**row)
 
 
