@@ -204,8 +204,9 @@ class Arrivals(Protocol):
         """Digest them, compare, and make their bytes durable, before there is a row: what a crash leaves, housekeeping
         finds. An error of one is its own. Raises StorageFailed, and then none is stored."""
 
-    async def place_blobs(self, arrivals: Sequence[Arrival]) -> None:
-        """Make them the blobs that they are, durably, if they are not any more. The caller has the rows locked."""
+    def place_blobs(self, arrivals: Sequence[Arrival]) -> None:
+        """Make them the blobs that they are, durably, if they are not any more. The caller has the rows locked, and a
+        thread. Raises StorageFull, StorageFailed."""
 
 
 class Withdrawing(UploadBytes, Protocol):

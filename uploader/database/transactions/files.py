@@ -1,6 +1,6 @@
 """The transactions of files: those that come at once, without chunks, and what their users do with them."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -59,22 +59,24 @@ async def add_whole_files(
     files: Sequence[File],
     if_exists: IfExists,
     *,
-    place_blobs: Callable[[], Awaitable[None]],
+    place_blobs: Callable[[Collection[str]], Awaitable[None]],
 ) -> list[Verdict | None]:
-    """Many files of one user at once, of bytes that came whole; what became of each, in their order. None: its upload is
-    open, and closing one is not for here.
+    """Files of one user, of bytes that came whole; what became of each, in their order. None: an upload of this MD5 is open,
+    and closing one is not for here.
 
-    Those that are refused leave a blob without refs for the collector. Raises Duplicate.
+    `place_blobs` is given SHA-256s whose rows are locked. Those that are refused leave a blob without refs, for the
+    collector. Raises Duplicate, BlobLost.
     """
-    uploads = await queries.open_md5s(connection, files[0].user_id, sorted({file.md5 for file in files}))
+    user_id = files[0].user_id
+    uploads = await queries.open_md5s(connection, user_id, sorted({file.md5 for file in files}))
     taken = [file for file in files if file.md5 not in uploads]
-    if not taken:
-        return [None] * len(files)
-    locked = await lock_contents(connection, taken, if_exists, taken[0].created_at)
-    await place_blobs()
-    changes = await add_files(connection, taken, if_exists, locked, freed_bytes=0)
-    await add_finished(connection, taken[0].user_id, changes.finished_bytes)
-    verdicts = iter(changes.verdicts)
+    verdicts: Iterator[Verdict] = iter(())
+    if taken:
+        locked = await lock_contents(connection, taken, if_exists, taken[0].created_at)
+        await place_blobs({file.sha256 for file in taken})
+        changes = await add_files(connection, taken, if_exists, locked, freed_bytes=0)
+        await add_finished(connection, user_id, changes.finished_bytes)
+        verdicts = iter(changes.verdicts)
     return [None if file.md5 in uploads else next(verdicts) for file in files]
 
 

@@ -17,7 +17,7 @@ from uploader.database import contents, queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.transactions import BlobLost, NotOpen
 from uploader.domain.proof import Challenge, draw_ranges, proof_of
-from uploader.domain.upload import File, IfExists, State, Upload
+from uploader.domain.upload import File, IfExists, Upload
 from uploader.errors import ProofFailed, Unavailable
 from uploader.observability import INSTANT_UPLOADS
 from uploader.service.contents.healing import Healing
@@ -224,13 +224,7 @@ class Instant:
             crash_point("instant.after_commit")
             return Complete(file=added.file, created=added.is_new)
 
-        if replaced is None:
-            return await commit()
-        async with self._storage.closing(replaced) as closer:
-            await self._closers.announce(replaced)
-            complete = await commit()
-            await self._closers.clear(replaced, State.DONE, closer)
-        return complete
+        return await (commit() if replaced is None else self._closers.close_by(replaced, commit))
 
 
 def _is_of(upload: Upload, challenge: Challenge) -> bool:

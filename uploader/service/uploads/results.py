@@ -37,6 +37,18 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewFile:
+    """What is said of a file that is sent whole; the digests are those that are claimed, None where none are."""
+
+    user_id: str
+    name: str
+    md5: str | None
+    sha256: str | None
+    if_exists: IfExists
+    modified_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged:
     """A chunk that counts."""
 

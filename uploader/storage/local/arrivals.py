@@ -67,10 +67,13 @@ class LocalArrivals:
                 if not stored.done():
                     stored.set_result(None) if error is None else stored.set_exception(error)
 
-    async def place_blobs(self, arrivals: Sequence[Arrival]) -> None:
-        await self._disk.run(self._place, arrivals)
-
     # In a thread
+
+    def place_blobs(self, arrivals: Sequence[Arrival]) -> None:
+        try:
+            self._place(arrivals)
+        except OSError as error:
+            raise disk.refusal(error) from error
 
     def _store(self, arrivals: Sequence[Arrival]) -> None:
         whole = len(arrivals) >= _MANY and self.syncs_whole
