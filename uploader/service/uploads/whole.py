@@ -67,6 +67,8 @@ class WholeFiles:
     def __init__(self, storing: Storing, at_once: ChunksAtOnce) -> None:
         self._storing = storing
         self._at_once = at_once
+        # Of one file.
+        self.max_bytes = storing.max_bytes
 
     async def receive(self, new: NewFile, source: WholeSource, claims: ClaimedDigests) -> Complete:
         """Take one file.
