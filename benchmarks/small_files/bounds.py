@@ -40,7 +40,7 @@ def bounds(places: Places, scale: Scale) -> list[Row]:
         f"written and synced, {_AT_ONCE} at once": lambda: _synced(directory / "files", seconds),
     }
     for together in _COMMITTED_TOGETHER:
-        figure = f"its three statements in plain SQLite, {together} files to a commit"
+        figure = f"its three statements in plain SQLite, {together} file{'s' * (together > 1)} to a commit"
         repeated[figure] = partial(_sqlite, directory / "uploader.db", together, seconds)
     measured: dict[str, list[_Bound]] = {figure: [] for figure in repeated}
     for _ in range(scale.bound_rounds):

@@ -28,11 +28,12 @@ _names = itertools.count()
 
 
 def owned(places: Places, scale: Scale) -> list[Row]:
-    """One connection, a user for each number of files; openings are cancelled again."""
+    """One connection, a user for each number of files; in memory, where no sync hides what the database does."""
+    directory = places.memory / "owned"
     took: dict[tuple[str, int], list[float]] = {(name, count): [] for name in _ASKED for count in scale.owned}
-    with ours(places.disk / "owned", Mode(), users=len(scale.owned)) as server:
+    with ours(directory, Mode(), users=len(scale.owned)) as server:
         for number, count in enumerate(scale.owned):
-            asyncio.run(_fill(places.disk / "owned" / "data", f"user-{number}", count))
+            asyncio.run(_fill(directory / "data", f"user-{number}", count))
             _ask(server, number, scale)  # each is met for the first time
         for _ in range(scale.owned_rounds):
             for number, count in enumerate(scale.owned):
