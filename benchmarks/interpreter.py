@@ -28,8 +28,8 @@ def choose() -> None:
         try:
             python = install(Path(directory), "pip", "-e", str(_CHECKOUT), base=_DEBIANS)
         except subprocess.CalledProcessError as error:
-            said = [line for line in error.stderr.splitlines() if "error" in line.lower()]
-            _reasons.append((said or [str(error)])[0].strip())
+            said = [line for line in error.stderr.splitlines() if "ERROR" in line]
+            _reasons.append((said or [str(error)])[-1].strip())
             return
         # Hundreds of processes import the same modules.
         clean = {name: value for name, value in environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
