@@ -25,7 +25,9 @@ UploaderError
 │   ├── UploadExists
 │   ├── UploadActive
 │   ├── NameTaken
-│   └── ChunksMissing
+│   ├── ChunksMissing
+│   ├── TokenInUse
+│   └── TokensUnused
 ├── Md5Mismatch
 ├── Sha256Mismatch
 ├── Refused
@@ -199,6 +201,18 @@ class ChunksMissing(Conflict):
     """The upload is not complete yet; `missing` holds the ranges of chunks that are still to be sent."""
 
     code = "chunks-missing"
+
+
+class TokenInUse(Conflict):
+    """This is the token that you call with: revoke it with another one, or by `uploader token revoke`."""
+
+    code = "token-in-use"
+
+
+class TokensUnused(Conflict):
+    """This server is told by others who is calling (UPLOADER_AUTH): it has no tokens to show, make or revoke."""
+
+    code = "tokens-unused"
 
 
 class Md5Mismatch(UploaderError):

@@ -13,6 +13,7 @@ from uploader.clock import Clock
 from uploader.embedded import end_with_parent
 from uploader.http.admin.handlers import AdminHandlers
 from uploader.http.admin.routes import admin_operations
+from uploader.http.admin.tokens import TokenHandlers
 from uploader.http.app import Application, Lifespan
 from uploader.http.auth.authenticator import Authenticator
 from uploader.http.auth.origins import Origins
@@ -59,7 +60,8 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
                 services.accounts,
                 services.uploads,
                 services.clock,
-            )
+            ),
+            TokenHandlers(services.accounts, settings.auth),
         ),
         *ops.open_operations(
             OpsHandlers(settings, services.openings, services.health, services.gauges, services.exposition),

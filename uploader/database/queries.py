@@ -278,6 +278,13 @@ async def token_by_hash(connection: AsyncConnection, token_sha256: str) -> Token
     return None if row is None else Token(**row)
 
 
+async def tokens_by_id(connection: AsyncConnection, prefix: str) -> list[Token]:
+    """Those whose SHA-256 begins with `prefix`, in hexadecimal digits."""
+    column = models.token.c.token_sha256
+    query = select(*_TOKEN_COLUMNS).where(column >= prefix, column < f"{prefix}g")
+    return [Token(**row) for row in (await connection.execute(query)).mappings()]
+
+
 async def tokens(connection: AsyncConnection, user_id: str | None) -> list[Token]:
     """The tokens of a user, or of everybody, the oldest first."""
     query = select(*_TOKEN_COLUMNS).order_by(models.token.c.created_at)

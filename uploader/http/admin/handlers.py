@@ -70,10 +70,10 @@ class AdminHandlers:
 
     async def user(self, call: Call) -> Response:
         as_of = self.clock.now()
-        return Json(wire.detail_of(await self.reports.user(_user_of(call)), as_of))
+        return Json(wire.detail_of(await self.reports.user(user_of(call)), as_of))
 
     async def user_files(self, call: Call) -> Response:
-        user_id, limit = _user_of(call), _limit(call)
+        user_id, limit = user_of(call), _limit(call)
         as_of = self.clock.now()
         files, cursor = await self.reports.files_of(
             user_id, limit=limit, after=call.query("after"), prefix=call.query("prefix")
@@ -81,7 +81,7 @@ class AdminHandlers:
         return Json(wire.UserFiles([wire.file_of(file) for file in files], cursor, as_of))
 
     async def set_total_space(self, call: Call) -> Response:
-        user_id = _user_of(call)
+        user_id = user_of(call)
         body = await call.json(wire.SetTotalSpace)
         return Json(wire.account_of(await self.accounts.set_total_space(user_id, body.total_space)))
 
@@ -122,7 +122,8 @@ def _wants_csv(call: Call) -> bool:
     return form == "csv" or (not form and "text/csv" in call.request.headers.get("accept", ""))
 
 
-def _user_of(call: Call) -> str:
+def user_of(call: Call) -> str:
+    """The user that the path names. Raises InvalidRequest."""
     return _user_id(call.request.path_params["user_id"])
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from uploader.domain.reports import UPLOAD_SORTS, USER_SORTS
 from uploader.http.admin import schemas as wire
 from uploader.http.admin.handlers import MAX_HISTORY_DAYS, MAX_IDLE_SECONDS, AdminHandlers
+from uploader.http.admin.tokens import TokenHandlers
 from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, Operation, Parameter
 from uploader.service.insight.figures import OpenUploadList, Summary
 
@@ -32,7 +33,7 @@ _IDLE_FOR = _whole("idle_for", 0, MAX_IDLE_SECONDS, 0, "Only those that nothing 
 _UPLOADS_PARAMETERS = (_IDLE_FOR, _OF_USER, _sort(UPLOAD_SORTS, "updated_at"), _ORDER, _FORMAT, LIMIT, AFTER)
 
 
-def admin_operations(handlers: AdminHandlers) -> list[Operation]:
+def admin_operations(handlers: AdminHandlers, tokens: TokenHandlers) -> list[Operation]:
     """For administrators."""
 
     def admin(method: str, path: str, **more: Any) -> Operation:
@@ -119,5 +120,31 @@ def admin_operations(handlers: AdminHandlers) -> list[Operation]:
             responses={200: wire.UserFiles},
             problems=("not-found", "invalid-request"),
             parameters=(LIMIT, AFTER, PREFIX),
+        ),
+        admin(
+            "GET",
+            "/admin/users/{user_id}/tokens",
+            handler=tokens.tokens,
+            summary="One user's tokens, newest first, revoked ones too",
+            responses={200: wire.TokenList},
+            problems=("not-found", "tokens-unused", "invalid-request"),
+        ),
+        admin(
+            "POST",
+            "/admin/users/{user_id}/tokens",
+            handler=tokens.make,
+            summary="Make a token, and the user if need be; it is told this once",
+            takes=wire.MakeToken,
+            takes_optional=True,
+            responses={201: wire.NewToken},
+            problems=("tokens-unused", "invalid-request"),
+        ),
+        admin(
+            "DELETE",
+            "/admin/tokens/{token_id}",
+            handler=tokens.revoke,
+            summary="Revoke a token, but not the one that you call with",
+            responses={204: None},
+            problems=("not-found", "token-in-use", "tokens-unused"),
         ),
     ]

@@ -10,6 +10,7 @@ from uploader.domain.quota import Usage
 from uploader.domain.reports import UserReport
 from uploader.domain.upload import File
 from uploader.http.shared.schemas import Size
+from uploader.service.access.accounts import Token
 from uploader.service.audit.drift import Drift, Findings
 from uploader.service.insight.figures import HistoryDay, UserUsage, user_of
 
@@ -20,6 +21,13 @@ class SetTotalSpace(Struct, forbid_unknown_fields=True):
     """A user's quota."""
 
     total_space: Size
+
+
+class MakeToken(Struct, forbid_unknown_fields=True):
+    """What a token may do, and the quota of a user who is made by this."""
+
+    admin: bool = False
+    total_space: Size | UnsetType = UNSET
 
 
 class Recount(Struct, forbid_unknown_fields=True):
@@ -74,6 +82,28 @@ class UserAccount(Struct):
     reserved: int
 
 
+class TokenSchema(Struct):
+    """A token, which itself is nowhere; `id` names it."""
+
+    id: str
+    admin: bool
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+class TokenList(Struct):
+    """A user's tokens, the newest first."""
+
+    tokens: list[TokenSchema]
+
+
+class NewToken(TokenSchema, kw_only=True):
+    """A token that was just made. `token` is told this once."""
+
+    user_id: str
+    token: str
+
+
 class History(Struct):
     """One row a day, in order. Days on which nothing ran have none."""
 
@@ -112,6 +142,14 @@ def account_of(usage: Usage) -> UserAccount:
 
 def file_of(file: File) -> UserFile:
     return UserFile(file.id, file.name, file.size, file.created_at, file.instant)
+
+
+def token_of(token: Token) -> TokenSchema:
+    return TokenSchema(token.token_id, token.admin, token.created_at, token.revoked_at)
+
+
+def new_token_of(token: Token, secret: str) -> NewToken:
+    return NewToken(**msgspec.structs.asdict(token_of(token)), user_id=token.user_id, token=secret)
 
 
 def recounted_of(found: Findings, as_of: datetime) -> Recounted:

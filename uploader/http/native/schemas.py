@@ -224,13 +224,14 @@ class Link(Struct):
 
 
 class UsageSchema(Struct):
-    """The caller's accounts, in bytes."""
+    """The caller's accounts, in bytes. `admin` is there, and true, where the caller is an administrator."""
 
     total_space: int
     use_space_finished: int
     use_space_unfinished: int
     reserved: int
     available: int
+    admin: bool | UnsetType = UNSET
 
 
 # From the wire's words to the service's
@@ -277,10 +278,9 @@ def file_of(file: File) -> FileSchema:
     return FileSchema(file.id, file.name, file.md5, file.sha256, file.size, *times, file.instant, damaged)
 
 
-def usage_of(usage: Usage) -> UsageSchema:
-    return UsageSchema(
-        usage.total_space, usage.use_space_finished, usage.use_space_unfinished, usage.reserved, usage.available
-    )
+def usage_of(usage: Usage, *, admin: bool) -> UsageSchema:
+    figures = usage.total_space, usage.use_space_finished, usage.use_space_unfinished, usage.reserved, usage.available
+    return UsageSchema(*figures, True if admin else UNSET)
 
 
 def state_of(

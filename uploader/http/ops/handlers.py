@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from msgspec import UNSET
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import HTMLResponse, Response
 
@@ -61,6 +62,7 @@ class OpsHandlers:
                 max_chunks=MAX_CHUNK_COUNT,
                 instant=self.settings.instant,
                 upload_expiry_seconds=self.settings.upload_expiry_seconds,
+                auth=UNSET if self.settings.auth == "token" else self.settings.auth,
             )
         )
 

@@ -1,6 +1,6 @@
 """What goes over the wire for those who run the server or write a client for it, as types."""
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 
 class ChunkSizeBounds(Struct):
@@ -12,13 +12,14 @@ class ChunkSizeBounds(Struct):
 
 
 class ClientConfig(Struct):
-    """What a client needs to know."""
+    """What a client needs to know. `auth` is there where callers are not known by tokens of this server: `jwt`, `none`."""
 
     chunk_size: ChunkSizeBounds
     max_file_size: int
     max_chunks: int
     instant: str
     upload_expiry_seconds: float
+    auth: str | UnsetType = UNSET
 
 
 class Check(Struct):

@@ -28,6 +28,8 @@ STATUS: dict[str, int] = {
     "upload-active": 409,
     "name-taken": 409,
     "chunks-missing": 409,
+    "token-in-use": 409,
+    "tokens-unused": 409,
     "upload-gone": 410,
     "quota-exceeded": 413,
     "file-too-large": 413,

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import re
 import secrets
 import time
 from collections import OrderedDict
@@ -12,17 +13,18 @@ from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries
 from uploader.database.engine import Database, Duplicate
-from uploader.database.queries import Token
 from uploader.database.transactions import users
 from uploader.domain.names import check_user_id
 from uploader.domain.quota import Usage
-from uploader.errors import InvalidRequest, Unauthenticated
+from uploader.errors import InvalidRequest, NotFound, TokenInUse, Unauthenticated
 
 # How long a token is believed, and a user known to be there, without asking the database: a revocation takes effect
 # within it.
 _BELIEVED_SECONDS = 15.0
 _MAX_BELIEVED = 10_000
 LOCAL_USER = "local"
+# The name under which the edge knows it.
+Token = queries.Token
 
 T = TypeVar("T")
 
@@ -33,6 +35,8 @@ class Identity:
 
     user_id: str
     admin: bool
+    # Of the token that was shown; None where it is not one of ours.
+    token_id: str | None = None
 
 
 class _Believed(Generic[T]):
@@ -83,7 +87,7 @@ class Accounts:
             self._believed.drop(token_sha256)
             raise Unauthenticated()
         await self.ensure_user(row.user_id)
-        identity = Identity(row.user_id, row.admin)
+        identity = Identity(row.user_id, row.admin, row.token_id)
         self._believed.put(token_sha256, identity)
         return identity
 
@@ -125,38 +129,60 @@ class Accounts:
         await self.add_token(token, user_id, admin=admin, total_space=total_space)
         return token
 
-    async def add_token(self, token: str, user_id: str, *, admin: bool, total_space: int | None = None) -> None:
-        """Put a token into force. Raises Duplicate if it is there already."""
+    async def add_token(self, token: str, user_id: str, *, admin: bool, total_space: int | None = None) -> Token:
+        """Put a token into force. Raises Duplicate if it is there already, InvalidRequest for an id that can't be."""
         await self.ensure_user(user_id, total_space)
         row = Token(
             token_sha256=_hash(token), user_id=user_id, admin=admin, created_at=self._clock.now(), revoked_at=None
         )
         await self._database.transact(lambda connection: users.create_token(connection, row))
+        return row
 
     async def tokens(self, user_id: str | None = None) -> list[Token]:
         return await self._database.read(lambda connection: queries.tokens(connection, user_id))
 
+    async def tokens_of(self, user_id: str) -> list[Token]:
+        """The tokens of a user, the newest first. Raises NotFound."""
+        if await self._database.read(lambda connection: queries.usage(connection, user_id)) is None:
+            raise NotFound("There is no such user.")
+        return (await self.tokens(user_id))[::-1]
+
     async def revoke(self, token_or_id: str) -> int:
         """Revoke the token itself or those with this id (as `token list` shows); how many were in force before."""
-        hashes = [
-            token.token_sha256
-            for token in await self.tokens()
-            if token_or_id == token.token_id or token.token_sha256 == _hash(token_or_id)
-        ]
-        revoked = 0
-        for token_sha256 in hashes:
-            revoked += await self._revoke_one(token_sha256)
-        return revoked
+        named = token_or_id if _is_id(token_or_id) else _hash(token_or_id)
+        return await self._revoke(await self._tokens_by_id(named))
+
+    async def revoke_for(self, caller: Identity, token_id: str) -> None:
+        """Revoke a token, or find it revoked, but never the one that is called with: so nobody can take the last access of
+        an administrator away from afar. Raises NotFound, TokenInUse."""
+        found = await self._tokens_by_id(token_id) if _is_id(token_id) else []
+        if not found:
+            raise NotFound("There is no such token.")
+        if token_id == caller.token_id:
+            raise TokenInUse()
+        await self._revoke(found)
+
+    async def _tokens_by_id(self, prefix: str) -> list[Token]:
+        return await self._database.read(lambda connection: queries.tokens_by_id(connection, prefix))
+
+    async def _revoke(self, found: list[Token]) -> int:
+        return sum([await self._revoke_one(token.token_sha256) for token in found])
 
     async def _revoke_one(self, token_sha256: str) -> bool:
-        return await self._database.transact(
+        revoked = await self._database.transact(
             lambda connection: users.revoke_token(connection, token_sha256, self._clock.now())
         )
+        self._believed.drop(token_sha256)
+        return revoked
 
 
 def new_token() -> str:
     """256 random bits behind a prefix that secret scanners can look for."""
     return f"upl_{secrets.token_urlsafe(32)}"
+
+
+def _is_id(text: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{16}", text) is not None
 
 
 def _hash(token: str) -> str:

@@ -1,0 +1,130 @@
+"""`/admin/users/{user_id}/tokens` and `/admin/tokens/{token_id}`: what `uploader token` does, from afar."""
+
+import re
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.conftest import MakeStack
+from tests.support.content import KIB, Content
+from tests.support.problems import problem
+from tests.support.stack import Stack
+
+CONTENT = Content(100 * KIB)
+ENDPOINTS = [
+    ("GET", "/admin/users/bob/tokens"),
+    ("POST", "/admin/users/bob/tokens"),
+    ("DELETE", f"/admin/tokens/{'0' * 16}"),
+]
+
+
+async def _make(client: httpx2.AsyncClient, user_id: str, **body: Any) -> dict[str, Any]:
+    response = await client.post(f"/admin/users/{user_id}/tokens", json=body)
+    assert response.status_code == 201
+    made: dict[str, Any] = response.json()
+    return made
+
+
+async def _list(client: httpx2.AsyncClient, user_id: str) -> list[dict[str, Any]]:
+    response = await client.get(f"/admin/users/{user_id}/tokens")
+    assert response.status_code == 200
+    tokens: list[dict[str, Any]] = response.json()["tokens"]
+    return tokens
+
+
+def _as(stack: Stack, made: dict[str, Any]) -> httpx2.AsyncClient:
+    client = stack.anonymous()
+    client.headers["Authorization"] = f"Bearer {made['token']}"
+    return client
+
+
+async def test_a_token_is_made_shown_once_and_works(make_stack_on: MakeStack) -> None:
+    async with make_stack_on() as stack:
+        root = await stack.client_of("root", admin=True)
+        made = await _make(root, "new", total_space=1000)
+        assert list(made) == ["id", "admin", "created_at", "revoked_at", "user_id", "token"]
+        assert re.fullmatch(r"upl_[\w-]{43}", made["token"])
+        assert (made["user_id"], made["admin"], made["revoked_at"]) == ("new", False, None)
+        usage = (await _as(stack, made).get("/me/usage")).json()
+        assert (usage["total_space"], "admin" in usage) == (1000, False)
+        problem(await _as(stack, made).get("/admin/usage"), 403, "forbidden")
+
+        second = await _make(root, "new", admin=True, total_space=5)  # who is there keeps the quota
+        usage = (await _as(stack, second).get("/me/usage")).json()
+        assert (usage["total_space"], usage["admin"]) == (1000, True)
+        listed = await _list(root, "new")
+        assert listed == [
+            {name: each[name] for name in ("id", "admin", "created_at", "revoked_at")} for each in (second, made)
+        ]
+        assert made["token"] not in (await root.get("/admin/users/new/tokens")).text
+
+
+async def test_a_body_may_be_left_out_and_a_bad_one_is_refused(stack: Stack) -> None:
+    root = await stack.client_of("root", admin=True)
+    response = await root.post("/admin/users/bob/tokens")
+    assert (response.status_code, response.json()["admin"]) == (201, False)
+    assert response.headers["cache-control"] == "no-store"
+    for body in ({"admin": "yes"}, {"admin": 1}, {"total_space": -1}, {"user": "bob"}):
+        problem(await root.post("/admin/users/bob/tokens", json=body), 422, "invalid-request")
+    problem(await root.post("/admin/users/a%20b/tokens"), 422, "invalid-request")
+    problem(await root.get("/admin/users/nobody/tokens"), 404, "not-found")
+
+
+async def test_a_revoked_token_is_refused_at_once_and_may_be_revoked_again(make_stack_on: MakeStack) -> None:
+    async with make_stack_on() as stack:
+        root = await stack.client_of("root", admin=True)
+        made, other = await _make(root, "bob"), await _make(root, "bob")
+        assert (await _as(stack, made).get("/me/usage")).status_code == 200
+        for _ in range(2):
+            assert (await root.delete(f"/admin/tokens/{made['id']}")).status_code == 204
+        problem(await _as(stack, made).get("/me/usage"), 401, "unauthenticated")
+        assert (await _as(stack, other).get("/me/usage")).status_code == 200
+        revoked = {token["id"]: token["revoked_at"] is not None for token in await _list(root, "bob")}
+        assert revoked == {made["id"]: True, other["id"]: False}
+
+
+async def test_nobody_revokes_the_token_that_they_call_with(stack: Stack) -> None:
+    root = await stack.client_of("root", admin=True)
+    (own,) = await _list(root, "root")
+    problem(await root.delete(f"/admin/tokens/{own['id']}"), 409, "token-in-use")
+    assert (await root.get("/admin/usage")).status_code == 200
+    # Another one may: this is how one changes one's token.
+    second = _as(stack, await _make(root, "root", admin=True))
+    assert (await second.delete(f"/admin/tokens/{own['id']}")).status_code == 204
+    problem(await root.get("/admin/usage"), 401, "unauthenticated")
+
+
+@pytest.mark.parametrize("name", ["0" * 16, "0" * 64, "x", "upl_x", "%25", "_" * 16])
+async def test_what_is_no_id_of_a_token_is_not_found(stack: Stack, name: str) -> None:
+    root = await stack.client_of("root", admin=True)
+    problem(await root.delete(f"/admin/tokens/{name}"), 404, "not-found")
+    assert (await root.get("/admin/usage")).status_code == 200
+
+
+@pytest.mark.parametrize(("method", "path"), ENDPOINTS)
+async def test_only_administrators_see_make_and_revoke_tokens(stack: Stack, method: str, path: str) -> None:
+    problem(await stack.client.request(method, path), 403, "forbidden")
+    problem(await stack.anonymous().request(method, path), 401, "unauthenticated")
+
+
+@pytest.mark.parametrize(("method", "path"), ENDPOINTS)
+async def test_where_tokens_mean_nothing_that_is_said(make_stack: MakeStack, method: str, path: str) -> None:
+    async with make_stack(auth="none") as stack:
+        local = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=stack.app), base_url="http://localhost")
+        problem(await local.request(method, path), 409, "tokens-unused")
+        assert (await local.get("/config")).json()["auth"] == "none"
+        assert (await local.get("/me/usage")).json()["admin"] is True
+
+
+async def test_a_token_that_was_made_is_in_no_log(stack: Stack, caplog: pytest.LogCaptureFixture) -> None:
+    root = await stack.client_of("root", admin=True)
+    with caplog.at_level("DEBUG"):
+        made = await _make(root, "bob", admin=True)
+        await root.delete(f"/admin/tokens/{made['id']}")
+    told = [vars(record) for record in caplog.records if record.name == "uploader.http.admin.tokens"]
+    assert [(line["msg"], line["token_id"]) for line in told] == [
+        ("token made", made["id"]),
+        ("token revoked", made["id"]),
+    ]
+    assert made["token"] not in str([vars(record) for record in caplog.records])
