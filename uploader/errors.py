@@ -59,10 +59,18 @@ class UploaderError(Exception):
     code: ClassVar[str] = "internal-error"
     retryable: ClassVar[bool] = False
 
-    def __init__(self, detail: str | None = None, **fields: Any) -> None:
+    def __init__(self, detail: str | None = None, *, inside: str | None = None, **fields: Any) -> None:
+        """`inside`: which host or file it was and what that said, for the log and the commands of the server; no client
+        gets to see it."""
+        self.inside = inside
         self.detail = detail or message_of(type(self))
         self.fields = fields
         super().__init__(self.detail)
+
+    @property
+    def reason(self) -> str:
+        """What to tell whoever runs the server."""
+        return self.inside or self.detail
 
 
 def message_of(error: type[UploaderError]) -> str:

@@ -56,11 +56,23 @@ def test_a_busy_port_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_a_database_that_is_away_is_a_clear_error(tmp_path: Path) -> None:
-    stopped = run_cli(
-        {"DATA": str(tmp_path), "DATABASE_URL": "mysql+asyncmy://root@127.0.0.1:1/uploader"}, "db", "upgrade"
-    )
+    url = "mysql+asyncmy://root:a-secret@127.0.0.1:1/uploader"
+    for command in (("db", "upgrade"), ("token", "list"), ("report",)):
+        stopped = run_cli({"DATA": str(tmp_path), "DATABASE_URL": url}, *command)
+        assert stopped.returncode == 1
+        (line,) = stopped.stderr.splitlines()
+        assert line.startswith("uploader: the database at 127.0.0.1:1 (UPLOADER_DATABASE_URL) is away: ")
+        assert "Connect call failed" in line
+        assert "a-secret" not in line
+
+
+def test_a_redis_that_is_away_is_a_clear_error(tmp_path: Path) -> None:
+    settings = {"DATA": str(tmp_path / "data"), "REDIS_URL": "redis://:a-secret@127.0.0.1:1/0"}
+    stopped = run_cli(settings, "redis", "reset", "--yes")
     assert stopped.returncode == 1
-    assert stopped.stderr.count("\n") == 1
+    line = stopped.stderr.splitlines()[-1]
+    assert line.startswith("uploader: Redis at 127.0.0.1:1 (UPLOADER_REDIS_URL) is away: ")
+    assert "a-secret" not in stopped.stderr
 
 
 async def test_an_external_database_that_was_not_migrated_is_refused(tmp_path: Path, blank_mariadb_url: str) -> None:

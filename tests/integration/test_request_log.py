@@ -5,13 +5,14 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import AsyncMock
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
 from tests.support.faults import failing_call
+from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
 from uploader.observability import JsonFormatter, TextFormatter
 
@@ -65,6 +66,22 @@ async def test_each_request_is_one_line_with_user_route_outcome_and_id(stack: St
         "user_id": "alice",
         "request_id": "the-request",
     }
+
+
+async def test_the_log_says_which_host_is_away_and_the_client_is_not_told(
+    make_stack: MakeStack, own_redis: PrivateRedis, lines: Lines
+) -> None:
+    async with make_stack(redis_url=own_redis.url) as stack:
+        await stack.open(CONTENT)
+        own_redis.kill()
+        address = urlsplit(own_redis.url).netloc
+        answer = await stack.put(CONTENT, 0)
+        assert answer.status_code == 503
+        assert address not in answer.text
+        assert f"Redis at {address} (UPLOADER_REDIS_URL) is away: " in lines.requests()[-1]["reason"]
+        ready = await stack.anonymous().get("/readyz")
+        assert ready.status_code == 503
+        assert address not in ready.text
 
 
 async def test_the_outcome_of_an_error_is_its_code(stack: Stack, lines: Lines) -> None:

@@ -19,3 +19,20 @@ async def test_a_server_that_goes_away_in_the_middle_of_a_connect_is_away(monkey
     with pytest.raises(Unavailable):
         await database.read(lambda connection: connection.execute(text("SELECT 1")))
     await database.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("mysql+asyncmy://me:a-secret@127.0.0.1:9/none", "the database at 127.0.0.1:9 (UPLOADER_DATABASE_URL)"),
+        ("sqlite:////nowhere/uploader.db", "the database /nowhere/uploader.db"),
+    ],
+)
+async def test_only_whoever_runs_the_server_is_told_which_database_is_away_and_why(url: str, place: str) -> None:
+    database = Database(url)
+    with pytest.raises(Unavailable) as raised:
+        await database.read(lambda connection: connection.execute(text("SELECT 'a name'")))
+    await database.close()
+    assert raised.value.reason.startswith(f"{place} is away: ")
+    assert not {"a-secret", "a name", "SELECT"} & set(raised.value.reason.replace("'", " ").split())
+    assert (raised.value.detail, raised.value.fields) == ("The database is away; nothing was acknowledged.", {})

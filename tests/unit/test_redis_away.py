@@ -8,6 +8,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from uploader.accounting.connection import connect
 from uploader.accounting.pending import Delays, Pending
+from uploader.accounting.scripting import away
 from uploader.errors import Unavailable
 
 DELAYS = Delays(quiet_seconds=5, max_delay_seconds=60, max_pending_bytes=1, lease_seconds=30)
@@ -59,3 +60,20 @@ async def test_a_cluster_whose_connections_keep_being_closed_is_unavailable(monk
     with pytest.raises(Unavailable):
         await Pending(cluster, shards=1, delays=DELAYS).read("upload")
     await cluster.aclose()
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("redis://me:a-secret@127.0.0.1:9/0", "127.0.0.1:9 (UPLOADER_REDIS_URL)"),
+        ("unix:///nowhere/redis.sock", "/nowhere/redis.sock"),
+        ("redis+cluster://me:a-secret@127.0.0.1:9", "127.0.0.1:9 (UPLOADER_REDIS_URL)"),
+        ("redis+sentinel://:a-secret@127.0.0.1:9/mymaster", "mymaster (UPLOADER_REDIS_URL)"),
+    ],
+)
+async def test_whoever_runs_the_server_is_told_which_redis_is_away(url: str, place: str) -> None:
+    redis = connect(url)
+    error = away(redis, RedisConnectionError("refused"))
+    assert error.reason == f"Redis at {place} is away: refused"
+    assert (error.detail, error.fields) == ("The accounting store is away; nothing was acknowledged.", {})
+    await redis.aclose()

@@ -4,8 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, keys_of_upload, upload_queue_keys
-from uploader.accounting.scripting import AWAY, RedisConnection, Script
-from uploader.errors import Unavailable
+from uploader.accounting.scripting import AWAY, RedisConnection, Script, away
 
 # How much one script, or one step of a scan, looks at: so little that it holds up no other caller of Redis.
 _TASKS_A_STEP = 300
@@ -72,7 +71,7 @@ class Audit:
                 for queue in _STATES:
                     found |= {Bucket(shard, queue, minute) async for minute in self._minutes(shard, queue)}
         except AWAY as error:
-            raise Unavailable("The accounting store is away.") from error
+            raise away(self._redis, error) from error
         return sorted(found, key=lambda bucket: (bucket.shard, bucket.queue, bucket.minute))
 
     async def _minutes(self, shard: int, queue: str) -> AsyncIterator[bytes]:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import msgspec
 
 from uploader.accounting.keys import ChallengeKeys, challenge_keys, shard_of
-from uploader.accounting.scripting import AWAY, RedisConnection, Script, time_argument
+from uploader.accounting.scripting import AWAY, RedisConnection, Script, away, time_argument
 from uploader.domain.proof import Challenge
-from uploader.errors import Unavailable
 
 _ISSUE_CHALLENGE = Script("issue_challenge")
 
@@ -54,7 +53,7 @@ class Challenges:
         try:
             kept = await self._redis.getdel(self._keys(user_id, challenge_id).challenge)
         except AWAY as error:
-            raise Unavailable("The accounting store is away.") from error
+            raise away(self._redis, error) from error
         return None if kept is None else msgspec.json.decode(kept, type=Challenge)
 
     async def count_as_proven(self, challenge: Challenge) -> None:
@@ -62,7 +61,7 @@ class Challenges:
         try:
             await self._redis.zrem(self._keys(challenge.user_id, challenge.id).unproven, challenge.id)
         except AWAY as error:
-            raise Unavailable("The accounting store is away.") from error
+            raise away(self._redis, error) from error
 
     def _keys(self, user_id: str, challenge_id: str) -> ChallengeKeys:
         return challenge_keys(shard_of(user_id, self._shards), user_id, challenge_id)

@@ -5,8 +5,8 @@ from collections.abc import Awaitable
 from typing import Any
 
 from uploader.accounting.keys import INSTALLATION
-from uploader.accounting.scripting import AWAY, RedisConnection
-from uploader.errors import ConfigurationError, Unavailable
+from uploader.accounting.scripting import AWAY, RedisConnection, away
+from uploader.errors import ConfigurationError
 
 # The version of all keys and their values.
 FORMAT = 1
@@ -37,7 +37,7 @@ class RedisMark:
         try:
             return await command
         except AWAY as error:
-            raise Unavailable("The accounting store is away.") from error
+            raise away(self._redis, error) from error
 
 
 def _parse(value: bytes | None) -> str | None:

@@ -24,9 +24,8 @@ from uploader.accounting.keys import (
     upload_prefix,
     upload_queue_keys,
 )
-from uploader.accounting.scripting import AWAY, RedisConnection, Script, time_argument
+from uploader.accounting.scripting import AWAY, RedisConnection, Script, away, time_argument
 from uploader.crashpoints import crash_point
-from uploader.errors import Unavailable
 
 # While Redis keeps a tombstone, it answers for a closed upload; after that the row in the database does.
 TOMBSTONE_SECONDS = 3600
@@ -250,7 +249,7 @@ class Pending:
         except ResponseError:
             return {}  # managed servers refuse the command
         except AWAY as error:
-            raise Unavailable("The accounting store is away.") from error
+            raise away(self._redis, error) from error
         pairs = [pair for settings in found for pair in settings.items()]
         return {_text(name): _text(value) for name, value in pairs}
 
@@ -276,7 +275,7 @@ class Pending:
                 if await self._redis.hget(key, "state") in (b"open", b"merging"):
                     yield key.decode(errors="replace").removeprefix(prefix)
         except AWAY as error:
-            raise Unavailable("The accounting store is away.") from error
+            raise away(self._redis, error) from error
 
     async def reset(self) -> int:
         """Delete every key of the installation, of any number of shards; returns how many. Whose they are goes last, so that
@@ -289,7 +288,7 @@ class Pending:
                     crash_point("reset.after_key")
             deleted += await self._redis.unlink(INSTALLATION)
         except AWAY as error:
-            raise Unavailable("The accounting store is away.") from error
+            raise away(self._redis, error) from error
         return deleted
 
     def shard_of(self, upload_id: str) -> int:

@@ -63,7 +63,24 @@ class Script:
             if isinstance(error, ResponseError):
                 # Redis is there and refuses (out of memory, read-only, or a fault in a script): somebody has to look.
                 logger.error("Redis refuses a script", extra={"script": self.name, "reason": str(error)})
-            raise Unavailable("The accounting store is away; nothing was acknowledged.") from error
+            raise away(redis, error) from error
+
+
+def away(redis: RedisConnection, error: Exception) -> Unavailable:
+    """That Redis is away, as `error` says, to be raised."""
+    inside = f"Redis at {_place_of(redis)} is away: {str(error) or type(error).__name__}"
+    return Unavailable("The accounting store is away; nothing was acknowledged.", inside=inside)
+
+
+def _place_of(redis: RedisConnection) -> str:
+    """What whoever runs the server knows it by."""
+    if isinstance(redis, RedisCluster):
+        return f"{', '.join(redis.nodes_manager.startup_nodes)} (UPLOADER_REDIS_URL)"
+    facts = vars(redis.connection_pool) | redis.connection_pool.connection_kwargs
+    if "path" in facts:
+        return str(facts["path"])
+    # A Sentinel's pool knows its master by name.
+    return f"{facts.get('service_name') or '{host}:{port}'.format_map(facts)} (UPLOADER_REDIS_URL)"
 
 
 def time_argument(now_ms: int | None) -> int | str:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from sqlalchemy import delete, event, insert
+from sqlalchemy import delete, event, insert, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -39,7 +39,9 @@ _MYSQL_BAD_FIGURES = frozenset({1690, 3819, 4025})
 _MYSQL_LOST = 2013
 _SQLITE_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT})
 _ATTEMPTS = 10
+_MYSQL_PORT = 3306
 _CONNECTIONS = 20
+_POOL_TIMEOUT_SECONDS = 10
 _SYNCING_CONNECTIONS = 2
 # Longer than a lock wait of InnoDB (50 s), which has an error of its own.
 _READ_TIMEOUT_SECONDS = 60.0
@@ -65,6 +67,7 @@ class Database:
         self.engine: AsyncEngine | SqliteEngine = (
             self._sqlite.engine if self._sqlite else _create_mysql_engine(url, read_timeout_seconds, _CONNECTIONS)
         )
+        self._place = _place_of(url)
         # Of its own: who syncs in the middle of a transaction must not wait for a connection that such another one has.
         self._syncing = None if self._sqlite else _create_mysql_engine(url, read_timeout_seconds, _SYNCING_CONNECTIONS)
 
@@ -79,7 +82,7 @@ class Database:
         try:
             await self._sqlite.look()
         except FileLost as error:
-            raise _translated(error) from error
+            raise self._translated(error) from error
 
     async def transact(self, work: "Work[T]", *, alone: bool = False) -> T:
         """Run `work` in one transaction, again after a deadlock. Raises Duplicate, Unavailable, and what `work` raises.
@@ -89,7 +92,7 @@ class Database:
         """
         if self.is_lost:
             await self.look()
-        return await _tried_again(lambda: self._write(work, alone))
+        return await self._tried_again(lambda: self._write(work, alone))
 
     async def _write(self, work: "Work[T]", alone: bool) -> T:
         if self._sqlite is not None:
@@ -113,7 +116,7 @@ class Database:
                     await connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 return await work(connection)
         except (DBAPIError, PoolTimeoutError, OSError, FileLost) as error:
-            raise _translated(error) from error
+            raise self._translated(error) from error
 
     async def read_durably(self, work: "Work[T]") -> T:
         """Run `work`, which reads, and return only once all it read would survive a crash of the database server, too.
@@ -145,7 +148,7 @@ class Database:
             async with syncing.begin() as connection:
                 await _write_something(connection)
 
-        await _tried_again(write)
+        await self._tried_again(write)
 
     def outside(self, work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
         """`work`, which waits for something else, as a transaction may call it."""
@@ -169,23 +172,40 @@ class Database:
         if self._syncing is not None:
             await self._syncing.dispose()
 
+    async def _tried_again(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """A transaction, again after a deadlock."""
+        for number in range(1, _ATTEMPTS + 1):
+            try:
+                return await attempt()
+            except IntegrityError as error:
+                if _is_duplicate(error):
+                    raise Duplicate(str(error.orig)) from error
+                raise
+            except (DBAPIError, PoolTimeoutError, OSError, FileLost) as error:
+                if not is_retried(error):
+                    raise self._translated(error) from error
+                if number == _ATTEMPTS:
+                    raise Unavailable("The database is busy; nothing was acknowledged.") from error
+                await asyncio.sleep(random.uniform(0, 0.02 * number))  # noqa: S311 (jitter)
+        raise AssertionError("unreachable")
 
-async def _tried_again(attempt: Callable[[], Awaitable[T]]) -> T:
-    """A transaction, again after a deadlock."""
-    for number in range(1, _ATTEMPTS + 1):
-        try:
-            return await attempt()
-        except IntegrityError as error:
-            if _is_duplicate(error):
-                raise Duplicate(str(error.orig)) from error
-            raise
-        except (DBAPIError, PoolTimeoutError, OSError, FileLost) as error:
-            if not is_retried(error):
-                raise _translated(error) from error
-            if number == _ATTEMPTS:
-                raise Unavailable("The database is busy; nothing was acknowledged.") from error
-            await asyncio.sleep(random.uniform(0, 0.02 * number))  # noqa: S311 (jitter)
-    raise AssertionError("unreachable")
+    def _translated(self, error: Exception) -> Exception:
+        """What the database's own troubles are to the rest of the server."""
+        if isinstance(error, FileLost):
+            return Unavailable(
+                "The database's file was removed or replaced while the server runs; nothing is acknowledged.",
+                inside=f"{self._place} was removed or replaced while the server runs; nothing is acknowledged",
+            )
+        if _is_damage(error):
+            logger.error("the database is damaged", extra={"reason": str(getattr(error, "orig", error))})
+            return DatabaseDamaged()
+        if _code(error) in _MYSQL_BAD_FIGURES and not unfitness(error):
+            return error
+        lost = isinstance(error, DBAPIError) and error.connection_invalidated
+        if lost or unfitness(error) or isinstance(error, (OperationalError, InterfaceError, PoolTimeoutError, OSError)):
+            inside = f"{self._place} is away: {_said(error)}"
+            return Unavailable("The database is away; nothing was acknowledged.", inside=inside)
+        return error
 
 
 async def _write_something(connection: AsyncConnection) -> None:
@@ -202,7 +222,7 @@ def _create_mysql_engine(url: str, read_timeout_seconds: float | None, connectio
         isolation_level="READ COMMITTED",
         pool_size=connections // 2,
         max_overflow=connections // 2,
-        pool_timeout=10,
+        pool_timeout=_POOL_TIMEOUT_SECONDS,
         pool_pre_ping=True,
         pool_recycle=1800,
         connect_args={"connect_timeout": 5, "read_timeout": read_timeout_seconds},
@@ -250,20 +270,18 @@ def _is_damage(error: Exception) -> bool:
     return code is not None and code & 0xFF in _SQLITE_DAMAGED
 
 
-def _translated(error: Exception) -> Exception:
-    """What the database's own troubles are to the rest of the server."""
-    if isinstance(error, FileLost):
-        return Unavailable(
-            "The database's file was removed or replaced while the server runs; nothing is acknowledged."
-        )
-    if _is_damage(error):
-        logger.error("the database is damaged", extra={"reason": str(getattr(error, "orig", error))})
-        return DatabaseDamaged()
-    if unfitness(error):
-        return Unavailable("The database is away; nothing was acknowledged.")
-    if _code(error) in _MYSQL_BAD_FIGURES:
-        return error
-    lost = isinstance(error, DBAPIError) and error.connection_invalidated
-    if lost or isinstance(error, (OperationalError, InterfaceError, PoolTimeoutError, OSError)):
-        return Unavailable("The database is away; nothing was acknowledged.")
-    return error
+def _place_of(url: str) -> str:
+    """What whoever runs the server knows the database by; without its password."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        return f"the database {parsed.database}"
+    address = parsed.query.get("unix_socket") or f"{parsed.host}:{parsed.port or _MYSQL_PORT}"
+    return f"the database at {address} (UPLOADER_DATABASE_URL)"
+
+
+def _said(error: Exception) -> str:
+    """The reason in the words of whoever told it, without the statement."""
+    if isinstance(error, PoolTimeoutError):
+        return f"no connection came free within {_POOL_TIMEOUT_SECONDS} s"
+    told = getattr(error, "orig", error)
+    return str(told.args[-1] if told.args else told) or type(told).__name__

@@ -93,7 +93,7 @@ class Application:
     def _problem(self, request: Request, exchange: Exchange, error: Exception) -> Response:
         match error:
             case UploaderError():
-                exchange.outcome = error.code
+                exchange.outcome, exchange.reason = error.code, error.inside
                 return problem_response(error, self._headers_of(error, request))
             case ClientDisconnect():
                 exchange.outcome = "client-gone"

@@ -78,8 +78,8 @@ class Runner:
 
 def _say(job: Job, error: Exception) -> None:
     if isinstance(error, Unavailable):
-        logger.warning("job waits for what it needs", extra={"job": job.name, "reason": error.detail})
+        logger.warning("job waits for what it needs", extra={"job": job.name, "reason": error.reason})
     elif isinstance(error, ConfigurationError):
-        logger.error("job does not run until this is put right", extra={"job": job.name, "reason": error.detail})
+        logger.error("job does not run until this is put right", extra={"job": job.name, "reason": error.reason})
     else:
         logger.error("job failed, and is tried again", extra={"job": job.name}, exc_info=error)

@@ -28,6 +28,6 @@ class Sweeper:
         try:
             await self._sweeping.sweep(self._shard)
         except StorageFailed as error:
-            logger.warning("uploads are left for the next sweep", extra={"shard": self._shard, "reason": error.detail})
+            logger.warning("uploads are left for the next sweep", extra={"shard": self._shard, "reason": error.reason})
             return _PATIENCE_SECONDS
         return _INTERVAL_SECONDS

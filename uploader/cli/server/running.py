@@ -42,7 +42,7 @@ def run_to_end(work: Awaitable[T]) -> T:
     except ConfigurationError as error:
         fail(error.detail, EXIT_CONFIGURATION)
     except UploaderError as error:
-        fail(error.detail, EXIT_FAILED)
+        fail(error.reason, EXIT_FAILED)
 
 
 def with_services(

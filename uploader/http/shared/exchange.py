@@ -47,6 +47,8 @@ class Exchange:
         self.status = 0
         # `ok`, or the code of the error.
         self.outcome = "ok"
+        # Which host or file stands behind the outcome, where one does.
+        self.reason: str | None = None
         headers = dict(reversed(scope["headers"]))  # the first of several
         given = headers.get(b"x-request-id", b"")
         self._request_id = given.decode() if _REQUEST_ID.fullmatch(given) else _new_request_id()
@@ -85,7 +87,8 @@ class Exchange:
     def end(self) -> None:
         """Nothing more is received or sent."""
         peer = (self._scope.get("client") or ("",))[0]
-        _tell(self.route, self.status, self.outcome, self._scope["method"], peer, time.perf_counter() - self._began)
+        seconds = time.perf_counter() - self._began
+        _tell(self.route, self.status, self.outcome, self._scope["method"], peer, seconds, self.reason)
         reset_request, reset_user = self._contexts
         user_id.reset(reset_user)
         request_id.reset(reset_request)
@@ -149,11 +152,14 @@ def _new_request_id() -> str:
     return f"{random.getrandbits(64):016x}"
 
 
-def _tell(route: str, status: int, outcome: str, method: str, peer: str, seconds: float) -> None:
+def _tell(
+    route: str, status: int, outcome: str, method: str, peer: str, seconds: float, reason: str | None = None
+) -> None:
     """One line in the log, and one more request in the metrics."""
     method = method if method in _METHODS else "other"
     REQUESTS.labels(method, route or "other", status).inc()
     facts = {"method": method, "route": route, "status": status, "outcome": outcome}
+    facts |= {} if reason is None else {"reason": reason}
     facts |= {"peer": peer, "duration_ms": round(seconds * 1000, 1)}
     level = logging.DEBUG if route in _PROBES else logging.WARNING if status >= 500 else logging.INFO
     logger.log(level, "request", extra=facts)

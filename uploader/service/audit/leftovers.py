@@ -35,7 +35,7 @@ class Leftovers:
         try:
             await self._check(found)
         except StorageFailed as error:
-            logger.warning("leftovers are not looked for any further", extra={"reason": error.detail})
+            logger.warning("leftovers are not looked for any further", extra={"reason": error.reason})
 
     async def _check(self, found: Findings) -> None:
         now = self._clock.now()

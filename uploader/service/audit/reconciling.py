@@ -179,7 +179,7 @@ class Reconciling:
             return [Drift(Kind.MAP, upload_id, "readable", "unreadable")]
         except Unavailable as error:
             # One that is busy must not hold up the others; a store that is away will tell the next look.
-            logger.info("an upload is not reconciled for now", extra={"upload_id": upload_id, "reason": error.detail})
+            logger.info("an upload is not reconciled for now", extra={"upload_id": upload_id, "reason": error.reason})
             return []
 
     async def _compare(self, upload_id: str, closer: Closer) -> list[Drift]:
@@ -282,7 +282,7 @@ async def _attempted(repair: Repair) -> bool:
     try:
         return await repair()
     except (DatabaseDamaged, StorageFailed, Unverified) as error:
-        logger.warning("a drift is not repaired", extra={"reason": error.detail})
+        logger.warning("a drift is not repaired", extra={"reason": error.reason})
         return False
 
 

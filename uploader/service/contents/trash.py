@@ -66,7 +66,7 @@ class TrashKeeping:
         try:
             return await restoring
         except (StorageFailed, StorageFull) as error:
-            logger.warning("something stays in the trash for now", extra={"subject": name, "reason": error.detail})
+            logger.warning("something stays in the trash for now", extra={"subject": name, "reason": error.reason})
             return False
 
     async def _lacking(self, copies: list[Found]) -> set[str]:
@@ -143,7 +143,7 @@ class TrashKeeping:
             gone = await uninterrupted(self._purge_blob(found) if found.is_blob else self._purge_upload(found))
         except StorageFailed as error:
             logger.warning(
-                "something stays in the trash for now", extra={"subject": found.name, "reason": error.detail}
+                "something stays in the trash for now", extra={"subject": found.name, "reason": error.reason}
             )
             return
         if gone:

@@ -103,7 +103,7 @@ class Cleanup:
             try:
                 await self._closers.tidy(upload_id)
             except Unavailable as error:  # one that is busy must not hold up the others
-                logger.warning("a closed upload is kept", extra={"upload_id": upload_id, "reason": error.detail})
+                logger.warning("a closed upload is kept", extra={"upload_id": upload_id, "reason": error.reason})
         gone = [upload.id for upload in closed if upload.id not in left]
         if not gone:
             return 0
@@ -131,7 +131,7 @@ class Cleanup:
         except NotOpen:
             return
         except Unavailable as error:
-            logger.warning("an upload is not cancelled", extra={"upload_id": upload.id, "reason": error.detail})
+            logger.warning("an upload is not cancelled", extra={"upload_id": upload.id, "reason": error.reason})
             reset.left += 1
             return
         reset.uploads += 1
@@ -263,7 +263,7 @@ class _Run:
 
     def _leave(self, found: Found, error: UploaderError) -> None:
         """One that is busy must not hold up the others."""
-        logger.warning("not cleaned up for now", extra={"path": found.place, "reason": error.detail})
+        logger.warning("not cleaned up for now", extra={"path": found.place, "reason": error.reason})
         self.cleaned.left += 1
 
 

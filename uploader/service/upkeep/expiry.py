@@ -35,5 +35,5 @@ class Expiry:
                 await self._closers.expire(upload, self.expiry_seconds)
             except Unavailable as error:
                 logger.warning(
-                    "an upload is not expired for now", extra={"upload_id": upload.id, "reason": error.detail}
+                    "an upload is not expired for now", extra={"upload_id": upload.id, "reason": error.reason}
                 )

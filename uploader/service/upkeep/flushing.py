@@ -61,7 +61,7 @@ class Flushing:
         try:
             await self._closers.tidy(upload_id)
         except (DatabaseDamaged, StorageFailed, Unverified) as error:
-            logger.warning("a closed upload is not tidied", extra={"upload_id": upload_id, "reason": error.detail})
+            logger.warning("a closed upload is not tidied", extra={"upload_id": upload_id, "reason": error.reason})
 
     async def _write(self, claims: list[Claim]) -> dict[str, bool]:
         """Write a batch, and tell of each upload whether it is open. One that fails is split, so that one bad row holds

@@ -110,7 +110,7 @@ class Scrubbing:
         try:
             return await self._healing.examine(sha256, pace)
         except (DatabaseDamaged, StorageFailed, StorageFull) as error:
-            logger.warning("a content is not read back for now", extra={"sha256": sha256, "reason": error.detail})
+            logger.warning("a content is not read back for now", extra={"sha256": sha256, "reason": error.reason})
             return None
 
     async def _lease(self) -> bool:

@@ -111,4 +111,4 @@ class _Left:
         try:
             yield
         except Unavailable as error:
-            self.reasons[upload_id] = error.detail
+            self.reasons[upload_id] = error.reason

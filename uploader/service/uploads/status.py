@@ -192,7 +192,7 @@ class Uploads:
                 continue  # closed meanwhile
             except Unavailable as error:
                 await self._storage.check()
-                logger.warning("an upload is not listed", extra={"upload_id": upload.id, "reason": error.detail})
+                logger.warning("an upload is not listed", extra={"upload_id": upload.id, "reason": error.reason})
         return statuses
 
     async def states(self, user_id: str, md5s: list[str]) -> dict[str, str]:
@@ -219,7 +219,7 @@ class Uploads:
         except (Gone, NotOpen):
             return "complete" if finished else "absent"
         except Unavailable as error:
-            logger.warning("an upload does not tell its state", extra={"upload_id": upload.id, "reason": error.detail})
+            logger.warning("an upload does not tell its state", extra={"upload_id": upload.id, "reason": error.reason})
             return "uploading"
 
     # Merging
