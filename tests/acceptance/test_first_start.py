@@ -3,6 +3,7 @@
 import os
 import pty
 import signal
+import socket
 import stat
 import subprocess
 import time
@@ -12,6 +13,7 @@ import httpx2
 
 from tests.support.process import UPLOADER, Process, Server, ended, environment, processes_in, run_cli, wait_for
 from tests.support.servers import free_port
+from uploader.cli.server.banner import outward_address
 
 
 def test_the_first_start_makes_an_owner_and_says_what_to_do_next(tmp_path: Path) -> None:
@@ -23,7 +25,8 @@ def test_the_first_start_makes_an_owner_and_says_what_to_do_next(tmp_path: Path)
         assert stat.S_IMODE(token_file.stat().st_mode) == 0o600
         assert stat.S_IMODE(data.stat().st_mode) == 0o700
         wait_for(lambda: "curl" in server.output())
-        assert f"{server.url}/docs" in server.output()
+        for told in (f"{server.url}/ ", f"{server.url}/admin/", f"{server.url}/docs", str(token_file)):
+            assert told in server.output()
         assert token not in server.output(), "the token is for terminals only"
         headers = {"Authorization": f"Bearer {token}"}
         assert httpx2.get(f"{server.url}/me/usage", headers=headers).status_code == 200
@@ -52,13 +55,26 @@ def test_a_terminal_is_shown_the_token(tmp_path: Path) -> None:
     shown = b""
     try:
         deadline = time.monotonic() + 20
-        while b"owner.token" not in shown and time.monotonic() < deadline:
+        while b"Try:" not in shown and time.monotonic() < deadline:
             shown += os.read(master, 4096)
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(timeout=30)
         os.close(master)
-    assert (data / "owner.token").read_text().strip() in shown.decode()
+    assert f"/#token={(data / 'owner.token').read_text().strip()}" in shown.decode()
+
+
+def test_a_server_for_everybody_says_where_others_reach_it(tmp_path: Path) -> None:
+    server = Server(tmp_path / "log", {"DATA": str(tmp_path / "data")}, "--host", "0.0.0.0")
+    with ended(server):
+        wait_for(lambda: "Try:" in server.output())
+        assert f"{server.url}/docs" in server.output()
+        addresses = outward_address(socket.AF_INET)
+        wait_for(lambda: server.output().count("From elsewhere:") >= len(addresses))
+        elsewhere = [line.split()[-1] for line in server.output().splitlines() if "From elsewhere:" in line]
+        assert {f"http://{address}:{server.port}/" for address in addresses} <= set(elsewhere)
+        for url in elsewhere:
+            assert httpx2.get(f"{url}livez").status_code == 200
 
 
 def test_a_killed_server_leaves_nothing_that_stops_the_next_start(tmp_path: Path) -> None:

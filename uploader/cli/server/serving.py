@@ -5,14 +5,13 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from uploader import __version__
 from uploader.cli.exits import EXIT_CONFIGURATION, fail
+from uploader.cli.server.banner import announce
 from uploader.cli.server.running import (
     EXIT_FAILED,
     embedded_redis,
@@ -68,7 +67,8 @@ def _serve(settings: Settings, wait_for_redis: "Callable[[], None]") -> None:
         fail(error.detail, EXIT_CONFIGURATION)
     run_to_end(bootstrap.check_redis(settings))
     config = bootstrap.server_config(settings)
-    threading.Thread(target=_announce, args=(settings, listener.getsockname(), token), daemon=True).start()
+    host, port = listener.getsockname()[:2]
+    threading.Thread(target=announce, args=(settings, host, port, token), daemon=True).start()
     # uvicorn ends in its own order on these, then raises them again; here they only lead out of this function.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
     try:
@@ -97,38 +97,6 @@ def _listen(settings: Settings) -> "socket.socket":
     except OSError as error:
         fail(f"can't listen on {settings.host}:{settings.port}: {error.strerror}", EXIT_CONFIGURATION)
     return listener
-
-
-def _announce(settings: Settings, address: Any, token: str | None) -> None:
-    """When the server answers, say what to do next. The token itself is for terminals only: elsewhere output is kept."""
-    import http.client
-
-    host, port = address[0], address[1]
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    shown = f"[{reachable}]" if ":" in reachable else reachable
-    while True:
-        try:
-            connection = http.client.HTTPConnection(reachable, port, timeout=1)
-            connection.request("GET", "/livez")
-            if connection.getresponse().status == 200:
-                break
-        except OSError:
-            time.sleep(0.02)
-    url = f"http://{shown}:{port}"
-    click.echo(f"uploader {__version__} listens on {url}, data in {settings.data.absolute()}")
-    click.echo(f"  API documentation:  {url}/docs")
-    if settings.auth == "none":
-        click.echo(f"  Try:  curl {url}/me/usage")
-    elif settings.auth == "jwt":
-        click.echo("  Callers need a JWT, as the UPLOADER_JWT settings have it")
-    elif token is not None:
-        path = settings.data.absolute() / "owner.token"
-        bearer = token if sys.stdout.isatty() else f"$(cat {path})"
-        click.echo(f'  Try:  curl -H "Authorization: Bearer {bearer}" {url}/me/usage')
-        click.echo(f"  Your token (user owner) lies in {path}")
-    else:
-        click.echo("  Make a token:  uploader token create USER")
-    sys.stdout.flush()
 
 
 @click.command()
