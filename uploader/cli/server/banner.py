@@ -35,26 +35,27 @@ def announce(settings: Settings, host: str, port: int, token: str | None) -> Non
 def _lines(settings: Settings, url: str, token: str | None) -> Iterator[str]:
     yield f"uploader {__version__} listens on {url}, data in {settings.data.absolute()}"
     if settings.web_pages:
-        yield f"  Web page:           {url}/  (administration: {url}/admin/)"
+        yield f"  Web page:           {url}/"
+        yield f"  Administration:     {url}/admin/"
     yield f"  API documentation:  {url}/docs"
     yield from _how_to_call(settings, url, token)
 
 
 def _how_to_call(settings: Settings, url: str, token: str | None) -> Iterator[str]:
     if settings.auth == "none":
-        yield f"  Try:  curl {url}/me/usage"
+        yield f"  Try:                curl {url}/me/usage"
     elif settings.auth == "jwt":
-        yield "  Callers need a JWT, as the UPLOADER_JWT settings have it"
+        yield "  Tokens:             JWTs, as the UPLOADER_JWT settings have it"
     elif token is None:
-        yield "  Make a token:  uploader token create USER"
+        yield "  Make a token:       uploader token create USER"
     else:
         path = settings.data.absolute() / "owner.token"
         shown = sys.stdout.isatty()
-        yield f"  Your token (user owner) lies in {path}"
+        yield f"  Your token:         in {path} (user owner)"
         if shown and settings.web_pages:
             yield f"  Sign in with it:    {url}/#token={token}"
         bearer = token if shown else f"$(cat {path})"
-        yield f'  Try:  curl -H "Authorization: Bearer {bearer}" {url}/me/usage'
+        yield f'  Try:                curl -H "Authorization: Bearer {bearer}" {url}/me/usage'
 
 
 def _wait_until_live(host: str, port: int) -> None:

@@ -20,17 +20,26 @@ function setTheme(name) {
   }
 }
 
+/** The pages that administrators go between. */
+export const PAGES = [{ href: "/", key: "header.files" }, { href: "/admin/", key: "header.admin" }];
+
+/** `chosen()` is called after each choice. */
+export function languageChooser(chosen = () => {}) {
+  const chooser = element("select", { "aria-label": t("header.language"), "data-label": "header.language" },
+    element("option", { value: "en", lang: "en", selected: language() === "en" }, "English"),
+    element("option", { value: "zh", lang: "zh", selected: language() === "zh" }, "中文"),
+  );
+  chooser.addEventListener("change", () => {
+    setLanguage(chooser.value);
+    chosen();
+  });
+  return chooser;
+}
+
 /** Fill the page's <header>. `links`: [{href, key}] in addition to the name; `signOut` is null where nobody signs in. */
 export function mountHeader(header, { links = [], signOut = null }) {
   const draw = () => {
-    const chooser = element("select", { "aria-label": t("header.language") },
-      element("option", { value: "en", lang: "en", selected: language() === "en" }, "English"),
-      element("option", { value: "zh", lang: "zh", selected: language() === "zh" }, "中文"),
-    );
-    chooser.addEventListener("change", () => {
-      setLanguage(chooser.value);
-      header.querySelector("select").focus();
-    });
+    const chooser = languageChooser(() => header.querySelector("select").focus());
     const label = element("span", {}, t(`theme.${theme()}`));
     const toggle = element("button", { type: "button", class: "quiet theme" }, icon("theme"), label);
     const name = () => toggle.setAttribute("aria-label", `${t("header.theme")}: ${t(`theme.${theme()}`)}`);

@@ -1,9 +1,9 @@
-// Who is signed in: finds the token or asks for it. A server that needs none is not asked for one.
+// Who is signed in: finds the token, takes it from a sign-in link or asks for it. Where none is needed, none is asked for.
 
-import { Api, Problem } from "./api.js";
-import { element } from "./dom.js";
+import { Api } from "./api.js";
+import { confirmed } from "./dialogs.js";
 import { t } from "./i18n.js";
-import { messageOf } from "./problems.js";
+import { askForToken } from "./sign-in.js";
 
 const KEY = "uploader.token";
 
@@ -33,6 +33,17 @@ function keep(token, forLong) {
   }
 }
 
+function tokenOfLink() {
+  return new URLSearchParams(location.hash.slice(1)).get("token");
+}
+
+/** The token of a sign-in link (`/#token=…`), which leaves the address; null where there is none. */
+function takeFromLink() {
+  const token = tokenOfLink();
+  if (token !== null) history.replaceState(history.state, "", location.pathname + location.search);
+  return token;
+}
+
 export class Session {
   #renewing = null;
 
@@ -48,7 +59,19 @@ export class Session {
   /** Resolves when the server knows who is calling; with the answer of `GET /me/usage`. */
   async start() {
     this.api.token = read();
+    await this.#followLink();
     return this.api.request("GET", "/me/usage", { patienceSeconds: Infinity });
+  }
+
+  /** Somebody who is signed in is asked first: a link must not put their files into the hands of who made it. */
+  async #followLink() {
+    addEventListener("hashchange", () => tokenOfLink() !== null && location.reload());
+    const token = takeFromLink();
+    if (!token || !/^[!-~]+$/.test(token) || token === this.api.token) return;
+    const question = { title: t("session.link"), text: t("session.link-text"), confirm: t("session.enter") };
+    if (this.hasToken && !(await confirmed(question))) return;
+    keep(token, false);
+    this.api.token = token;
   }
 
   signOut() {
@@ -67,59 +90,8 @@ export class Session {
   async #ask() {
     const refused = this.api.token !== null;
     forget();
-    const { token, forLong } = await askForToken(refused ? t("session.refused") : "");
+    const { token, forLong } = await askForToken(refused);
     keep(token, forLong);
     this.api.token = token;
   }
-}
-
-/** The dialog to sign in; it can't be dismissed, and closes when the server takes the token. */
-function askForToken(message) {
-  return new Promise((resolve) => {
-    const input = element("input", {
-      id: "token", name: "token", type: "password", required: true,
-      autocomplete: "current-password", autocapitalize: "off", spellcheck: "false", "aria-describedby": "token-hint token-error",
-    });
-    const stay = element("input", { id: "stay", type: "checkbox" });
-    const error = element("p", { id: "token-error", class: "error", role: "alert" }, message);
-    const submit = element("button", { class: "primary", type: "submit" }, t("session.enter"));
-    const form = element("form", { novalidate: true },
-      element("h1", { id: "sign-in-title" }, t("session.title")),
-      element("label", { for: "token" }, t("session.token")),
-      input,
-      element("p", { id: "token-hint", class: "hint" }, t("session.hint")),
-      element("label", { class: "check", for: "stay" }, stay, element("span", {}, t("session.stay"))),
-      error,
-      element("div", { class: "actions" }, submit),
-    );
-    const dialog = element("dialog", { class: "sign-in", "aria-labelledby": "sign-in-title" }, form);
-    dialog.addEventListener("cancel", (event) => event.preventDefault());
-    form.addEventListener("submit", async (event) => {
-      event.preventDefault();
-      submit.disabled = true;
-      error.textContent = "";
-      const token = input.value.trim();
-      try {
-        await probe(token);
-        dialog.close();
-        dialog.remove();
-        resolve({ token, forLong: stay.checked });
-      } catch (problem) {
-        error.textContent = problem.code === "unauthenticated" ? t("session.refused") : messageOf(problem);
-        input.setAttribute("aria-invalid", "true");
-        input.focus();
-      } finally {
-        submit.disabled = false;
-      }
-    });
-    document.body.append(dialog);
-    dialog.showModal();
-  });
-}
-
-async function probe(token) {
-  if (!/^[!-~]+$/.test(token)) throw new Problem("unauthenticated");
-  const api = new Api();
-  api.token = token;
-  await api.request("GET", "/me/usage");
 }

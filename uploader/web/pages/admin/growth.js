@@ -55,21 +55,29 @@ export class Growth {
       setText(span, t("growth.choice", { days: Number(span.dataset.days) }));
     }
     if (this.#growth) {
+      // Until there is something to compare with, none of them would say anything.
       const tiles = this.#growth.map((period) => tile(inWords(period)));
-      this.card.querySelector(".content").replaceChildren(element("dl", { class: "tiles" }, ...tiles));
+      this.card.querySelector(".content").replaceChildren(this.#young ? "" : element("dl", { class: "tiles" }, ...tiles));
     }
     if (this.#history) this.#drawHistory(this.#history);
+  }
+
+  /** Whether there is no day yet to compare this one with. */
+  get #young() {
+    return this.#growth?.every(({ physical_bytes: bytes }) => bytes === null) ?? false;
   }
 
   #drawHistory({ as_of: asOf, days: rows }) {
     showAsOf(this.card, asOf);
     const few = rows.length < 2;
-    $("growth-chart").hidden = few;
-    $("growth-none").hidden = !few;
-    setText($("growth-none"), t("growth.none"));
-    $("growth-details").hidden = rows.length === 0;
+    const empty = rows.every((row) => !row.physical_bytes && !row.logical_bytes && !row.use_space_unfinished);
+    $("growth-chart").hidden = few || empty;
+    $("growth-none").hidden = !$("growth-chart").hidden;
+    setText($("growth-none"), t(few ? "growth.none" : "growth.empty"));
+    $("growth-details").hidden = few || empty;
+    $("growth-days").hidden = few && this.#young;
     $("growth-details").querySelector(".table").replaceChildren(table(t("growth.title"), columns(), [...rows].reverse()));
-    if (few) return;
+    if (few || empty) return;
     const [first, last] = [rows[0], rows.at(-1)];
     const lines = () => [
       { label: t("growth.physical"), colour: "accent", filled: true, values: rows.map((row) => row.physical_bytes) },

@@ -3,11 +3,12 @@
 import "../words.js";
 import "./words.js";
 import { setText } from "../dom.js";
-import { mountHeader } from "../header.js";
+import { mountHeader, PAGES } from "../header.js";
 import { onLanguage, t, translate } from "../i18n.js";
 import { Session } from "../session.js";
 import { attempt } from "./card.js";
 import { Growth } from "./growth.js";
+import { NewUser } from "./new-user.js";
 import { Recount } from "./recount.js";
 import { Stale } from "./stale.js";
 import { Temp } from "./temp.js";
@@ -16,17 +17,17 @@ import { UserDialog } from "./user.js";
 import { Users } from "./users.js";
 
 const SILENCE_MS = 50;
-const LINKS = [{ href: "/", key: "header.files" }, { href: "/admin/", key: "header.admin" }];
 
 const $ = (id) => document.getElementById(id);
 
 translate();
 const header = document.querySelector("header.bar");
-mountHeader(header, { links: LINKS });
+mountHeader(header, { links: PAGES });
 const session = new Session();
 const { api } = session;
-await session.start();
-mountHeader(header, { links: LINKS, signOut: session.hasToken ? () => session.signOut() : null });
+const usage = await session.start();
+const { auth = "token" } = await api.request("GET", "/config", { patienceSeconds: Infinity });
+mountHeader(header, { links: PAGES, signOut: session.hasToken ? () => session.signOut() : null });
 
 // Emptied first, or the same text would not be read out again.
 function tell(text) {
@@ -34,13 +35,18 @@ function tell(text) {
   setTimeout(() => setText($("news"), text), SILENCE_MS);
 }
 
-const open = (userId) => new UserDialog(api, userId, { changed: reload });
+const open = (userId, made = null) => new UserDialog(api, userId, { changed: reload, hasTokens: auth === "token", made });
 
 const totals = new Totals($("totals"));
 const growth = new Growth($("growth"), api);
 const temp = new Temp($("temp"));
 const users = new Users($("users"), api, { open, tell });
 const stale = new Stale($("stale"), api, { changed: reload, open });
+$("new-user").hidden = auth === "none"; // there is one user, and no other can come
+$("new-user").addEventListener("click", () => new NewUser(api, { hasTokens: auth === "token", made: (userId, made) => {
+  open(userId, made);
+  reload();
+} }));
 new Recount($("recounted"), api, $("recount"));
 
 $("refresh").addEventListener("click", async () => {
@@ -69,16 +75,7 @@ function refuse() {
   onLanguage(() => setText($("refused-text"), t("refused.text")));
 }
 
-async function mayEnter() {
-  try {
-    await api.request("GET", "/admin/usage?limit=1", { patienceSeconds: Infinity });
-  } catch (problem) {
-    return problem.code !== "forbidden"; // anything else is told in the cards
-  }
-  return true;
-}
-
-if (await mayEnter()) {
+if (usage.admin) {
   $("app").hidden = false;
   $("page-buttons").hidden = false;
   await reload();

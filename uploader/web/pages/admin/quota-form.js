@@ -15,23 +15,32 @@ function inUnits(bytes) {
   return { value: bytes, power: 0 };
 }
 
+/** Fields for a number of bytes, or for none yet where `current` is null: {input, unit, read()}; what is no number is read as
+ * NaN. `described` is the id of what tells so. */
+export function spaceFields(id, current, described) {
+  const { value, power } = current === null ? { value: "", power: UNITS.indexOf("GiB") } : inUnits(current);
+  const label = current === null ? null : t("user.quota");
+  const input = element("input", { type: "text", inputmode: "decimal", id, value, "aria-label": label, "aria-describedby": described, autocomplete: "off" });
+  const units = UNITS.map((unit, number) => element("option", { value: number, selected: number === power }, unit));
+  const unit = element("select", { id: `${id}-unit`, "aria-label": t("user.unit") }, ...units);
+  const read = () => {
+    const text = input.value.trim().replace(",", ".");
+    const bytes = /^\d+(\.\d+)?$/.test(text) ? Math.round(Number(text) * 1024 ** Number(unit.value)) : NaN;
+    return Number.isSafeInteger(bytes) ? bytes : NaN;
+  };
+  return { input, unit, read };
+}
+
 /** A form that calls `save(bytes)` with another number of bytes than `current`. */
 export function quotaForm(current, save) {
-  const { value, power } = inUnits(current);
-  const input = element("input", {
-    type: "text", inputmode: "decimal", id: "quota-value", value, "aria-label": t("user.quota"), "aria-describedby": "quota-error", autocomplete: "off",
-  });
-  const units = UNITS.map((unit, number) => element("option", { value: number, selected: number === power }, unit));
-  const unit = element("select", { id: "quota-unit", "aria-label": t("user.unit") }, ...units);
+  const { input, unit, read } = spaceFields("quota-value", current, "quota-error");
   const error = element("p", { class: "error", id: "quota-error", role: "alert" });
   const form = element("form", { class: "quota", novalidate: true }, input, unit, element("button", { type: "submit" }, t("user.save")), error);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    const text = input.value.trim().replace(",", ".");
-    const wanted = /^\d+(\.\d+)?$/.test(text) ? Math.round(Number(text) * 1024 ** Number(unit.value)) : NaN;
-    const good = Number.isSafeInteger(wanted);
-    setText(error, good ? "" : t("user.bad-quota"));
-    if (!good) input.focus();
+    const wanted = read();
+    setText(error, Number.isNaN(wanted) ? t("user.bad-quota") : "");
+    if (Number.isNaN(wanted)) input.focus();
     else if (wanted !== current) save(wanted);
   });
   return form;

@@ -9,24 +9,32 @@ import { quotaForm } from "./quota-form.js";
 import { differences, verdict } from "./recount.js";
 import { expire, expireButton, outcome } from "./stale.js";
 import { PagedTable } from "./tables.js";
+import { Tokens } from "./tokens.js";
 
 const PAGE = 20;
 const TYPING_MS = 300;
 
-/** Show a user until the dialog is closed; `changed()` is called when something about them was changed. */
+/** Show a user until the dialog is closed; `changed()` is called when something about them was changed. `hasTokens`: whether
+ * tokens of this server let people in; `made` is one that was just made for them. */
 export class UserDialog {
-  constructor(api, userId, { changed }) {
+  constructor(api, userId, { changed, hasTokens, made = null }) {
     Object.assign(this, { api, userId, changed });
     this.path = `/admin/users/${encodeURIComponent(userId)}`;
     this.content = element("div", { class: "content" });
     this.quota = element("div", {});
     this.outcome = element("p", { class: "outcome", role: "status" });
     this.differences = element("div", {});
+    this.tokens = hasTokens ? this.#makeTokens(made) : null;
     this.dialog = this.#make();
     document.body.append(this.dialog);
     this.dialog.addEventListener("close", () => this.dialog.remove());
     this.dialog.showModal();
     this.reload();
+  }
+
+  #makeTokens(made) {
+    const tell = (text) => setText(this.outcome, text);
+    return new Tokens(this.api, this.userId, { attempt: (work) => attempt(this.dialog, work), tell, made });
   }
 
   #make() {
@@ -48,6 +56,7 @@ export class UserDialog {
       this.content,
       element("h3", {}, t("user.quota")),
       this.quota,
+      this.tokens?.container,
       element("h3", {}, t("user.uploads")),
       this.uploads.container,
       element("div", { class: "sum" }, element("h3", {}, t("user.files")), this.prefix),
@@ -65,7 +74,7 @@ export class UserDialog {
     return attempt(this.dialog, async () => {
       const user = await this.api.request("GET", this.path);
       this.#show(user);
-      await Promise.all([this.uploads.reload(), this.files.reload()]);
+      await Promise.all([this.uploads.reload(), this.files.reload(), this.tokens?.reload()]);
     });
   }
 

@@ -52,6 +52,8 @@ export class Users {
     const page = await this.api.request("GET", `/admin/usage?${query}`);
     this.#asOf = page.as_of;
     showAsOf(this.card, this.#asOf);
+    const alone = page.users.length === 1 && !page.next && !after && !query.has("q");
+    $("users-alone").hidden = !alone || $("new-user").hidden;
     return { items: page.users, next: page.next };
   }
 

@@ -3,7 +3,7 @@
 import "../words.js";
 import "./words.js";
 import { FilesView } from "./files-view.js";
-import { mountHeader } from "../header.js";
+import { mountHeader, PAGES } from "../header.js";
 import { translate } from "../i18n.js";
 import { News } from "./news.js";
 import { carriesFiles, fromInput, fromTransfer } from "./picking.js";
@@ -23,7 +23,7 @@ mountHeader(header, {});
 const session = new Session();
 const { api } = session;
 const usage = await session.start();
-mountHeader(header, { signOut: session.hasToken ? () => session.signOut() : null });
+mountHeader(header, { links: usage.admin ? PAGES : [], signOut: session.hasToken ? () => session.signOut() : null });
 
 const news = new News($("news"));
 const tell = (text) => news.tell(text);
