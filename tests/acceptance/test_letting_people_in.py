@@ -205,6 +205,7 @@ async def test_a_user_is_made_with_a_token_that_is_shown_once(make_stack: MakeSt
         await expect(dialog.get_by_label("Link that signs in", exact=True)).to_have_value(
             f"{server.url}/#token={token}"
         )
+        await expect(dialog).to_contain_text("works on this machine alone")
         assert await _status_with(server, token) == 200
         assert (await server.stack.services.files.usage("carol")).total_space == 2 * GIB
         assert await visitor.violations() == []

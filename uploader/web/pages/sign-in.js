@@ -8,6 +8,9 @@ import { messageOf } from "./problems.js";
 
 const LOOPBACK = /^(localhost|.+\.localhost|127(\.\d+){3}|\[::1\])$/;
 
+/** Whether the page is open at an address that only this machine has. */
+export const isLocal = () => LOOPBACK.test(location.hostname);
+
 /** `refused`: whether a token was shown and not taken. Resolves to {token, forLong}. */
 export function askForToken(refused) {
   return new Promise((resolve) => {
@@ -22,7 +25,7 @@ export function askForToken(refused) {
     } });
     const stay = element("input", { id: "stay", type: "checkbox" });
     const hint = element("p", { id: "token-hint", class: "hint", "data-text": "session.hint" });
-    const first = LOOPBACK.test(location.hostname) && element("p", { id: "token-first", class: "hint", "data-text": "session.first" });
+    const first = isLocal() && element("p", { id: "token-first", class: "hint", "data-text": "session.first" });
     const error = element("p", { id: "token-error", class: "error", role: "alert" });
     const submit = element("button", { class: "primary", type: "submit", "data-text": "session.enter" });
     const form = element("form", { novalidate: true },

@@ -4,6 +4,7 @@ import { confirmed } from "../dialogs.js";
 import { element, setText } from "../dom.js";
 import { formatTime } from "../format.js";
 import { t } from "../i18n.js";
+import { isLocal } from "../sign-in.js";
 import { table } from "./tables.js";
 
 const COPIED_MS = 2000;
@@ -52,6 +53,7 @@ export class Tokens {
       ...copied("made-token", t("session.token"), token),
       ...copied("made-link", t("tokens.link"), link),
       element("p", { class: "hint" }, t("tokens.hint", { user: this.userId })),
+      isLocal() && element("p", { class: "hint" }, t("tokens.local")),
     );
     this.shown.replaceChildren(shown);
     queueMicrotask(() => shown.querySelector("button").focus());
