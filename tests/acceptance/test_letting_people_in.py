@@ -4,12 +4,13 @@ users and tokens and takes them back."""
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx2
 import pytest
 from playwright.async_api import Browser, Locator, Page, expect
-from sqlalchemy import delete
+from sqlalchemy import delete, insert
 
 from tests.conftest import MakeStack
 from tests.support.browser import Visitor, visiting
@@ -184,6 +185,18 @@ async def test_the_first_day_is_told_in_words(make_stack: MakeStack, browser: Br
         await expect(page.locator("#users-alone")).to_contain_text("Nobody else is here yet.")
         assert "–" not in await page.locator("#growth").inner_text()
         assert await visitor.violations() == []
+
+
+async def test_days_on_which_nothing_was_stored_are_no_chart(make_stack: MakeStack, browser: Browser) -> None:
+    async with _administrating(make_stack, browser) as (server, visitor):
+        now = datetime.now(UTC)
+        days = [{"day": (now - timedelta(ago)).date(), "taken_at": now - timedelta(ago)} for ago in (1, 8)]
+        async with server.stack.services.database.engine.begin() as connection:
+            await connection.execute(insert(models.usage_daily).values(days))
+        await visitor.press("Refresh")
+        await expect(visitor.page.locator("#growth-none")).to_have_text("Nothing was stored in these days.")
+        await expect(visitor.page.locator("[data-figure=growth-7] .figure")).to_have_text("0 B")
+        await expect(visitor.page.locator("#growth canvas")).to_have_count(0)
 
 
 async def test_a_user_is_made_with_a_token_that_is_shown_once(make_stack: MakeStack, browser: Browser) -> None:
