@@ -25,7 +25,7 @@ def test_the_first_start_makes_an_owner_and_says_what_to_do_next(tmp_path: Path)
         assert stat.S_IMODE(token_file.stat().st_mode) == 0o600
         assert stat.S_IMODE(data.stat().st_mode) == 0o700
         wait_for(lambda: "curl" in server.output())
-        for told in (f"{server.url}/ ", f"{server.url}/admin/", f"{server.url}/docs", str(token_file)):
+        for told in (f"{server.url}/\n", f"{server.url}/admin/\n", f"{server.url}/docs", str(token_file)):
             assert told in server.output()
         assert token not in server.output(), "the token is for terminals only"
         headers = {"Authorization": f"Bearer {token}"}
