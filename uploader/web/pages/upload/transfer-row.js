@@ -32,7 +32,7 @@ export function transferRow(transfer, actions) {
 
   function update() {
     setAttribute(root, "data-phase", transfer.paused ? "paused" : transfer.phase);
-    const picture = transfer.made?.instant && transfer.phase === "complete" ? "instant" : (MARKS[transfer.phase] ?? "upload");
+    const picture = transfer.made?.instant && !transfer.unchanged && transfer.phase === "complete" ? "instant" : (MARKS[transfer.phase] ?? "upload");
     if (mark.dataset.picture !== picture) {
       mark.dataset.picture = picture;
       mark.replaceChildren(icon(picture));
@@ -72,9 +72,9 @@ function wordsOf(transfer) {
   const size = formatBytes(transfer.size);
   switch (transfer.phase) {
     case "waiting":
-      return [size, t(transfer.paused ? "phase.paused" : "phase.waiting")].join(" · ");
+      return [size, waiting(transfer)].join(" · ");
     case "complete":
-      return [size, t(transfer.made.instant ? "phase.instant" : "phase.complete")].join(" · ");
+      return [size, t(completed(transfer))].join(" · ");
     case "failed":
       return messageOf(transfer.problem);
     case "cancelled":
@@ -84,6 +84,15 @@ function wordsOf(transfer) {
     default:
       return moving(transfer, size);
   }
+}
+
+function waiting({ retry, paused }) {
+  return retry ? `${messageOf(retry)} ${t("phase.retrying")}` : t(paused ? "phase.paused" : "phase.waiting");
+}
+
+function completed({ unchanged, made }) {
+  if (unchanged) return "phase.there";
+  return made.instant ? "phase.instant" : "phase.complete";
 }
 
 function unfinished({ expected, receivedBytes, size }) {

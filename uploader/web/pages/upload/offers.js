@@ -1,0 +1,42 @@
+// What the server takes besides chunks, asked once for each page that is loaded: an older one takes chunks only.
+
+// A batch is no larger than a chunk, so that it passes wherever chunks do, nor than what is gladly sent again.
+const LARGEST_BATCH_BYTES = 8 << 20;
+// So many of the largest members share a batch; what is larger is worth a request of its own.
+const LARGE_MEMBERS = 8;
+const EMPTY_ARCHIVE = new Uint8Array(1024);
+
+/** An older server has no such path, or takes "batch" for an MD5. */
+function isOlder({ code, status }) {
+  return code === "invalid-md5" || status === 404 || status === 405;
+}
+
+export class Offers {
+  #asked = null;
+
+  constructor(api) {
+    this.api = api;
+  }
+
+  /** `{wholeBytes, memberBytes, batchBytes, times}`: the largest file that may have a request of its own, the largest in a
+   * batch, the largest batch (-1: none); whether times of modification are taken. Throws Problem. */
+  ask(options) {
+    this.#asked ??= this.#ask(options).catch((problem) => {
+      this.#asked = null;
+      throw problem;
+    });
+    return this.#asked;
+  }
+
+  async #ask(options) {
+    try {
+      await this.api.send("POST", "/files/batch", EMPTY_ARCHIVE, options);
+    } catch (problem) {
+      if (!isOlder(problem)) throw problem;
+      return { wholeBytes: -1, memberBytes: -1, batchBytes: -1, times: false };
+    }
+    const { chunk_size: chunkSize } = await this.api.request("GET", "/config", options);
+    const batchBytes = Math.min(chunkSize.default, LARGEST_BATCH_BYTES);
+    return { wholeBytes: chunkSize.default, memberBytes: Math.floor(batchBytes / LARGE_MEMBERS), batchBytes, times: true };
+  }
+}
