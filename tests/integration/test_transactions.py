@@ -11,7 +11,7 @@ from tests.conftest import MakeStack
 from tests.support.content import KIB
 from tests.support.invariants import Account, checked_accounts
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
-from uploader.database import meta, models, queries, transactions
+from uploader.database import contents, meta, models, queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import BlobLost, ClaimsChanged, NotOpen, users
 from uploader.domain.upload import STATE_OF_REASON, Reason, State, Upload
@@ -529,7 +529,7 @@ async def test_a_blob_whose_bytes_can_not_be_removed_stays_collectable(act: Tran
                 connection, file.sha256, prepare=act.database.sync, remove=fail
             )
         )
-    assert await act.database.read(lambda connection: queries.blobs_without_refs(connection, 10)) == [file.sha256]
+    assert await act.database.read(lambda connection: contents.blobs_without_refs(connection, 10)) == [file.sha256]
     assert await act.collect(file.sha256)
 
 

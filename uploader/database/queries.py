@@ -3,17 +3,30 @@
 Those that every file asks are put together once: to build a statement costs several times what it costs to run it.
 """
 
+import json
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, Select, bindparam, func, select
+from sqlalchemy import (
+    ColumnElement,
+    LargeBinary,
+    RowMapping,
+    Select,
+    and_,
+    bindparam,
+    cast,
+    func,
+    literal_column,
+    select,
+    tuple_,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
 from uploader.domain.quota import Usage
-from uploader.domain.upload import File, Upload, state_of
+from uploader.domain.upload import File, Upload, if_exists_of, state_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,31 +45,18 @@ class Token:
         return self.token_sha256[:16]
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
-    """One row of `blob`."""
-
-    sha256: str
-    md5: str
-    size: int
-    refs: int
-    damaged: bool
-    scrubbed_at: datetime | None
-
-
 # Of the store's word for where an upload lies the column has the name that it had when there was one store.
 PLACE_COLUMN = "temp_path"
 UPLOAD_COLUMNS = [
     models.upload.c[PLACE_COLUMN if field.name == "place" else field.name].label(field.name) for field in fields(Upload)
 ]
 FILE_COLUMNS = [field.name for field in fields(File) if field.name != "damaged"]
-_BLOB_COLUMNS = [models.blob.c[field.name] for field in fields(Blob)]
 _USAGE_COLUMNS = [models.user_info.c[field.name] for field in fields(Usage)]
 _TOKEN_COLUMNS = [models.token.c[field.name] for field in fields(Token)]
 
 
-_UPLOAD, _BLOB = select(*UPLOAD_COLUMNS), select(*_BLOB_COLUMNS)
-_FILE = select(
+_UPLOAD = select(*UPLOAD_COLUMNS)
+FILE = select(
     *(models.file.c[name] for name in FILE_COLUMNS),
     func.coalesce(models.blob.c.damaged, models.blob.c.sha256.is_(None)).label("damaged"),
 ).outerjoin_from(models.file, models.blob, models.file.c.sha256 == models.blob.c.sha256)
@@ -65,19 +65,35 @@ _LOCKED_UPLOAD_BY_ID = _UPLOAD_BY_ID.with_for_update()
 _OPEN_UPLOADS_OF_USER = (models.upload.c.user_id == bindparam("user_id"), models.upload.c.open_flag == 1)
 _OPEN_UPLOAD_BY_MD5 = _UPLOAD.where(*_OPEN_UPLOADS_OF_USER, models.upload.c.md5 == bindparam("md5")).limit(1)
 _COUNT_OF_OPEN_UPLOADS = select(func.count()).select_from(models.upload).where(*_OPEN_UPLOADS_OF_USER)
-_FILE_BY_CONTENT = _FILE.where(
+_FILE_BY_CONTENT = FILE.where(
     *(models.file.c[name] == bindparam(name) for name in ("user_id", "sha256", "name")),
 ).limit(1)
-_BLOBS_BY_MD5 = _BLOB.where(
-    *(models.blob.c[name] == bindparam(name) for name in ("md5", "size")),
-    models.blob.c.refs > 0,
-    ~models.blob.c.damaged,
-).order_by(models.blob.c.sha256)
+_FILES_OF_USER = FILE.where(models.file.c.user_id == bindparam("user_id"))
+_FILES_OF_NAMES = _FILES_OF_USER.where(models.file.c.name.in_(bindparam("names", expanding=True))).order_by(
+    models.file.c.id
+)
+_FILES_BY_CONTENTS = _FILES_OF_USER.where(
+    tuple_(models.file.c.sha256, models.file.c.name).in_(bindparam("contents", expanding=True))
+)
+# SQLite uses no index for a list of tuples, but it does for a table that it is joined with. The user is in that, too: it
+# would begin with a condition on the user, and look at all files.
+_ITEM = func.json_each(bindparam("contents")).table_valued("value", name="item")
+_FILES_IN_JSON = FILE.join(
+    _ITEM,
+    and_(
+        *(
+            models.file.c[name] == cast(_ITEM.c.value.op("->>")(literal_column(str(place))), LargeBinary)
+            for place, name in enumerate(("user_id", "sha256", "name"))
+        )
+    ),
+)
 _USAGE = select(*_USAGE_COLUMNS).where(models.user_info.c.user_id == bindparam("user_id")).limit(1)
+_LOCKED_USAGE = _USAGE.with_for_update()
 
 
 def upload_of(row: RowMapping) -> Upload:
-    return Upload(**{**row, "state": state_of(row["state"], is_closed=row["closed_at"] is not None)})
+    state = state_of(row["state"], is_closed=row["closed_at"] is not None)
+    return Upload(**{**row, "state": state, "if_exists": if_exists_of(row["if_exists"])})
 
 
 async def _first(connection: AsyncConnection, query: "Select[Any]", **values: object) -> RowMapping | None:
@@ -185,7 +201,7 @@ async def promised_bytes(connection: AsyncConnection) -> int:
     return int((await connection.execute(query)).scalar_one())
 
 
-# Files and blobs
+# Files
 
 
 @cache
@@ -193,7 +209,7 @@ def _newest_file(sound: bool, *facts: str) -> "Select[Any]":
     conditions: list[ColumnElement[bool]] = [models.file.c[fact] == bindparam(fact) for fact in facts]
     if sound:
         conditions.append(~models.blob.c.damaged)
-    return _FILE.where(*conditions).order_by(models.file.c.id.desc()).limit(1)
+    return FILE.where(*conditions).order_by(models.file.c.id.desc()).limit(1)
 
 
 async def newest_file(
@@ -216,7 +232,7 @@ async def newest_file(
 
 async def file_by_id(connection: AsyncConnection, user_id: str, file_id: str) -> File | None:
     table = models.file.c
-    row = await _first(connection, _FILE.where(table.id == file_id, table.user_id == user_id).limit(1))
+    row = await _first(connection, FILE.where(table.id == file_id, table.user_id == user_id).limit(1))
     return None if row is None else File(**row)
 
 
@@ -225,93 +241,34 @@ async def file_by_content(connection: AsyncConnection, user_id: str, sha256: str
     return None if row is None else File(**row)
 
 
-async def files(
-    connection: AsyncConnection, user_id: str, *, limit: int, after: str | None, prefix: str | None
-) -> list[File]:
-    """Files of a user, newest first, after the id `after`, with names that start with `prefix`, byte by byte."""
-    table = models.file.c
-    query = _FILE.where(table.user_id == user_id).order_by(table.id.desc()).limit(limit)
-    if after is not None:
-        query = query.where(table.id < after)
-    if prefix:
-        # substr works on bytes here: the column is binary in every database.
-        query = query.where(func.substr(table.name, 1, len(prefix.encode())) == prefix.encode())
-    return [File(**row) for row in (await connection.execute(query)).mappings()]
+async def files_of_names(connection: AsyncConnection, user_id: str, names: list[str]) -> list[File]:
+    """The files of a user that have one of `names`, the oldest first."""
+    rows = await connection.execute(_FILES_OF_NAMES, {"user_id": user_id, "names": names})
+    return [File(**row) for row in rows.mappings()]
+
+
+async def files_by_contents(connection: AsyncConnection, user_id: str, contents: list[tuple[str, str]]) -> list[File]:
+    """The files of a user that have one of `contents`, each a SHA-256 and a name."""
+    if connection.dialect.name == "sqlite":
+        items = json.dumps([(user_id, *content) for content in contents])
+        rows = await connection.execute(_FILES_IN_JSON, {"contents": items})
+    else:
+        rows = await connection.execute(_FILES_BY_CONTENTS, {"user_id": user_id, "contents": contents})
+    return [File(**row) for row in rows.mappings()]
 
 
 async def files_by_sha256(connection: AsyncConnection, sha256: str) -> list[File]:
     """The files of all users that have this content."""
-    query = _FILE.where(models.file.c.sha256 == sha256).order_by(models.file.c.id)
+    query = FILE.where(models.file.c.sha256 == sha256).order_by(models.file.c.id)
     return [File(**row) for row in (await connection.execute(query)).mappings()]
-
-
-async def contents_by_md5(connection: AsyncConnection, user_id: str, md5s: list[str]) -> list[Blob]:
-    """The contents, none of them known to be damaged, that a user has files of with one of `md5s`."""
-    files = models.file.c
-    query = _BLOB.distinct().join(models.file, files.sha256 == models.blob.c.sha256)
-    query = query.where(files.user_id == user_id, files.md5.in_(md5s), ~models.blob.c.damaged)
-    return [Blob(**row) for row in (await connection.execute(query)).mappings()]
-
-
-async def blobs_by_md5(connection: AsyncConnection, md5: str, size: int) -> list[Blob]:
-    """Blobs in use with this MD5 and size, none of them known to be damaged; several if it has twins."""
-    return [Blob(**row) for row in (await connection.execute(_BLOBS_BY_MD5, {"md5": md5, "size": size})).mappings()]
-
-
-async def blobs_by_sha256(connection: AsyncConnection, sha256s: list[str]) -> dict[str, Blob]:
-    """Those of `sha256s` that have a row."""
-    query = _BLOB.where(models.blob.c.sha256.in_(sha256s))
-    return {row["sha256"]: Blob(**row) for row in (await connection.execute(query)).mappings()}
-
-
-async def known_blobs(connection: AsyncConnection, sha256s: list[str], *, lock: bool = False) -> set[str]:
-    """Those of `sha256s` that have a row; `lock` waits for rows on their way, and keeps them until the transaction ends."""
-    query = select(models.blob.c.sha256).where(models.blob.c.sha256.in_(sha256s)).order_by(models.blob.c.sha256)
-    return set((await connection.execute(query.with_for_update() if lock else query)).scalars())
-
-
-async def blobs_to_scrub(
-    connection: AsyncConnection, *, placed_before: datetime, scrubbed_before: datetime, limit: int
-) -> list[Blob]:
-    """Blobs in use that were not read back since they were placed, before a moment; then those that were last read back
-    before another. Of each the oldest first."""
-    table = models.blob.c
-    in_use = _BLOB.where(table.refs > 0)
-    first = in_use.where(table.scrubbed_at.is_(None), table.created_at < placed_before).order_by(table.created_at)
-    again = in_use.where(table.scrubbed_at < scrubbed_before).order_by(table.scrubbed_at)
-    found: list[Blob] = []
-    for query in (first, again):
-        rows = await connection.execute(query.limit(limit - len(found)))
-        found += [Blob(**row) for row in rows.mappings()]
-        if len(found) == limit:
-            break
-    return found
-
-
-async def unscrubbed_since(connection: AsyncConnection) -> tuple[datetime | None, datetime | None]:
-    """Of the blobs in use that were never read back, when the oldest was placed; and of the others, when the one that
-    waits longest was. None where there are none."""
-    table = models.blob.c
-    placed = select(func.min(table.created_at)).where(table.refs > 0, table.scrubbed_at.is_(None))
-    scrubbed = select(func.min(table.scrubbed_at)).where(table.refs > 0, table.scrubbed_at.is_not(None))
-    return (await connection.execute(placed)).scalar(), (await connection.execute(scrubbed)).scalar()
-
-
-async def count_damaged_blobs(connection: AsyncConnection) -> int:
-    query = select(func.count()).select_from(models.blob).where(models.blob.c.damaged, models.blob.c.refs > 0)
-    return int((await connection.execute(query)).scalar_one())
-
-
-async def blobs_without_refs(connection: AsyncConnection, limit: int) -> list[str]:
-    query = select(models.blob.c.sha256).where(models.blob.c.refs == 0).limit(limit)
-    return list((await connection.execute(query)).scalars())
 
 
 # Users and tokens
 
 
-async def usage(connection: AsyncConnection, user_id: str) -> Usage | None:
-    row = await _first(connection, _USAGE, user_id=user_id)
+async def usage(connection: AsyncConnection, user_id: str, *, lock: bool = False) -> Usage | None:
+    """The accounts of a user; `lock` keeps them until the transaction ends."""
+    row = await _first(connection, _LOCKED_USAGE if lock else _USAGE, user_id=user_id)
     return None if row is None else Usage(**row)
 
 
@@ -327,20 +284,3 @@ async def tokens(connection: AsyncConnection, user_id: str | None) -> list[Token
     if user_id is not None:
         query = query.where(models.token.c.user_id == user_id)
     return [Token(**row) for row in (await connection.execute(query)).mappings()]
-
-
-# Blobs by SHA-256
-
-
-async def blobs_in_use(connection: AsyncConnection, *, after: str, limit: int) -> list[Blob]:
-    """Blobs with refs, by SHA-256, after the SHA-256 `after`."""
-    table = models.blob.c
-    query = _BLOB.where(table.refs > 0, table.sha256 > after).order_by(table.sha256).limit(limit)
-    return [Blob(**row) for row in (await connection.execute(query)).mappings()]
-
-
-async def blob_by_sha256(connection: AsyncConnection, sha256: str, *, lock: bool = False) -> Blob | None:
-    """A blob; `lock` keeps its row until the transaction ends."""
-    query = _BLOB.where(models.blob.c.sha256 == sha256).limit(1)
-    row = await _first(connection, query.with_for_update() if lock else query)
-    return None if row is None else Blob(**row)

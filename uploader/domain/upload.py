@@ -27,6 +27,25 @@ def state_of(word: str, *, is_closed: bool) -> State:
     return _STATES.get(word) or (State.FAILED if is_closed else State.OPEN)
 
 
+class IfExists(StrEnum):
+    """What happens to the files of its user that have the name of a new one, as the API says it."""
+
+    # Let both be.
+    KEEP = "keep"
+    # Remove them in the transaction that makes the new one.
+    REPLACE = "replace"
+    # Make no new one.
+    FAIL = "fail"
+
+
+_IF_EXISTS = {choice.value: choice for choice in IfExists}
+
+
+def if_exists_of(word: str | None) -> IfExists:
+    """The choice that a word stands for. Rows of earlier versions have none; for the word of a damaged one nothing goes."""
+    return _IF_EXISTS.get(word or "", IfExists.KEEP)
+
+
 class Reason(StrEnum):
     """Why an upload ended without a file, as the API says it."""
 
@@ -34,6 +53,7 @@ class Reason(StrEnum):
     EXPIRED = "expired"
     MD5_MISMATCH = "md5-mismatch"
     SHA256_MISMATCH = "sha256-mismatch"
+    NAME_TAKEN = "name-taken"
 
 
 # From each state, the states that may follow. Only OPEN moves: every other state is final.
@@ -51,6 +71,7 @@ STATE_OF_REASON: dict[Reason, State] = {
     Reason.EXPIRED: State.EXPIRED,
     Reason.MD5_MISMATCH: State.FAILED,
     Reason.SHA256_MISMATCH: State.FAILED,
+    Reason.NAME_TAKEN: State.FAILED,
 }
 
 # How Redis calls an upload that is closed in SQL. An OPEN one is `open` there, or `merging` once its last chunk is in.
@@ -85,6 +106,9 @@ class Upload:
     created_at: datetime
     updated_at: datetime
     closed_at: datetime | None
+    if_exists: IfExists = IfExists.KEEP
+    # When the person's own file was changed, as its client told.
+    modified_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,4 +123,6 @@ class File:
     size: int
     instant: bool
     created_at: datetime
+    # When the person's own file was changed, as its client told.
+    modified_at: datetime | None = None
     damaged: bool = False

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from uploader.accounting.marks import RedisMark
 from uploader.crashpoints import crash_point
-from uploader.database import meta, queries
+from uploader.database import contents, meta, queries
 from uploader.database.engine import Connection, Database
 from uploader.errors import ConfigurationError
 from uploader.storage.base import Store
@@ -144,7 +144,7 @@ class Installation:
         """Content on the disk, and whether the database names any of it."""
         async for listed in self._storage.list_blobs():
             blobs = [found.name for found in listed if not found.is_draft]
-            yield blobs, await self._names_any(queries.known_blobs, blobs)
+            yield blobs, await self._names_any(contents.known_blobs, blobs)
         async for listed in self._storage.list_uploads(_ANY_TIME):
             uploads = [found.name for found in listed if await self._storage.holds_chunks(found)]
             yield uploads, await self._names_any(queries.uploads_by_id, uploads)

@@ -5,7 +5,7 @@ from datetime import datetime
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from uploader.database import models, queries
+from uploader.database import contents, models
 from uploader.database.audit import recounts
 from uploader.database.transactions.rows import lock_open
 
@@ -35,7 +35,7 @@ async def repair_user(connection: AsyncConnection, user_id: str) -> bool:
 
 async def repair_refs(connection: AsyncConnection, sha256: str) -> bool:
     """Set the refs of a blob to the number of its files, which only change under the lock of its row; False without one."""
-    if await queries.blob_by_sha256(connection, sha256, lock=True) is None:
+    if await contents.blob_by_sha256(connection, sha256, lock=True) is None:
         return False
     refs = await recounts.count_files_of(connection, sha256)
     await connection.execute(update(models.blob).where(models.blob.c.sha256 == sha256).values(refs=refs))

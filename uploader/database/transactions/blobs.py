@@ -8,7 +8,7 @@ from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.crashpoints import crash_point
-from uploader.database import models, queries
+from uploader.database import contents, models
 
 T = TypeVar("T")
 
@@ -38,14 +38,14 @@ async def collect_blob(
 
 
 async def with_blob_locked(
-    connection: AsyncConnection, sha256: str, work: Callable[[queries.Blob | None], Awaitable[T]], now: datetime
+    connection: AsyncConnection, sha256: str, work: Callable[[contents.Blob | None], Awaitable[T]], now: datetime
 ) -> T:
     """What `work` does to the bytes of a content; it is given their row, or None if they have none.
 
     Then there is no row to lock, and READ COMMITTED locks no gap. So one is inserted that nobody ever sees: a merge of this
     content waits for it, and then places its own bytes. Raises Duplicate (from the engine) if one came at this moment.
     """
-    blob = await queries.blob_by_sha256(connection, sha256, lock=True)
+    blob = await contents.blob_by_sha256(connection, sha256, lock=True)
     if blob is not None:
         return await work(blob)
     await connection.execute(insert(models.blob).values(sha256=sha256, md5="", size=0, refs=0, created_at=now))

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from uploader.accounting.audit import Audit, AuditedUpload, Bucket
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import queries
+from uploader.database import contents, queries
 from uploader.database.audit import repairs
 from uploader.database.engine import Connection, Database
 from uploader.database.transactions import NotOpen
@@ -87,8 +87,10 @@ class Reconciling:
                     found.add(await self._look_at_blob(blob.sha256), cannot_be_repaired)
             after = greatest(after, [blob.sha256 for blob in blobs])
 
-    async def _blobs(self, after: str) -> list[queries.Blob]:
-        return await self._database.read(lambda connection: queries.blobs_in_use(connection, after=after, limit=_BATCH))
+    async def _blobs(self, after: str) -> list[contents.Blob]:
+        return await self._database.read(
+            lambda connection: contents.blobs_in_use(connection, after=after, limit=_BATCH)
+        )
 
     async def _look_at_blob(self, sha256: str) -> list[Drift]:
         """Its row is locked, so it is not collected or placed meanwhile."""
@@ -96,7 +98,7 @@ class Reconciling:
         sizes = self._database.outside(self._storage.blob_sizes)
 
         async def look(connection: Connection) -> list[Drift]:
-            blob = await queries.blob_by_sha256(connection, sha256, lock=True)
+            blob = await contents.blob_by_sha256(connection, sha256, lock=True)
             if blob is None or blob.refs == 0:
                 return []
             (size,) = await sizes([sha256])
@@ -115,7 +117,7 @@ class Reconciling:
         sizes = self._database.outside(self._storage.blob_sizes)
 
         async def look(connection: Connection) -> list[Drift]:
-            known = await queries.known_blobs(connection, sha256s, lock=True)
+            known = await contents.known_blobs(connection, sha256s, lock=True)
             strays = [sha256 for sha256 in sha256s if sha256 not in known]
             found = zip(strays, await sizes(strays), strict=True)
             return [Drift(Kind.STRAY_BLOB, sha256, None, size) for sha256, size in found if size is not None]

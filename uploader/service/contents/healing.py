@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import queries, transactions
+from uploader.database import contents, queries, transactions
 from uploader.database.engine import Connection, Database
 from uploader.domain.upload import File
 from uploader.errors import StorageFailed
@@ -67,7 +67,7 @@ class Healing:
     async def examine(self, sha256: str, pace: Pace | None = None) -> Damage | None:
         """Read a content back from the disk; heal it, or mark it, if it is not what it should be. None if it is, or if
         nobody has it. Raises Unavailable, Stopping."""
-        blob = await self._database.read(lambda connection: queries.blob_by_sha256(connection, sha256))
+        blob = await self._database.read(lambda connection: contents.blob_by_sha256(connection, sha256))
         if blob is None or blob.refs == 0:
             return None
         found = await self._blobs.find_blob(sha256)
@@ -81,7 +81,7 @@ class Healing:
         files = await self._database.read(lambda connection: queries.files_by_sha256(connection, sha256))
         return Damage(sha256, blob.size, problem, files, healed) if files else None
 
-    async def _problem_of(self, blob: queries.Blob, found: Found | None, pace: Pace | None) -> BlobProblem | None:
+    async def _problem_of(self, blob: contents.Blob, found: Found | None, pace: Pace | None) -> BlobProblem | None:
         if found is None:
             return BlobProblem.MISSING
         if await self._size(blob.sha256) != blob.size:
@@ -94,7 +94,7 @@ class Healing:
             return BlobProblem.MISSING
         return None if actual == blob.sha256 else BlobProblem.ALTERED
 
-    async def _note(self, blob: queries.Blob, found: Found | None, *, damaged: bool) -> bool:
+    async def _note(self, blob: contents.Blob, found: Found | None, *, damaged: bool) -> bool:
         """Whether these bytes are still those of the blob, and the row says now how they are."""
 
         async def note(connection: Connection) -> None:
@@ -105,7 +105,7 @@ class Healing:
             _tell(blob.sha256, damaged=damaged)
         return noted
 
-    async def _heal(self, blob: queries.Blob, found: Found | None, pace: Pace | None) -> bool:
+    async def _heal(self, blob: contents.Blob, found: Found | None, pace: Pace | None) -> bool:
         """Put the first good copy of the trash into the place of these bytes."""
         for copy in await self._trash.copies(blob.sha256):
             if await self._is_good(copy, pace) and await self._restore(blob.sha256, found, copy):
@@ -139,7 +139,7 @@ class Healing:
         look = self._database.outside(self._blobs.find_blob)
 
         async def transaction(connection: Connection) -> bool:
-            blob = await queries.blob_by_sha256(connection, sha256, lock=True)
+            blob = await contents.blob_by_sha256(connection, sha256, lock=True)
             if blob is None or blob.refs == 0:
                 return False
             now = await look(sha256)

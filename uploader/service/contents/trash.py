@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import queries, transactions
+from uploader.database import contents, queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.domain.upload import State, Upload
 from uploader.errors import StorageFailed, StorageFull
@@ -73,7 +73,7 @@ class TrashKeeping:
         """The contents of these whose row has refs, and that are damaged or not there; unless that is known, and the copy
         was there when it was found out: then it is as bad."""
         sha256s = sorted({copy.name for copy in copies})
-        rows = await self._database.read(lambda connection: queries.blobs_by_sha256(connection, sha256s))
+        rows = await self._database.read(lambda connection: contents.blobs_by_sha256(connection, sha256s))
         wanted = [blob for blob in rows.values() if blob.refs]
         sizes = await self._storage.blob_sizes([blob.sha256 for blob in wanted])
         lacking = {
@@ -151,7 +151,7 @@ class TrashKeeping:
             purged.disk_bytes += found.disk_bytes
 
     async def _purge_blob(self, found: Found) -> bool:
-        async def unless_needed(blob: queries.Blob | None) -> bool:
+        async def unless_needed(blob: contents.Blob | None) -> bool:
             if blob is not None and blob.refs:
                 (size,) = await self._storage.blob_sizes([blob.sha256])
                 if blob.damaged or size != blob.size:
@@ -176,5 +176,5 @@ class TrashKeeping:
         return await self._storage.trash.remove(found)
 
 
-def _was_tried(copy: Found, blob: queries.Blob) -> bool:
+def _was_tried(copy: Found, blob: contents.Blob) -> bool:
     return blob.damaged and blob.scrubbed_at is not None and copy.changed_at <= blob.scrubbed_at.timestamp()

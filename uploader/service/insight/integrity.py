@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from uploader.database import queries
+from uploader.database import contents
 from uploader.database.engine import Database
 from uploader.service.upkeep.scrubbing import Age, Scrubbing
 from uploader.service.upkeep.strays import kept_strays
@@ -27,7 +27,7 @@ class Integrity:
 
     async def look(self) -> Seen:
         """Raises Unavailable."""
-        damaged = await self._database.read(queries.count_damaged_blobs)
+        damaged = await self._database.read(contents.count_damaged_blobs)
         return Seen(damaged, await kept_strays(self._database), await self._scrubbing.age())
 
     async def warning(self) -> str | None:

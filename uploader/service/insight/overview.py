@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import date, datetime, timedelta
 
 from uploader.clock import Clock
-from uploader.database import queries
+from uploader.database import contents
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.reports import snapshots, usage
 from uploader.domain.growth import SPANS_DAYS, Moment, growth
@@ -34,7 +34,7 @@ class Overview:
         async def look(connection: Connection) -> tuple[Totals, list[OpenSums], list[Day | None], int]:
             totals, months = await _totals(connection)
             days = [await snapshots.newest_day_until(connection, today - timedelta(days=span)) for span in SPANS_DAYS]
-            return totals, months, days, await queries.count_damaged_blobs(connection)
+            return totals, months, days, await contents.count_damaged_blobs(connection)
 
         totals, months, days, damaged = await self._database.read(look, snapshot=True)
         room = await self._admission.room(sum(month.quota_bytes - month.disk_bytes for month in months))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from uploader.clock import Clock
-from uploader.database import queries, transactions
+from uploader.database import contents, queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import NotOpen
 from uploader.domain.upload import Reason, State, Upload
@@ -249,7 +249,7 @@ class _Run:
             # No row ever speaks of that name, and a merge that was on that way for an hour begins anew.
             return await self._storage.remove(found)
 
-        async def unless_named(blob: queries.Blob | None) -> bool:
+        async def unless_named(blob: contents.Blob | None) -> bool:
             return blob is None and await self._storage.trash.put_away(found)
 
         put_away = self._database.outside(unless_named)

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from uploader.clock import Clock
-from uploader.database import meta, queries
+from uploader.database import contents, meta
 from uploader.database.engine import Database, Duplicate
 from uploader.errors import DatabaseDamaged, StorageFailed, StorageFull
 from uploader.service.contents.healing import Damage, Healing
@@ -92,7 +92,7 @@ class Scrubbing:
             return False
         now = self._clock.now()
         due = await self._database.read(
-            lambda connection: queries.blobs_to_scrub(
+            lambda connection: contents.blobs_to_scrub(
                 connection,
                 placed_before=now - timedelta(seconds=_DUE * self.goals.first_seconds),
                 scrubbed_before=now - timedelta(seconds=_DUE * self.goals.every_seconds),
@@ -125,7 +125,7 @@ class Scrubbing:
 
     async def age(self) -> Age:
         """How old the worst is. Raises Unavailable."""
-        placed_at, scrubbed_at = await self._database.read(queries.unscrubbed_since)
+        placed_at, scrubbed_at = await self._database.read(contents.unscrubbed_since)
         first, again = self._seconds_since(placed_at), self._seconds_since(scrubbed_at)
         within = first <= self.goals.first_seconds and again <= self.goals.every_seconds
         return Age(max(first, again), within)
@@ -154,8 +154,10 @@ class Scrubbing:
                     remembered_at = self._clock.monotonic()
         await self._remember(ScrubProgress())
 
-    async def _blobs(self, after: str) -> list[queries.Blob]:
-        return await self._database.read(lambda connection: queries.blobs_in_use(connection, after=after, limit=_BATCH))
+    async def _blobs(self, after: str) -> list[contents.Blob]:
+        return await self._database.read(
+            lambda connection: contents.blobs_in_use(connection, after=after, limit=_BATCH)
+        )
 
     async def _recall(self) -> ScrubProgress:
         stored = await self._database.read(lambda connection: meta.fact(connection, _POSITION))

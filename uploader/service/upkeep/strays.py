@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from uploader.database import meta, queries
+from uploader.database import contents, meta
 from uploader.database.engine import Database
 from uploader.storage.base import Housekeeping
 from uploader.storage.contents import Found
@@ -40,7 +40,7 @@ async def stray_blobs(database: Database, storage: Housekeeping, now: datetime) 
 
 
 async def _known(database: Database, sha256s: list[str]) -> set[str]:
-    return await database.read(lambda connection: queries.known_blobs(connection, sha256s))
+    return await database.read(lambda connection: contents.known_blobs(connection, sha256s))
 
 
 async def remember_kept_strays(database: Database, count: int) -> None:

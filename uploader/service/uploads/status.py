@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from uploader.accounting.pending import Pending
 from uploader.clock import Clock
-from uploader.database import queries
+from uploader.database import contents, queries
 from uploader.database.engine import Connection, Database
 from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import chunk_count, missing_ranges, received_bytes
@@ -198,13 +198,13 @@ class Uploads:
     async def states(self, user_id: str, md5s: list[str]) -> dict[str, str]:
         """For each MD5 `complete`, `uploading`, `merging` or `absent`, of the caller's own."""
 
-        async def look(connection: Connection) -> tuple[list[queries.Blob], dict[str, Upload]]:
-            contents = await queries.contents_by_md5(connection, user_id, md5s)
-            return contents, await queries.open_md5s(connection, user_id, md5s)
+        async def look(connection: Connection) -> tuple[list[contents.Blob], dict[str, Upload]]:
+            blobs = await contents.contents_by_md5(connection, user_id, md5s)
+            return blobs, await queries.open_md5s(connection, user_id, md5s)
 
-        contents, open_uploads = await self._database.read(look)
-        sizes = await self._blobs.blob_sizes([blob.sha256 for blob in contents])
-        finished = {blob.md5 for blob, size in zip(contents, sizes, strict=True) if size == blob.size}
+        blobs, open_uploads = await self._database.read(look)
+        sizes = await self._blobs.blob_sizes([blob.sha256 for blob in blobs])
+        finished = {blob.md5 for blob, size in zip(blobs, sizes, strict=True) if size == blob.size}
         states = {}
         for md5 in md5s:
             if md5 in open_uploads:

@@ -1,0 +1,107 @@
+"""Reads of blobs: each function is one question, asked on a connection that the caller holds."""
+
+from dataclasses import dataclass, fields
+from datetime import datetime
+
+from sqlalchemy import bindparam, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from uploader.database import models
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """One row of `blob`."""
+
+    sha256: str
+    md5: str
+    size: int
+    refs: int
+    damaged: bool
+    scrubbed_at: datetime | None
+
+
+_BLOB_COLUMNS = [models.blob.c[field.name] for field in fields(Blob)]
+
+_BLOB = select(*_BLOB_COLUMNS)
+_BLOBS_BY_MD5 = _BLOB.where(
+    *(models.blob.c[name] == bindparam(name) for name in ("md5", "size")),
+    models.blob.c.refs > 0,
+    ~models.blob.c.damaged,
+).order_by(models.blob.c.sha256)
+
+
+async def contents_by_md5(connection: AsyncConnection, user_id: str, md5s: list[str]) -> list[Blob]:
+    """The contents, none of them known to be damaged, that a user has files of with one of `md5s`."""
+    files = models.file.c
+    query = _BLOB.distinct().join(models.file, files.sha256 == models.blob.c.sha256)
+    query = query.where(files.user_id == user_id, files.md5.in_(md5s), ~models.blob.c.damaged)
+    return [Blob(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def blobs_by_md5(connection: AsyncConnection, md5: str, size: int) -> list[Blob]:
+    """Blobs in use with this MD5 and size, none of them known to be damaged; several if it has twins."""
+    return [Blob(**row) for row in (await connection.execute(_BLOBS_BY_MD5, {"md5": md5, "size": size})).mappings()]
+
+
+async def blobs_by_sha256(connection: AsyncConnection, sha256s: list[str]) -> dict[str, Blob]:
+    """Those of `sha256s` that have a row."""
+    query = _BLOB.where(models.blob.c.sha256.in_(sha256s))
+    return {row["sha256"]: Blob(**row) for row in (await connection.execute(query)).mappings()}
+
+
+async def known_blobs(connection: AsyncConnection, sha256s: list[str], *, lock: bool = False) -> set[str]:
+    """Those of `sha256s` that have a row; `lock` waits for rows on their way, and keeps them until the transaction ends."""
+    query = select(models.blob.c.sha256).where(models.blob.c.sha256.in_(sha256s)).order_by(models.blob.c.sha256)
+    return set((await connection.execute(query.with_for_update() if lock else query)).scalars())
+
+
+async def blobs_to_scrub(
+    connection: AsyncConnection, *, placed_before: datetime, scrubbed_before: datetime, limit: int
+) -> list[Blob]:
+    """Blobs in use that were not read back since they were placed, before a moment; then those that were last read back
+    before another. Of each the oldest first."""
+    table = models.blob.c
+    in_use = _BLOB.where(table.refs > 0)
+    first = in_use.where(table.scrubbed_at.is_(None), table.created_at < placed_before).order_by(table.created_at)
+    again = in_use.where(table.scrubbed_at < scrubbed_before).order_by(table.scrubbed_at)
+    found: list[Blob] = []
+    for query in (first, again):
+        rows = await connection.execute(query.limit(limit - len(found)))
+        found += [Blob(**row) for row in rows.mappings()]
+        if len(found) == limit:
+            break
+    return found
+
+
+async def unscrubbed_since(connection: AsyncConnection) -> tuple[datetime | None, datetime | None]:
+    """Of the blobs in use that were never read back, when the oldest was placed; and of the others, when the one that
+    waits longest was. None where there are none."""
+    table = models.blob.c
+    placed = select(func.min(table.created_at)).where(table.refs > 0, table.scrubbed_at.is_(None))
+    scrubbed = select(func.min(table.scrubbed_at)).where(table.refs > 0, table.scrubbed_at.is_not(None))
+    return (await connection.execute(placed)).scalar(), (await connection.execute(scrubbed)).scalar()
+
+
+async def count_damaged_blobs(connection: AsyncConnection) -> int:
+    query = select(func.count()).select_from(models.blob).where(models.blob.c.damaged, models.blob.c.refs > 0)
+    return int((await connection.execute(query)).scalar_one())
+
+
+async def blobs_without_refs(connection: AsyncConnection, limit: int) -> list[str]:
+    query = select(models.blob.c.sha256).where(models.blob.c.refs == 0).limit(limit)
+    return list((await connection.execute(query)).scalars())
+
+
+async def blobs_in_use(connection: AsyncConnection, *, after: str, limit: int) -> list[Blob]:
+    """Blobs with refs, by SHA-256, after the SHA-256 `after`."""
+    table = models.blob.c
+    query = _BLOB.where(table.refs > 0, table.sha256 > after).order_by(table.sha256).limit(limit)
+    return [Blob(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def blob_by_sha256(connection: AsyncConnection, sha256: str, *, lock: bool = False) -> Blob | None:
+    """A blob; `lock` keeps its row until the transaction ends."""
+    query = _BLOB.where(models.blob.c.sha256 == sha256).limit(1)
+    row = (await connection.execute(query.with_for_update() if lock else query)).mappings().first()
+    return None if row is None else Blob(**row)
