@@ -2,8 +2,8 @@
 
 // A batch is no larger than a chunk, so that it passes wherever chunks do, nor than what is gladly sent again.
 const LARGEST_BATCH_BYTES = 8 << 20;
-// So many of the largest members share a batch; what is larger is worth a request of its own.
-const LARGE_MEMBERS = 8;
+// Up to this size a file is sent without a question: to ask whether its bytes can be spared costs as much.
+const LARGEST_MEMBER_BYTES = 256 << 10;
 const EMPTY_ARCHIVE = new Uint8Array(1024);
 
 /** An older server has no such path, or takes "batch" for an MD5. */
@@ -37,6 +37,7 @@ export class Offers {
     }
     const { chunk_size: chunkSize } = await this.api.request("GET", "/config", options);
     const batchBytes = Math.min(chunkSize.default, LARGEST_BATCH_BYTES);
-    return { wholeBytes: chunkSize.default, memberBytes: Math.floor(batchBytes / LARGE_MEMBERS), batchBytes, times: true };
+    const memberBytes = Math.min(batchBytes, LARGEST_MEMBER_BYTES);
+    return { wholeBytes: chunkSize.default, memberBytes, batchBytes, times: true };
   }
 }

@@ -133,22 +133,26 @@ export class Uploading {
 
   async #hashedFirst(digests) {
     const same = this.there.find((file) => file.sha256 === digests.sha256);
-    if (same) this.meter.found(same);
-    if (same) return same;
-    const isWhole = !this.expected && this.file.size <= this.offers.wholeBytes;
-    return isWhole ? this.#whole(digests) : this.#byDigests(digests);
+    if (same) {
+      this.meter.found(same);
+      return same;
+    }
+    if (this.expected || this.file.size > this.offers.wholeBytes) return this.#byDigests(digests);
+    return this.locks.hold(digests.md5, this.signal, () => this.#whole(digests));
   }
 
-  /** In one request: nothing is opened, and nothing stays open. */
-  async #whole({ md5, sha256 }) {
+  /** In one request, so that nothing stays open; unless the server has these bytes, or some of them. */
+  async #whole(digests) {
+    const { md5, sha256 } = digests;
     const query = new URLSearchParams({ name: this.name, sha256, modified_at: this.modifiedAt });
     const retrying = new Retrying(this.#options(this.signal));
     for (;;) {
       await this.gate.wait(this.signal);
+      const states = await this.#call("POST", "/files/status", { md5s: [md5] });
+      if (states[md5].state !== "absent") return this.#byDigestsAlone(digests);
       this.meter.sending();
       try {
-        const path = `/files/${md5}?${query}`;
-        return (await this.slots.hold(this.signal, () => this.#put(path, this.file, this.signal))).file;
+        return (await this.slots.hold(this.signal, () => this.#put(`/files/${md5}?${query}`, this.file, this.signal))).file;
       } catch (problem) {
         if (problem.code === "unreachable") await this.#check();
         await retrying.pause(problem);
