@@ -75,14 +75,15 @@ _FILES_OF_NAMES = _FILES_OF_USER.where(models.file.c.name.in_(bindparam("names",
 _FILES_BY_CONTENTS = _FILES_OF_USER.where(
     tuple_(models.file.c.sha256, models.file.c.name).in_(bindparam("contents", expanding=True))
 )
-# SQLite uses no index for a list of pairs, but it does for a table that it is joined with.
+# SQLite uses no index for a list of tuples, but it does for a table that it is joined with. The user is in that, too: it
+# would begin with a condition on the user, and look at all files.
 _ITEM = func.json_each(bindparam("contents")).table_valued("value", name="item")
-_FILES_IN_JSON = _FILES_OF_USER.join(
+_FILES_IN_JSON = FILE.join(
     _ITEM,
     and_(
         *(
             models.file.c[name] == cast(_ITEM.c.value.op("->>")(literal_column(str(place))), LargeBinary)
-            for place, name in enumerate(("sha256", "name"))
+            for place, name in enumerate(("user_id", "sha256", "name"))
         )
     ),
 )
@@ -249,7 +250,8 @@ async def files_of_names(connection: AsyncConnection, user_id: str, names: list[
 async def files_by_contents(connection: AsyncConnection, user_id: str, contents: list[tuple[str, str]]) -> list[File]:
     """The files of a user that have one of `contents`, each a SHA-256 and a name."""
     if connection.dialect.name == "sqlite":
-        rows = await connection.execute(_FILES_IN_JSON, {"user_id": user_id, "contents": json.dumps(contents)})
+        items = json.dumps([(user_id, *content) for content in contents])
+        rows = await connection.execute(_FILES_IN_JSON, {"contents": items})
     else:
         rows = await connection.execute(_FILES_BY_CONTENTS, {"user_id": user_id, "contents": contents})
     return [File(**row) for row in rows.mappings()]

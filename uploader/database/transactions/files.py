@@ -68,7 +68,7 @@ async def add_whole_files(
     collector. Raises Duplicate, BlobLost.
     """
     user_id = files[0].user_id
-    uploads = await queries.open_md5s(connection, user_id, sorted({file.md5 for file in files}))
+    uploads = await _open_md5s(connection, user_id, sorted({file.md5 for file in files}))
     taken = [file for file in files if file.md5 not in uploads]
     verdicts: Iterator[Verdict] = iter(())
     if taken:
@@ -78,6 +78,13 @@ async def add_whole_files(
         await add_finished(connection, user_id, changes.finished_bytes)
         verdicts = iter(changes.verdicts)
     return [None if file.md5 in uploads else next(verdicts) for file in files]
+
+
+async def _open_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) -> Collection[str]:
+    """Those of which the user has an open upload."""
+    if len(md5s) > 1:
+        return await queries.open_md5s(connection, user_id, md5s)
+    return [] if await queries.open_upload_by_md5(connection, user_id, md5s[0]) is None else md5s
 
 
 async def rename_file(connection: AsyncConnection, user_id: str, file_id: str, name: str) -> bool:
