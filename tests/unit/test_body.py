@@ -309,6 +309,16 @@ async def test_a_body_without_a_length_may_have_any_up_to_the_limit(spool: Spool
         body.close()
 
 
+@pytest.mark.parametrize("size", [0, 64 * KIB, MIB, 2 * MIB])
+async def test_a_body_that_ends_where_its_memory_does_has_no_empty_pieces(spool: Spool, size: int) -> None:
+    for budget_bytes in (4, 512 * MIB):
+        source = MessageBody(Sender(Content(size).data, b"").receive)
+        body = await an_intake(spool, body_budget_bytes=budget_bytes).receive_up_to(source, "alice", 4 * MIB)
+        assert all(len(piece) for piece in body.pieces())
+        assert content_of(body) == Content(size).data
+        body.close()
+
+
 async def test_a_body_without_a_length_is_cut_off_at_the_limit(spool: Spool, tmp_path: Path) -> None:
     for budget_bytes in (4, 512 * MIB):
         sender = Sender(b"abcd", b"e", b"f")
