@@ -96,7 +96,7 @@ class Unpacking(Generic[T]):
         self._read_at = self._loop.time()
         late = self._read_at >= self._pace.late_at(self._source.progressed_at, self._received)
         if late and not self._source.ended:
-            self.failure = self.failure or BodyTimeout()
+            self.failure = self.failure or BodyTimeout("The archive came too slowly; what is in `results` stands.")
         return self._piece.take()
 
     async def _begin(self, member: Member) -> tuple[T, Body] | UploaderError | None:
