@@ -44,6 +44,7 @@ _PUT_CHUNK = {200: (schemas.ChunkState, schemas.FileState), 201: schemas.FileSta
 _PUT_CHUNK_PROBLEMS = (
     "upload-not-found",
     "body-timeout",
+    "name-taken",
     "chunks-missing",
     "upload-gone",
     "unsupported-media-type",
@@ -59,6 +60,7 @@ _PUT_CHUNK_PROBLEMS = (
 _MERGE = {200: schemas.FileState, 201: schemas.FileState, 202: schemas.UploadState}
 _MERGE_PROBLEMS = (
     "upload-not-found",
+    "name-taken",
     "chunks-missing",
     "upload-gone",
     "md5-mismatch",
@@ -69,6 +71,7 @@ _MERGE_PROBLEMS = (
 _OPEN = {200: (schemas.UploadState, schemas.FileState), 201: (schemas.UploadState, schemas.FileState)}
 _OPEN_FILE = {**_OPEN, 200: (schemas.UploadState, schemas.FileState, schemas.ChallengeState)}
 _OPEN_PROBLEMS = (
+    "name-taken",
     "quota-exceeded",
     "file-too-large",
     "invalid-request",
@@ -147,7 +150,14 @@ def upload_operations(handlers: UploadHandlers) -> list[Operation]:
             tag="uploading",
             takes=schemas.TellDigests,
             responses={200: (schemas.UploadTold, schemas.FileState, schemas.ChallengeState), 201: schemas.FileState},
-            problems=(*_FIND_PROBLEMS, "md5-conflict", "sha256-conflict", "upload-exists", "quota-exceeded"),
+            problems=(
+                *_FIND_PROBLEMS,
+                "md5-conflict",
+                "sha256-conflict",
+                "upload-exists",
+                "name-taken",
+                "quota-exceeded",
+            ),
         ),
     ]
     for path, syntax, query in (
@@ -204,7 +214,7 @@ def upload_operations(handlers: UploadHandlers) -> list[Operation]:
                 tag="uploading",
                 takes=schemas.Prove,
                 responses={200: schemas.FileState, 201: schemas.FileState},
-                problems=("proof-failed", "quota-exceeded", *_FIND_PROBLEMS, *syntax),
+                problems=("proof-failed", "name-taken", "quota-exceeded", *_FIND_PROBLEMS, *syntax),
                 parameters=query,
             ),
         ]
