@@ -53,23 +53,27 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=10_000, help="how many files the folder has")
     arguments = parser.parse_args()
     machine = report.machine(())
-    rows = asyncio.run(measure(arguments.files, 1 if arguments.quick else 3))
-    section = f"{machine}\n\n{report.table(rows)}"
+    rows = asyncio.run(_measure(arguments.files, 1 if arguments.quick else 3))
+    section = f"{machine}.\n\n{report.table(rows)}"
     print(section)
     if not arguments.quick:
         report.write(PAGE, SECTION, section)
 
 
-async def measure(files: int, rounds: int) -> list[Row]:
+async def _measure(files: int, rounds: int) -> list[Row]:
+    async with running_chromium() as browser:
+        return await measure(browser, files, rounds)
+
+
+async def measure(browser: Browser, files: int, rounds: int) -> list[Row]:
     figures = Figures()
     with tempfile.TemporaryDirectory(prefix="benchmark-", ignore_cleanup_errors=True) as directory:
         root = Path(directory)
         server = Server(root / "log", {"DATA": str(root / "data")}, program=(UPLOADER,))
         with ended(server):
-            async with running_chromium() as browser:
-                for number in range(rounds):
-                    folder = _a_folder(root / f"round-{number}", files)
-                    await _round(browser, server.url, owner_token(root / "data"), folder, files, figures)
+            for number in range(rounds):
+                folder = _a_folder(root / f"round-{number}", files)
+                await _round(browser, server.url, owner_token(root / "data"), folder, files, figures)
     return _rows(files, figures)
 
 
