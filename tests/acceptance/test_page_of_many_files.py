@@ -156,6 +156,11 @@ def digests_below(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder.parent)): sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
+async def loaded_anew(visitor: Visitor) -> None:
+    await visitor.page.reload()
+    await visitor.page.locator("#app").wait_for()
+
+
 async def all_done(visitor: Visitor, files: int) -> None:
     await expect(visitor.page.locator("#total-words")).to_contain_text(f"{files:,} of {files:,} files done")
 
@@ -191,7 +196,7 @@ async def test_an_unchanged_folder_is_looked_at_and_not_sent(
         await visitor.drop(folder)
         await all_done(visitor, 2502)
         stored = await site.files()
-        await visitor.page.reload()
+        await loaded_anew(visitor)
         sent = Sent(visitor)
         await visitor.drop(folder)
         await all_done(visitor, 2502)
@@ -205,7 +210,7 @@ async def test_an_unchanged_folder_is_looked_at_and_not_sent(
         await visitor.page.get_by_label("语言").select_option("en")
         for path in (*larger, folder / "0" / "0.txt"):
             path.write_bytes(Content(path.stat().st_size, seed=2).data)
-        await visitor.page.reload()
+        await loaded_anew(visitor)
         await visitor.drop(folder)
         await all_done(visitor, 2502)
         assert (sent.batches, sent.bodies) == (1 + 2, 1 + 2)
@@ -221,7 +226,7 @@ async def test_what_was_only_touched_is_not_sent(browser: Browser, make_stack: M
         await all_done(visitor, 21)
         for path in (folder / "0" / "0.txt", folder / "whole.bin"):
             os.utime(path, (1_700_000_000, 1_700_000_000))
-        await visitor.page.reload()
+        await loaded_anew(visitor)
         sent = Sent(visitor)
         await visitor.drop(folder)
         await all_done(visitor, 21)
@@ -279,6 +284,8 @@ async def test_a_file_that_is_gone_or_another_by_now_is_left_out(
         await visitor.drop(folder)
         await eventually(is_held, PATIENCE_SECONDS)
         await expect(visitor.page.locator("#total-words")).to_contain_text("of 10 files done")
+        await visitor.press("Pause all")
+        await visitor.press("Resume all")
         (folder / "0" / "0.txt").unlink()
         (folder / "1" / "1.txt").write_text("another one, of another size")
         await held[0].continue_()
@@ -389,6 +396,21 @@ async def test_an_older_server_gets_chunks(browser: Browser, make_stack: MakeSta
         files = await all_files(server.stack.client)
         assert {file["name"]: file["sha256"] for file in files} == digests_below(folder)
     assert not [each for each in told if "modified_at" in each]
+
+
+async def test_where_a_proxy_lets_no_batch_pass_there_are_chunks(
+    browser: Browser, make_stack: MakeStack, tmp_path: Path
+) -> None:
+    folder = a_folder(tmp_path, 5)
+
+    async def refuse(route: Route) -> None:
+        await route.fulfill(status=403, body="<h1>Forbidden</h1>", content_type="text/html")
+
+    async with a_site(make_stack) as site, visiting(browser, site.url, token=await site.token()) as visitor:
+        await visitor.page.route("**/files/batch", refuse)
+        await visitor.drop(folder)
+        await all_done(visitor, 5)
+        assert await site.sha256s() == digests_below(folder)
 
 
 async def test_the_archive_of_the_page_is_one_that_others_read(browser: Browser, make_stack: MakeStack) -> None:

@@ -137,6 +137,7 @@ export class Transfers extends EventTarget {
   }
 
   #schedule() {
+    if (!this.#shared.offers) return; // nothing is sorted yet
     while (this.#batches.size < BATCHES_AT_ONCE) {
       const { members, isFull } = nextBatch(this.#waiting.batched, this.#shared.offers.batchBytes);
       if (!members.length || (this.#finding && !isFull)) break;
