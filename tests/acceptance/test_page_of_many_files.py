@@ -202,6 +202,7 @@ async def test_an_unchanged_folder_is_looked_at_and_not_sent(
         await all_done(visitor, 2502)
         assert (sent.batches, sent.bodies) == (1, 0)
         assert len(sent.requests) < 20
+        assert visitor.page.workers == []  # none of them was read
         await expect(visitor.page.get_by_role("status")).to_contain_text("files were there already.")
         row = visitor.page.locator("#transfer-list .row[data-phase=complete]").first
         await expect(row).to_contain_text("Already there, unchanged")
