@@ -6,23 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from tests.support.statements import statements
 from uploader.database.engine import Database, Duplicate
 
 
 class Scene:
     """A database with one table of words, and a writer that holds up all others until it is let go on."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, sent: list[str]) -> None:
+        """`sent`: the statements, as they are sent to it."""
         self.database = database
-        self.commits = 0
         self.go_on = asyncio.Event()
-        event.listen(database.engine.sync_engine, "commit", self._count)
+        self._sent = sent
 
-    def _count(self, _connection: Any) -> None:
-        self.commits += 1
+    @property
+    def commits(self) -> int:
+        return self._sent.count("COMMIT")
 
     def writer(self, word: str) -> Callable[[AsyncConnection], Awaitable[str]]:
         async def write(connection: AsyncConnection) -> str:
@@ -62,7 +64,8 @@ class Scene:
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     database = Database(f"sqlite:///{tmp_path}/words.db", creates=True)
     await database.transact(lambda connection: connection.execute(text("CREATE TABLE word (word TEXT UNIQUE)")))
-    yield Scene(database)
+    with statements(database) as sent:
+        yield Scene(database, sent)
     await database.close()
 
 
