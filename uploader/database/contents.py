@@ -29,6 +29,8 @@ _BLOBS_BY_MD5 = _BLOB.where(
     models.blob.c.refs > 0,
     ~models.blob.c.damaged,
 ).order_by(models.blob.c.sha256)
+_BLOB_BY_SHA256 = _BLOB.where(models.blob.c.sha256 == bindparam("sha256")).limit(1)
+_LOCKED_BLOB_BY_SHA256 = _BLOB_BY_SHA256.with_for_update()
 
 
 async def contents_by_md5(connection: AsyncConnection, user_id: str, md5s: list[str]) -> list[Blob]:
@@ -102,6 +104,6 @@ async def blobs_in_use(connection: AsyncConnection, *, after: str, limit: int) -
 
 async def blob_by_sha256(connection: AsyncConnection, sha256: str, *, lock: bool = False) -> Blob | None:
     """A blob; `lock` keeps its row until the transaction ends."""
-    query = _BLOB.where(models.blob.c.sha256 == sha256).limit(1)
-    row = (await connection.execute(query.with_for_update() if lock else query)).mappings().first()
+    query = _LOCKED_BLOB_BY_SHA256 if lock else _BLOB_BY_SHA256
+    row = (await connection.execute(query, {"sha256": sha256})).mappings().first()
     return None if row is None else Blob(**row)

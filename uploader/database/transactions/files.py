@@ -1,6 +1,6 @@
 """The transactions of files: an instant upload adds one, its user renames and deletes it."""
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
@@ -27,9 +27,7 @@ async def add_instant_file(
     it fits at the edge of the quota. Raises BlobLost if the blob has no refs (any more), NotOpen, QuotaExceeded, Duplicate.
     """
     replaced = None if replaced_upload_id is None else await lock_open(connection, replaced_upload_id)
-    blobs = models.blob.c
-    take = update(models.blob).where(blobs.sha256 == file.sha256, blobs.refs > 0).values(refs=blobs.refs + 1)
-    if await changed(connection, take) == 0:
+    if await changed(connection, statements.TAKE_REF, of_blob=file.sha256) == 0:
         raise BlobLost(file.sha256)
     present = await queries.file_by_content(connection, file.user_id, file.sha256, file.name)
     if present is None:
@@ -54,15 +52,9 @@ async def rename_file(connection: AsyncConnection, user_id: str, file_id: str, n
 
 async def delete_file(connection: AsyncConnection, file: File) -> bool:
     """Delete a file that was read before; False if somebody else was faster. The blob stays, perhaps without refs."""
-    blobs, users = models.blob.c, models.user_info.c
-    lock = select(blobs.sha256).where(blobs.sha256 == file.sha256).with_for_update()
-    await connection.execute(lock)
-    if await changed(connection, delete(models.file).where(models.file.c.id == file.id)) == 0:
+    await connection.execute(statements.LOCK_BLOB, {"of_blob": file.sha256})
+    if await changed(connection, statements.DELETE_FILE, file_id=file.id) == 0:
         return False
     await drop_ref(connection, file.sha256)
-    await connection.execute(
-        update(models.user_info)
-        .where(users.user_id == file.user_id)
-        .values(use_space_finished=users.use_space_finished - file.size)
-    )
+    await connection.execute(statements.GIVE_BACK, {"of_user": file.user_id, "less": file.size})
     return True

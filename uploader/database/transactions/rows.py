@@ -3,10 +3,10 @@
 from datetime import datetime
 from typing import Any, cast
 
-from sqlalchemy import CursorResult, Executable, update
+from sqlalchemy import CursorResult, Executable
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from uploader.database import models, queries
+from uploader.database import queries
 from uploader.database.transactions import statements
 from uploader.domain.upload import TRANSITIONS, File, State, Upload
 from uploader.errors import QuotaExceeded
@@ -92,5 +92,4 @@ async def add_ref(connection: AsyncConnection, sha256: str, md5: str, size: int,
 
 
 async def drop_ref(connection: AsyncConnection, sha256: str) -> None:
-    blobs = models.blob.c
-    await connection.execute(update(models.blob).where(blobs.sha256 == sha256).values(refs=blobs.refs - 1))
+    await connection.execute(statements.DROP_REF, {"of_blob": sha256})

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import BigInteger, BindParameter, bindparam, insert, update
+from sqlalchemy import BigInteger, BindParameter, bindparam, delete, insert, select, update
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -24,7 +24,14 @@ SETTLE_USER = _OF_USER.values(
     use_space_finished=_users.use_space_finished + _bytes("finished"),
 )
 
+GIVE_BACK = _OF_USER.values(use_space_finished=_users.use_space_finished - _bytes("less"))
+
 INSERT_UPLOAD = insert(upload)
+TELL_DIGESTS = (
+    update(upload)
+    .where(upload.c.id == bindparam("of_upload"))
+    .values({name: bindparam(f"told_{name}") for name in ("md5", "sha256")})
+)
 CLOSE_UPLOAD = (
     update(upload)
     .where(upload.c.id == bindparam("of_upload"))
@@ -35,6 +42,12 @@ CLOSE_UPLOAD = (
 )
 
 INSERT_FILE = insert(file)
+DELETE_FILE = delete(file).where(file.c.id == bindparam("file_id"))
+
+_OF_BLOB = blob.c.sha256 == bindparam("of_blob")
+LOCK_BLOB = select(blob.c.sha256).where(_OF_BLOB).with_for_update()
+TAKE_REF = update(blob).where(_OF_BLOB, blob.c.refs > 0).values(refs=blob.c.refs + 1)
+DROP_REF = update(blob).where(_OF_BLOB).values(refs=blob.c.refs - 1)
 # Whoever adds a ref in this way places bytes of their own.
 _PLACED: dict[str, Any] = {"damaged": False, "scrubbed_at": None, "created_at": bindparam("placed_at")}
 _MORE = {"refs": blob.c.refs + 1, **_PLACED}
