@@ -50,3 +50,31 @@ def _told_by_sqlalchemy(engine: Any, sent: list[str]) -> Iterator[None]:
     finally:
         for name, listener in listeners.items():
             event.remove(engine, name, listener)
+
+
+class Steps:
+    """How many instructions SQLite has run, to the ten."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self) -> None:
+        self.count += 10
+
+
+@contextmanager
+def sqlite_steps(database: Database) -> Iterator[Steps]:
+    """The work of a SQLite meanwhile, which is the same each time it is asked the same of the same rows."""
+    steps, engine, watched = Steps(), database.engine.sync_engine, set()
+
+    def watch(connection: Any, *_: Any) -> None:
+        watched.add(connection)
+        connection.set_progress_handler(steps.add, 10)
+
+    event.listen(engine, "checkout", watch)
+    try:
+        yield steps
+    finally:
+        event.remove(engine, "checkout", watch)
+        for connection in watched:
+            connection.set_progress_handler(None, 10)
