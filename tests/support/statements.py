@@ -1,7 +1,8 @@
 """What a database is told: its statements, and how its transactions end."""
 
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from sqlalchemy import event
@@ -33,7 +34,8 @@ def _told_by_sqlite(engine: Any, sent: list[str]) -> Iterator[None]:
     finally:
         event.remove(engine, "checkout", watch)
         for connection in watched:
-            connection.set_trace_callback(None)
+            with suppress(sqlite3.ProgrammingError):  # closed
+                connection.set_trace_callback(None)
 
 
 @contextmanager
@@ -77,4 +79,5 @@ def sqlite_steps(database: Database) -> Iterator[Steps]:
     finally:
         event.remove(engine, "checkout", watch)
         for connection in watched:
-            connection.set_progress_handler(None, 10)
+            with suppress(sqlite3.ProgrammingError):
+                connection.set_progress_handler(None, 10)

@@ -18,7 +18,7 @@ class TwinStatements(Statements):
     compared: list[Executable]
 
     async def execute(self, statement: Executable, values: Values | None = None) -> Any:
-        if not values or self._texts.of(statement, values) is None:
+        if not values or self.texts.of(statement, values) is None:
             return await super().execute(statement, values)
         plain = await self.run_sync(lambda connection: connection)
 

@@ -11,11 +11,13 @@ import asyncio
 import os
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from resource import RUSAGE_THREAD, getrusage
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
@@ -30,6 +32,7 @@ Work = Callable[[AsyncConnection], Awaitable[T]]
 _BUSY_TIMEOUT_MS = 30_000
 _CONNECTIONS = 8
 _READERS = min(4, (os.cpu_count() or 1) + 1)
+_COLD_SECONDS = 1.0
 # Of a commit: whoever is the last of them waits for all.
 _MAX_TOGETHER = 64
 # What no waiting helps: the file can't be opened or written, or is no database (https://sqlite.org/rescode.html).
@@ -101,6 +104,11 @@ class SqliteEngine:
         self._texts = Texts(self.dialect)
         event.listen(self.sync_engine, "do_connect", self._connect)
         event.listen(self.sync_engine, "connect", _configure)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection that nobody has."""
+        return cast(QueuePool, self.sync_engine.pool).checkedin() > 0
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
@@ -183,13 +191,26 @@ class Sqlite:
         self._lock = threading.Lock()
         self._waiting: deque[_Write] = deque()
         self._writing = False
+        self._cold_until = 0.0
 
-    async def read(self, work: "Work[T]") -> T:
-        def run() -> T:
-            with self.engine.reading() as connection:
-                return _run_to_its_end(work, connection)
+    async def read(self, work: "Work[T]", *, brief: bool = False) -> T:
+        """`brief`: it takes less than a hop to a thread does, unless it has to wait for the disk."""
+        if brief and self.engine.is_open and time.monotonic() >= self._cold_until:
+            return self._glance(work)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: self._read(work))
 
-        return await asyncio.get_running_loop().run_in_executor(self._readers, run)
+    def _read(self, work: "Work[T]") -> T:
+        with self.engine.reading() as connection:
+            return _run_to_its_end(work, connection)
+
+    def _glance(self, work: "Work[T]") -> T:
+        """Read here and now. What was not in memory shows that others may not be, either: for a moment, threads wait."""
+        before = getrusage(RUSAGE_THREAD).ru_inblock
+        try:
+            return self._read(work)
+        finally:
+            if getrusage(RUSAGE_THREAD).ru_inblock > before:
+                self._cold_until = time.monotonic() + _COLD_SECONDS
 
     async def look(self) -> None:
         """Raises FileLost."""

@@ -126,12 +126,12 @@ class Statements:
         self.dialect = engine.dialect
         self._engine = engine
         self._pooled = pooled
-        self._texts = texts
-        self._driver = cast(sqlite3.Connection, pooled.dbapi_connection)
+        self.texts = texts
+        self.driver = cast(sqlite3.Connection, pooled.dbapi_connection)
 
     async def execute(self, statement: Executable, values: Values | None = None) -> Any:
-        text = self._texts.of(statement, values) if values else None
-        return self._plain.execute(statement, values) if text is None else text.run(self._driver, values or {})
+        text = self.texts.of(statement, values) if values else None
+        return self._plain.execute(statement, values) if text is None else text.run(self.driver, values or {})
 
     async def run_sync(self, work: Callable[..., T], *arguments: Any) -> T:
         return work(self._plain, *arguments)
@@ -139,13 +139,13 @@ class Statements:
     def run(self, text: str) -> None:
         """What begins or ends a transaction. Raises DBAPIError."""
         try:
-            self._driver.execute(text)
+            self.driver.execute(text)
         except sqlite3.Error as error:
             raise wrapped(error, text) from error
 
     @property
     def in_transaction(self) -> bool:
-        return self._driver.in_transaction
+        return self.driver.in_transaction
 
     @cached_property
     def _plain(self) -> Connection:
