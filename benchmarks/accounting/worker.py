@@ -53,7 +53,7 @@ class Worker:
         queue = queue or self.queue
 
         async def run() -> None:
-            while await self.flushing.flush_due(queue):
+            while (await self.flushing.flush_due(queue)).more:
                 pass
 
         await asyncio.gather(*(run() for _ in Flusher(queue, self.flushing).as_jobs()))
@@ -78,6 +78,9 @@ class TimedQueue(UploadQueue):
 
     async def claim(self, limit: int = MAX_CLAIM, now_ms: int | None = None) -> list[Claim]:
         return await super().claim(limit, now_ms or self.now_ms())
+
+    async def claim_many(self, scripts: int, now_ms: int | None = None) -> tuple[list[Claim], bool]:
+        return await super().claim_many(scripts, now_ms or self.now_ms())
 
     async def next_due(self, now_ms: int | None = None) -> float | None:
         return await super().next_due(now_ms or self.now_ms())
