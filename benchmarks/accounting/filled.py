@@ -147,11 +147,7 @@ class Filled:
         claim_us = self._script_us()
         looked, _, lease, *tasks = claims
         assert (looked, len(tasks)) == (limit, 4 * limit)
-        acks = [
-            word
-            for task in zip(tasks[::4], tasks[1::4], tasks[2::4], strict=True)
-            for word in (*task, lease)
-        ]
+        acks = [word for task in zip(tasks[::4], tasks[1::4], tasks[2::4], strict=True) for word in (*task, lease)]
         self.client.config_resetstat()
         assert self.client.evalsha(self._ack_sha, 2, *names, queue.task_prefix, *acks) == limit
         return claim_us / limit, self._script_us() / limit

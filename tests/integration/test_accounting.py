@@ -208,7 +208,13 @@ async def test_what_an_older_version_wrote_is_rebuilt_and_not_read(opened: Ledge
     """Its hashes, in an era of its own, and its buckets: `0.1.0` wrote so."""
     era = (await opened.pending.read("u")).era
     replication_id, token, _ = era.split(":")
-    facts = {"era": f"{replication_id}:{token}", "generation": 0, "received": 3 * CHUNK, "flushed": CHUNK, "chunks": 3}
+    facts: dict[Any, Any] = {
+        "era": f"{replication_id}:{token}",
+        "generation": 0,
+        "received": 3 * CHUNK,
+        "flushed": CHUNK,
+        "chunks": 3,
+    }
     facts |= {"chunk_count": 10, "state": "open", "pending_since": at(0), "due_minute": MINUTE}
     await opened.redis.delete(UP)
     await opened.redis.hset(UP, mapping=facts)

@@ -87,7 +87,9 @@ async def check_at_rest(
         assert disk.sound == disk.present, f"invariant 6: {upload_id} lost bytes of {disk.present - disk.sound}"
         assert disk.received == flushed, f"invariant 7: {upload_id} has {disk.received} on disk, {flushed} flushed"
         known = await held_of(redis, upload_keys(shard_of(upload_id, shards), upload_id).up)
-        assert known.received == known.flushed == flushed, f"invariant 7: {upload_id} has {flushed} flushed, in Redis {known}"
+        assert known.received == known.flushed == flushed, (
+            f"invariant 7: {upload_id} has {flushed} flushed, in Redis {known}"
+        )
     for sha256, size in rows.blobs:
         path = data / "blobs" / sha256[:2] / sha256[2:4] / sha256
         assert path.stat().st_size == size, f"invariant 3: {sha256}"

@@ -24,8 +24,9 @@ class HeldUpload:
 def held(facts: Mapping[bytes, bytes]) -> HeldUpload:
     """Of the fields of a hash."""
     figures = [int(figure) for figure in facts.get(b"figures", b"").split()]
-    times = [int(time) for time in facts.get(b"timer", b"").split()] or [None, None]
-    return HeldUpload(facts.get(b"state", b"").decode(), *figures, *times)  # type: ignore[arg-type]
+    times = [int(time) for time in facts.get(b"timer", b"").split()]
+    timer = dict(zip(("at_ms", "due_ms", "pending_since", "lease_until"), times, strict=bool(times)))
+    return HeldUpload(facts.get(b"state", b"").decode(), *figures, **timer)
 
 
 async def held_of(redis: Any, up: str) -> HeldUpload:

@@ -5,7 +5,7 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
-# The version of all keys and their values. It is part of every era, so that what an older version wrote is rebuilt, not read.
+# The version of all keys and values, a part of every era: what an older version wrote is rebuilt, not read.
 FORMAT = 2
 
 FLUSH_QUEUE = "flush"

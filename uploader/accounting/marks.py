@@ -22,8 +22,8 @@ class RedisMark:
         return _parse(await self._tried(self._redis.get(INSTALLATION)))[1]
 
     async def claim(self, installation: str) -> str:
-        """Mark what has no mark, because it is new or was lost, and what an older version marked; returns whose it is. Raises
-        as `read`."""
+        """Mark what has no mark, because it is new or was lost, and anew what an older version marked; returns whose it is.
+        Raises as `read`."""
         there = await self._tried(self._redis.set(INSTALLATION, f"{FORMAT} {installation}", nx=True, get=True))
         version, marked = _parse(there)
         if marked == installation and version < FORMAT:

@@ -6,9 +6,10 @@ Every verb is one Lua script and one round trip. Time is Redis `TIME`; tests pas
 import asyncio
 import random
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
@@ -143,9 +144,8 @@ class UploadQueue:
         if looked < MAX_CLAIM:
             return claims, False
         others = await asyncio.gather(*(self._look(MAX_CLAIM, now_ms) for _ in range(scripts - 1)))
-        for looked, more in others:
-            claims += more
-        return claims, looked == MAX_CLAIM
+        claims += chain.from_iterable(more for _, more in others)
+        return claims, all(looked == MAX_CLAIM for looked, _ in others)
 
     async def _look(self, limit: int, now_ms: int | None) -> tuple[int, list[Claim]]:
         """How many due places were looked at, and what was claimed; a task that was pushed back is not."""
@@ -241,13 +241,16 @@ class Pending:
     async def ack_flush(self, shard: int, flushed: list[Claim]) -> int:
         """Say that the database has the figures of these claims; returns how many tasks are done. Raises Unavailable."""
         keys = upload_queue_keys(shard, FLUSH_QUEUE)
-        removed = 0
-        for first in range(0, len(flushed), MAX_CLAIM):
+
+        def ack(claims: list[Claim]) -> Awaitable[int]:
             arguments: list[Any] = [keys.task_prefix]
-            for upload_id, generation, received, _, lease_until_ms, _ in flushed[first : first + MAX_CLAIM]:
+            for upload_id, generation, received, _, lease_until_ms, _ in claims:
                 arguments += (upload_id, generation, received, lease_until_ms)
-            removed += await _ACK_FLUSH.run(self._redis, [keys.due, keys.minutes], arguments)
-        return removed
+            return _ACK_FLUSH.run(self._redis, [keys.due, keys.minutes], arguments)
+
+        # On their way at once: Redis takes one after the other, and others in between.
+        firsts = range(0, len(flushed), MAX_CLAIM)
+        return sum(await asyncio.gather(*(ack(flushed[first : first + MAX_CLAIM]) for first in firsts)))
 
     async def forget(self, upload_id: str, word: str | None) -> None:
         """Drop a closed upload and leave a tombstone that says `word`. Without a word leave none: the database does not know
