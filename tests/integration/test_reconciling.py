@@ -33,7 +33,7 @@ from uploader.observability import DRIFTS
 from uploader.service.audit import reconciling
 from uploader.service.audit.drift import Drift, Findings, Kind
 from uploader.service.audit.reconciling import drifts_of_upload
-from uploader.service.upkeep.flushing import Batch
+from uploader.service.upkeep.flushing import FlushedBatch
 
 CHUNK = 64 * KIB
 # Finished, so that there are a file and a blob.
@@ -141,7 +141,9 @@ async def _flush(stack: Stack, upload: Upload) -> None:
     await stack.services.redis.hset(keys.up, "timer", "60000 60000 60000 0")
     await stack.services.redis.zadd(f"{keys.flush_due}:1", {upload.id: 60_000})
     await stack.services.redis.zadd(keys.flush_minutes, {"1": 1})
-    assert await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0]) == Batch(1, more=False)
+    assert await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0]) == FlushedBatch(
+        1, more=False
+    )
 
 
 async def _state_of_everything(stack: Stack) -> tuple[Any, Any, Any]:

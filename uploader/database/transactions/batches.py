@@ -50,7 +50,7 @@ WHERE user_info.user_id = item.id
 """
 
 
-async def lock_open(connection: AsyncConnection, ids: Iterable[str]) -> Iterable[tuple[str, str, int, int]]:
+async def lock_batch(connection: AsyncConnection, ids: Iterable[str]) -> Iterable[tuple[str, str, int, int]]:
     """The uploads of these that are OPEN, locked in the order of their ids: id, user, generation and bytes accounted."""
     dialect: Any = connection.dialect
     if dialect.name != "sqlite":

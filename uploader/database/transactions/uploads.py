@@ -85,7 +85,7 @@ async def flush(connection: AsyncConnection, batch: Sequence[Received], now: dat
     changes: list[Received] = []
     added: dict[str, int] = {}
     open_ids = []
-    for upload_id, user_id, flushed_generation, flushed_bytes in await batches.lock_open(connection, newest):
+    for upload_id, user_id, flushed_generation, flushed_bytes in await batches.lock_batch(connection, newest):
         item = newest[upload_id]
         if item.generation >= flushed_generation:
             open_ids.append(upload_id)

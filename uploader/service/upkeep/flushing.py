@@ -14,7 +14,7 @@ from uploader.errors import DatabaseDamaged, StorageFailed, Unavailable, Unverif
 from uploader.observability import FLUSH_BATCH_UPLOADS, FLUSH_LAG_SECONDS, FLUSHED_UPLOADS
 from uploader.service.uploads.closers import Closers
 
-__all__ = ["Batch", "Flushing", "UploadQueue"]
+__all__ = ["FlushedBatch", "Flushing", "UploadQueue"]
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _CLAIMS_A_TRANSACTION = 10
 
 
-class Batch(NamedTuple):
+class FlushedBatch(NamedTuple):
     """How many tasks were claimed, and whether more may be due."""
 
     claimed: int
@@ -39,11 +39,11 @@ class Flushing:
         self._closers = closers
         self._clock = clock
 
-    async def flush_due(self, queue: UploadQueue) -> Batch:
+    async def flush_due(self, queue: UploadQueue) -> FlushedBatch:
         """Flush one batch of a queue. Raises Unavailable."""
         claims, more = await queue.claim_many(_CLAIMS_A_TRANSACTION)
         if not claims:
-            return Batch(0, more)
+            return FlushedBatch(0, more)
         crash_point("flush.after_claim")
         started = time.perf_counter()
         is_open = await self._write(claims)
@@ -54,7 +54,7 @@ class Flushing:
         for claim in claims:
             if is_open.get(claim.upload_id) is False:
                 await self._tidy_one(claim.upload_id)
-        return Batch(len(claims), more)
+        return FlushedBatch(len(claims), more)
 
     async def _tidy_one(self, upload_id: str) -> None:
         try:
