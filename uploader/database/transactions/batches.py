@@ -61,7 +61,7 @@ async def lock_batch(connection: AsyncConnection, ids: Iterable[str]) -> Iterabl
     table = models.upload.c
     columns = (table.id, table.user_id, table.flushed_generation, table.flushed_bytes)
     query = select(*columns).where(table.id.in_(sorted(ids)), table.state == State.OPEN.value)
-    return [row._tuple() for row in await connection.execute(query)]
+    return (await connection.execute(query)).all()
 
 
 async def set_flushed(connection: AsyncConnection, items: Iterable[tuple[str, int, int]], now: datetime) -> None:
