@@ -16,7 +16,7 @@ from uploader.client.many.archive import END, archived
 from uploader.client.many.files import LocalFile, Outcome
 from uploader.client.many.there import There
 
-_MOST_MEMBERS = 500
+_MOST_MEMBERS = 400
 _MOST_BYTES = 8 << 20
 _PIECE_BYTES = 256 << 10
 
