@@ -9,7 +9,8 @@ UploaderError
 │   ├── InvalidMd5
 │   ├── ChunkNumberOutOfRange
 │   ├── ChunkLengthMismatch
-│   └── DigestMismatch
+│   ├── DigestMismatch
+│   └── InvalidArchive
 ├── Unauthenticated
 ├── Forbidden
 ├── ProofFailed
@@ -104,6 +105,12 @@ class DigestMismatch(InvalidRequest):
 
     code = "digest-mismatch"
     retryable = True
+
+
+class InvalidArchive(InvalidRequest):
+    """The body is no whole tar archive; what is in `results` stands. Send it again: what is there is answered 200."""
+
+    code = "invalid-archive"
 
 
 class Unauthenticated(UploaderError):

@@ -21,7 +21,8 @@ user_id: ContextVar[str] = ContextVar("user_id", default="")
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # before the first one is made
 
-BYTES_RECEIVED = Counter("uploader_received_bytes", "Bytes of acknowledged chunks.")
+BYTES_RECEIVED = Counter("uploader_received_bytes", "Bytes of acknowledged chunks, and of files that came whole.")
+WHOLE_FILES = Counter("uploader_whole_files", "Files that came whole, by outcome.", ["outcome"])
 CHUNKS = Counter("uploader_chunks", "Chunk requests by outcome.", ["outcome"])
 CHUNK_SECONDS = Histogram("uploader_chunk_duration_seconds", "From a chunk's last byte to its acknowledgement.")
 MERGES = Counter("uploader_merges", "Merges by outcome.", ["outcome"])

@@ -13,8 +13,8 @@ from tests.support.maps import parsed_map
 from tests.support.stack import Stack
 from uploader.database import queries
 from uploader.domain.upload import Upload
+from uploader.storage import disk
 from uploader.storage.local import formats
-from uploader.storage.local import store as local
 
 CONTENT = Content(5 * 64 * KIB - 100)
 LAST = CONTENT.chunk_count - 1
@@ -39,7 +39,7 @@ async def _send(stack: Stack, *numbers: int) -> Path:
 
 
 def _restart_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "_boot_id", lambda: "00000000-0000-0000-0000-000000000001")
+    monkeypatch.setattr(disk, "boot_id", lambda: "00000000-0000-0000-0000-000000000001")
 
 
 def _lose_bytes(directory: Path, number: int) -> None:
@@ -105,7 +105,7 @@ async def test_chunks_that_are_whole_are_checked_once_and_count(
         await _rests(stack)
         assert parsed_map((directory / "map").read_bytes()).boot_id == ""
         await stack.put(CONTENT, 1)
-        assert parsed_map((directory / "map").read_bytes()).boot_id == local._boot_id()
+        assert parsed_map((directory / "map").read_bytes()).boot_id == disk.boot_id()
 
 
 async def test_a_check_that_ended_in_the_middle_is_made_again(
@@ -148,4 +148,4 @@ async def test_the_first_chunk_without_a_sync_marks_the_map_durably_before_it_is
             *(("pwrite", "map"), ("fdatasync", "map"), ("pwrite", "data"), ("pwrite", "map")),
             *(("pwrite", "data"), ("pwrite", "map")),
         ]
-    assert parsed_map((directory / "map").read_bytes()).boot_id == local._boot_id()
+    assert parsed_map((directory / "map").read_bytes()).boot_id == disk.boot_id()

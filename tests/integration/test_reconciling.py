@@ -26,7 +26,7 @@ from uploader.accounting.keys import upload_keys
 from uploader.database import models, queries, transactions
 from uploader.database.engine import Connection, Database
 from uploader.domain.chunks import from_bitmap, to_bitmap
-from uploader.domain.upload import Upload
+from uploader.domain.upload import IfExists, Upload
 from uploader.jobs.reconciler import Reconciler
 from uploader.observability import DRIFTS
 from uploader.service.audit import reconciling
@@ -499,7 +499,7 @@ async def test_a_recount_waits_for_a_change_that_is_not_committed(scene: Scene) 
     await _refs(scene)
     await _finished(scene)
     async with scene.stack.services.database.engine.begin() as connection:
-        await transactions.add_instant_file(connection, copy, replaced_upload_id=None)
+        await transactions.add_instant_file(connection, copy, IfExists.KEEP, replaced_upload_id=None)
         repairing = asyncio.gather(recounting._repair_refs(DONE.sha256), recounting._repair_user("alice"))
         await asyncio.sleep(0.2)
         assert not repairing.done()

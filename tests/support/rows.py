@@ -7,7 +7,7 @@ from typing import Any
 from uploader.database import transactions
 from uploader.database.engine import Database
 from uploader.database.transactions import users
-from uploader.domain.upload import File, Reason, State, Upload
+from uploader.domain.upload import File, IfExists, Reason, State, Upload
 from uploader.service.ids import new_id
 
 NOW = datetime(2030, 1, 31, 23, 59, 59, 123456, tzinfo=UTC)
@@ -100,11 +100,16 @@ class Transactions:
         await self.flush((upload, 0, size))
         return await self.merge(upload, seed)
 
-    async def instant(self, file: File, replaced: Upload | None = None) -> tuple[File, bool]:
+    async def instant(
+        self, file: File, replaced: Upload | None = None, if_exists: IfExists = IfExists.KEEP
+    ) -> tuple[File, bool]:
         replaced_id = None if replaced is None else replaced.id
-        return await self.database.transact(
-            lambda connection: transactions.add_instant_file(connection, file, replaced_upload_id=replaced_id)
+        added = await self.database.transact(
+            lambda connection: transactions.add_instant_file(
+                connection, file, if_exists, replaced_upload_id=replaced_id
+            )
         )
+        return added.file, added.is_new
 
     async def delete(self, file: File) -> bool:
         return await self.database.transact(lambda connection: transactions.delete_file(connection, file))

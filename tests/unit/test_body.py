@@ -17,7 +17,7 @@ from starlette.types import Message
 from tests.support.content import KIB, MIB, Content
 from tests.support.faults import failing_call, open_files_under, paused_call, short_writes
 from uploader.errors import BodyTimeout, ChunkLengthMismatch, StorageFull, TooManyRequests
-from uploader.http.bodies import intake as body_module
+from uploader.http.bodies import pace as pace_module
 from uploader.http.bodies.intake import Intake
 from uploader.http.bodies.received import BodyBudget, ReceivedBody, Segments
 from uploader.http.bodies.source import MessageBody
@@ -329,7 +329,7 @@ async def test_a_client_is_not_to_blame_for_a_disk_that_stands_still(spool: Spoo
 async def test_a_body_below_the_minimum_rate_is_given_up_after_its_first_seconds(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body_module, "_GRACE_SECONDS", 0.02)
+    monkeypatch.setattr(pace_module, "GRACE_SECONDS", 0.02)
     intake = an_intake(spool, min_body_rate_bytes=10**9)
     with pytest.raises(BodyTimeout):
         await intake.receive(MessageBody(Sender(b"ab", last=False).receive), "alice", 4)
@@ -338,7 +338,7 @@ async def test_a_body_below_the_minimum_rate_is_given_up_after_its_first_seconds
 async def test_a_body_that_takes_longer_than_its_first_seconds_moves_out_of_memory(
     spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body_module, "_GRACE_SECONDS", 0.02)
+    monkeypatch.setattr(pace_module, "GRACE_SECONDS", 0.02)
     intake = an_intake(spool, min_body_rate_bytes=1)
     body = await intake.receive(MessageBody(Sender(b"x" * 60, b"y" * 4, delay_seconds=0.05).receive), "alice", 64)
     assert len(open_files_under(tmp_path / "spool")) == 1

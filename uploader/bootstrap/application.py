@@ -20,6 +20,7 @@ from uploader.http.bodies.intake import Intake
 from uploader.http.native import routes as native
 from uploader.http.native.files import FileHandlers
 from uploader.http.native.uploads import UploadHandlers
+from uploader.http.native.whole import WholeHandlers
 from uploader.http.ops import routes as ops
 from uploader.http.ops.handlers import OpsHandlers
 from uploader.http.ops.pages import PageHandlers
@@ -48,6 +49,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
     uploads = UploadHandlers(services.openings, services.receiving, services.uploads, services.instant)
     operations = [
         *native.upload_operations(uploads),
+        *native.whole_operations(WholeHandlers(services.whole)),
         *native.file_operations(FileHandlers(services.files, services.links)),
         *admin_operations(
             AdminHandlers(

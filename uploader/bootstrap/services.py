@@ -34,8 +34,10 @@ from uploader.service.uploads.closers import Closers
 from uploader.service.uploads.instant import BUDGET_WINDOW_SECONDS, Instant
 from uploader.service.uploads.merging import Merging
 from uploader.service.uploads.opening import Openings
-from uploader.service.uploads.receiving import Receiving
+from uploader.service.uploads.receiving import ChunksAtOnce, Receiving
 from uploader.service.uploads.status import Uploads
+from uploader.service.uploads.storing import Storing
+from uploader.service.uploads.whole import WholeFiles
 from uploader.settings import Settings
 from uploader.storage.base import Store
 from uploader.storage.local.store import LocalStore
@@ -62,6 +64,7 @@ class Services:
     openings: Openings
     instant: Instant
     receiving: Receiving
+    whole: WholeFiles
     files: Files
     reports: Reports
     overview: Overview
@@ -128,7 +131,10 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
     )
     admission = Admission(settings, database, storage, trash, clock)
     instant = Instant(settings, database, storage, storage, healing, closers, uploads, challenges, clock)
-    receiving = Receiving(database, storage, pending, closers, uploads, max_at_once=settings.max_concurrent_chunks)
+    at_once = ChunksAtOnce(settings.max_concurrent_chunks)
+    receiving = Receiving(database, storage, pending, closers, uploads, at_once=at_once)
+    max_bytes = min(settings.max_chunk_size_bytes, settings.max_file_size_bytes)
+    storing = Storing(database, storage.arrivals, closers, uploads, admission, clock, max_bytes=max_bytes)
     files = Files(database, storage, storage.trash, healing)
     recounting = Recounting(database)
     goals = Goals(settings.scrub_first_seconds, settings.scrub_every_seconds)
@@ -151,6 +157,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         openings=Openings(settings, database, storage, instant, uploads, receiving, admission, clock),
         instant=instant,
         receiving=receiving,
+        whole=WholeFiles(storing, at_once),
         files=files,
         reports=Reports(database, files, clock),
         overview=Overview(database, storage, admission, clock),

@@ -8,6 +8,7 @@ import logging
 import random
 import sqlite3
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -149,6 +150,16 @@ class Database:
     def outside(self, work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
         """`work`, which waits for something else, as a transaction may call it."""
         return work if self._sqlite is None else on_the_loop(work)
+
+    def in_thread(self, work: Callable[..., T]) -> Callable[..., Awaitable[T]]:
+        """`work`, which blocks, as a transaction may call it: one of SQLite is in a thread already."""
+        if self._sqlite is None:
+            return partial(asyncio.to_thread, work)
+
+        async def run(*arguments: object) -> T:
+            return work(*arguments)
+
+        return run
 
     async def close(self) -> None:
         if self._sqlite is not None:

@@ -3,12 +3,25 @@
 Those that every file asks are put together once: to build a statement costs several times what it costs to run it.
 """
 
+import json
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, Select, bindparam, func, select
+from sqlalchemy import (
+    ColumnElement,
+    LargeBinary,
+    RowMapping,
+    Select,
+    and_,
+    bindparam,
+    cast,
+    func,
+    literal_column,
+    select,
+    tuple_,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
@@ -43,7 +56,7 @@ _TOKEN_COLUMNS = [models.token.c[field.name] for field in fields(Token)]
 
 
 _UPLOAD = select(*UPLOAD_COLUMNS)
-_FILE = select(
+FILE = select(
     *(models.file.c[name] for name in FILE_COLUMNS),
     func.coalesce(models.blob.c.damaged, models.blob.c.sha256.is_(None)).label("damaged"),
 ).outerjoin_from(models.file, models.blob, models.file.c.sha256 == models.blob.c.sha256)
@@ -52,10 +65,30 @@ _LOCKED_UPLOAD_BY_ID = _UPLOAD_BY_ID.with_for_update()
 _OPEN_UPLOADS_OF_USER = (models.upload.c.user_id == bindparam("user_id"), models.upload.c.open_flag == 1)
 _OPEN_UPLOAD_BY_MD5 = _UPLOAD.where(*_OPEN_UPLOADS_OF_USER, models.upload.c.md5 == bindparam("md5")).limit(1)
 _COUNT_OF_OPEN_UPLOADS = select(func.count()).select_from(models.upload).where(*_OPEN_UPLOADS_OF_USER)
-_FILE_BY_CONTENT = _FILE.where(
+_FILE_BY_CONTENT = FILE.where(
     *(models.file.c[name] == bindparam(name) for name in ("user_id", "sha256", "name")),
 ).limit(1)
+_FILES_OF_USER = FILE.where(models.file.c.user_id == bindparam("user_id"))
+_FILES_OF_NAMES = _FILES_OF_USER.where(models.file.c.name.in_(bindparam("names", expanding=True))).order_by(
+    models.file.c.id
+)
+_FILES_BY_CONTENTS = _FILES_OF_USER.where(
+    tuple_(models.file.c.sha256, models.file.c.name).in_(bindparam("contents", expanding=True))
+)
+# SQLite uses no index for a list of tuples, but it does for a table that it is joined with. The user is in it as well: SQLite
+# would begin with a condition on the user, and look at all files.
+_ITEM = func.json_each(bindparam("contents")).table_valued("value", name="item")
+_FILES_IN_JSON = _FILE.join(
+    _ITEM,
+    and_(
+        *(
+            models.file.c[name] == cast(_ITEM.c.value.op("->>")(literal_column(str(place))), LargeBinary)
+            for place, name in enumerate(("user_id", "sha256", "name"))
+        )
+    ),
+)
 _USAGE = select(*_USAGE_COLUMNS).where(models.user_info.c.user_id == bindparam("user_id")).limit(1)
+_LOCKED_USAGE = _USAGE.with_for_update()
 
 
 def upload_of(row: RowMapping) -> Upload:
@@ -176,7 +209,7 @@ def _newest_file(sound: bool, *facts: str) -> "Select[Any]":
     conditions: list[ColumnElement[bool]] = [models.file.c[fact] == bindparam(fact) for fact in facts]
     if sound:
         conditions.append(~models.blob.c.damaged)
-    return _FILE.where(*conditions).order_by(models.file.c.id.desc()).limit(1)
+    return FILE.where(*conditions).order_by(models.file.c.id.desc()).limit(1)
 
 
 async def newest_file(
@@ -199,7 +232,7 @@ async def newest_file(
 
 async def file_by_id(connection: AsyncConnection, user_id: str, file_id: str) -> File | None:
     table = models.file.c
-    row = await _first(connection, _FILE.where(table.id == file_id, table.user_id == user_id).limit(1))
+    row = await _first(connection, FILE.where(table.id == file_id, table.user_id == user_id).limit(1))
     return None if row is None else File(**row)
 
 
@@ -208,31 +241,34 @@ async def file_by_content(connection: AsyncConnection, user_id: str, sha256: str
     return None if row is None else File(**row)
 
 
-async def files(
-    connection: AsyncConnection, user_id: str, *, limit: int, after: str | None, prefix: str | None
-) -> list[File]:
-    """Files of a user, newest first, after the id `after`, with names that start with `prefix`, byte by byte."""
-    table = models.file.c
-    query = _FILE.where(table.user_id == user_id).order_by(table.id.desc()).limit(limit)
-    if after is not None:
-        query = query.where(table.id < after)
-    if prefix:
-        # substr works on bytes here: the column is binary in every database.
-        query = query.where(func.substr(table.name, 1, len(prefix.encode())) == prefix.encode())
-    return [File(**row) for row in (await connection.execute(query)).mappings()]
+async def files_of_names(connection: AsyncConnection, user_id: str, names: list[str]) -> list[File]:
+    """The files of a user that have one of `names`, the oldest first."""
+    rows = await connection.execute(_FILES_OF_NAMES, {"user_id": user_id, "names": names})
+    return [File(**row) for row in rows.mappings()]
+
+
+async def files_by_contents(connection: AsyncConnection, user_id: str, contents: list[tuple[str, str]]) -> list[File]:
+    """The files of a user that have one of `contents`, each a SHA-256 and a name."""
+    if connection.dialect.name == "sqlite":
+        items = json.dumps([(user_id, *content) for content in contents])
+        rows = await connection.execute(_FILES_IN_JSON, {"contents": items})
+    else:
+        rows = await connection.execute(_FILES_BY_CONTENTS, {"user_id": user_id, "contents": contents})
+    return [File(**row) for row in rows.mappings()]
 
 
 async def files_by_sha256(connection: AsyncConnection, sha256: str) -> list[File]:
     """The files of all users that have this content."""
-    query = _FILE.where(models.file.c.sha256 == sha256).order_by(models.file.c.id)
+    query = FILE.where(models.file.c.sha256 == sha256).order_by(models.file.c.id)
     return [File(**row) for row in (await connection.execute(query)).mappings()]
 
 
 # Users and tokens
 
 
-async def usage(connection: AsyncConnection, user_id: str) -> Usage | None:
-    row = await _first(connection, _USAGE, user_id=user_id)
+async def usage(connection: AsyncConnection, user_id: str, *, lock: bool = False) -> Usage | None:
+    """The accounts of a user; `lock` keeps them until the transaction ends."""
+    row = await _first(connection, _LOCKED_USAGE if lock else _USAGE, user_id=user_id)
     return None if row is None else Usage(**row)
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from uploader.domain.upload import IfExists
+
 ALGORITHM: Final = "hmac-sha256"
 RANGE_BYTES = 4096
 
@@ -28,6 +30,9 @@ class Challenge:
     size: int
     ranges: list[Range]
     expires_at: datetime
+    # Of the file that was to be opened.
+    if_exists: IfExists = IfExists.KEEP
+    modified_at: datetime | None = None
 
 
 def draw_ranges(size: int, count: int, below: Callable[[int], int]) -> list[Range]:

@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 from uploader.crashpoints import crash_point
-from uploader.database import contents, queries, transactions
+from uploader.database import contents, listing, queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.domain.quota import Usage
 from uploader.domain.upload import File
@@ -33,13 +33,16 @@ class Files:
         self._healing = healing
 
     async def list(
-        self, user_id: str, *, limit: int, after: str | None, prefix: str | None
+        self, user_id: str, *, limit: int, after: str | None, prefix: str | None, part: str | None = None
     ) -> tuple[list[File], str | None]:
-        """A page of files, newest first, and the cursor of the next one. Raises InvalidRequest for an unknown cursor."""
+        """A page of files with names that start with `prefix` and contain `part`, newest first, and the cursor of the next
+        one. Raises InvalidRequest for an unknown cursor."""
         if after is not None and not ID.fullmatch(after):
             raise InvalidRequest.field("after", "is not a cursor of this list")
         found = await self._database.read(
-            lambda connection: queries.files(connection, user_id, limit=limit + 1, after=after, prefix=prefix)
+            lambda connection: listing.files(
+                connection, user_id, limit=limit + 1, after=after, prefix=prefix, part=part
+            )
         )
         page = found[:limit]
         return page, page[-1].id if len(found) > limit else None

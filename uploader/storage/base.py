@@ -4,13 +4,14 @@ A store keeps the bytes of open uploads, and blobs; it is looked after; and it l
 is the store's own business: a *place* is its word for where it keeps an upload, and nobody else reads it.
 """
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from uploader.domain.upload import Upload
+from uploader.errors import UploaderError
 from uploader.storage.contents import BlobBytes, Found, Trash
 
 
@@ -108,6 +109,22 @@ class HeldChunk(Protocol):
     def release(self) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """A content that came whole, and where its storing stands. It belongs to one store."""
+
+    body: Body
+    # What it was claimed to be; None: anything.
+    md5: str | None
+    sha256: str | None
+    # What it is.
+    digests: Digests | None = None
+    # Why it is not stored: it is something else than was claimed, or there is no room.
+    error: UploaderError | None = None
+    # Where it was stored, in a word of the store's own.
+    place: object = None
+
+
 class Closer(Protocol):
     """An upload whose every chunk is locked: nothing is written or recorded while this is held."""
 
@@ -180,6 +197,18 @@ class UploadBytes(Protocol):
         """How far its digests have come, whoever computes them. Raises Gone."""
 
 
+class Arrivals(Protocol):
+    """Takes contents that come whole, without an upload."""
+
+    async def store(self, arrivals: Sequence[Arrival]) -> None:
+        """Digest them, compare, and make their bytes durable, before there is a row: what a crash leaves, housekeeping
+        finds. An error of one is its own. Raises StorageFailed, and then none is stored."""
+
+    def place_blobs(self, arrivals: Sequence[Arrival]) -> None:
+        """Make them the blobs that they are, durably, if they are not any more. The caller has the rows locked, and a
+        thread. Raises StorageFull, StorageFailed."""
+
+
 class Withdrawing(UploadBytes, Protocol):
     """Can read stored chunks of open uploads again, tell those that went bad, and take them back."""
 
@@ -247,6 +276,10 @@ class Store(Withdrawing, BlobBytes, Housekeeping, Bounded, Protocol):
     @property
     def trash(self) -> Trash:
         """Where it keeps what would be deleted otherwise."""
+
+    @property
+    def arrivals(self) -> Arrivals:
+        """Where contents are stored that come whole."""
 
     @property
     def marks(self) -> Marked: ...

@@ -4,6 +4,7 @@ So nothing that is planted below the data directory leads out of it: it gives an
 and how a range of a file is locked; when, is its users' to say.
 """
 
+import ctypes
 import errno
 import fcntl
 import logging
@@ -25,6 +26,7 @@ DAMAGED = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
+_libc = ctypes.CDLL(None, use_errno=True)
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW
 # struct flock on 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid (0 for these locks).
 _FLOCK = struct.Struct("hhqqi4x")
@@ -75,6 +77,19 @@ class Directory:
         with child:
             return child.make(rest)
 
+    def make_unsynced(self, path: str) -> "Directory":
+        """As `make`, and nothing is durable: a `sync_all` is to follow."""
+        try:
+            return self.enter(path)
+        except FileNotFoundError:
+            name, _, rest = path.partition("/")
+            with suppress(FileExistsError):
+                self.make_directory(name)
+            if not rest:
+                return self.enter(name)
+            with self.enter(name) as child:
+                return child.make_unsynced(rest)
+
     def make_directory(self, name: str) -> None:
         os.mkdir(_checked(name), _DIRECTORY_MODE, dir_fd=self._descriptor)
 
@@ -120,6 +135,10 @@ class Directory:
             sync_data(descriptor)
         finally:
             os.close(descriptor)
+
+    def create_to_write(self, name: str) -> int:
+        """A descriptor of a new file. Raises FileExistsError."""
+        return self._open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def create_empty(self, name: str, size_bytes: int = 0) -> None:
         """A new file of nothing but a hole; it is there with the next `sync`, and has its size when bytes are synced."""
@@ -188,6 +207,13 @@ class Root(Directory):
         self._descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         # It is closed with its last user: a thread may outlive the storage by a moment.
         weakref.finalize(self, os.close, self._descriptor)
+
+    def sync_all(self) -> None:
+        """Make all that was written to the filesystem durable, by whomever (syncfs(2)): one call in the place of one for
+        each file and directory."""
+        if _libc.syncfs(self._descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
 
     def figures(self) -> os.statvfs_result:
         """The room of the filesystem."""
@@ -297,3 +323,8 @@ def refusal(error: OSError) -> UploaderError:
         return StorageFull()
     logger.error("the disk reports an error", exc_info=error)
     return StorageFailed()
+
+
+def boot_id() -> str:
+    """Changes with every boot of the machine (`proc_sys_kernel(5)`, random/boot_id)."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

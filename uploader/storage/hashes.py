@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
-from uploader.storage.base import Digests
+from uploader.storage.base import Body, Digests
 from uploader.tasks import give_way
 
 # Some distributions of an older OpenSSL abort a process that calls these functions in FIPS mode.
@@ -104,6 +104,19 @@ def _is_as_documented(library: ctypes.CDLL, algorithm: _Algorithm) -> bool:
     counted = (bits, more_bits, waiting) == (first_bytes * 8, 0, first_bytes % block_bytes)
     known = hashlib.new(algorithm.name.lower(), content, usedforsecurity=False).hexdigest()
     return counted and second.hexdigest() == known
+
+
+def digests_of(body: Body) -> Digests:
+    """Both digests of a body that was received whole."""
+    if body.length < _SIDE_BY_SIDE_BYTES:
+        md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
+        for piece in body.pieces():
+            md5.update(piece)
+            sha256.update(piece)
+        return Digests(md5=md5.hexdigest(), sha256=sha256.hexdigest())
+    hashes = PrefixHashes()
+    hashes.update_by(body.pieces, body.length)
+    return hashes.digests()
 
 
 def states_are_portable() -> bool:

@@ -5,12 +5,20 @@ may be run again from its start; what it raises rolls everything back. Those of 
 """
 
 from uploader.database.transactions import users
+from uploader.database.transactions.additions import Added, Verdict
 from uploader.database.transactions.blobs import collect_blob, note_scrub, with_blob_locked
-from uploader.database.transactions.files import add_instant_file, delete_file, rename_file
+from uploader.database.transactions.files import (
+    add_instant_file,
+    add_whole_file,
+    add_whole_files,
+    delete_file,
+    rename_file,
+)
 from uploader.database.transactions.rows import BlobLost, ClaimsChanged, NotOpen
 from uploader.database.transactions.uploads import (
     Flushed,
     Received,
+    choose,
     close_upload,
     flush,
     merge,
@@ -21,12 +29,17 @@ from uploader.database.transactions.uploads import (
 )
 
 __all__ = [
+    "Added",
     "BlobLost",
     "ClaimsChanged",
     "Flushed",
     "NotOpen",
     "Received",
+    "Verdict",
     "add_instant_file",
+    "add_whole_file",
+    "add_whole_files",
+    "choose",
     "close_upload",
     "collect_blob",
     "delete_file",

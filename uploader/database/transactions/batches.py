@@ -39,6 +39,16 @@ UPDATE user_info SET use_space_unfinished = use_space_unfinished + item.more
 FROM (SELECT CAST(value ->> 0 AS BLOB) AS id, value ->> 1 AS more FROM json_each(:batch)) AS item
 WHERE user_info.user_id = item.id
 """
+# The driver sends many rows at once only where what follows VALUES has no parameters.
+_ADD_REFS_MYSQL = """
+INSERT INTO blob (sha256, md5, size, refs, created_at)
+SELECT CAST(item.sha256 AS BINARY), CAST(item.md5 AS BINARY), item.size, 1, :now FROM JSON_TABLE(:batch, '$[*]' COLUMNS (
+  sha256 VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[0]',
+  md5 VARCHAR(32) CHARACTER SET utf8mb4 PATH '$[1]',
+  size BIGINT PATH '$[2]'
+)) AS item
+ON DUPLICATE KEY UPDATE refs = blob.refs + 1, damaged = 0, scrubbed_at = NULL, created_at = :now
+"""
 
 
 async def set_flushed(connection: AsyncConnection, items: Iterable[tuple[str, int, int]], now: datetime) -> None:
@@ -54,3 +64,9 @@ async def add_unfinished(connection: AsyncConnection, more: Mapping[str, int]) -
     statement = text(_ADD_UNFINISHED_SQLITE if connection.dialect.name == "sqlite" else _ADD_UNFINISHED_MYSQL)
     # As it is, not as \u escapes: what becomes of those is each database's own affair.
     await connection.execute(statement, {"batch": json.dumps(sorted(more.items()), ensure_ascii=False)})
+
+
+async def add_refs(connection: AsyncConnection, items: Iterable[tuple[str, str, int]], now: datetime) -> None:
+    """`statements.ADD_REF` of many contents on MySQL and MariaDB: SHA-256, MD5, size."""
+    statement = text(_ADD_REFS_MYSQL).bindparams(bindparam("now", type_=UtcDateTime))
+    await connection.execute(statement, {"batch": json.dumps(list(items)), "now": now})

@@ -1,48 +1,90 @@
-"""The transactions of files: an instant upload adds one, its user renames and deletes it."""
+"""The transactions of files: those that come at once, without chunks, and what their users do with them."""
+
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
-from uploader.database.transactions import statements
-from uploader.database.transactions.rows import (
-    BlobLost,
-    changed,
-    close_row,
-    drop_ref,
-    insert_file,
-    lock_open,
-    quota_refusal,
-    settle_user,
-)
-from uploader.domain.upload import File, State
+from uploader.database.transactions.additions import Added, Verdict, add_files, lock_contents
+from uploader.database.transactions.rows import add_finished, changed, close_row, drop_ref, lock_open, settle_user
+from uploader.domain.upload import File, IfExists, State, Upload
 
 
 async def add_instant_file(
-    connection: AsyncConnection, file: File, *, replaced_upload_id: str | None
-) -> tuple[File, bool]:
-    """Give a user a file of content that is there already; returns it and whether it is new.
+    connection: AsyncConnection, file: File, if_exists: IfExists, *, replaced_upload_id: str | None
+) -> Added:
+    """Give a user a file of content that is there already.
 
     An open upload of the same content is closed as done in the same transaction and its reservation exchanged, so that
-    it fits at the edge of the quota. Raises BlobLost if the blob has no refs (any more), NotOpen, QuotaExceeded, Duplicate.
+    it fits at the edge of the quota. Raises BlobLost if the blob has no refs (any more), NotOpen, QuotaExceeded, NameTaken,
+    Duplicate.
     """
     replaced = None if replaced_upload_id is None else await lock_open(connection, replaced_upload_id)
-    blobs = models.blob.c
-    take = update(models.blob).where(blobs.sha256 == file.sha256, blobs.refs > 0).values(refs=blobs.refs + 1)
-    if await changed(connection, take) == 0:
-        raise BlobLost(file.sha256)
-    present = await queries.file_by_content(connection, file.user_id, file.sha256, file.name)
-    if present is None:
-        await insert_file(connection, file)
+    locked = await lock_contents(connection, [file], if_exists, file.created_at, brings_bytes=False)
+    return await _add_file(connection, file, if_exists, locked, replaced)
+
+
+async def add_whole_file(
+    connection: AsyncConnection,
+    file: File,
+    if_exists: IfExists,
+    *,
+    replaced_upload_id: str | None,
+    place_blob: Callable[[], Awaitable[None]],
+) -> Added:
+    """As `add_instant_file`, of bytes that came whole: `place_blob` makes them the blob while its row is locked."""
+    replaced = None if replaced_upload_id is None else await lock_open(connection, replaced_upload_id)
+    locked = await lock_contents(connection, [file], if_exists, file.created_at)
+    await place_blob()
+    return await _add_file(connection, file, if_exists, locked, replaced)
+
+
+async def _add_file(
+    connection: AsyncConnection, file: File, if_exists: IfExists, locked: set[str], replaced: Upload | None
+) -> Added:
+    freed = 0 if replaced is None else replaced.size
+    changes = await add_files(connection, [file], if_exists, locked, freed_bytes=freed)
+    added = changes.only()
+    if replaced is None:
+        await add_finished(connection, file.user_id, changes.finished_bytes)
     else:
-        await drop_ref(connection, file.sha256)
-    result = present or file
-    if replaced is not None:
-        await close_row(connection, replaced, State.DONE, file.created_at, file_id=result.id, md5=file.md5)
-        await settle_user(connection, replaced, finished=0)
-    if present is None and await changed(connection, statements.CHARGE, of_user=file.user_id, more=file.size) == 0:
-        raise await quota_refusal(connection, file.user_id, file.size)
-    return result, present is None
+        await close_row(connection, replaced, State.DONE, file.created_at, file_id=added.file.id, md5=file.md5)
+        await settle_user(connection, replaced, finished=changes.finished_bytes)
+    return added
+
+
+async def add_whole_files(
+    connection: AsyncConnection,
+    files: Sequence[File],
+    if_exists: IfExists,
+    *,
+    place_blobs: Callable[[Collection[str]], Awaitable[None]],
+) -> list[Verdict | None]:
+    """Files of one user, of bytes that came whole; what became of each, in their order. None: an upload of this MD5 is open,
+    and closing one is not for here.
+
+    `place_blobs` is given SHA-256s whose rows are locked. Those that are refused leave a blob without refs, for the
+    collector. Raises Duplicate, BlobLost.
+    """
+    user_id = files[0].user_id
+    uploads = await _open_md5s(connection, user_id, sorted({file.md5 for file in files}))
+    taken = [file for file in files if file.md5 not in uploads]
+    verdicts: Iterator[Verdict] = iter(())
+    if taken:
+        locked = await lock_contents(connection, taken, if_exists, taken[0].created_at)
+        await place_blobs({file.sha256 for file in taken})
+        changes = await add_files(connection, taken, if_exists, locked, freed_bytes=0)
+        await add_finished(connection, user_id, changes.finished_bytes)
+        verdicts = iter(changes.verdicts)
+    return [None if file.md5 in uploads else next(verdicts) for file in files]
+
+
+async def _open_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) -> Collection[str]:
+    """Those of which the user has an open upload."""
+    if len(md5s) > 1:
+        return await queries.open_md5s(connection, user_id, md5s)
+    return [] if await queries.open_upload_by_md5(connection, user_id, md5s[0]) is None else md5s
 
 
 async def rename_file(connection: AsyncConnection, user_id: str, file_id: str, name: str) -> bool:

@@ -1,13 +1,14 @@
 """What several transactions do with single rows, and what they raise where a row is not as they need it."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, cast
 
-from sqlalchemy import CursorResult, Executable, update
+from sqlalchemy import CursorResult, Executable
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from uploader.database import models, queries
-from uploader.database.transactions import statements
+from uploader.database import queries
+from uploader.database.transactions import batches, statements
 from uploader.domain.upload import TRANSITIONS, File, State, Upload
 from uploader.errors import QuotaExceeded
 
@@ -81,16 +82,26 @@ async def quota_refusal(connection: AsyncConnection, user_id: str, requested: in
     )
 
 
-async def insert_file(connection: AsyncConnection, file: File) -> None:
-    await connection.execute(statements.INSERT_FILE, {name: getattr(file, name) for name in queries.FILE_COLUMNS})
+async def insert_files(connection: AsyncConnection, files: Sequence[File]) -> None:
+    rows = [{name: getattr(file, name) for name in queries.FILE_COLUMNS} for file in files]
+    await connection.execute(statements.INSERT_FILE, rows)
 
 
-async def add_ref(connection: AsyncConnection, sha256: str, md5: str, size: int, now: datetime) -> None:
-    """Insert a blob's row or lock it, with one ref more, for bytes that the caller is about to place."""
-    values = {"sha256": sha256, "md5": md5, "size": size, "refs": 1, "created_at": now, "placed_at": now}
+async def add_refs(connection: AsyncConnection, files: Sequence[File], now: datetime) -> None:
+    """Insert the row of the blob of each file or lock it, with one ref more, for bytes that the caller is about to place.
+    The rows are locked in the order of `files`."""
+    if len(files) > 1 and connection.dialect.name != "sqlite":
+        await batches.add_refs(connection, ((file.sha256, file.md5, file.size) for file in files), now)
+        return
+    placed = {"refs": 1, "created_at": now, "placed_at": now}
+    values = [{"sha256": file.sha256, "md5": file.md5, "size": file.size, **placed} for file in files]
     await connection.execute(statements.ADD_REF[connection.dialect.name], values)
 
 
 async def drop_ref(connection: AsyncConnection, sha256: str) -> None:
-    blobs = models.blob.c
-    await connection.execute(update(models.blob).where(blobs.sha256 == sha256).values(refs=blobs.refs - 1))
+    await connection.execute(statements.DROP_REFS, {"dropped": sha256, "fewer": 1})
+
+
+async def add_finished(connection: AsyncConnection, user_id: str, more_bytes: int) -> None:
+    if more_bytes:
+        await connection.execute(statements.ADD_FINISHED, {"of_user": user_id, "more": more_bytes})

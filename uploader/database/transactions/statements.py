@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import BigInteger, BindParameter, bindparam, insert, update
+from sqlalchemy import BigInteger, BindParameter, bindparam, delete, insert, update
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -17,7 +17,7 @@ _users = user_info.c
 _OF_USER = update(user_info).where(_users.user_id == bindparam("of_user"))
 _THAT_HAS_ROOM = _OF_USER.where(_users.total_space - _users.use_space_finished - _users.reserved >= _bytes("more"))
 RESERVE = _THAT_HAS_ROOM.values(reserved=_users.reserved + _bytes("more"))
-CHARGE = _THAT_HAS_ROOM.values(use_space_finished=_users.use_space_finished + _bytes("more"))
+ADD_FINISHED = _OF_USER.values(use_space_finished=_users.use_space_finished + _bytes("more"))
 SETTLE_USER = _OF_USER.values(
     use_space_unfinished=_users.use_space_unfinished - _bytes("flushed"),
     reserved=_users.reserved - _bytes("size"),
@@ -35,6 +35,7 @@ CLOSE_UPLOAD = (
 )
 
 INSERT_FILE = insert(file)
+DELETE_FILE = delete(file).where(file.c.id == bindparam("removed"))
 # Whoever adds a ref in this way places bytes of their own.
 _PLACED: dict[str, Any] = {"damaged": False, "scrubbed_at": None, "created_at": bindparam("placed_at")}
 _MORE = {"refs": blob.c.refs + 1, **_PLACED}
@@ -42,3 +43,5 @@ ADD_REF = {
     "sqlite": sqlite_insert(blob).on_conflict_do_update(index_elements=["sha256"], set_=_MORE),
     "mysql": mysql_insert(blob).on_duplicate_key_update(**_MORE),
 }
+TAKE_REF = update(blob).where(blob.c.sha256 == bindparam("taken"), blob.c.refs > 0).values(refs=blob.c.refs + 1)
+DROP_REFS = update(blob).where(blob.c.sha256 == bindparam("dropped")).values(refs=blob.c.refs - _bytes("fewer"))

@@ -10,18 +10,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
 from uploader.database.transactions import batches, statements
+from uploader.database.transactions.additions import add_files, lock_contents
 from uploader.database.transactions.rows import (
     ClaimsChanged,
-    add_ref,
     changed,
     close_row,
-    drop_ref,
-    insert_file,
     lock_open,
     quota_refusal,
     settle_user,
 )
-from uploader.domain.upload import STATE_OF_REASON, File, Reason, State, Upload
+from uploader.domain.upload import STATE_OF_REASON, File, IfExists, Reason, State, Upload
 from uploader.errors import TooManyUploads
 
 
@@ -74,6 +72,15 @@ async def tell_digests(connection: AsyncConnection, upload_id: str, md5: str | N
     told = await queries.upload_by_id(connection, upload_id)
     assert told is not None
     return told
+
+
+async def choose(
+    connection: AsyncConnection, upload_id: str, if_exists: IfExists, modified_at: datetime | None
+) -> None:
+    """Note what else its client says of the file that an upload becomes. Raises NotOpen."""
+    await lock_open(connection, upload_id)
+    values = {"if_exists": if_exists.value, "modified_at": modified_at}
+    await connection.execute(update(models.upload).where(models.upload.c.id == upload_id).values(**values))
 
 
 async def flush(connection: AsyncConnection, batch: Sequence[Received], now: datetime) -> Flushed:
@@ -153,32 +160,29 @@ async def merge(
 ) -> File:
     """Turn an upload into a file. `place_blob` makes its bytes the blob while the blob's row is locked.
 
-    Raises NotOpen, and ClaimsChanged if other digests were claimed while these were computed.
+    Raises NotOpen, NameTaken, Duplicate, and ClaimsChanged if other digests were claimed while these were computed.
     """
     upload = await lock_open(connection, upload_id)
     if upload.md5 not in (None, md5) or upload.sha256 not in (None, sha256):
         raise ClaimsChanged(upload_id)
-    await add_ref(connection, sha256, md5, upload.size, now)
+    file = File(
+        id=file_id,
+        user_id=upload.user_id,
+        md5=md5,
+        sha256=sha256,
+        name=upload.name,
+        size=upload.size,
+        instant=False,
+        created_at=now,
+        modified_at=upload.modified_at,
+    )
+    locked = await lock_contents(connection, [file], upload.if_exists, now)
     await place_blob()
-    present = await queries.file_by_content(connection, upload.user_id, sha256, upload.name)
-    if present is None:
-        file = File(
-            id=file_id,
-            user_id=upload.user_id,
-            md5=md5,
-            sha256=sha256,
-            name=upload.name,
-            size=upload.size,
-            instant=False,
-            created_at=now,
-        )
-        await insert_file(connection, file)
-    else:
-        file = present
-        await drop_ref(connection, sha256)
-    await close_row(connection, upload, State.DONE, now, file_id=file.id, md5=md5)
-    await settle_user(connection, upload, finished=upload.size if present is None else 0)
-    return file
+    changes = await add_files(connection, [file], upload.if_exists, locked, freed_bytes=None)
+    result = changes.only().file
+    await close_row(connection, upload, State.DONE, now, file_id=result.id, md5=md5)
+    await settle_user(connection, upload, finished=changes.finished_bytes)
+    return result
 
 
 async def purge_uploads(connection: AsyncConnection, upload_ids: list[str]) -> int:

@@ -6,22 +6,34 @@ client is refused for lack of memory, and no slow one holds it.
 
 import asyncio
 import re
+from collections.abc import Callable
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from uploader.errors import BadRequest, BodyTimeout, ChunkLengthMismatch, InvalidRequest, TooManyRequests
+from uploader.errors import (
+    BadRequest,
+    BodyTimeout,
+    ChunkLengthMismatch,
+    FileTooLarge,
+    InvalidRequest,
+    TooManyRequests,
+    UploaderError,
+)
+from uploader.http.bodies.pace import Pace
 from uploader.http.bodies.received import BodyBudget, ReceivedBody, Segments, WholeBody
 from uploader.http.bodies.source import DIRECT_BODY, BodySource, MessageBody
 from uploader.settings import Settings
 from uploader.storage.base import Body
 from uploader.storage.spool import Spool
 
-# A body that takes longer than this moves out of memory; the minimum rate is asked for from here on, too.
-_GRACE_SECONDS = 10.0
 # JSON is small, and there is no place for it but memory: it has a budget of its own, so that chunks never starve it.
 MAX_JSON_BYTES = 256 << 10
 _JSON_BUDGET_BYTES = 64 << 20
+
+
+# What is wrong with a body of a length, where another one was expected, or that is the most.
+_FaultOf = Callable[[int, int], UploaderError | None]
 
 
 class _Excess:
@@ -50,6 +62,15 @@ class Incoming:
         """As `Intake.receive`."""
         return await self._intake.receive(source_of(self._request), user_id, expected_bytes)
 
+    async def receive_up_to(self, user_id: str, limit_bytes: int) -> Body:
+        """As `Intake.receive_up_to`, and of the length that was told, if one was."""
+        source = source_of(self._request)
+        if self.declared_bytes is None:
+            return await self._intake.receive_up_to(source, user_id, limit_bytes)
+        if self.declared_bytes > limit_bytes:
+            raise FileTooLarge(limit=limit_bytes)
+        return await self._intake.receive(source, user_id, self.declared_bytes)
+
 
 class Intake:
     """Takes in the bodies of one process, within its limits."""
@@ -71,16 +92,14 @@ class Intake:
 
         Raises ChunkLengthMismatch, BodyTimeout, StorageFull, and ClientDisconnect if the client went away.
         """
-        if source.is_whole and self._budget.charge(user_id, source.waiting_bytes):
-            return _checked(WholeBody(self._budget, user_id, source.take()), expected_bytes)
-        body = ReceivedBody(self._budget, self._segments, self._spool, user_id, expected_bytes)
-        try:
-            await self._fill(body, source, expected_bytes)
-            await body.end()
-        except BaseException:
-            body.close()
-            raise
-        return body
+        return await self._gather(source, user_id, expected_bytes, _length_fault)
+
+    async def receive_up_to(self, source: BodySource, user_id: str, limit_bytes: int) -> Body:
+        """A body whose length nobody told; one that is longer than the limit is cut off there.
+
+        Raises FileTooLarge, BodyTimeout, StorageFull, and ClientDisconnect if the client went away.
+        """
+        return await self._gather(source, user_id, limit_bytes, _size_fault)
 
     async def receive_json(self, receive: Receive, user_id: str) -> bytes:
         """A small body, within the idle time-out as a whole.
@@ -106,55 +125,66 @@ class Intake:
             self._json_budget.release(user_id, len(content))
         return bytes(content)
 
-    async def _fill(self, body: ReceivedBody, source: BodySource, expected_bytes: int) -> None:
+    async def _gather(self, source: BodySource, user_id: str, limit_bytes: int, fault_of: _FaultOf) -> Body:
+        if source.is_whole and self._budget.charge(user_id, source.waiting_bytes):
+            whole = WholeBody(self._budget, user_id, source.take())
+            fault = fault_of(whole.length, limit_bytes)
+            if fault is not None:
+                whole.close()
+                raise fault
+            return whole
+        body = self.gathering(user_id, limit_bytes)
+        try:
+            await self._fill(body, source, limit_bytes, fault_of)
+            await body.end()
+        except BaseException:
+            body.close()
+            raise
+        return body
+
+    def whole(self, user_id: str, content: memoryview) -> WholeBody | None:
+        """A body of bytes that are here; None where there is no budget for a copy of them."""
+        if not self._budget.charge(user_id, len(content)):
+            return None
+        return WholeBody(self._budget, user_id, bytes(content))
+
+    def gathering(self, user_id: str, limit_bytes: int) -> ReceivedBody:
+        """A body that has no bytes yet, and may have so many."""
+        return ReceivedBody(self._budget, self._segments, self._spool, user_id, limit_bytes)
+
+    def pace(self) -> Pace:
+        """That of a body which begins now."""
+        now = asyncio.get_running_loop().time()
+        return Pace(now, self._idle_timeout_seconds, self._min_rate_bytes)
+
+    async def _fill(self, body: ReceivedBody, source: BodySource, limit_bytes: int, fault_of: _FaultOf) -> None:
         loop = asyncio.get_running_loop()
-        pace = _Pace(loop.time(), self._idle_timeout_seconds, self._min_rate_bytes)
-        excess = _Excess()
+        pace, excess = self.pace(), _Excess()
         while not source.ended:
-            whole = body.length == expected_bytes
+            whole = body.length == limit_bytes
             if not whole:
                 began = loop.time()
                 await body.make_room(slow=began >= pace.slow_at)
-                if loop.time() != began:
-                    pace.ready_at = loop.time()
+                pace.excuse(began, loop.time())
             look_again_at = pace.late_at(source.progressed_at, body.length)
             if body.in_memory and loop.time() < pace.slow_at:
                 look_again_at = min(look_again_at, pace.slow_at)
             await source.pour(excess if whole else body, look_again_at)
             if excess.length:
-                raise ChunkLengthMismatch(
-                    expected=expected_bytes, received=expected_bytes + excess.length + source.waiting_bytes
-                )
+                break
             if loop.time() >= pace.late_at(source.progressed_at, body.length):
                 raise BodyTimeout()
-        if body.length != expected_bytes:
-            raise ChunkLengthMismatch(expected=expected_bytes, received=body.length)
+        fault = fault_of(body.length + (excess.length and excess.length + source.waiting_bytes), limit_bytes)
+        if fault is not None:
+            raise fault
 
 
-def _checked(body: WholeBody, expected_bytes: int) -> WholeBody:
-    if body.length != expected_bytes:
-        body.close()
-        raise ChunkLengthMismatch(expected=expected_bytes, received=body.length)
-    return body
+def _length_fault(length: int, expected_bytes: int) -> UploaderError | None:
+    return None if length == expected_bytes else ChunkLengthMismatch(expected=expected_bytes, received=length)
 
 
-class _Pace:
-    """When a body stands still for too long, or is slower than it may be; by the loop's clock, in seconds."""
-
-    def __init__(self, started_at: float, idle_timeout_seconds: float, min_rate_bytes: int) -> None:
-        self._started_at = started_at
-        self._idle_timeout_seconds = idle_timeout_seconds
-        self._min_rate_bytes = min_rate_bytes
-        self.slow_at = started_at + _GRACE_SECONDS
-        # Since when it is waited for: what a busy disk takes is not the client's.
-        self.ready_at = started_at
-
-    def late_at(self, progressed_at: float, length: int) -> float:
-        """For a body that gets no further than this."""
-        still_at = max(progressed_at, self.ready_at) + self._idle_timeout_seconds
-        if not self._min_rate_bytes:
-            return still_at
-        return min(still_at, max(self.slow_at, self._started_at + length / self._min_rate_bytes))
+def _size_fault(length: int, limit_bytes: int) -> UploaderError | None:
+    return None if length <= limit_bytes else FileTooLarge(limit=limit_bytes)
 
 
 def source_of(request: Request) -> BodySource:

@@ -22,10 +22,10 @@ class FileHandlers:
 
     async def list_files(self, call: Call) -> Response:
         limit = call.query_int("limit", 100, 1, 1000)
-        prefix = call.query("prefix")
-        if prefix is not None:
-            prefix = unicodedata.normalize("NFC", prefix)  # as the names are
-        files, cursor = await self.files.list(call.user_id, limit=limit, after=call.query("after"), prefix=prefix)
+        prefix, part = _part_of_name(call, "prefix"), _part_of_name(call, "q")
+        files, cursor = await self.files.list(
+            call.user_id, limit=limit, after=call.query("after"), prefix=prefix, part=part
+        )
         return Json(schemas.FileList([schemas.file_of(file) for file in files], cursor))
 
     async def get_file(self, call: Call) -> Response:
@@ -55,3 +55,9 @@ class FileHandlers:
     def _id(self, call: Call) -> str:
         file_id: str = call.request.path_params["id"]
         return file_id
+
+
+def _part_of_name(call: Call, parameter: str) -> str | None:
+    """In the form that names have."""
+    part = call.query(parameter)
+    return None if part is None else unicodedata.normalize("NFC", part)

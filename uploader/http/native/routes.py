@@ -1,9 +1,11 @@
 """The routes of `/files`, `/uploads` and `/me`."""
 
+from uploader.domain.upload import IfExists
 from uploader.http.native import schemas
 from uploader.http.native.files import FileHandlers
 from uploader.http.native.uploads import UploadHandlers
-from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, Operation, Parameter
+from uploader.http.native.whole import WholeHandlers
+from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, SEARCH, Operation, Parameter
 
 _STRING = {"type": "string"}
 _ID_OF_UPLOAD = Parameter(name="id", schema=_STRING, about="The id of the upload that is meant.")
@@ -17,6 +19,22 @@ _CHUNK_HEADERS = (
     Parameter(name="Content-MD5", schema=_STRING, about="RFC 1864.", place="header"),
     Parameter(name="Content-Digest", schema=_STRING, about="RFC 9530, `md5` or `sha-256`.", place="header"),
 )
+_IF_EXISTS = Parameter(
+    name="if_exists",
+    schema={"type": "string", "enum": list(IfExists), "default": IfExists.KEEP},
+    about="What happens to your other files of this name.",
+)
+_WHOLE_PARAMETERS = (
+    Parameter(name="name", schema={"type": "string", "maxLength": 1024}, about="The name of the file.", required=True),
+    Parameter(name="sha256", schema={"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}, about="SHA-256 of the file."),
+    _IF_EXISTS,
+    Parameter(
+        name="modified_at",
+        schema={"type": "string", "format": "date-time"},
+        about="When the person's own file was changed.",
+    ),
+)
+_TO = Parameter(name="to", schema=_STRING, about="The folder that the names of the members are below.")
 _LINK_PARAMETERS = tuple(
     Parameter(name=name, schema=_STRING, about="Of a signed link: see `POST /me/files/{id}/link`.")
     for name in ("user", "expires")
@@ -59,6 +77,22 @@ _OPEN_PROBLEMS = (
     "too-many-uploads",
     "storage-full",
 )
+_WHOLE = {200: schemas.FileState, 201: schemas.FileState}
+_WHOLE_PROBLEMS = (
+    "body-timeout",
+    "name-taken",
+    "quota-exceeded",
+    "file-too-large",
+    "unsupported-media-type",
+    "invalid-request",
+    "chunk-length-mismatch",
+    "digest-mismatch",
+    "md5-mismatch",
+    "sha256-mismatch",
+    "too-many-requests",
+    "storage-full",
+)
+_BATCH_PROBLEMS = ("body-timeout", "unsupported-media-type", "invalid-request", "invalid-archive", "too-many-requests")
 _STATUS = {200: (schemas.UploadState, schemas.FileState)}
 _FIND_PROBLEMS = ("upload-not-found", "upload-gone", "invalid-request")
 
@@ -177,6 +211,46 @@ def upload_operations(handlers: UploadHandlers) -> list[Operation]:
     return operations
 
 
+def whole_operations(handlers: WholeHandlers) -> list[Operation]:
+    """Files that come whole, in one request."""
+    return [
+        Operation(
+            method="PUT",
+            path="/files/{md5}",
+            handler=handlers.put_file,
+            summary="Send a whole file",
+            tag="uploading",
+            takes_bytes=True,
+            responses=_WHOLE,
+            problems=("invalid-md5", *_WHOLE_PROBLEMS),
+            parameters=(*_WHOLE_PARAMETERS, *_CHUNK_HEADERS),
+        ),
+        Operation(
+            method="POST",
+            path="/me/files",
+            handler=handlers.post_file,
+            summary="Send a whole file whose MD5 is not known",
+            tag="uploading",
+            takes_bytes=True,
+            responses=_WHOLE,
+            problems=_WHOLE_PROBLEMS,
+            parameters=(*_WHOLE_PARAMETERS, *_CHUNK_HEADERS),
+        ),
+        Operation(
+            method="POST",
+            path="/files/batch",
+            handler=handlers.post_batch,
+            summary="Send many small files as a tar archive",
+            tag="uploading",
+            takes_bytes=True,
+            bytes_are="application/x-tar",
+            responses={200: schemas.BatchResults},
+            problems=_BATCH_PROBLEMS,
+            parameters=(_TO, _IF_EXISTS),
+        ),
+    ]
+
+
 def file_operations(handlers: FileHandlers) -> list[Operation]:
     """Finished files and the caller's accounts."""
     return [
@@ -188,7 +262,7 @@ def file_operations(handlers: FileHandlers) -> list[Operation]:
             tag="files",
             responses={200: schemas.FileList},
             problems=("invalid-request",),
-            parameters=(LIMIT, AFTER, PREFIX),
+            parameters=(LIMIT, AFTER, PREFIX, SEARCH),
         ),
         Operation(
             method="GET",

@@ -4,7 +4,7 @@ Field names are the contract's. Types are strict: a missing field, an unknown on
 refused while decoding.
 """
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 import msgspec
@@ -13,8 +13,10 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from uploader.domain.chunks import chunk_count
 from uploader.domain.proof import ALGORITHM, Challenge
 from uploader.domain.quota import Usage
-from uploader.domain.upload import File
-from uploader.http.shared.schemas import MAX_SIZE_BYTES, Size
+from uploader.domain.upload import File, IfExists
+from uploader.errors import InvalidRequest
+from uploader.http.shared.operation import or_none
+from uploader.http.shared.schemas import MAX_SIZE_BYTES, Problem, Size
 from uploader.service.uploads.results import Complete, StillMerging, UploadStatus
 
 Name = Annotated[
@@ -29,6 +31,13 @@ Name = Annotated[
 Md5 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{32}$", max_length=32, description="32 hexadecimal digits.")]
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$", max_length=64, description="64 hexadecimal digits.")]
 ChunkSize = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES, description="Bytes; clamped to the server's bounds.")]
+# Not said when an upload is resumed: what was said before stands.
+Choice = Annotated[
+    IfExists, Meta(description="What happens to your other files of this name; `keep` if it is not said.")
+]
+Moment = Annotated[
+    datetime, Meta(tz=True, description="When the person's own file was changed, as RFC 3339 has it, with its offset.")
+]
 
 
 # Requests
@@ -42,6 +51,8 @@ class OpenFile(Struct, forbid_unknown_fields=True):
     chunk_size: ChunkSize | UnsetType = UNSET
     sha256: Sha256 | UnsetType = UNSET
     instant: bool = True
+    if_exists: Choice | UnsetType = UNSET
+    modified_at: Moment | UnsetType = UNSET
 
 
 class OpenUpload(Struct, forbid_unknown_fields=True):
@@ -50,6 +61,8 @@ class OpenUpload(Struct, forbid_unknown_fields=True):
     name: Name
     size: Size
     chunk_size: ChunkSize | UnsetType = UNSET
+    if_exists: Choice | UnsetType = UNSET
+    modified_at: Moment | UnsetType = UNSET
 
 
 class TellDigests(Struct, forbid_unknown_fields=True):
@@ -116,6 +129,7 @@ class FileSchema(Struct):
     sha256: str
     size: int
     created_at: datetime
+    modified_at: datetime | None
     instant: bool
     damaged: bool | UnsetType = UNSET
 
@@ -138,6 +152,21 @@ class FileState(Struct):
 
     state: Literal["complete"]
     file: FileSchema
+
+
+class BatchLine(Struct):
+    """What became of one member of an archive, by the name it has there: its file, or why there is none."""
+
+    name: str
+    status: int
+    file: FileSchema | UnsetType = UNSET
+    problem: Problem | UnsetType = UNSET
+
+
+class BatchResults(Struct):
+    """One line for each member, in order."""
+
+    results: list[BatchLine]
 
 
 class ChallengeSchema(Struct):
@@ -204,6 +233,18 @@ class UsageSchema(Struct):
     available: int
 
 
+# From the wire's words to the service's
+
+
+def moment_of(told: datetime | UnsetType) -> datetime | None:
+    """In UTC. Raises InvalidRequest for one that has no such time."""
+    moment = or_none(told)
+    try:
+        return None if moment is None else moment.astimezone(UTC)
+    except OverflowError as error:
+        raise InvalidRequest.field("modified_at", "is out of range") from error
+
+
 # From the service's words to the wire's
 
 
@@ -232,7 +273,8 @@ def told_of(status: UploadStatus) -> UploadTold:
 
 def file_of(file: File) -> FileSchema:
     damaged = True if file.damaged else UNSET
-    return FileSchema(file.id, file.name, file.md5, file.sha256, file.size, file.created_at, file.instant, damaged)
+    times = file.created_at, file.modified_at
+    return FileSchema(file.id, file.name, file.md5, file.sha256, file.size, *times, file.instant, damaged)
 
 
 def usage_of(usage: Usage) -> UsageSchema:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from uploader.domain.digest import ClaimedDigests
 from uploader.domain.proof import Challenge
-from uploader.errors import ChunkNumberOutOfRange, InvalidRequest, UnsupportedMediaType, UploadNotFound
+from uploader.errors import ChunkNumberOutOfRange, InvalidRequest, UploadNotFound
 from uploader.http.native import schemas
 from uploader.http.shared.operation import Call, checked_name, or_none
 from uploader.http.shared.responses import Json
@@ -52,8 +51,10 @@ class UploadHandlers:
             size=body.size,
             chunk_size=or_none(body.chunk_size),
             instant=body.instant,
+            if_exists=or_none(body.if_exists),
+            modified_at=schemas.moment_of(body.modified_at),
         )
-        return _answer(call, await self.openings.open(opening))
+        return answer(call, await self.openings.open(opening))
 
     async def open_upload(self, call: Call) -> Response:
         body = await call.json(schemas.OpenUpload)
@@ -66,22 +67,21 @@ class UploadHandlers:
             chunk_size=or_none(body.chunk_size),
             instant=False,
             idempotency_key=_idempotency_key(call.request),
+            if_exists=or_none(body.if_exists),
+            modified_at=schemas.moment_of(body.modified_at),
         )
-        return _answer(call, await self.openings.open(opening))
+        return answer(call, await self.openings.open(opening))
 
     async def put_chunk(self, call: Call) -> Response:
-        target, number, headers = _target(call), _chunk_number(call), call.request.headers
-        if any(coding.strip().lower() not in ("", "identity") for coding in headers.getlist("content-encoding")):
-            raise UnsupportedMediaType()
-        claims = ClaimedDigests(headers.getlist("content-digest"), headers.getlist("content-md5"))
+        target, number, claims = _target(call), _chunk_number(call), call.claims()
         body = call.intake.body_of(call.request)
-        return _answer(call, await self.receiving.receive(target, number, body, claims))
+        return answer(call, await self.receiving.receive(target, number, body, claims))
 
     async def get_upload(self, call: Call) -> Response:
         return Json(schemas.state_of(await self.uploads.status(_target(call))))
 
     async def merge(self, call: Call) -> Response:
-        return _answer(call, await self.uploads.merge(_target(call)))
+        return answer(call, await self.uploads.merge(_target(call)))
 
     async def cancel(self, call: Call) -> Response:
         await self.uploads.cancel(_target(call))
@@ -94,13 +94,13 @@ class UploadHandlers:
             case UploadStatus() as status:
                 return Json(schemas.told_of(status))
             case result:
-                return _answer(call, result)
+                return answer(call, result)
 
     async def prove(self, call: Call) -> Response:
         target = _target(call)
         body = await call.json(schemas.Prove)
         proof = bytes.fromhex(body.proof)
-        return _answer(call, await self.instant.prove(target, checked_name(body.name), body.id, proof))
+        return answer(call, await self.instant.prove(target, checked_name(body.name), body.id, proof))
 
     async def list_uploads(self, call: Call) -> Response:
         statuses = await self.uploads.list_open(call.user_id)
@@ -135,7 +135,7 @@ def _chunk_number(call: Call) -> int:
     return int(significant) if len(significant) <= _MAX_DIGITS else 10**_MAX_DIGITS
 
 
-def _answer(call: Call, result: Result) -> Response:
+def answer(call: Call, result: Result) -> Response:
     """200 as it was or acknowledged, 201 for what this call made, 202 while the merge goes on."""
     match result:
         case Acknowledged():

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from uploader import __version__
-from uploader.http.shared.operation import Operation
+from uploader.http.shared.operation import Operation, Parameter
 from uploader.http.shared.problem import STATUS, title_of
 from uploader.http.shared.schemas import Problem
 
@@ -34,6 +34,8 @@ _LINKS: dict[tuple[str, int], list[tuple[str, dict[str, Any]]]] = {
     ("post /files/{md5}", 201): [(each.format("/files/{md5}"), _BY_MD5) for each in _OF_UPLOAD],
     ("put /uploads/{id}/chunks/{n}", 201): [(each, _FILE) for each in _OF_FILE],
     ("put /files/{md5}/chunks/{n}", 201): [(each, _FILE) for each in _OF_FILE],
+    ("put /files/{md5}", 201): [(each, _FILE) for each in _OF_FILE],
+    ("post /me/files", 201): [(each, _FILE) for each in _OF_FILE],
 }
 _PROBLEM = {"application/problem+json": {"schema": {"$ref": _REF.format(name="Problem")}}}
 
@@ -99,18 +101,20 @@ def _operation(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
         {"name": name, "in": "path", "required": True, **_PATH_PARAMETERS.get(name, {"schema": {"type": "string"}})}
         for name in re.findall(r"\{(\w+)", operation.path)
     ]
-    parameters += [
-        {"name": parameter.name, "in": parameter.place, "schema": parameter.schema, "description": parameter.about}
-        for parameter in operation.parameters
-    ]
+    parameters += [_parameter(parameter) for parameter in operation.parameters]
     if parameters:
         described["parameters"] = parameters
     if operation.takes is not None:
         content = {"application/json": {"schema": schema_of[operation.takes]}}
         described["requestBody"] = {"required": not operation.takes_optional, "content": content}
     elif operation.takes_bytes:
-        described["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}
+        described["requestBody"] = {"required": True, "content": {operation.bytes_are: {}}}
     return described
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    described = {"name": parameter.name, "in": parameter.place, "schema": parameter.schema}
+    return described | {"description": parameter.about} | ({"required": True} if parameter.required else {})
 
 
 def _id_of(method_and_path: str) -> str:

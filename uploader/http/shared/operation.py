@@ -14,9 +14,9 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from uploader.domain.digest import parse_hex
+from uploader.domain.digest import ClaimedDigests, parse_hex
 from uploader.domain.names import normalise_name
-from uploader.errors import InvalidMd5, InvalidRequest
+from uploader.errors import InvalidMd5, InvalidRequest, UnsupportedMediaType
 from uploader.http.bodies.intake import Intake
 from uploader.service.access.accounts import Identity
 
@@ -34,6 +34,7 @@ class Parameter:
     schema: dict[str, Any]
     about: str
     place: Literal["query", "header"] = "query"
+    required: bool = False
 
 
 # Of lists.
@@ -43,6 +44,7 @@ LIMIT = Parameter(
     about="How many at the most.",
 )
 AFTER = Parameter(name="after", schema={"type": "string"}, about="The cursor: `next` of the page before.")
+SEARCH = Parameter(name="q", schema={"type": "string"}, about="Only names that contain this.")
 PREFIX = Parameter(name="prefix", schema={"type": "string"}, about="Only names that start with this.")
 
 
@@ -59,6 +61,8 @@ class Operation:
     takes: type | None = None
     takes_optional: bool = False
     takes_bytes: bool = False
+    # The media type of the bytes that it takes.
+    bytes_are: str = "application/octet-stream"
     responses: dict[int, Any] = field(default_factory=dict)
     # Media types that the body of a 200 may have beside JSON.
     media_types: tuple[str, ...] = ()
@@ -109,6 +113,13 @@ class Call:
         if len(values) > 1:
             raise InvalidRequest.field(name, "is given more than once")
         return values[0] if values else None
+
+    def claims(self) -> ClaimedDigests:
+        """What a body of bytes has to be, as the request says. Raises UnsupportedMediaType if it is encoded."""
+        headers = self.request.headers
+        if any(coding.strip().lower() not in ("", "identity") for coding in headers.getlist("content-encoding")):
+            raise UnsupportedMediaType()
+        return ClaimedDigests(headers.getlist("content-digest"), headers.getlist("content-md5"))
 
     async def json(self, kind: type[T], *, optional: bool = False) -> T:
         """The body, decoded strictly; with `optional`, an empty one stands for `{}`.
@@ -162,9 +173,9 @@ def _field_and_reason(message: str) -> tuple[str, str]:
     return name or "body", reason
 
 
-def checked_name(name: str) -> str:
+def checked_name(name: str, field: str = "name") -> str:
     """A file name in NFC. Raises InvalidRequest."""
     try:
         return normalise_name(name)
     except ValueError as error:
-        raise InvalidRequest.field("name", str(error)) from error
+        raise InvalidRequest.field(field, str(error)) from error

@@ -39,6 +39,7 @@ STATUS: dict[str, int] = {
     "chunk-number-out-of-range": 422,
     "chunk-length-mismatch": 422,
     "digest-mismatch": 422,
+    "invalid-archive": 422,
     "md5-mismatch": 422,
     "sha256-mismatch": 422,
     "too-many-uploads": 429,
@@ -70,25 +71,29 @@ def title_of(code: str) -> str:
     return words[0].upper() + words[1:]
 
 
-def problem_response(error: UploaderError, headers: dict[str, str] | None = None) -> Response:
-    """The answer to a request that failed with `error`."""
-    status = STATUS[error.code]
-    members: dict[str, Any] = {
+def problem_of(error: UploaderError) -> dict[str, Any]:
+    """What is said of an error, whatever it is an answer to."""
+    return {
         "type": f"/problems/{error.code}",
         "title": title_of(error.code),
-        "status": status,
+        "status": STATUS[error.code],
         "detail": error.detail,
         "code": error.code,
         "retryable": error.retryable,
         "request_id": request_id.get(),
         **error.fields,
     }
+
+
+def problem_response(error: UploaderError, headers: dict[str, str] | None = None) -> Response:
+    """The answer to a request that failed with `error`."""
+    status = STATUS[error.code]
     all_headers = dict(headers or {})
     if status in _RETRY_AFTER_SECONDS:
         all_headers["Retry-After"] = _RETRY_AFTER_SECONDS[status]
     if status == 401:
         all_headers["WWW-Authenticate"] = "Bearer"
-    return Response(msgspec.json.encode(members), status, all_headers, "application/problem+json")
+    return Response(msgspec.json.encode(problem_of(error)), status, all_headers, "application/problem+json")
 
 
 async def explain(request: Request) -> Response:

@@ -45,7 +45,9 @@ class Routing:
             if operation.method == "GET":
                 by_path[operation.path]["HEAD"] = operation
         self._by_first_segment: dict[str, list[Place]] = defaultdict(list)
-        for path, by_method in by_path.items():
+        for path, by_method in sorted(
+            by_path.items(), key=lambda place: "{" in place[0]
+        ):  # a word goes before a parameter
             self._by_first_segment[_first_segment(path)].append(Place(path, compile_path(path)[0], by_method))
 
     @property

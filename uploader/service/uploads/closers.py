@@ -6,8 +6,10 @@ by the next job, merge or cleanup that meets the upload.
 """
 
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
+from typing import TypeVar
 
 from uploader.accounting.pending import Outcome, Pending, RecordResult
 from uploader.clock import Clock
@@ -23,6 +25,8 @@ from uploader.storage.base import Closer, Gone, PresentChunks, Withdrawing, With
 from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # The era may move between its reading and the hydration. If it moves more often than this, Redis keeps restarting.
 _HYDRATE_ATTEMPTS = 5
@@ -80,6 +84,21 @@ class Closers:
             crash_point("close.after_announce")
         except Unavailable:
             logger.debug("an upload is closed without Redis", extra={"upload_id": upload.id})
+
+    async def close_by(self, upload: Upload, commit: Callable[[], Awaitable[T]]) -> T:
+        """Run `commit`, a transaction that closes an upload as done because its file came in another way, under the locks of
+        the upload, and tidy up. Raises what `commit` raises, and Unavailable. Not to be cancelled."""
+        try:
+            async with self._storage.closing(upload) as closer:
+                return await self._commit_done(upload, commit, closer)
+        except Gone:
+            return await self._commit_done(upload, commit, None)  # as in `_close`
+
+    async def _commit_done(self, upload: Upload, commit: Callable[[], Awaitable[T]], closer: Closer | None) -> T:
+        await self.announce(upload)
+        result = await commit()
+        await self.clear(upload, State.DONE, closer)
+        return result
 
     async def expire(self, upload: Upload, idle_seconds: float) -> bool:
         """Expire an upload, unless the store has taken a chunk within `idle_seconds`: asked under the upload's locks.

@@ -17,7 +17,7 @@ from uploader.database import contents, queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.transactions import BlobLost, NotOpen
 from uploader.domain.proof import Challenge, draw_ranges, proof_of
-from uploader.domain.upload import File, State, Upload
+from uploader.domain.upload import File, IfExists, Upload
 from uploader.errors import ProofFailed, Unavailable
 from uploader.observability import INSTANT_UPLOADS
 from uploader.service.contents.healing import Healing
@@ -68,14 +68,15 @@ class Instant:
     async def finish(self, opening: Opening, md5: str, source: Source, existing: Upload | None) -> Complete | None:
         """The file, if the caller has it under this name, or if its content is there and may be used as it is.
 
-        `existing` is the caller's open upload of this content, which is closed by it. Raises NotOpen, QuotaExceeded.
+        `existing` is the caller's open upload of this content, which is closed by it. Raises NotOpen, QuotaExceeded,
+        NameTaken.
         """
         same, sha256 = source
         wanted = sha256 if same is None else same.sha256
         if wanted is None or not await self._healing.is_whole(wanted, opening.size):
             return None  # or it was there: whoever sends it heals it
         if same is not None:
-            if existing is not None and opening.instant:
+            if (existing is not None and opening.instant) or await self._is_to_replace(opening, same):
                 return await self._add_file(opening, md5, same.sha256, existing)
             return Complete(file=same, created=False)
         if not opening.instant:
@@ -84,6 +85,14 @@ class Instant:
             return await self._add_file(opening, md5, wanted, existing)
         except BlobLost:
             return None  # the blob went at this moment: the bytes are needed after all
+
+    async def _is_to_replace(self, opening: Opening, same: File) -> bool:
+        """Whether the caller has other files of the name that go, though this one is there already."""
+        if opening.if_exists is not IfExists.REPLACE:
+            return False
+        names = [opening.name]
+        found = await self._database.read(lambda connection: queries.files_of_names(connection, opening.user_id, names))
+        return any(other.id != same.id for other in found)
 
     async def source(self, connection: Connection, opening: Opening, md5: str) -> Source:
         """What there is to finish from; damaged content is not."""
@@ -122,6 +131,8 @@ class Instant:
             size=opening.size,
             ranges=draw_ranges(opening.size, self._settings.proof_ranges, secrets.randbelow),
             expires_at=self._clock.now() + timedelta(seconds=_CHALLENGE_SECONDS),
+            if_exists=opening.if_exists or IfExists.KEEP,
+            modified_at=opening.modified_at,
         )
         (size,) = await self._blobs.blob_sizes([sha256])
         offered = size == opening.size and any(blob.sha256 == sha256 for blob in blobs)
@@ -166,6 +177,8 @@ class Instant:
             size=challenge.size,
             chunk_size=None,
             instant=True,
+            if_exists=challenge.if_exists,
+            modified_at=challenge.modified_at,
         )
         for _ in range(ATTEMPTS):
             replaced = meant or await self._uploads.by_md5(challenge.user_id, challenge.md5)
@@ -192,28 +205,26 @@ class Instant:
             size=opening.size,
             instant=True,
             created_at=self._clock.now(),
+            modified_at=opening.modified_at,
         )
-        complete = await uninterrupted(self._commit_file(file, replaced))
+        if_exists = opening.if_exists or IfExists.KEEP
+        complete = await uninterrupted(self._commit_file(file, if_exists, replaced))
         INSTANT_UPLOADS.inc()
         return complete
 
-    async def _commit_file(self, file: File, replaced: Upload | None) -> Complete:
+    async def _commit_file(self, file: File, if_exists: IfExists, replaced: Upload | None) -> Complete:
         replaced_id = None if replaced is None else replaced.id
 
         async def commit() -> Complete:
-            result, is_new = await self._database.transact(
-                lambda connection: transactions.add_instant_file(connection, file, replaced_upload_id=replaced_id)
+            added = await self._database.transact(
+                lambda connection: transactions.add_instant_file(
+                    connection, file, if_exists, replaced_upload_id=replaced_id
+                )
             )
             crash_point("instant.after_commit")
-            return Complete(file=result, created=is_new)
+            return Complete(file=added.file, created=added.is_new)
 
-        if replaced is None:
-            return await commit()
-        async with self._storage.closing(replaced) as closer:
-            await self._closers.announce(replaced)
-            complete = await commit()
-            await self._closers.clear(replaced, State.DONE, closer)
-        return complete
+        return await (commit() if replaced is None else self._closers.close_by(replaced, commit))
 
 
 def _is_of(upload: Upload, challenge: Challenge) -> bool:

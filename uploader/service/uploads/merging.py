@@ -21,6 +21,7 @@ from uploader.domain.upload import File, Reason, State, Upload
 from uploader.errors import (
     ChunksMissing,
     Md5Mismatch,
+    NameTaken,
     Sha256Mismatch,
     StorageFailed,
     Unavailable,
@@ -91,7 +92,7 @@ class Merging:
     async def wait(self, upload_id: str) -> File | None:
         """Merge, and give the file; None if it takes longer than a request waits.
 
-        Raises Md5Mismatch, Sha256Mismatch, ChunksMissing, UploadGone, Unavailable.
+        Raises Md5Mismatch, Sha256Mismatch, NameTaken, ChunksMissing, UploadGone, Unavailable.
         """
         task = self.start(upload_id)
         await asyncio.wait({task}, timeout=self._wait_seconds)
@@ -154,7 +155,11 @@ class Merging:
             await self._account(upload)
         digests = await self._digest(upload)
         await self._compare(upload, digests)
-        return await uninterrupted(self._commit(upload, digests))
+        try:
+            return await uninterrupted(self._commit(upload, digests))
+        except NameTaken:
+            await self._fail(upload, Reason.NAME_TAKEN)
+            raise
 
     async def _digest(self, upload: Upload) -> Digests:
         """The digests of the whole. Bytes that can't be read are missing again: raises ChunksMissing. If none is bad, it

@@ -15,12 +15,13 @@ from uploader.domain.chunks import ChunkSizes
 from uploader.domain.digest import EMPTY_MD5, EMPTY_SHA256
 from uploader.domain.proof import Challenge
 from uploader.domain.quota import Usage
-from uploader.domain.upload import State, Upload
+from uploader.domain.upload import IfExists, State, Upload
 from uploader.errors import (
     FileTooLarge,
     InvalidRequest,
     Md5Conflict,
     Md5Mismatch,
+    NameTaken,
     QuotaExceeded,
     Sha256Conflict,
     Sha256Mismatch,
@@ -109,7 +110,7 @@ class Openings:
         elif existing is not None and existing.state is not State.OPEN:
             return await self._uploads.ended(existing)
         if existing is not None:
-            return await self._resume(existing, opening.sha256)
+            return await self._resume(existing, opening)
         self._refuse_early(opening, found)
         await self._admission.check(opening.size)
         return await self._open_new(opening)
@@ -122,10 +123,23 @@ class Openings:
             source = await self._instant.source(connection, _completed(opening, existing), opening.md5)
         elif opening.idempotency_key is not None:
             existing = await self._by_idempotency_key(connection, opening, opening.idempotency_key)
+        if existing is None or existing.state is State.OPEN:
+            await self._refuse_taken(connection, _completed(opening, existing), existing, source)
         if existing is not None or (opening.instant and source != NO_SOURCE):
             return _Found(existing, source)
         usage = await queries.usage(connection, opening.user_id)
         return _Found(None, source, usage, await queries.count_open_uploads(connection, opening.user_id))
+
+    async def _refuse_taken(
+        self, connection: Connection, opening: Opening, existing: Upload | None, source: Source
+    ) -> None:
+        """Raises NameTaken where it is known now that the file would not be made."""
+        same, _ = source
+        if opening.if_exists is not IfExists.FAIL or same is not None:
+            return
+        name = opening.name if existing is None else existing.name
+        if await queries.files_of_names(connection, opening.user_id, [name]):
+            raise NameTaken("You have another file of this name.")
 
     async def _by_idempotency_key(self, connection: Connection, opening: Opening, key: str) -> Upload | None:
         upload = await queries.upload_by_idempotency_key(connection, opening.user_id, key)
@@ -133,9 +147,16 @@ class Openings:
             raise InvalidRequest.field("Idempotency-Key", "was used with another name or size")
         return upload
 
-    async def _resume(self, upload: Upload, sha256: str | None) -> UploadStatus | Complete:
-        if sha256 is not None and upload.sha256 is None:
-            upload = await self._tell(upload, None, sha256)
+    async def _resume(self, upload: Upload, opening: Opening) -> UploadStatus | Complete:
+        if opening.sha256 is not None and upload.sha256 is None:
+            upload = await self._tell(upload, None, opening.sha256)
+        wanted = _completed(opening, upload)
+        if (wanted.if_exists, wanted.modified_at) != (upload.if_exists, upload.modified_at):
+            await self._database.transact(
+                lambda connection: transactions.choose(
+                    connection, upload.id, wanted.if_exists or IfExists.KEEP, wanted.modified_at
+                )
+            )
         if upload.size == 0:
             return await self._merge_empty(upload)
         status = await self._uploads.status_of(upload)
@@ -171,6 +192,8 @@ class Openings:
             created_at=now,
             updated_at=now,
             closed_at=None,
+            if_exists=opening.if_exists or IfExists.KEEP,
+            modified_at=opening.modified_at,
         )
         era = await self._uploads.era(upload_id)
         made_at = await uninterrupted(self._create(upload))
@@ -258,6 +281,8 @@ class Openings:
             size=upload.size,
             chunk_size=None,
             instant=True,
+            if_exists=upload.if_exists,
+            modified_at=upload.modified_at,
         )
         known = _completed(opening, upload)
         source = await self._database.read(lambda connection: self._instant.source(connection, known, md5))
@@ -281,8 +306,15 @@ class Openings:
 
 
 def _completed(opening: Opening, existing: Upload | None) -> Opening:
-    """With what was claimed before."""
-    return opening if existing is None else replace(opening, sha256=opening.sha256 or existing.sha256)
+    """With what was said before."""
+    if existing is None:
+        return opening
+    return replace(
+        opening,
+        sha256=opening.sha256 or existing.sha256,
+        if_exists=opening.if_exists or existing.if_exists,
+        modified_at=opening.modified_at or existing.modified_at,
+    )
 
 
 def _check_claims(upload: Upload, size: int, sha256: str | None) -> None:

@@ -75,7 +75,7 @@ class AlreadyComplete(Exception):
 
 
 class ChunksAtOnce:
-    """Counts the chunks that each user is sending now."""
+    """Counts the chunks, and other bodies of files, that each user is sending now."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -107,14 +107,14 @@ class Receiving:
         closers: Closers,
         uploads: Uploads,
         *,
-        max_at_once: int,
+        at_once: ChunksAtOnce,
     ) -> None:
         self._database = database
         self._storage = storage
         self._pending = pending
         self._closers = closers
         self._uploads = uploads
-        self._at_once = ChunksAtOnce(max_at_once)
+        self._at_once = at_once
         self._remembered: OrderedDict[Target, Upload] = OrderedDict()
 
     async def receive(self, target: Target, number: int, source: ChunkSource, claims: ClaimedDigests) -> Result:
@@ -286,16 +286,18 @@ def _fault_of(upload: Upload, number: int, length_bytes: int | None) -> InvalidR
 async def _receive_checked(source: ChunkSource, upload: Upload, number: int, claims: ClaimedDigests) -> Body:
     """A body of the right length, with the digests that were sent with it. Raises ChunkLengthMismatch, DigestMismatch."""
     body = await source.receive(upload.user_id, chunk_length(number, upload.size, upload.chunk_size))
-    if claims.content_digest or claims.content_md5:
-        try:
-            await _compare(body, claims)
-        except BaseException:
-            body.close()
-            raise
+    try:
+        await check_digests(body, claims)
+    except BaseException:
+        body.close()
+        raise
     return body
 
 
-async def _compare(body: Body, claims: ClaimedDigests) -> None:
+async def check_digests(body: Body, claims: ClaimedDigests) -> None:
+    """Compare a body with the digests that were sent with it. Raises DigestMismatch."""
+    if not claims.content_digest and not claims.content_md5:
+        return
     try:
         wanted = claims.parse()
     except ValueError as error:

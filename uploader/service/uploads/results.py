@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from uploader.domain.proof import Challenge
-from uploader.domain.upload import File, Upload
+from uploader.domain.upload import File, IfExists, Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,21 @@ class Opening:
     chunk_size: int | None
     instant: bool
     idempotency_key: str | None = None
+    # None: it was not said, so what was said before stands.
+    if_exists: IfExists | None = None
+    modified_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewFile:
+    """What is said of a file that is sent whole; the digests are those that are claimed, None where none are."""
+
+    user_id: str
+    name: str
+    md5: str | None
+    sha256: str | None
+    if_exists: IfExists
+    modified_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

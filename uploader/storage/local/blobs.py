@@ -5,8 +5,10 @@ Refuses to know who has a blob: the caller holds the lock of its row.
 
 import errno
 import hashlib
+import secrets
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
@@ -62,6 +64,22 @@ class Blobs:
                 source.unlink(name)
         except FileNotFoundError as error:
             raise Gone(found.name) from error
+
+    def write(self, pieces: Iterable[memoryview], sha256: str) -> None:
+        """Make bytes the blob, durably, whatever is there."""
+        draft = f"{sha256}.{secrets.token_hex(16)}"
+        with self._make(sha256) as target:
+            descriptor = target.create_to_write(draft)
+            try:
+                write_all(descriptor, pieces)
+                disk.sync_data(descriptor)
+            finally:
+                disk.close(descriptor)
+            crash_point("blob.after_draft")
+            with suppress(FileNotFoundError):
+                self._trash.keep(target, sha256, sha256)
+            target.rename(draft, sha256)
+            target.sync()
 
     def _place(self, source: Directory, name: str, sha256: str, draft: str) -> None:
         with self._make(sha256) as target:
@@ -135,18 +153,25 @@ class Blobs:
         return digest.hexdigest()
 
     def _directory(self, sha256: str) -> Directory:
-        return self._root.enter(f"blobs/{_fan_out(sha256)}")
+        return self._root.enter(f"blobs/{fan_out(sha256)}")
 
     def _make(self, sha256: str) -> Directory:
         with self._root.enter("blobs") as top:
-            return top.make(_fan_out(sha256))
+            return top.make(fan_out(sha256))
+
+
+def write_all(descriptor: int, pieces: Iterable[memoryview]) -> None:
+    offset = 0
+    for piece in pieces:
+        disk.write(descriptor, piece, offset)
+        offset += len(piece)
 
 
 def blob_path(sha256: str) -> str:
-    return f"blobs/{_fan_out(sha256)}/{sha256}"
+    return f"blobs/{fan_out(sha256)}/{sha256}"
 
 
-def _fan_out(sha256: str) -> str:
+def fan_out(sha256: str) -> str:
     return f"{sha256[:2]}/{sha256[2:4]}"
 
 

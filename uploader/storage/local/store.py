@@ -24,6 +24,7 @@ from uploader.storage.base import Body, Digests, Gone, Space, Stopping
 from uploader.storage.contents import Found, Pace
 from uploader.storage.disk import try_lock
 from uploader.storage.local import formats, temp, walking
+from uploader.storage.local.arrivals import LocalArrivals
 from uploader.storage.local.blobs import Blobs, LocalBlob, blob_path
 from uploader.storage.local.chunkfiles import ChunkFiles, HeldRecord
 from uploader.storage.local.digests import DigestFiles
@@ -80,7 +81,7 @@ class LocalStore:
         self._hashing = Pool(os.cpu_count() or 1, "hashing", translate=disk.refusal, initializer=give_way)
         # Of its own, because whoever reads at a pace sleeps in its thread.
         self._scrubbing = Pool(1, "scrubbing", translate=disk.refusal, initializer=give_way_to_all)
-        boot_id = _boot_id()
+        boot_id = disk.boot_id()
         self._kept = KeptFiles(self._close_files)
         self._closing: set[asyncio.Future[None]] = set()
         self._digests = DigestFiles(self._root, boot_id=boot_id)
@@ -95,6 +96,7 @@ class LocalStore:
         self._frontiers = Frontiers(self._digests, self._hashing.run, self._check_stopping)
         trash = TrashFiles(self._root, keeps=keeps_trash)
         self.blobs = Blobs(self._root, trash, check_stopping=self._check_stopping)
+        self.arrivals = LocalArrivals(self._root, self.blobs, self.disk, self._hashing)
         self.trash = LocalTrash(self._root, trash, self.blobs.restore, self.disk, self._batches)
 
     # Its life
@@ -115,6 +117,7 @@ class LocalStore:
         except OSError as error:
             raise ConfigurationError(f"UPLOADER_DATA: {self._path} cannot be written: {error.strerror}") from error
         self._doubt = fitness.doubt_about(self._path)
+        self.arrivals.syncs_whole = self._doubt is None
 
     @property
     def doubt(self) -> str | None:
@@ -343,8 +346,3 @@ def _is_unlinked(descriptor: int) -> bool:
         return disk.is_unlinked(descriptor)
     except OSError as error:
         raise disk.refusal(error) from error
-
-
-def _boot_id() -> str:
-    """Changes with every boot of the machine (`proc_sys_kernel(5)`, random/boot_id)."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

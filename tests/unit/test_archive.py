@@ -1,0 +1,414 @@
+"""Reading a tar archive as it comes: the same members however it is cut, and a clear refusal of everything else."""
+
+import io
+import tarfile
+import tracemalloc
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.archives import END, Entry, archive, extended, header, in_pieces, padded, record, sealed
+from tests.support.content import KIB, MIB
+from uploader.errors import InvalidArchive
+from uploader.http.bodies import archive as archive_module
+from uploader.http.bodies.archive import (
+    MAX_EXTENSION_BYTES,
+    MAX_MEMBERS,
+    MAX_PADDING_BYTES,
+    ArchiveReader,
+    Member,
+)
+
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+FORMAT_NAMES = ["ustar", "gnu", "pax"]
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+HELLO = header(b"hello", 5) + padded(b"world")
+
+
+@dataclass
+class Read:
+    """A member and what was given of its bytes."""
+
+    member: Member
+    data: bytes = b""
+
+    @property
+    def path(self) -> bytes:
+        return self.member.path
+
+
+def read(*pieces: bytes, ends: bool = True) -> list[Read]:
+    found: list[Read] = []
+    feed_all(ArchiveReader(), pieces, found, ends=ends)
+    return found
+
+
+def feed_all(reader: ArchiveReader, pieces: tuple[bytes, ...], found: list[Read], *, ends: bool = True) -> None:
+    """What was found stays found, if it is refused."""
+    for piece in pieces:
+        for each in reader.feed(memoryview(piece)):
+            if isinstance(each, Member):
+                found.append(Read(each))
+            else:
+                assert len(each)
+                found[-1].data += each
+    if ends:
+        reader.end()
+
+
+def read_until_refused(*pieces: bytes) -> list[Read]:
+    found: list[Read] = []
+    with pytest.raises(InvalidArchive):
+        feed_all(ArchiveReader(), pieces, found)
+    return found
+
+
+def only(*pieces: bytes) -> Member:
+    (found,) = read(*pieces, END)
+    return found.member
+
+
+# What tarfile writes
+
+names = st.lists(
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="/\0"), min_size=1, max_size=60).filter(
+        lambda segment: segment not in (".", "..")
+    ),
+    min_size=1,
+    max_size=4,
+).map("/".join)
+entries = st.lists(
+    st.builds(
+        Entry,
+        name=names,
+        data=st.binary(max_size=1500),
+        mtime=st.integers(0, 2**33 - 1),
+        type=st.sampled_from([tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE]),
+    ).map(lambda entry: entry if entry.type in tarfile.REGULAR_TYPES else Entry(entry.name, type=entry.type)),
+    max_size=5,
+)
+
+
+def written(found: list[Entry], kind: int) -> bytes | None:
+    """None: no archive of this kind can hold it."""
+    try:
+        return archive(*found, kind=kind)
+    except ValueError:
+        return None
+
+
+@given(entries, st.sampled_from(FORMATS), st.lists(st.integers(1, 20_000), max_size=30))
+def test_an_archive_has_the_same_members_however_it_is_cut(found: list[Entry], kind: int, cuts: list[int]) -> None:
+    data = written(found, kind)
+    if data is None:
+        return
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        expected = [(info.name, info.size, info.mtime, info.isreg()) for info in tar if not info.isdir()]
+    for pieces in (in_pieces(data, cuts), [data]):
+        members = [each.member for each in read(*pieces)]
+        assert [
+            (m.path.decode("utf-8", "surrogateescape"), m.size, (m.modified_at - EPOCH).total_seconds(), not m.refused)
+            for m in members
+            if m.modified_at
+        ] == expected
+    files = [entry for entry in found if entry.type != tarfile.DIRTYPE]
+    assert [each.data for each in read(*in_pieces(data, cuts))] == [entry.data for entry in files]
+
+
+@given(entries, st.sampled_from(FORMATS), st.integers(0, 1000))
+def test_what_is_cut_off_is_refused_and_what_came_before_stands(found: list[Entry], kind: int, share: int) -> None:
+    data = written(found, kind)
+    if data is None:
+        return
+    whole = read(data)
+    end = len(data.rstrip(b"\0"))
+    end += -end % 512 + 1024  # both of its last blocks
+    cut = read_until_refused(data[: min(end, len(data)) * share // 1001])
+    assert [each.path for each in cut] == [each.path for each in whole[: len(cut)]]
+    assert [each.data for each in cut[:-1]] == [each.data for each in whole[: len(cut)]][:-1]
+
+
+@given(st.lists(st.binary(max_size=2000), max_size=8))
+def test_any_bytes_are_read_or_clearly_refused(pieces: list[bytes]) -> None:
+    try:
+        read(*pieces)
+    except InvalidArchive:
+        return
+    raise AssertionError("random bytes end with no two blocks of zeros")
+
+
+@given(st.data())
+def test_any_damage_is_read_or_clearly_refused(data: st.DataObject) -> None:
+    whole = bytearray(archive(Entry("a", b"1" * 700), Entry("x" * 200, b"2"), pax={"comment": "y"}))
+    for _ in range(data.draw(st.integers(1, 5))):
+        whole[data.draw(st.integers(0, 4000))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        for at in range(0, 4096, 512):
+            if any(whole[at : at + 512]):
+                whole[at : at + 512] = sealed(whole[at : at + 512])
+    try:
+        read(bytes(whole))
+    except InvalidArchive as error:
+        assert error.detail
+
+
+# Names
+
+
+@pytest.mark.parametrize("kind", FORMATS, ids=FORMAT_NAMES)
+@pytest.mark.parametrize("name", ["a", "./a", "ä/ö", "d/" * 45 + "n" * 90], ids=["short", "dot", "utf-8", "long"])
+def test_a_name_is_as_it_was_written(kind: int, name: str) -> None:
+    assert only(archive(Entry(name, b"x"), kind=kind)).path == name.encode()
+
+
+@pytest.mark.parametrize("kind", FORMATS[1:], ids=FORMAT_NAMES[1:])
+def test_a_name_may_be_longer_than_any_that_we_take(kind: int) -> None:
+    assert only(archive(Entry("n" * 5000), kind=kind)).path == b"n" * 5000
+
+
+def test_the_prefix_of_ustar_goes_before_the_name() -> None:
+    assert only(header(b"name", prefix=b"some/folder")).path == b"some/folder/name"
+
+
+def test_what_gnu_tar_keeps_in_the_place_of_the_prefix_is_no_name() -> None:
+    assert only(header(b"name", magic=b"ustar  \0", prefix=b"14512341234")).path == b"name"
+
+
+def test_an_archive_from_before_ustar_is_read() -> None:
+    assert read(
+        header(b"d/", magic=b"", kind=b"\0") + header(b"d/a", 3, magic=b"", kind=b"\0") + padded(b"abc") + END
+    ) == [Read(Member(b"d/a", 3, EPOCH, None, None, None), b"abc")]
+
+
+def test_an_extended_name_goes_before_all_others() -> None:
+    long = header(b"././@LongLink", 4, kind=b"L") + padded(b"gnu\0")
+    assert only(extended(record(b"path", b"pax")) + long + header(b"own")).path == b"pax"
+    assert only(long + header(b"own")).path == b"gnu"
+
+
+def test_what_is_said_of_the_next_member_is_not_said_of_the_one_after() -> None:
+    found = read(
+        extended(record(b"path", b"first"), record(b"uploader.md5", b"1")) + header(b"own") + header(b"second") + END
+    )
+    assert [(each.path, each.member.md5) for each in found] == [(b"first", "1"), (b"second", None)]
+
+
+def test_what_is_said_of_all_members_is_said_until_it_is_taken_back() -> None:
+    said = extended(record(b"mtime", b"5.5"), record(b"uploader.sha256", b"a"), kind=b"g")
+    taken_back = extended(record(b"mtime", b""), record(b"uploader.sha256", b""))
+    found = read(said + header(b"a") + taken_back + header(b"b", mtime=b"7") + header(b"c") + END)
+    assert [(each.member.modified_at, each.member.sha256) for each in found] == [
+        (EPOCH + timedelta(seconds=5.5), "a"),
+        (EPOCH + timedelta(seconds=7), None),
+        (EPOCH + timedelta(seconds=5.5), "a"),
+    ]
+
+
+def test_a_name_that_is_no_utf_8_is_told_as_it_is() -> None:
+    assert only(header(b"\xff\xfe")).path == b"\xff\xfe"
+    assert only(extended(record(b"hdrcharset", b"BINARY"), record(b"path", b"\xff")) + header(b"a")).path == b"\xff"
+
+
+# Sizes and times
+
+
+def test_a_size_may_be_binary() -> None:
+    size = b"\x80" + (700).to_bytes(11, "big")
+    assert read(header(b"a", size) + padded(b"x" * 700) + END)[0].data == b"x" * 700
+
+
+def test_an_extended_size_goes_before_that_of_the_header() -> None:
+    for told, of_header in ((600, 0), (0, 5)):
+        block = extended(record(b"size", b"%d" % told)) + header(b"a", of_header)
+        (found,) = read(block + padded(b"x" * told) + END)
+        assert (found.member.size, found.data) == (told, b"x" * told)
+
+
+def test_a_size_is_believed_no_more_than_the_way_to_the_next_header() -> None:
+    for size in (b"\x80" + b"\x7f" * 11, b"77777777777\0"):
+        found = read_until_refused(header(b"huge", size), *[bytes(MIB)] * 4)
+        assert [each.path for each in found] == [b"huge"]
+    for block in (header(b"a", b"\xff" * 12), extended(record(b"size", b"-1")) + header(b"a")):
+        assert read_until_refused(block + END) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"1350244992.023960108", EPOCH + timedelta(seconds=1350244992, microseconds=23960)),
+        (b"0", EPOCH),
+        (b"12.", EPOCH + timedelta(seconds=12)),
+        (b"-1.5", EPOCH - timedelta(seconds=1.5)),
+        (b"1e3", None),
+        (b"soon", None),
+        (b"9" * 20, None),
+        (b"9" * 21, None),
+        (b"-" + b"9" * 15, None),
+    ],
+)
+def test_the_time_of_a_member_is_exact_and_none_if_there_is_no_such_time(
+    text: bytes, expected: datetime | None
+) -> None:
+    assert only(extended(record(b"mtime", text)) + header(b"a")).modified_at == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"14371573076\0", EPOCH + timedelta(seconds=0o14371573076)),
+        (b"\xff" * 12, EPOCH - timedelta(seconds=1)),
+        (b"\x80" + b"\x7f" * 11, None),
+        (b"", EPOCH),
+        (b" 7 ", EPOCH + timedelta(seconds=7)),
+    ],
+)
+def test_the_time_in_a_header_is_octal_or_binary(text: bytes, expected: datetime | None) -> None:
+    assert only(header(b"a", mtime=text)).modified_at == expected
+
+
+# What is no regular file
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (tarfile.LNKTYPE, "is a hard link"),
+        (tarfile.SYMTYPE, "is a symbolic link"),
+        (tarfile.CHRTYPE, "is a device"),
+        (tarfile.BLKTYPE, "is a device"),
+        (tarfile.FIFOTYPE, "is a named pipe"),
+        (b"V", "is no regular file"),
+        (b"S", "is a sparse file"),
+    ],
+)
+def test_what_is_no_regular_file_is_told_and_harms_no_other(kind: bytes, why: str) -> None:
+    found = read(header(b"strange", kind=kind) + HELLO + END)
+    assert [(each.path, each.member.refused, each.data) for each in found] == [
+        (b"strange", why, b""),
+        (b"hello", None, b"world"),
+    ]
+
+
+def test_directories_are_no_members() -> None:
+    assert [each.path for each in read(archive(Entry("d", type=tarfile.DIRTYPE), Entry("d/a", b"1")))] == [b"d/a"]
+
+
+def test_links_have_no_bytes_whatever_their_size_says() -> None:
+    assert [each.data for each in read(header(b"link", 5, kind=b"1") + HELLO + END)] == [b"", b"world"]
+
+
+def test_the_bytes_of_what_nobody_knows_are_skipped() -> None:
+    assert [each.data for each in read(header(b"?", 700, kind=b"Z") + padded(b"x" * 700) + HELLO + END)] == [
+        b"",
+        b"world",
+    ]
+
+
+def test_a_sparse_file_is_skipped_with_its_maps() -> None:
+    first = bytearray(header(b"old", 600, kind=b"S", magic=b"ustar  \0"))
+    first[482] = 1
+    maps = bytearray(512), bytearray(512)
+    maps[0][504] = 1
+    old = sealed(first) + maps[0] + maps[1] + padded(b"x" * 600)
+    new = extended(record(b"GNU.sparse.major", b"1")) + header(b"new", 600) + padded(b"y" * 600)
+    for piece in (old + new + HELLO + END,):
+        found = [
+            (each.path, each.member.refused, each.data) for each in read(*in_pieces(piece, range(0, len(piece), 100)))
+        ]
+        assert found == [
+            (b"old", "is a sparse file", b""),
+            (b"new", "is a sparse file", b""),
+            (b"hello", None, b"world"),
+        ]
+
+
+# What is no archive
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        HELLO,
+        HELLO + bytes(512),
+        HELLO + bytes(512) + HELLO + END,
+        HELLO + END[:-1],
+        b"\x1f\x8b" + bytes(1022),
+        bytes(100),
+        HELLO + header(b"a", b"0000000008x\0") + END,
+        HELLO + header(b"a", b"1_0") + END,
+        HELLO + header(b"a", b"+1") + END,
+        HELLO + extended(record(b"path", b"b")) + END,
+        HELLO + header(b"long", 2, kind=b"L") + padded(b"a\0") + END,
+        HELLO + extended(b"7 a=b\n") + header(b"a") + END,
+        HELLO + extended(b"6 ab\n\n") + header(b"a") + END,
+        HELLO + extended(b"99 a=b\n") + header(b"a") + END,
+        HELLO + extended(b"0 a=b\n") + header(b"a") + END,
+        HELLO + extended(b"-6 a=b\n") + header(b"a") + END,
+        HELLO + extended(b"1" * 30) + header(b"a") + END,
+        HELLO + extended(record(b"size", b"many")) + header(b"a") + END,
+        HELLO + END + b"x",
+        HELLO + END + HELLO,
+    ],
+)
+def test_what_is_no_whole_archive_is_refused_and_what_came_before_stands(data: bytes) -> None:
+    for pieces in ([data], in_pieces(data, range(0, len(data), 77))):
+        found = read_until_refused(*pieces)
+        expected = [(b"hello", b"world")] if data.startswith(HELLO) else []
+        assert [(each.path, each.data) for each in found] == expected
+
+
+def test_each_byte_of_a_header_is_guarded() -> None:
+    block = bytearray(HELLO)
+    for place in range(512):
+        block[place] ^= 1
+        if not 154 <= place < 156:  # what ends the checksum is none of it
+            assert read_until_refused(bytes(block) + END) == []
+        block[place] ^= 1
+
+
+def test_the_padding_of_the_last_member_may_not_be_missing() -> None:
+    assert [each.data for each in read_until_refused(HELLO[:-400])] == [b"world"]
+
+
+# Bounds
+
+
+def test_padding_after_the_end_has_a_bound() -> None:
+    assert read(END, bytes(MAX_PADDING_BYTES)) == []
+    assert read_until_refused(END, bytes(MAX_PADDING_BYTES), b"\0") == []
+
+
+def test_more_members_than_may_be_are_refused_and_those_before_stand() -> None:
+    block = header(b"a")
+    assert len(read(block * MAX_MEMBERS + END)) == MAX_MEMBERS
+    assert len(read_until_refused(block * (MAX_MEMBERS + 1) + END)) == MAX_MEMBERS
+
+
+def test_directories_do_not_count_as_members_but_have_a_bound_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_module, "MAX_MEMBERS", 0)
+    monkeypatch.setattr(archive_module, "MAX_HEADERS", 50)
+    assert read(header(b"d/", kind=b"5") * 50, END) == []
+    assert read_until_refused(header(b"d/", kind=b"5") * 51, END) == []
+    assert read_until_refused(extended(kind=b"g") * 51, END) == []
+
+
+def test_an_extension_has_a_bound() -> None:
+    value = b"x" * (MAX_EXTENSION_BYTES - 20)
+    assert only(extended(record(b"comment", value)) + header(b"a")).path == b"a"
+    for kind in (b"x", b"g", b"L", b"K"):
+        assert read_until_refused(header(b"pax", MAX_EXTENSION_BYTES + 1, kind=kind)) == []
+
+
+def test_nothing_is_kept_of_what_means_nothing_here() -> None:
+    reader = ArchiveReader()
+    blocks = [extended(record(b"comment.%d" % number, b"x" * 60_000), kind=b"g") for number in range(50)]
+    cut = [piece for block in blocks for piece in in_pieces(block, range(0, len(block), 10_000))]
+    tracemalloc.start()
+    feed_all(reader, tuple(cut), [], ends=False)
+    kept, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (kept < 64 * KIB, most < 512 * KIB) == (True, True)

@@ -1,0 +1,157 @@
+"""The handlers of files that come whole: one as the body of a request, or many as an archive."""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+from starlette.responses import Response
+
+from uploader.domain.digest import parse_hex
+from uploader.domain.upload import IfExists
+from uploader.errors import FileTooLarge, InvalidMd5, InvalidRequest, UploaderError
+from uploader.http.bodies.archive import Member
+from uploader.http.bodies.intake import source_of
+from uploader.http.bodies.unpacking import Unpacking
+from uploader.http.native import schemas
+from uploader.http.native.uploads import answer
+from uploader.http.shared.operation import Call, checked_name
+from uploader.http.shared.problem import STATUS, problem_of
+from uploader.http.shared.responses import Json
+from uploader.service.uploads.results import Complete, NewFile
+from uploader.service.uploads.whole import WholeFiles
+
+
+@dataclass(frozen=True, slots=True)
+class WholeHandlers:
+    """Files without uploads."""
+
+    whole: WholeFiles
+
+    async def put_file(self, call: Call) -> Response:
+        return await self._receive(call, call.md5())
+
+    async def post_file(self, call: Call) -> Response:
+        return await self._receive(call, None)
+
+    async def _receive(self, call: Call, md5: str | None) -> Response:
+        name = call.query("name")
+        if name is None:
+            raise InvalidRequest.field("name", "is missing")
+        new = NewFile(
+            user_id=call.user_id,
+            name=checked_name(name),
+            md5=md5,
+            sha256=_sha256_of("sha256", call.query("sha256")),
+            if_exists=_if_exists(call),
+            modified_at=_modified_at(call),
+        )
+        claims = call.claims()
+        return answer(call, await self.whole.receive(new, call.intake.body_of(call.request), claims))
+
+    async def post_batch(self, call: Call) -> Response:
+        batch = _Batch(call.user_id, _folder(call), _if_exists(call), self.whole.max_bytes)
+        call.claims()
+        unpacking = Unpacking(call.intake, source_of(call.request), call.user_id, batch.admit)
+        async with aclosing(unpacking.entries()) as entries:
+            results = await self.whole.receive_many(call.user_id, entries)
+        # There may be ten thousand.
+        lines = msgspec.Raw(await asyncio.to_thread(_encoded, batch.names, results))
+        match unpacking.failure:
+            case None:
+                return Json({"results": lines})
+            case UploaderError() as error:
+                error.fields["results"] = lines
+                raise error
+            case gone:
+                raise gone
+
+
+class _Batch:
+    """What all members of an archive have in common, and the name of each there."""
+
+    def __init__(self, user_id: str, folder: str, if_exists: IfExists, max_file_bytes: int) -> None:
+        self._user_id = user_id
+        self._folder = folder
+        self._if_exists = if_exists
+        self._max_file_bytes = max_file_bytes
+        self.names: list[str] = []
+
+    def admit(self, member: Member) -> NewFile:
+        """The file that a member is to be. Raises InvalidRequest, FileTooLarge."""
+        name = member.path.decode(errors="replace")
+        self.names.append(name)
+        if member.refused is not None:
+            raise InvalidRequest.field("name", member.refused)
+        try:
+            member.path.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest.field("name", "is not valid UTF-8") from error
+        new = NewFile(
+            user_id=self._user_id,
+            name=checked_name(self._folder + name.removeprefix("./")),
+            md5=_md5_of(member.md5),
+            sha256=_sha256_of("uploader.sha256", member.sha256),
+            if_exists=self._if_exists,
+            modified_at=member.modified_at,
+        )
+        if member.size > self._max_file_bytes:
+            raise FileTooLarge(limit=self._max_file_bytes)
+        return new
+
+
+def _encoded(names: list[str], results: list[Complete | UploaderError]) -> bytes:
+    return msgspec.json.encode([_line(name, result) for name, result in zip(names, results, strict=True)])
+
+
+def _line(name: str, result: Complete | UploaderError) -> dict[str, Any]:
+    match result:
+        case Complete(file=file, created=created):
+            return {"name": name, "status": 201 if created else 200, "file": schemas.file_of(file)}
+        case error:
+            return {"name": name, "status": STATUS[error.code], "problem": problem_of(error)}
+
+
+# What stands in the query
+
+
+def _folder(call: Call) -> str:
+    """What goes before the name of each member. Raises InvalidRequest."""
+    folder = (call.query("to") or "").removesuffix("/")
+    return f"{checked_name(folder, 'to')}/" if folder else ""
+
+
+def _if_exists(call: Call) -> IfExists:
+    return IfExists(call.query_word("if_exists", IfExists.KEEP, tuple(IfExists)))
+
+
+def _modified_at(call: Call) -> datetime | None:
+    """Raises InvalidRequest."""
+    text = call.query("modified_at")
+    try:
+        told = UNSET if text is None else msgspec.convert(text, schemas.Moment)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest.field("modified_at", "is no time as RFC 3339 has it, with its offset") from error
+    return schemas.moment_of(told)
+
+
+# Digests that are claimed
+
+
+def _md5_of(text: str | None) -> str | None:
+    """Raises InvalidMd5."""
+    try:
+        return None if text is None else parse_hex(text, 32)
+    except ValueError as error:
+        raise InvalidMd5(f"uploader.md5 {error}.") from error
+
+
+def _sha256_of(field: str, text: str | None) -> str | None:
+    """Raises InvalidRequest."""
+    try:
+        return None if text is None else parse_hex(text, 64)
+    except ValueError as error:
+        raise InvalidRequest.field(field, str(error)) from error

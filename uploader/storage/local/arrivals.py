@@ -1,0 +1,155 @@
+"""Contents that come whole: written under the name of their digest before there is a row, and looked at once more under the
+lock of that row.
+
+A name without a row counts for nothing: whoever has other bytes for it puts them in its place, and what is left of a crash
+is housekeeping's. So a name may be there before its bytes are durable, and all that was written at one time is made durable
+by one call.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+
+from uploader.crashpoints import crash_point
+from uploader.errors import Md5Mismatch, Sha256Mismatch, UploaderError
+from uploader.storage import disk
+from uploader.storage.base import Arrival, Body
+from uploader.storage.disk import Directory, Root
+from uploader.storage.hashes import digests_of
+from uploader.storage.local.blobs import Blobs, blob_path, fan_out, write_all
+from uploader.tasks import Pool
+
+# A content of more is hashed where long work is done, and waits for no other one.
+_SMALL_BYTES = 256 << 10
+# From so many contents on one sync of the whole filesystem takes less than one for each file and directory.
+_MANY = 4
+# What is stored together at most.
+_GROUP = 256
+
+
+class LocalArrivals:
+    """The contents that arrive in this process. Small ones that come while others are being stored are stored together."""
+
+    def __init__(self, root: Root, blobs: Blobs, disk_pool: Pool, hashing: Pool) -> None:
+        self._root = root
+        self._blobs = blobs
+        self._disk = disk_pool
+        self._hashing = hashing
+        # Whether a sync of the whole filesystem does here what it should.
+        self.syncs_whole = False
+        self._waiting: list[tuple[Sequence[Arrival], asyncio.Future[None]]] = []
+        self._storing: asyncio.Task[None] | None = None
+
+    async def store(self, arrivals: Sequence[Arrival]) -> None:
+        large = [arrival for arrival in arrivals if arrival.body.length > _SMALL_BYTES]
+        for arrival in large:
+            arrival.digests = await self._hashing.run(digests_of, arrival.body)
+        if large:
+            await self._disk.run(self._store, arrivals)
+            return
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((arrivals, stored))
+        if self._storing is None or self._storing.done():
+            self._storing = asyncio.create_task(self._store_waiting(), name="store arrivals")
+        await stored
+
+    async def _store_waiting(self) -> None:
+        while self._waiting:
+            group: list[tuple[Sequence[Arrival], asyncio.Future[None]]] = []
+            while self._waiting and sum(len(arrivals) for arrivals, _ in group) < _GROUP:
+                group.append(self._waiting.pop(0))
+            error: BaseException | None = None
+            try:
+                await self._disk.run(self._store, [arrival for arrivals, _ in group for arrival in arrivals])
+            except Exception as failure:
+                error = failure
+            for _, stored in group:
+                if not stored.done():
+                    stored.set_result(None) if error is None else stored.set_exception(error)
+
+    # In a thread
+
+    def place_blobs(self, arrivals: Sequence[Arrival]) -> None:
+        try:
+            self._place(arrivals)
+        except OSError as error:
+            raise disk.refusal(error) from error
+
+    def _store(self, arrivals: Sequence[Arrival]) -> None:
+        whole = len(arrivals) >= _MANY and self.syncs_whole
+        with self._root.enter("blobs") as blobs:
+            for arrival in arrivals:
+                if _is_as_claimed(arrival):
+                    self._write(blobs, arrival, synced=not whole)
+        crash_point("arrival.after_write")
+        if whole:
+            self._root.sync_all()
+            crash_point("arrival.after_sync")
+
+    def _write(self, blobs: Directory, arrival: Arrival, *, synced: bool) -> None:
+        """An error of the disk is that of this content alone."""
+        assert arrival.digests is not None
+        sha256 = arrival.digests.sha256
+        try:
+            make = blobs.make if synced else blobs.make_unsynced
+            with make(fan_out(sha256)) as directory:
+                arrival.place = _write(directory, sha256, arrival.body, synced=synced)
+                if synced:
+                    directory.sync()
+        except OSError as error:
+            arrival.error = disk.refusal(error)
+
+    def _place(self, arrivals: Sequence[Arrival]) -> None:
+        for arrival in arrivals:
+            assert arrival.digests is not None
+            sha256, place = arrival.digests.sha256, arrival.place
+            if not isinstance(place, os.stat_result) or not self._root.has(blob_path(sha256), place):
+                self._blobs.write(arrival.body.pieces(), sha256)
+
+
+def _is_as_claimed(arrival: Arrival) -> bool:
+    digests = arrival.digests = arrival.digests or digests_of(arrival.body)
+    error: UploaderError | None = None
+    if arrival.md5 not in (None, digests.md5):
+        error = Md5Mismatch(expected=arrival.md5, actual=digests.md5)
+    elif arrival.sha256 not in (None, digests.sha256):
+        error = Sha256Mismatch(expected=arrival.sha256, actual=digests.sha256)
+    arrival.error = error
+    return error is None
+
+
+def _write(directory: Directory, sha256: str, body: Body, *, synced: bool) -> os.stat_result | None:
+    """What has the bytes of a body under the name of their digest: a new file, or one that is there already. None if that
+    holds something else."""
+    try:
+        descriptor = directory.create_to_write(sha256)
+    except FileExistsError:
+        descriptor = directory.open_to_write(sha256)
+        if not _holds(descriptor, body):
+            disk.close(descriptor)
+            return None
+    else:
+        try:
+            write_all(descriptor, body.pieces())
+        except BaseException:
+            # Not its name: that may be somebody else's by now.
+            disk.resize(descriptor, 0)
+            disk.close(descriptor)
+            raise
+    try:
+        if synced:
+            disk.sync_data(descriptor)
+        return disk.status(descriptor)
+    finally:
+        disk.close(descriptor)
+
+
+def _holds(descriptor: int, body: Body) -> bool:
+    if disk.status(descriptor).st_size != body.length:
+        return False
+    offset = 0
+    for piece in body.pieces():
+        if disk.read(descriptor, len(piece), offset) != piece:
+            return False
+        offset += len(piece)
+    return True
