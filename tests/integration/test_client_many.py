@@ -81,7 +81,8 @@ async def names_of(client: AsyncClient) -> list[str]:
 
 
 def is_batch(request: httpx2.Request) -> bool:
-    return request.url.path == "/files/batch" and len(request.content) > 1024
+    """With members."""
+    return request.url.path == "/files/batch" and int(request.headers["content-length"]) > 1024
 
 
 def whole(wire: Wire) -> int:
@@ -272,9 +273,9 @@ async def test_where_batches_are_refused_each_file_goes_for_itself(
             request.url = request.url.copy_with(path="/nothing")
 
     wire.before = before
-    files = folder_of(tmp_path / "here")
+    files = folder_of(tmp_path / "here", [*SMALL[1:], MIDDLE])
     assert hows(await client.upload_many(files)) == {local.name: "sent" for local in files}
-    assert whole(wire) == len(SMALL)  # the empty one is complete as it is opened, the middle one is not small
+    assert whole(wire) == len(files)
 
 
 async def test_what_is_refused_harms_no_other(stack: Stack, wire: Wire, tmp_path: Path) -> None:
@@ -340,10 +341,11 @@ async def test_a_paused_folder_waits_and_a_stopped_one_keeps_what_is_there(
     with pytest.raises(Stopped):
         await transfer
     there = len(await names_of(client))
-    assert there in (400, 800)
+    assert 400 <= there <= 800
     wire.after = _nothing
     outcomes = hows(await client.upload_many(files))
-    assert list(outcomes.values()).count("present") == there
+    # A server goes on with what it has received.
+    assert there <= list(outcomes.values()).count("present") <= 800
     assert len(outcomes) == 1200
 
 

@@ -5,6 +5,7 @@ Knows neither how a batch is made (`batch.py`) nor how one file is sent (`transf
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from uploader.client.errors import (
     ClientError,
     ContentDiffers,
     InvalidName,
+    NotFound,
     ServerTooOld,
     Unauthenticated,
     Unreachable,
@@ -26,6 +28,7 @@ from uploader.client.model import IfExists, Line
 from uploader.client.transfers import plan
 from uploader.client.transfers.names import checked_name
 from uploader.client.transfers.progress import Meter, Progress
+from uploader.client.transfers.sending import all_or_none
 from uploader.client.transfers.shared import Shared
 from uploader.client.transfers.source import open_source
 from uploader.client.transfers.upload import Destination, Uploading
@@ -87,21 +90,20 @@ class ManyUploads:
             return self._outcomes
         await self._sort(named)
         self._meter.enter("uploading")
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(_BATCHES, self._shared.connections)):
-                group.create_task(self._send_batches())
-            for _ in range(min(self._shared.connections, len(self._others))):
-                group.create_task(self._send_others(self._others))
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(self._shared.connections, len(self._left_over))):
-                group.create_task(self._send_others(self._left_over))
+        connections = self._shared.connections
+        batches = [self._send_batches() for _ in range(min(_BATCHES, connections))]
+        others = [self._send_others(self._others) for _ in range(min(connections, len(self._others)))]
+        await all_or_none([*batches, *others])
+        left_over = [self._send_others(self._left_over) for _ in range(min(connections, len(self._left_over)))]
+        await all_or_none(left_over)
         self._meter.enter("complete")
         return self._outcomes
 
     async def discard(self) -> None:
         """Let the server forget what is not whole."""
         for uploading in self._unfinished:
-            await uploading.discard()
+            with contextlib.suppress(NotFound):
+                await uploading.discard()
 
     def _end(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)

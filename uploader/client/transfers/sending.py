@@ -7,6 +7,7 @@ Knows nothing of digests and merges: where the upload stands in the end is for `
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from uploader.client.api import Api
 from uploader.client.errors import ClientError, ServerProblem
@@ -15,6 +16,8 @@ from uploader.client.transfers import plan
 from uploader.client.transfers.progress import Meter
 from uploader.client.transfers.shared import Shared
 from uploader.client.transfers.source import Source
+
+T = TypeVar("T")
 
 _READ_BYTES = 1 << 20
 _PIECE_BYTES = 128 << 10
@@ -39,7 +42,7 @@ class Sending:
         self._meter.enter("uploading")
         queue = plan.Queue(upload.missing, hold_last=not self._told.is_set())
         workers = [self._send_from(queue, upload) for _ in range(min(self._shared.connections, len(queue)))]
-        for status in await _all_or_none(workers):
+        for status in await all_or_none(workers):
             if status is not None:
                 return status
         return await self._api.status(upload.id)
@@ -117,7 +120,7 @@ class Sending:
         return block
 
 
-async def _all_or_none(works: "Iterable[Awaitable[UploadStatus | None]]") -> list[UploadStatus | None]:
+async def all_or_none(works: Iterable[Awaitable[T]]) -> list[T]:
     """Run all; the first error ends the others, and nothing of them goes on behind the caller's back."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
