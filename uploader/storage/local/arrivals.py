@@ -17,7 +17,7 @@ from uploader.storage.base import Arrival, Body
 from uploader.storage.disk import Directory, Root
 from uploader.storage.hashes import digests_of
 from uploader.storage.local.blobs import Blobs, blob_path, fan_out, write_all
-from uploader.tasks import Pool
+from uploader.storage.threads import Threads
 
 # A content of more is hashed where long work is done, and waits for no other one.
 _SMALL_BYTES = 256 << 10
@@ -30,11 +30,10 @@ _GROUP = 256
 class LocalArrivals:
     """The contents that arrive in this process. Small ones that come while others are being stored are stored together."""
 
-    def __init__(self, root: Root, blobs: Blobs, disk_pool: Pool, hashing: Pool) -> None:
+    def __init__(self, root: Root, blobs: Blobs, threads: Threads) -> None:
         self._root = root
         self._blobs = blobs
-        self._disk = disk_pool
-        self._hashing = hashing
+        self._threads = threads
         # Whether a sync of the whole filesystem does here what it should.
         self.syncs_whole = False
         self._waiting: list[tuple[Sequence[Arrival], asyncio.Future[None]]] = []
@@ -43,9 +42,9 @@ class LocalArrivals:
     async def store(self, arrivals: Sequence[Arrival]) -> None:
         large = [arrival for arrival in arrivals if arrival.body.length > _SMALL_BYTES]
         for arrival in large:
-            arrival.digests = await self._hashing.run(digests_of, arrival.body)
+            arrival.digests = await self._threads.long_hashing.run(digests_of, arrival.body)
         if large:
-            await self._disk.run(self._store, arrivals)
+            await self._threads.long.run(self._store, arrivals)
             return
         stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((arrivals, stored))
@@ -60,12 +59,16 @@ class LocalArrivals:
                 group.append(self._waiting.pop(0))
             error: BaseException | None = None
             try:
-                await self._disk.run(self._store, [arrival for arrivals, _ in group for arrival in arrivals])
+                await self._store_group([arrival for arrivals, _ in group for arrival in arrivals])
             except Exception as failure:
                 error = failure
             for _, stored in group:
                 if not stored.done():
                     stored.set_result(None) if error is None else stored.set_exception(error)
+
+    async def _store_group(self, arrivals: Sequence[Arrival]) -> None:
+        is_short = sum(arrival.body.length for arrival in arrivals) <= _SMALL_BYTES
+        await (self._threads.disk if is_short else self._threads.long).run(self._store, arrivals)
 
     # In a thread
 
