@@ -41,13 +41,13 @@ WHERE user_info.user_id = item.id
 """
 # The driver sends many rows at once only where what follows VALUES has no parameters.
 _ADD_REFS_MYSQL = """
-INSERT INTO blob (sha256, md5, size, refs, created_at)
+INSERT INTO `blob` (sha256, md5, size, refs, created_at)
 SELECT CAST(item.sha256 AS BINARY), CAST(item.md5 AS BINARY), item.size, 1, :now FROM JSON_TABLE(:batch, '$[*]' COLUMNS (
   sha256 VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[0]',
   md5 VARCHAR(32) CHARACTER SET utf8mb4 PATH '$[1]',
   size BIGINT PATH '$[2]'
 )) AS item
-ON DUPLICATE KEY UPDATE refs = blob.refs + 1, damaged = 0, scrubbed_at = NULL, created_at = :now
+ON DUPLICATE KEY UPDATE refs = `blob`.refs + 1, damaged = 0, scrubbed_at = NULL, created_at = :now
 """
 
 

@@ -61,8 +61,8 @@ async def add_whole_files(
     *,
     place_blobs: Callable[[Collection[str]], Awaitable[None]],
 ) -> list[Verdict | None]:
-    """Files of one user, of bytes that came whole; what became of each, in their order. None: an upload of this MD5 is open,
-    and closing one is not for here.
+    """Files of one user and of different names, of bytes that came whole; what became of each, in their order. None: an
+    upload of this MD5 is open, and closing one is not for here.
 
     `place_blobs` is given SHA-256s whose rows are locked. Those that are refused leave a blob without refs, for the
     collector. Raises Duplicate, BlobLost.

@@ -35,7 +35,8 @@ CLOSE_UPLOAD = (
 )
 
 INSERT_FILE = insert(file)
-DELETE_FILE = delete(file).where(file.c.id == bindparam("removed"))
+# By its name, too: who renames a file asks nobody, and then it is no longer the one that was to go.
+DELETE_FILE = delete(file).where(file.c.id == bindparam("removed"), file.c.name == bindparam("of_name"))
 # Whoever adds a ref in this way places bytes of their own.
 _PLACED: dict[str, Any] = {"damaged": False, "scrubbed_at": None, "created_at": bindparam("placed_at")}
 _MORE = {"refs": blob.c.refs + 1, **_PLACED}

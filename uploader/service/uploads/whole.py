@@ -39,20 +39,24 @@ class _Group:
     """Files that are stored together, with the places of their outcomes."""
 
     places: list[int] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
     files: list[NewFile] = field(default_factory=list)
     bodies: list[Body] = field(default_factory=list)
     bytes: int = 0
 
     def add(self, place: int, new: NewFile, body: Body) -> None:
         self.places.append(place)
+        self.names.add(new.name)
         self.files.append(new)
         self.bodies.append(body)
         self.bytes += body.length
 
     def takes(self, new: NewFile, body: Body) -> bool:
-        """Whether one more still belongs to it."""
+        """Whether one more still belongs to it. One name is in it once, so that files of one name come in their order."""
         if not self.files:
             return True
+        if new.name in self.names:
+            return False
         fits = len(self.files) < _GROUP_FILES and self.bytes + body.length <= _GROUP_BYTES
         return fits and new.if_exists is self.files[0].if_exists
 
