@@ -201,7 +201,7 @@ def _kind(path: str) -> str:
     top, *names = path.split("/")
     if top.startswith("installation."):
         return "installation.DRAFT"
-    patterns = {"temp": ["YYYY", "MM", "ID"], "blobs": ["ab", "cd", "SHA256"]}.get(top, [])
+    patterns = {"temp": ["YYYY", "MM", "ID"], "blobs": ["ab", "cd", "SHA256"], "trash": [*names[:1], "ab"]}.get(top, [])
     return "/".join([top, *patterns[: len(names)], *names[len(patterns) :]]) or "."
 
 
