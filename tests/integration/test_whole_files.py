@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.archives import Entry, archive
 from tests.support.bodies import InPieces
 from tests.support.content import KIB, Content
 from tests.support.faults import Call, failing_call, intercepting, recorded_calls
@@ -334,3 +335,20 @@ async def test_a_body_that_can_not_be_read_back_harms_no_other(stack: Stack) -> 
     outcomes = await stack.services.whole.receive_many("alice", entries())
     assert [type(outcome) for outcome in outcomes] == [Complete, StorageFailed, Complete, Complete, Complete]
     assert all(body.keepers == 0 for body in bodies)
+
+
+# Archives
+
+
+@pytest.mark.parametrize("cut_bytes", [0, 1, 512, 699])
+async def test_what_came_of_an_archive_before_it_broke_off_stands(stack: Stack, cut_bytes: int) -> None:
+    """In the middle of a member, or right after its header."""
+    entries = [Entry(f"{number}", b"%d" % number * 700) for number in range(6)]
+    written = archive(*entries)
+    place = written.rindex(entries[-1].data) + cut_bytes
+    response = await stack.client.post("/files/batch", content=written[:place])
+    assert (response.status_code, response.json()["code"]) == (422, "invalid-archive")
+    assert [(each["name"], each["status"]) for each in response.json()["results"]] == [(f"{n}", 201) for n in range(5)]
+    again = await stack.client.post("/files/batch", content=written)
+    assert [each["status"] for each in again.json()["results"]] == [200] * 5 + [201]
+    assert await names(stack) == [(entry.name, 700) for entry in entries]
