@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from benchmarks import report
+from benchmarks import interpreter, report
 from benchmarks.report import Row
 from tests.support.bodies import InPieces
 from uploader.domain.upload import State, Upload
@@ -38,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.closer", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round of each; the page stays as it is")
     arguments = parser.parse_args()
+    interpreter.choose()
     machine = report.machine(())
     rows = [_row(writers, again, 1 if arguments.quick else 7) for again in (False, True) for writers in _WRITERS]
     section = f"{machine}\n\n{report.table(rows)}"

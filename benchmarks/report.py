@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import interpreter
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -87,7 +89,7 @@ def machine(versions: Sequence[str]) -> str:
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     load = os.getloadavg()[0]
     facts = [f"{os.cpu_count()} cores ({model})", f"{memory_gib:.0f} GiB", f"Linux {platform.release()}"]
-    return ", ".join([*facts, f"load {load:.1f} at the start", f"Python {platform.python_version()}", *versions])
+    return ", ".join([*facts, f"load {load:.1f} at the start", interpreter.described(), *versions])
 
 
 def write(page: Path, name: str, text: str) -> None:

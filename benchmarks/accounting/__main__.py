@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import report
+from benchmarks import interpreter, report
 from benchmarks.accounting import calling, flushing, rebuild, recording, writes
 from benchmarks.accounting.scale import FULL, QUICK, Scale
 from benchmarks.accounting.stores import versions
@@ -40,6 +40,7 @@ def main() -> None:
         "--shards", action="store_true", help="10 million pending in 16 shards, too; takes 10 GiB of memory"
     )
     arguments = parser.parse_args()
+    interpreter.choose()
     scale = QUICK if arguments.quick else FULL
     if arguments.shards:
         scale = replace(scale, sharded_pending=_SHARDED_PENDING)

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import report
-from benchmarks.ingest import files, growth, installing, large, latency, memory, small
+from benchmarks import interpreter, report
+from benchmarks.ingest import growth, installing, large, latency, memory, small
 from benchmarks.ingest.load import LoadFailed
 from benchmarks.ingest.places import Places, memory_directory
 from benchmarks.ingest.rounds import reason
@@ -26,7 +26,6 @@ BENCHMARKS: dict[str, Benchmark] = {
     "small": small.small,
     "memory": memory.memory,
     "latency": latency.latency,
-    "files": files.files,
     "connections": growth.connections,
     "open": growth.open_uploads,
 }
@@ -39,6 +38,7 @@ def main() -> None:
     parser.add_argument("--servers", nargs="+", default=(), metavar="TEXT", help="only those whose name contains one")
     parser.add_argument("--directory", type=Path, help="on the disk to be measured; needs 10 GiB there")
     arguments = parser.parse_args()
+    interpreter.choose()
     # Servers and the load generator inherit it: a thousand connections are more than most systems allow by default.
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))

@@ -65,7 +65,7 @@ class PutContender:
     """A server that stores the body of a PUT as a file."""
 
     def __init__(self, port: int, pids: Sequence[int], files: Path) -> None:
-        self.port, self.pids, self._files = port, pids, files
+        self.port, self.pids, self.files = port, pids, files
 
     def plan(self, load: Load) -> Plan:
         return Plan(
@@ -80,14 +80,14 @@ class PutContender:
         )
 
     def clear(self) -> None:
-        empty(self._files)
+        empty(self.files)
 
 
 class TusContender:
     """A tus server: an upload for each connection, one PATCH for each chunk. None of them is finished."""
 
     def __init__(self, port: int, pids: Sequence[int], files: Path) -> None:
-        self.port, self.pids, self._files = port, pids, files
+        self.port, self.pids, self.files = port, pids, files
 
     def plan(self, load: Load) -> Plan:
         return Plan(self.port, [self._patches(load) for _ in range(load.connections)])
@@ -107,7 +107,7 @@ class TusContender:
         ]
 
     def clear(self) -> None:
-        empty(self._files)
+        empty(self.files)
 
 
 def empty(directory: Path) -> None:

@@ -1,8 +1,8 @@
 """The load generator, in a process of its own: `python -m benchmarks.ingest.generator`, told on standard input what to send.
 
-One thread and an epoll; every body is the same warm memory, so that it costs little beside the server. (`sendfile` from
-memory costs both sides more: the kernel then handles single pages.) Says how long each request took, and what itself used of
-the processor.
+One thread and an epoll; every body is the same warm memory, unless it is told, so that it costs little beside the server.
+(`sendfile` from memory costs both sides more: the kernel then handles single pages.) Says how long each request took, and
+what itself used of the processor.
 """
 
 import os
@@ -49,7 +49,8 @@ class Connection:
         if not self._requests or time.perf_counter() > self._until:
             return False
         request = self._requests.popleft()
-        self._head, self._body = request.head, self._memory[: request.length - self._held_bytes]
+        memory = self._memory if request.body is None else memoryview(request.body)
+        self._head, self._body = request.head, memory[: request.length - self._held_bytes]
         self._answer, self._length = b"", request.length
         self._began = time.perf_counter()
         self.send()

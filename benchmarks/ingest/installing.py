@@ -2,15 +2,20 @@
 
 import json
 import os
+import platform
 import shutil
 import subprocess
-import venv
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from benchmarks import interpreter
+
 _PYTHON_PACKAGES = ("tuspyserver==4.4.3", "tuspy==1.1.0", "copyparty==1.20.26", "uvicorn[standard]")
 _NODE_PACKAGES = ("@tus/server@2.4", "@tus/file-store@2.1")
+# A Python on another one's packages would be another build.
+_SLUG = f"{sys.base_prefix.strip('/').replace('/', '-')}-{platform.python_version()}"
 _SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin"
 
 
@@ -38,14 +43,9 @@ def _unpack_nginx(directory: Path) -> None:
 
 
 def python() -> Path:
-    """A Python that has the Python peers. Raises NotAvailable."""
-    return _once("python", _install_python) / "bin" / "python"
-
-
-def _install_python(directory: Path) -> None:
-    venv.create(directory, with_pip=True)
-    command = [str(directory / "bin" / "python"), "-m", "pip", "install", "-q", *_PYTHON_PACKAGES]
-    subprocess.run(command, check=True, capture_output=True)
+    """This very Python, with the Python peers. Raises NotAvailable."""
+    name = f"python-{_SLUG}"
+    return _once(name, lambda directory: interpreter.install(directory, *_PYTHON_PACKAGES)) / "bin" / "python"
 
 
 def node_modules() -> Path:
@@ -70,13 +70,19 @@ def versions() -> list[str]:
             found.append(f"{package} {facts['version']}")
         said = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False).stdout
         found.append(f"Node {said.strip().lstrip('v')}")
-    with suppress(NotAvailable):
+    return found + python_versions()
+
+
+def python_versions() -> list[str]:
+    """Of the Python peers, if they are there."""
+    try:
         python()
-        found += [package.replace("==", " ") for package in _PYTHON_PACKAGES if "==" in package]
-    return found
+    except NotAvailable:
+        return []
+    return [package.replace("==", " ") for package in _PYTHON_PACKAGES if "==" in package]
 
 
-def _once(name: str, install: Callable[[Path], None]) -> Path:
+def _once(name: str, install: Callable[[Path], object]) -> Path:
     directory = kept() / name
     if (directory / "installed").exists():
         return directory

@@ -14,10 +14,11 @@ HELD = "held"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The head of a request as it goes over the wire, and how long its body is."""
+    """The head of a request as it goes over the wire, and how long its body is; what it is, where that matters."""
 
     head: bytes
     length: int
+    body: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

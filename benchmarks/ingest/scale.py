@@ -24,18 +24,6 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
-    """So many files, so many of them on their way at once."""
-
-    count: int
-    at_once: int
-    rounds: int
-    limit_seconds: float = 12.0
-    # For what the database and the disk can do by themselves.
-    bound_seconds: float = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     large: Load
     small: Load
@@ -44,7 +32,6 @@ class Scale:
     idle_connections: int
     # What uploads while small requests are asked.
     busy: tuple[Load, ...]
-    files: Files
     # As many chunks as this has, over each of these numbers of connections.
     many: Load
     connections: tuple[int, ...]
@@ -69,7 +56,6 @@ FULL = Scale(
         Load(connections=4, chunks=200, chunk_bytes=8 * MIB, rounds=3, limit_seconds=4.0),
         Load(connections=16, chunks=4000, chunk_bytes=64 * KIB, rounds=3, limit_seconds=4.0),
     ),
-    files=Files(count=5000, at_once=16, rounds=1),
     many=Load(connections=4, chunks=32, chunk_bytes=8 * MIB, rounds=3, limit_seconds=1.5),
     connections=(1, 4, 16, 64, 256),
     open_uploads=(10, 1000, 100_000),
@@ -84,7 +70,6 @@ QUICK = Scale(
     held=Load(connections=64, chunks=1, chunk_bytes=8 * MIB, rounds=1),
     idle_connections=1000,
     busy=(Load(connections=4, chunks=50, chunk_bytes=8 * MIB, rounds=1, limit_seconds=2.0),),
-    files=Files(count=500, at_once=16, rounds=1, limit_seconds=1.5, bound_seconds=0.3),
     many=Load(connections=4, chunks=16, chunk_bytes=8 * MIB, rounds=1, limit_seconds=1.0),
     connections=(1, 16, 64),
     open_uploads=(10, 1000),
@@ -98,7 +83,6 @@ TINY = Scale(
     held=Load(connections=2, chunks=1, chunk_bytes=64 * KIB, rounds=1),
     idle_connections=10,
     busy=(Load(connections=1, chunks=20, chunk_bytes=64 * KIB, rounds=1, limit_seconds=0.2),),
-    files=Files(count=4, at_once=2, rounds=1, bound_seconds=0.05),
     many=Load(connections=2, chunks=2, chunk_bytes=64 * KIB, rounds=1),
     connections=(1, 4),
     open_uploads=(3,),

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 from sqlalchemy import text
 
-from benchmarks import report
+from benchmarks import interpreter, report
 from benchmarks.accounting.stores import mariadb, versions
 from benchmarks.report import Row
 from benchmarks.reports.rows import FULL, QUICK, Scale, fill
@@ -44,6 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reports", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of everything; the page stays as it is")
     arguments = parser.parse_args()
+    interpreter.choose()
     scale = QUICK if arguments.quick else FULL
     machine = report.machine(versions()[1:])
     with tempfile.TemporaryDirectory(prefix="benchmark-") as directory:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks import report
+from benchmarks import interpreter, report
 from benchmarks.report import Row
 from benchmarks.slow_clients.honest import send_for
 from benchmarks.slow_clients.installation import Installation, running_installation
@@ -55,6 +55,7 @@ def main() -> None:
         "--quick", action="store_true", help="200 clients for seconds, to see that it runs; the page stays as it is"
     )
     quick = parser.parse_args().quick
+    interpreter.choose()
     section = measure(QUICK if quick else FULL)
     print(section)
     if not quick:

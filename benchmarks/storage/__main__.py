@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import report
+from benchmarks import interpreter, report
 from benchmarks.report import Row
 from benchmarks.storage import concatenating, finishing, hashing, writing
 from benchmarks.storage.scale import FULL, QUICK, Scale
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, metavar="NAME", help="; ".join(BENCHMARKS))
     parser.add_argument("--directory", type=Path, help="on the disk to be measured; needs 30 GiB there (4 if quick)")
     arguments = parser.parse_args()
+    interpreter.choose()
     section = measure(QUICK if arguments.quick else FULL, arguments.only or list(BENCHMARKS), arguments.directory)
     print(section)
     if not arguments.quick and not arguments.only:

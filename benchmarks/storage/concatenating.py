@@ -3,11 +3,11 @@
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from benchmarks import interpreter
 from benchmarks.report import Row, compared
 from benchmarks.storage.client import Bytes, Connection, in_parallel
 from benchmarks.storage.scale import Scale, spelled
@@ -55,7 +55,7 @@ def _finish_concatenator(port: int, content: Bytes, size: int) -> float:
 def tus(directory: Path, scale: Scale) -> list[Row]:
     """tus: as many partial uploads as connections, then the request that concatenates them. It computes no digest."""
     try:
-        python = _install(directory)
+        python = interpreter.install(directory / "venv", _TUS, "uvicorn")
     except (subprocess.CalledProcessError, OSError):
         return [Row("tus concatenation", "–", f"left out: {_TUS} could not be installed")]
     application = directory / "application.py"
@@ -67,13 +67,6 @@ def tus(directory: Path, scale: Scale) -> list[Row]:
             figure = f"concatenation of {_PARTS} partial uploads, {spelled(size)}: tuspyserver"
             rows.append(compared(figure, seconds, "s", "without digests, without fsync"))
     return rows
-
-
-def _install(directory: Path) -> Path:
-    venv.create(directory / "venv", with_pip=True)
-    python = directory / "venv" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", _TUS, "uvicorn"], check=True, capture_output=True)
-    return python
 
 
 def _finish_tus(port: int, chunk_size: int, size: int) -> float:

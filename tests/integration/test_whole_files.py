@@ -1,5 +1,6 @@
 """Files that come whole, as the service takes them: what becomes of each, of the accounts, and of the bytes."""
 
+import asyncio
 import errno
 import hashlib
 import os
@@ -13,7 +14,8 @@ from tests.support.bodies import InPieces
 from tests.support.content import KIB, Content
 from tests.support.faults import Call, failing_call, intercepting, recorded_calls
 from tests.support.invariants import checked_accounts
-from tests.support.stack import Stack
+from tests.support.stack import Stack, without_database
+from tests.support.waiting import eventually
 from uploader.domain.digest import ClaimedDigests
 from uploader.domain.upload import IfExists
 from uploader.errors import (
@@ -22,6 +24,7 @@ from uploader.errors import (
     QuotaExceeded,
     Sha256Mismatch,
     StorageFailed,
+    Unavailable,
     UploaderError,
 )
 from uploader.service.uploads.results import Complete, NewFile, Target
@@ -352,3 +355,54 @@ async def test_what_came_of_an_archive_before_it_broke_off_stands(stack: Stack, 
     again = await stack.client.post("/files/batch", content=written)
     assert [each["status"] for each in again.json()["results"]] == [200] * 5 + [201]
     assert await names(stack) == [(entry.name, 700) for entry in entries]
+
+
+async def test_a_slow_batch_is_stored_while_it_comes(stack: Stack) -> None:
+    body = InPieces(b"early")
+    stored = asyncio.Event()
+
+    async def entries() -> AsyncIterator[tuple[NewFile, Body] | UploaderError]:
+        yield new("early"), body
+        await stored.wait()
+        yield new("late"), InPieces(b"late")
+
+    receiving = asyncio.create_task(stack.services.whole.receive_many("alice", entries()))
+
+    async def is_given_up() -> bool:
+        return body.keepers == 0
+
+    await eventually(is_given_up)
+    assert await names(stack) == [("early", 5)]
+    stored.set()
+    assert len(await receiving) == 2
+    assert await names(stack) == [("early", 5), ("late", 4)]
+
+
+async def test_what_came_before_a_batch_broke_off_is_stored(stack: Stack) -> None:
+    bodies = [InPieces(str(number).encode()) for number in range(450)]
+
+    async def entries() -> AsyncIterator[tuple[NewFile, Body] | UploaderError]:
+        for number, body in enumerate(bodies):
+            yield new(str(number)), body
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        await stack.services.whole.receive_many("alice", entries())
+    assert len(await names(stack)) == 450
+    assert all(body.keepers == 0 for body in bodies)
+
+
+async def test_a_batch_without_a_database_keeps_no_body(stack: Stack) -> None:
+    bodies: list[InPieces] = []
+
+    async def entries() -> AsyncIterator[tuple[NewFile, Body] | UploaderError]:
+        for number in range(450):
+            bodies.append(InPieces(str(number).encode()))
+            yield new(str(number)), bodies[-1]
+
+    async with without_database(stack):
+        with pytest.raises(Unavailable):
+            await stack.services.whole.receive_many("alice", entries())
+    assert bodies
+    assert all(body.keepers == 0 for body in bodies)
+    assert await names(stack) == []

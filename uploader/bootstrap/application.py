@@ -17,6 +17,7 @@ from uploader.http.app import Application, Lifespan
 from uploader.http.auth.authenticator import Authenticator
 from uploader.http.auth.origins import Origins
 from uploader.http.bodies.intake import Intake
+from uploader.http.native import file_routes
 from uploader.http.native import routes as native
 from uploader.http.native.files import FileHandlers
 from uploader.http.native.uploads import UploadHandlers
@@ -50,7 +51,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
     operations = [
         *native.upload_operations(uploads),
         *native.whole_operations(WholeHandlers(services.whole)),
-        *native.file_operations(FileHandlers(services.files, services.links)),
+        *file_routes.file_operations(FileHandlers(services.files, services.folders, services.links)),
         *admin_operations(
             AdminHandlers(
                 services.reports,

@@ -75,8 +75,8 @@ _FILES_OF_NAMES = _FILES_OF_USER.where(models.file.c.name.in_(bindparam("names",
 _FILES_BY_CONTENTS = _FILES_OF_USER.where(
     tuple_(models.file.c.sha256, models.file.c.name).in_(bindparam("contents", expanding=True))
 )
-# SQLite uses no index for a list of tuples, but it does for a table that it is joined with. The user is in it as well:
-# SQLite would begin with a condition on the user, and look at all files.
+# SQLite uses no index for a list of tuples, but it does for a table that it is joined with. The user is in that, too: it
+# would begin with a condition on the user, and look at all files.
 _ITEM = func.json_each(bindparam("contents")).table_valued("value", name="item")
 _FILES_IN_JSON = FILE.join(
     _ITEM,

@@ -104,7 +104,7 @@ class _Batch:
 
 
 def _encoded(names: list[str], results: list[Complete | UploaderError]) -> bytes:
-    """Of a member in whose middle the archive broke off there is a name and no result."""
+    """A member that broke off has a name and no result."""
     return msgspec.json.encode([_line(name, result) for name, result in zip(names, results, strict=False)])
 
 
