@@ -321,6 +321,16 @@ async def test_one_path_twice_is_taken_in_order(stack: Stack) -> None:
     await checked_accounts(stack.services.database)
 
 
+async def test_a_name_that_is_taken_is_the_only_members_own_affair(stack: Stack) -> None:
+    await send(stack, b"1", "a")
+    content = Content(100 * KIB)
+    await stack.open(content)
+    members = [("a", b"2"), ("b", content.data)]  # the other one leaves the group
+    assert [type(outcome) for outcome in await send_many(stack, members, IfExists.FAIL)] == [NameTaken, Complete]
+    assert [type(outcome) for outcome in await send_many(stack, members[:1], IfExists.FAIL)] == [NameTaken]
+    assert await names(stack) == [("a", 1), ("b", content.size)]
+
+
 class Unreadable(InPieces):
     """A spooled body whose part of the disk went bad."""
 

@@ -340,7 +340,7 @@ if ENDED[state] then""",
     _mutant(
         "an open upload that its content leaves open",
         ("_add_file", "if replaced is None:", "if True:"),
-        tests=f"{_ADDING} {_WHOLE}",
+        tests=_WHOLE,
     ),
     _mutant(
         "one path twice in a group",
@@ -367,11 +367,6 @@ if ENDED[state] then""",
         "a blob that is known by its number alone",
         ("Directory.has", "and found.st_ctime_ns == opened.st_ctime_ns", ""),
         tests=_WHOLE,
-    ),
-    _mutant(
-        "locks in no order",
-        ("lock_contents", "sorted(file.sha256 for file in files)", "[f.sha256 for f in files]"),
-        tests=_ADDING,
     ),
 )
 

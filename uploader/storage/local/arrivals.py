@@ -61,7 +61,7 @@ class LocalArrivals:
             error: BaseException | None = None
             try:
                 await self._disk.run(self._store, [arrival for arrivals, _ in group for arrival in arrivals])
-            except Exception as failure:
+            except BaseException as failure:  # whatever ends this: nobody is to wait for ever
                 error = failure
             for _, stored in group:
                 if not stored.done():
