@@ -5,10 +5,12 @@ import errno
 import hashlib
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import MakeStack
 from tests.support.archives import Entry, archive
 from tests.support.bodies import InPieces
 from tests.support.content import KIB, Content
@@ -16,8 +18,9 @@ from tests.support.faults import Call, failing_call, intercepting, recorded_call
 from tests.support.invariants import checked_accounts
 from tests.support.stack import Stack, without_database
 from tests.support.waiting import eventually
+from uploader.database import queries
 from uploader.domain.digest import ClaimedDigests
-from uploader.domain.upload import IfExists
+from uploader.domain.upload import IfExists, State
 from uploader.errors import (
     Md5Mismatch,
     NameTaken,
@@ -416,3 +419,30 @@ async def test_a_batch_without_a_database_keeps_no_body(stack: Stack) -> None:
     assert bodies
     assert all(body.keepers == 0 for body in bodies)
     assert await names(stack) == []
+
+
+# With its own upload
+
+
+async def test_an_upload_its_content_and_its_cancellation_that_race_end_it_once(make_stack_on: MakeStack) -> None:
+    """Its last chunk comes, and so does all of it in one request, alone and in a batch, while it is cancelled."""
+    async with make_stack_on() as stack:
+        for seed in range(4):
+            content = Content(100 * KIB, seed, name=f"{seed}.bin")
+            opened = (await stack.open(content)).json()["upload"]
+            await stack.put(content, 0)
+            deeds = [
+                stack.put(content, 1),
+                send(stack, content.data, content.name),
+                send_many(stack, [("beside", b"1"), (content.name, content.data)]),
+                stack.client.delete(f"/files/{content.md5}"),
+            ]
+            order = deeds[seed:] + deeds[:seed]
+            await asyncio.gather(*order)
+            await checked_accounts(stack.services.database)
+            assert await names(stack) == sorted([("beside", 1), *((f"{n}.bin", content.size) for n in range(seed + 1))])
+            row = await stack.services.database.read(partial(queries.upload_by_id, upload_id=opened["id"]))
+            assert row is not None
+            assert row.state is not State.OPEN
+        assert (await stack.usage("alice"))["reserved"] == 0
+        assert not [path for path in (stack.data / "temp").rglob("*") if path.is_file()]

@@ -181,7 +181,7 @@ async def _carry_out(connection: AsyncConnection, changes: Changes) -> None:
         await insert_files(connection, changes.made)
     if changes.removed:
         for file_id, name in sorted((file.id, file.name) for file in changes.removed):
-            if await changed(connection, statements.DELETE_FILE, removed=file_id, of_name=name) == 0:
+            if await changed(connection, statements.DELETE_NAMED_FILE, removed=file_id, of_name=name) == 0:
                 raise NamesChanged
     if changes.dropped:
         dropped = [{"dropped": sha256, "fewer": fewer} for sha256, fewer in sorted(changes.dropped.items())]
