@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).parents[2] / "uploader"
 
 MACHINE = "tests/stateful/test_accounting_machine.py"
 
+_ADDING = "tests/integration/test_adding_files.py"
 _ACCOUNTING = "tests/integration/test_accounting.py"
 _CLEANUP = "tests/integration/test_cleanup.py"
 _JOBS = "tests/integration/test_jobs.py"
@@ -16,6 +17,8 @@ _KEPT_FILES = "tests/integration/test_kept_files.py"
 _LIMITS = "tests/integration/test_limits.py"
 _PROOFS = "tests/integration/test_proof_of_possession.py"
 _UNCERTAIN = "tests/integration/test_uncertain_commits.py"
+_WHOLE = "tests/integration/test_whole_files.py"
+_CUT_OFF = "tests/integration/test_power_cuts.py"
 
 
 @dataclass(frozen=True)
@@ -321,6 +324,57 @@ if ENDED[state] then""",
         "a lease that no merge renews",
         ("Merging._renew", "await self._pending.lease(upload_id)", "pass"),
         tests=_JOBS,
+    ),
+    _mutant(
+        "names and quota that are read without the lock",
+        ("add_files", "files[0].user_id, lock=True", "files[0].user_id"),
+        tests=_ADDING,
+    ),
+    _mutant(
+        "a name that is decided on before the lock",
+        ("_Making._refusal", "_refuse_taken(file, of_name, self._if_exists)", "pass"),
+        tests=_ADDING,
+    ),
+    _mutant(
+        "a replacement of what is not locked",
+        ("add_files", "{file.sha256 for file in changes.removed} <= locked", "True"),
+        tests=_ADDING,
+    ),
+    _mutant(
+        "a refused member that keeps its ref",
+        ("_Making.decide", "changes.dropped[file.sha256] += 1", "pass"),
+        tests=_ADDING,
+    ),
+    _mutant(
+        "an open upload that its content leaves open",
+        ("_add_file", "if replaced is None:", "if True:"),
+        tests=_WHOLE,
+    ),
+    _mutant(
+        "one path twice in a group",
+        ("_Group.takes", "if new.name in self.names: return False", "pass"),
+        tests=_WHOLE,
+    ),
+    _mutant("a batch without its sync", ("LocalArrivals._store", "blobs.sync_all()", "pass"), tests=_CUT_OFF),
+    _mutant(
+        "an error of the disk that another group is told of",
+        ("LocalArrivals._store", "blobs.sync_all()", "self._root.sync_all()"),
+        tests=_WHOLE,
+    ),
+    _mutant(
+        "bytes that are believed though their sync failed",
+        ("_write", "_fill(descriptor, body, cut_off=is_new)", "if is_new: _fill(descriptor, body, cut_off=is_new)"),
+        tests=_WHOLE,
+    ),
+    _mutant(
+        "a blob that is not looked at once more",
+        ("LocalArrivals._place", "not self._root.has(blob_path(sha256), place)", "False"),
+        tests=_WHOLE,
+    ),
+    _mutant(
+        "a blob that is known by its number alone",
+        ("Directory.has", "and found.st_ctime_ns == opened.st_ctime_ns", ""),
+        tests=_WHOLE,
     ),
 )
 
