@@ -172,6 +172,8 @@ _BAD_NUMBERS = (
 )
 _BAD_IDS = ("x", "0" * 31, "0" * 32, "0" * 33, "G" * 32, "%00", "%0A", "..", "%FF", "*", "a" * 300, "%E2%80%AE", "null")
 BY_MD5 = (("GET", ""), ("DELETE", ""), ("PUT", "/chunks/0"), ("POST", "/merge"))
+# Files that come whole, with what of their query is good.
+WHOLE = (("PUT", f"/files/{ZEROS}?name=a"), ("POST", "/me/files?name=a"))
 _TWICE_ENCODED = ("%252F", "%252e%252e", "%2500")
 
 
@@ -181,6 +183,7 @@ def bad_paths() -> Iterator[Bad]:
             yield Bad(method, f"/files/{md5}{more}", 422, "invalid-md5")
         yield Bad("POST", f"/files/{md5}", 422, "invalid-md5", b'{"name": "a", "size": 1}')
         yield Bad("POST", f"/files/{md5}/proof", 422, "invalid-md5", b"{}")
+        yield Bad("PUT", f"/files/{md5}?name=a", 422, "invalid-md5", b"x")
     for number in _BAD_NUMBERS:
         if number.isascii():
             for place in ("/files/{md5}", "/uploads/{id}"):
@@ -267,12 +270,40 @@ def bad_queries() -> Iterator[Bad]:
     for name in ("sort=user_id", "order=asc", "q=a", "format=csv", "after=x"):
         target = f"/admin/usage?{name}&{name}"
         yield Bad("GET", target, 422, "invalid-request", names=name.partition("=")[0], user="root")
-    for name in ("prefix=a", "after=a"):
+    for name in ("prefix=a", "after=a", "q=a"):
         yield Bad("GET", f"/me/files?{name}&{name}", 422, "invalid-request", names=name.partition("=")[0])
     for method, more in BY_MD5:
         yield Bad(method, f"/files/{{md5}}{more}?id=a&id=b", 422, "invalid-request", names="id")
         yield Bad(method, f"/files/{{md5}}{more}?id={'a' * 65}", 422, "invalid-request", names="id")
         yield Bad(method, f"/files/{{md5}}{more}?id={ZEROS}", 410, "upload-gone")
+
+
+def bad_whole_files() -> Iterator[Bad]:
+    """What stands in the query of files that come whole, and archives that are none."""
+    for value in ("", "Keep", "keep,fail", "%00", "1", "null"):
+        for method, target in (*WHOLE, ("POST", "/files/batch?to=a")):
+            yield Bad(method, f"{target}&if_exists={value}", 422, "invalid-request", b"x", names="if_exists")
+    for method, target in WHOLE:
+        for value in ("", "now", "2026", "2026-01-01", "2026-01-01T00:00:00", "0", "2026-13-01T00:00:00Z", "%00"):
+            yield Bad(method, f"{target}&modified_at={value}", 422, "invalid-request", b"x", names="modified_at")
+        for value in ("", "x", "0" * 63, "0" * 65, "%D9%A0" * 64, "0" * 64 + "%0A", "%20" + "0" * 63):
+            yield Bad(method, f"{target}&sha256={value}", 422, "invalid-request", b"x", names="sha256")
+        yield Bad(method, f"{target}&name=b", 422, "invalid-request", b"x", names="name")
+        for name in ("", "name=", "name=%2Fa", "name=a%2F", "name=..", "name=a%5Cb", "name=%00", "name=" + "a" * 256):
+            yield Bad(method, f"{target.partition('?')[0]}?{name}", 422, "invalid-request", b"x", names="name")
+        yield Bad(method, target, 415, "unsupported-media-type", b"x", ("Content-Encoding: gzip",))
+    for folder in ("%2Fa", "a%2F%2Fb", "..", ".", "%00", "a%5Cb", "a" * 256, "a&to=b"):
+        yield Bad("POST", f"/files/batch?to={folder}", 422, "invalid-request", bytes(1024), names="to")
+    for content in (
+        b"",
+        b"x",
+        bytes(512),
+        bytes(1023),
+        bytes(512) + b"x" * 512,
+        bytes(1024) + b"x",
+        gzip.compress(b"", mtime=0),
+    ):
+        yield Bad("POST", "/files/batch", 422, "invalid-archive", content)
 
 
 def bad_users() -> Iterator[Bad]:

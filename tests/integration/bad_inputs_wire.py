@@ -14,6 +14,7 @@ from tests.integration.bad_inputs import (
     bad_queries,
     bad_slashes,
     bad_users,
+    bad_whole_files,
 )
 
 # Headers
@@ -189,5 +190,16 @@ def bad_bytes() -> Iterator[Bad]:
 
 def bad_inputs() -> dict[str, list[Bad]]:
     """All of them, by kind."""
-    kinds = (bad_fields, bad_json, bad_paths, bad_slashes, bad_queries, bad_users, bad_headers, bad_callers, bad_bytes)
+    kinds = (
+        bad_fields,
+        bad_json,
+        bad_paths,
+        bad_slashes,
+        bad_queries,
+        bad_users,
+        bad_whole_files,
+        bad_headers,
+        bad_callers,
+        bad_bytes,
+    )
     return {kind.__name__: list(kind()) for kind in kinds}

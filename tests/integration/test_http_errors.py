@@ -85,7 +85,7 @@ async def test_an_unknown_path_is_not_found_without_a_token(stack: Stack, method
     [
         ("PATCH", "/livez", "GET, HEAD"),
         ("POST", "/me/usage", "GET, HEAD"),
-        ("OPTIONS", URL, "DELETE, GET, HEAD, POST"),
+        ("OPTIONS", URL, "DELETE, GET, HEAD, POST, PUT"),
         ("GET", f"{URL}/chunks/0", "PUT"),
         ("GET", "/files/status", "POST"),
         ("PROPFIND", "/uploads", "GET, HEAD, POST"),

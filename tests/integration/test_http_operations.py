@@ -208,6 +208,9 @@ async def test_the_openapi_document_describes_every_path_of_the_contract(stack: 
         "PUT /files/{md5}/chunks/{n}",
         "POST /files/{md5}/merge",
         "POST /files/status",
+        "PUT /files/{md5}",
+        "POST /files/batch",
+        "POST /me/files",
         "GET /uploads",
         "POST /uploads",
         "GET /uploads/{id}",
@@ -237,6 +240,15 @@ async def test_the_openapi_document_describes_every_path_of_the_contract(stack: 
     chunk = document["paths"]["/files/{md5}/chunks/{n}"]["put"]["responses"]
     statuses = {"200", "201", "202", "404", "408", "409", "410", "415", "422", "429", "503", "507"}
     assert chunk.keys() >= statuses
+    for whole in (document["paths"]["/files/{md5}"]["put"], document["paths"]["/me/files"]["post"]):
+        assert whole["responses"].keys() >= {"200", "201", "408", "409", "413", "415", "422", "429", "503", "507"}
+        required = {parameter["name"]: parameter.get("required", False) for parameter in whole["parameters"]}
+        assert [name for name in required if required[name]] in (["md5", "name"], ["name"])
+        assert required.keys() >= {"sha256", "if_exists", "modified_at", "Content-Digest"}
+    batch = document["paths"]["/files/batch"]["post"]
+    assert [parameter["name"] for parameter in batch["parameters"]] == ["to", "if_exists"]
+    assert list(batch["requestBody"]["content"]) == ["application/x-tar"]
+    assert batch["responses"].keys() >= {"200", "408", "415", "422", "429", "503"}
     opening = document["paths"]["/files/{md5}"]["post"]["responses"]
     assert opening.keys() >= {"200", "201", "401", "409", "413", "422", "429", "503", "507"}
 

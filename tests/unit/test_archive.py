@@ -1,10 +1,13 @@
 """Reading a tar archive as it comes: the same members however it is cut, and a clear refusal of everything else."""
 
 import io
+import os
+import subprocess
 import tarfile
 import tracemalloc
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -323,6 +326,43 @@ def test_a_sparse_file_is_skipped_with_its_maps() -> None:
             (b"new", "is a sparse file", b""),
             (b"hello", None, b"world"),
         ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(
+            "--format=ustar",
+            "--format=gnu --sparse",
+            "--format=oldgnu --sparse",
+            "--format=posix --blocking-factor=2000",
+        ),
+        *(f"--format=posix --sparse --sparse-version={version}" for version in ("0.0", "0.1", "1.0")),
+    ],
+)
+def test_what_tar_writes_is_read(tmp_path: Path, options: str) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    (folder / "\u00fc").write_bytes(b"1" * 1000)
+    (folder / ("n" * 150)).write_bytes(b"2")
+    (folder / "link").symlink_to("a")
+    os.mkfifo(folder / "pipe")
+    with (folder / "sparse").open("wb") as sparse:
+        for place in range(30):  # more holes than fit into a header
+            sparse.seek(place * 64 * KIB)
+            sparse.write(b"3")
+    done = subprocess.run(["tar", *options.split(), "-cf", "-", "d"], cwd=tmp_path, capture_output=True, check=False)
+    found = {each.path.decode(): (each.member.refused, each.data) for each in read(*in_pieces(done.stdout, [5000]))}
+    thin = ("is a sparse file", b"") if "--sparse" in options else (None, (folder / "sparse").read_bytes())
+    expected = {
+        "d/\u00fc": (None, b"1" * 1000),
+        "d/link": ("is a symbolic link", b""),
+        "d/pipe": ("is a named pipe", b""),
+        "d/sparse": thin,
+    }
+    if "ustar" not in options:  # which has no room for such a name
+        expected["d/" + "n" * 150] = (None, b"2")
+    assert found == expected
 
 
 # What is no archive

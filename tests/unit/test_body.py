@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
 from tests.support.content import KIB, MIB, Content
 from tests.support.faults import failing_call, open_files_under, paused_call, short_writes
-from uploader.errors import BodyTimeout, ChunkLengthMismatch, StorageFull, TooManyRequests
+from uploader.errors import BodyTimeout, ChunkLengthMismatch, FileTooLarge, StorageFull, TooManyRequests
 from uploader.http.bodies import pace as pace_module
 from uploader.http.bodies.intake import Intake
 from uploader.http.bodies.received import BodyBudget, ReceivedBody, Segments
@@ -296,6 +296,58 @@ async def test_a_body_that_is_too_short_is_refused(spool: Spool) -> None:
     with pytest.raises(ChunkLengthMismatch) as caught:
         await an_intake(spool).receive(MessageBody(Sender(b"abc").receive), "alice", 4)
     assert caught.value.fields == {"expected": 4, "received": 3}
+
+
+@pytest.mark.parametrize("content", [b"", b"abc", b"abcd", b"x" * 100 * KIB])
+async def test_a_body_without_a_length_may_have_any_up_to_the_limit(spool: Spool, content: bytes) -> None:
+    for budget_bytes in (4, 512 * MIB):
+        source = MessageBody(Sender(content[:3], b"", content[3:]).receive)
+        body = await an_intake(spool, body_budget_bytes=budget_bytes).receive_up_to(
+            source, "alice", max(len(content), 4)
+        )
+        assert (body.length, content_of(body)) == (len(content), content)
+        body.close()
+
+
+@pytest.mark.parametrize("size", [0, 64 * KIB, MIB, 2 * MIB])
+async def test_a_body_that_ends_where_its_memory_does_has_no_empty_pieces(spool: Spool, size: int) -> None:
+    for budget_bytes in (4, 512 * MIB):
+        source = MessageBody(Sender(Content(size).data, b"").receive)
+        body = await an_intake(spool, body_budget_bytes=budget_bytes).receive_up_to(source, "alice", 4 * MIB)
+        assert all(len(piece) for piece in body.pieces())
+        assert content_of(body) == Content(size).data
+        body.close()
+
+
+async def test_a_body_without_a_length_is_cut_off_at_the_limit(spool: Spool, tmp_path: Path) -> None:
+    for budget_bytes in (4, 512 * MIB):
+        sender = Sender(b"abcd", b"e", b"f")
+        intake = an_intake(spool, body_budget_bytes=budget_bytes)
+        with pytest.raises(FileTooLarge) as caught:
+            await intake.receive_up_to(MessageBody(sender.receive), "alice", 4)
+        assert caught.value.fields == {"limit": 4}
+        assert sender.asked == 2
+        assert charged(intake._budget) == 0
+    assert open_files_under(tmp_path) == []
+
+
+def _request(receive: Any, *headers: tuple[bytes, bytes]) -> Request:
+    return Request({"type": "http", "headers": list(headers)}, receive)
+
+
+async def test_a_body_of_a_length_that_was_told_has_that_and_no_more_than_the_limit(spool: Spool) -> None:
+    intake = an_intake(spool)
+    told = intake.body_of(_request(Sender(b"ab", b"cd").receive, (b"content-length", b"4")))
+    body = await told.receive_up_to("alice", 4)
+    assert content_of(body) == b"abcd"
+    body.close()
+    for length, limit_bytes, error in ((b"5", 4, FileTooLarge), (b"5", 5, ChunkLengthMismatch)):
+        sender = Sender(b"abcd")
+        with pytest.raises(error):
+            await intake.body_of(_request(sender.receive, (b"content-length", length))).receive_up_to(
+                "alice", limit_bytes
+            )
+        assert sender.asked == (error is ChunkLengthMismatch)
 
 
 async def test_a_client_that_goes_away_leaves_nothing(spool: Spool, tmp_path: Path) -> None:

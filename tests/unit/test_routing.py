@@ -8,8 +8,8 @@ from uploader.http.shared.routing import Routing
 
 TABLE = [
     ("GET", "/"),
-    ("POST", "/files/status"),
     ("POST", "/files/{md5}"),
+    ("POST", "/files/status"),
     ("GET", "/files/{md5}"),
     ("PUT", "/files/{md5}/chunks/{n}"),
     ("GET", "/static/{path:path}"),

@@ -18,6 +18,7 @@ from uploader.service.audit.recounting import Recounting
 from uploader.service.contents.healing import Healing
 from uploader.service.contents.trash import TrashKeeping
 from uploader.service.files import Files
+from uploader.service.folders import Folders
 from uploader.service.insight.gauges import Gauges
 from uploader.service.insight.health import Health
 from uploader.service.insight.integrity import Integrity
@@ -66,6 +67,7 @@ class Services:
     receiving: Receiving
     whole: WholeFiles
     files: Files
+    folders: Folders
     reports: Reports
     overview: Overview
     links: Links
@@ -159,6 +161,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         receiving=receiving,
         whole=WholeFiles(storing, at_once),
         files=files,
+        folders=Folders(database),
         reports=Reports(database, files, clock),
         overview=Overview(database, storage, admission, clock),
         links=Links(database, clock, settings.link_secret, lifetime_seconds=settings.link_lifetime_seconds),

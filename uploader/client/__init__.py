@@ -18,6 +18,7 @@ from uploader.client.errors import (
     NotFound,
     QuotaExceeded,
     ServerProblem,
+    ServerTooOld,
     Stopped,
     TargetBusy,
     TargetExists,
@@ -25,7 +26,8 @@ from uploader.client.errors import (
     Unreachable,
     Unreadable,
 )
-from uploader.client.model import File, FilePage, Upload, Usage
+from uploader.client.many.files import LocalFile, Outcome, Watcher
+from uploader.client.model import File, FilePage, How, IfExists, Upload, Usage
 from uploader.client.synchronous import Client, Transfer
 from uploader.client.transfers.progress import Progress
 from uploader.client.transfers.transfer import AsyncTransfer
@@ -42,12 +44,17 @@ __all__ = [
     "File",
     "FileChanged",
     "FilePage",
+    "How",
+    "IfExists",
     "InvalidName",
+    "LocalFile",
     "NotFound",
+    "Outcome",
     "Patience",
     "Progress",
     "QuotaExceeded",
     "ServerProblem",
+    "ServerTooOld",
     "Stopped",
     "TargetBusy",
     "TargetExists",
@@ -57,4 +64,5 @@ __all__ = [
     "Unreadable",
     "Upload",
     "Usage",
+    "Watcher",
 ]

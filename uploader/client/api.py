@@ -1,6 +1,6 @@
 """The HTTP contract as typed calls, one for each that a client needs. Decides nothing: `transfers` does."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -9,14 +9,18 @@ import httpx2
 import msgspec
 from msgspec.json import Decoder
 
-from uploader.client.errors import BadAnswer, NotFound
+from uploader.client.errors import BadAnswer, NotFound, ServerProblem
 from uploader.client.model import (
     Complete,
+    Config,
     Digests,
     File,
     FilePage,
+    Line,
+    Lines,
     Opened,
     Sent,
+    State,
     Upload,
     UploadList,
     UploadStatus,
@@ -26,6 +30,10 @@ from uploader.client.transport import Retrying, Transport
 
 T = TypeVar("T")
 
+# An archive without members: the two blocks of zeros that end one.
+EMPTY_ARCHIVE = bytes(1024)
+_OCTETS = {"Content-Type": "application/octet-stream"}
+_TAR = {"Content-Type": "application/x-tar"}
 _OPENED: Decoder[Opened] = Decoder(Opened)
 _STANDING: Decoder[UploadStatus] = Decoder(UploadStatus)
 _SENT: Decoder[Sent] = Decoder(Sent)
@@ -34,6 +42,9 @@ _UPLOADS = Decoder(UploadList)
 _FILE = Decoder(File)
 _PAGE = Decoder(FilePage)
 _USAGE = Decoder(Usage)
+_CONFIG = Decoder(Config)
+_LINES = Decoder(Lines)
+_STATES = Decoder(dict[str, State])
 
 
 class Api:
@@ -50,15 +61,71 @@ class Api:
 
     # Uploading
 
+    async def config(self) -> Config:
+        return await self._call("GET", "/config", _CONFIG)
+
+    async def takes_batches(self) -> bool:
+        """Whether the server takes batches, files in one request, `if_exists` and `modified_at`, which came together."""
+        try:
+            await self._transport.request("POST", "/files/batch", content=EMPTY_ARCHIVE, headers=_TAR)
+        except (ServerProblem, BadAnswer) as error:
+            # To an older server `batch` is an MD5 that is none, or a path that it lacks.
+            if isinstance(error, BadAnswer) or error.status in (404, 405, 501) or error.code == "invalid-md5":
+                return False
+            raise
+        return True
+
     async def open_file(
-        self, digests: Digests, name: str, size: int, chunk_size: int | None, *, instant: bool
+        self,
+        digests: Digests,
+        name: str,
+        size: int,
+        chunk_size: int | None,
+        *,
+        instant: bool,
+        wishes: Mapping[str, str],
     ) -> Opened:
         body = _without_none(name=name, size=size, chunk_size=chunk_size, sha256=digests.sha256, instant=instant)
-        return await self._call("POST", f"/files/{digests.md5}", _OPENED, body=body)
+        return await self._call("POST", f"/files/{digests.md5}", _OPENED, body=body | dict(wishes))
 
-    async def open_upload(self, name: str, size: int, chunk_size: int | None, key: str) -> UploadStatus:
+    async def open_upload(
+        self, name: str, size: int, chunk_size: int | None, key: str, wishes: Mapping[str, str]
+    ) -> UploadStatus:
         body = _without_none(name=name, size=size, chunk_size=chunk_size)
-        return await self._call("POST", "/uploads", _STANDING, body=body, headers={"Idempotency-Key": key})
+        return await self._call(
+            "POST", "/uploads", _STANDING, body=body | dict(wishes), headers={"Idempotency-Key": key}
+        )
+
+    async def put_file_once(
+        self, digests: Digests, name: str, wishes: Mapping[str, str], length: int, pieces: AsyncIterator[bytes]
+    ) -> tuple[File, bool]:
+        """One attempt to send a whole file; the file, and whether it was there already."""
+        params = {"name": name, "sha256": digests.sha256, **wishes}
+        headers = {"Content-Length": str(length), **_OCTETS}
+        path = f"/files/{digests.md5}"
+        response = await self._transport.request_once("PUT", path, content=pieces, headers=headers, params=params)
+        return _decode(response, _COMPLETE).file, response.status_code == 200
+
+    async def put_batch_once(
+        self, wishes: Mapping[str, str], length: int, pieces: AsyncIterator[bytes]
+    ) -> Sequence[Line]:
+        """One attempt to send an archive; what became of its members, of those that arrived if it did not whole."""
+        headers = {"Content-Length": str(length), **_TAR}
+        try:
+            response = await self._transport.request_once(
+                "POST", "/files/batch", content=pieces, headers=headers, params=wishes
+            )
+        except ServerProblem as error:
+            if error.code != "invalid-archive" or not error.fields.get("results"):
+                raise
+            try:
+                return msgspec.convert(error.fields["results"], list[Line])
+            except msgspec.ValidationError:
+                raise error from None
+        return _decode(response, _LINES).results
+
+    async def states(self, md5s: Sequence[str]) -> dict[str, State]:
+        return await self._call("POST", "/files/status", _STATES, body={"md5s": md5s})
 
     async def tell(self, upload_id: str, digests: Digests) -> Opened:
         body = {"md5": digests.md5, "sha256": digests.sha256}
@@ -74,7 +141,7 @@ class Api:
 
     async def put_chunk_once(self, upload_id: str, number: int, length: int, pieces: AsyncIterator[bytes]) -> Sent:
         """One attempt: the caller decides what to send after a failure."""
-        headers = {"Content-Length": str(length), "Content-Type": "application/octet-stream"}
+        headers = {"Content-Length": str(length), **_OCTETS}
         path = f"/uploads/{_segment(upload_id)}/chunks/{number}"
         return _decode(await self._transport.request_once("PUT", path, content=pieces, headers=headers), _SENT)
 

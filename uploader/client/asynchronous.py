@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Self
 
@@ -10,16 +10,18 @@ import httpx2
 
 from uploader.client.api import Api
 from uploader.client.errors import InvalidName
-from uploader.client.model import File, FilePage, Upload, Usage
+from uploader.client.many.files import LocalFile, Outcome, Watcher
+from uploader.client.many.uploading import ManyUploads
+from uploader.client.model import File, FilePage, IfExists, Upload, Usage
 from uploader.client.transfers import plan
 from uploader.client.transfers.download import Downloading
+from uploader.client.transfers.names import checked_name
 from uploader.client.transfers.progress import Meter, OnProgress
 from uploader.client.transfers.shared import Shared
 from uploader.client.transfers.source import Uploadable, open_source
 from uploader.client.transfers.transfer import AsyncTransfer
-from uploader.client.transfers.upload import Uploading
+from uploader.client.transfers.upload import Destination, Uploading
 from uploader.client.transport import OnRetry, Patience, Token, Transport
-from uploader.domain.names import normalise_name
 
 _PAGE = 1000
 
@@ -74,43 +76,81 @@ class AsyncClient:
     # Uploading
 
     async def upload(
-        self, source: Uploadable, name: str | None = None, *, on_progress: OnProgress | None = None
+        self,
+        source: Uploadable,
+        name: str | None = None,
+        *,
+        if_exists: IfExists = "keep",
+        on_progress: OnProgress | None = None,
     ) -> File:
         """Upload a path, bytes or a seekable binary file object, and wait for the file it becomes.
 
         `name` is its relative path on the server, by default the name of the file here. Whatever arrived before, in this
-        run or another, is not sent again; what the server has already is not sent at all. The file is compared with the
-        source by its SHA-256. A cancelled call leaves what has arrived for the next one.
+        run or another, is not sent again; what the server has already is not sent at all, unless it is small. The file is
+        compared with the source by its SHA-256. A cancelled call leaves what has arrived for the next one.
+
+        `if_exists` says what happens to your other files of this name: `keep` lets both be, `replace` removes them as
+        this one comes to be, `fail` fails with `name-taken`.
         """
-        return await self.start(source, name, on_progress=on_progress)
+        return await self.start(source, name, if_exists=if_exists, on_progress=on_progress)
 
     def start(
-        self, source: Uploadable, name: str | None = None, *, on_progress: OnProgress | None = None
+        self,
+        source: Uploadable,
+        name: str | None = None,
+        *,
+        if_exists: IfExists = "keep",
+        on_progress: OnProgress | None = None,
     ) -> AsyncTransfer[File]:
         """Begin an upload that can be paused, stopped and cancelled; `await` it for its file. Takes what `upload` takes."""
         opened = open_source(source)
         try:
-            checked = _checked_name(name if name is not None else opened.name)
+            checked = checked_name(name if name is not None else opened.name)
         except InvalidName:
             opened.close()
             raise
         meter, gate = Meter(checked, opened.size, on_progress), asyncio.Event()
-        uploading = Uploading(self._api, opened, checked, meter, self._shared, gate)
+        uploading = Uploading(self._api, opened, Destination(checked, if_exists), meter, self._shared, gate)
 
         async def work() -> File:
             try:
-                meter.tell()
-                file = await uploading.run()
-                meter.enter("complete")
-                return file
+                return await uploading.run()
             finally:
                 opened.close()
 
-        async def discard() -> None:
-            if uploading.upload_id is not None:
-                await self._api.cancel(uploading.upload_id)
+        return AsyncTransfer(work(), gate, meter, uploading.discard)
 
-        return AsyncTransfer(work(), gate, meter, discard)
+    async def upload_many(
+        self,
+        files: Iterable[LocalFile],
+        *,
+        if_exists: IfExists = "keep",
+        checksum: bool = False,
+        watcher: Watcher | None = None,
+    ) -> list[Outcome]:
+        """Upload many files, small ones in batches; what became of each that was begun.
+
+        A file that the server has under its name, with its size and its time of modification, is not read: it counts as
+        unchanged. With `checksum` it is read and compared by its SHA-256. A failure of one file holds up no other, and is
+        in its outcome; if the server can't be reached, or knows no such token, the rest is not begun.
+        """
+        return await self.start_many(files, if_exists=if_exists, checksum=checksum, watcher=watcher)
+
+    def start_many(
+        self,
+        files: Iterable[LocalFile],
+        *,
+        if_exists: IfExists = "keep",
+        checksum: bool = False,
+        watcher: Watcher | None = None,
+    ) -> AsyncTransfer[list[Outcome]]:
+        """Begin many uploads that can be paused, stopped and cancelled together. Takes what `upload_many` takes."""
+        chosen = list(files)
+        meter, gate = Meter("", sum(local.size for local in chosen), None), asyncio.Event()
+        uploads = ManyUploads(
+            self._api, self._shared, watcher or Watcher(), meter, gate, if_exists=if_exists, checksum=checksum
+        )
+        return AsyncTransfer(uploads.run(chosen), gate, meter, uploads.discard)
 
     async def uploads(self) -> list[Upload]:
         """The open uploads, newest first, also those of other devices."""
@@ -148,7 +188,7 @@ class AsyncClient:
         """Begin a download that can be paused and stopped; `await` it for its path. Takes what `download` takes."""
         path = Path(target)
         if path.is_dir():
-            path /= _checked_name(file.name).rsplit("/", 1)[-1]
+            path /= checked_name(file.name).rsplit("/", 1)[-1]
         meter, gate = Meter(file.name, file.size, on_progress), asyncio.Event()
 
         async def work() -> Path:
@@ -179,7 +219,7 @@ class AsyncClient:
         return await self._api.file(file_id)
 
     async def rename(self, file_id: str, name: str) -> File:
-        return await self._api.rename(file_id, _checked_name(name))
+        return await self._api.rename(file_id, checked_name(name))
 
     async def delete(self, file_id: str) -> None:
         await self._api.delete(file_id)
@@ -187,13 +227,3 @@ class AsyncClient:
     async def usage(self) -> Usage:
         """How much is used, and how much is left."""
         return await self._api.usage()
-
-
-def _checked_name(name: str | None) -> str:
-    """The name as the server keeps it. Raises InvalidName, so that nothing is hashed for a name that is refused."""
-    if name is None:
-        raise InvalidName("what is uploaded has no name of its own: give one")
-    try:
-        return normalise_name(name)
-    except ValueError as error:
-        raise InvalidName(f"the name {name!r} {error}") from error

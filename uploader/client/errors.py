@@ -9,6 +9,7 @@ ClientError
 ├── BadAnswer
 ├── Unreadable
 ├── InvalidName
+├── ServerTooOld
 ├── FileChanged
 ├── ContentDiffers
 ├── TargetExists
@@ -93,6 +94,12 @@ class InvalidName(ClientError):
     """The server takes no file of this name."""
 
     code = "invalid-name"
+
+
+class ServerTooOld(ClientError):
+    """The server is too old to replace files, or to refuse names that are taken."""
+
+    code = "server-too-old"
 
 
 class FileChanged(ClientError):

@@ -2,8 +2,13 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, Literal
 
 from msgspec import Struct
+
+IfExists = Literal["keep", "replace", "fail"]
+# How a file came to be where it is: sent or fetched now; `instant`, its content was there; `present`, so was this very file.
+How = Literal["sent", "fetched", "instant", "present"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +21,18 @@ class Digests:
 
 class File(Struct, frozen=True):
     """A finished file. `instant` says that its bytes were not sent when it was made; `damaged` that the server found its
-    bytes to have gone bad: the same content sent again heals it."""
+    bytes to have gone bad: the same content sent again heals it. `modified_at` is when the file was changed where it came
+    from, if that was told."""
 
     id: str
     name: str
-    md5: str
+    md5: str | None
     sha256: str
     size: int
     created_at: datetime
     instant: bool
     damaged: bool = False
+    modified_at: datetime | None = None
 
 
 class Upload(Struct, frozen=True):
@@ -66,6 +73,40 @@ class UploadList(Struct, frozen=True):
     """Open uploads, newest first."""
 
     uploads: list[Upload]
+
+
+class State(Struct, frozen=True):
+    """Where a content of the caller stands: `complete`, `uploading`, `merging` or `absent`."""
+
+    state: str
+
+
+class ChunkSizes(Struct, frozen=True):
+    """In bytes."""
+
+    default: int
+    max: int
+
+
+class Config(Struct, frozen=True):
+    """What a client needs to know of a server."""
+
+    chunk_size: ChunkSizes
+
+
+class Line(Struct, frozen=True):
+    """What became of one member of a batch: a file, or the problem that it met."""
+
+    name: str
+    status: int
+    file: File | None = None
+    problem: dict[str, Any] | None = None
+
+
+class Lines(Struct, frozen=True):
+    """What became of a batch, in the order of its members."""
+
+    results: list[Line]
 
 
 class Challenge(Struct, frozen=True):

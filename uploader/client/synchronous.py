@@ -3,14 +3,15 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 import httpx2
 
 from uploader.client.asynchronous import AsyncClient
-from uploader.client.model import File, FilePage, Upload, Usage
+from uploader.client.many.files import LocalFile, Outcome, Watcher
+from uploader.client.model import File, FilePage, IfExists, Upload, Usage
 from uploader.client.transfers import plan
 from uploader.client.transfers.progress import OnProgress, Progress
 from uploader.client.transfers.source import Uploadable
@@ -140,16 +141,57 @@ class Client:
 
     # Uploading
 
-    def upload(self, source: Uploadable, name: str | None = None, *, on_progress: OnProgress | None = None) -> File:
+    def upload(
+        self,
+        source: Uploadable,
+        name: str | None = None,
+        *,
+        if_exists: IfExists = "keep",
+        on_progress: OnProgress | None = None,
+    ) -> File:
         """Upload a path, bytes or a seekable binary file object, and wait for the file it becomes."""
-        return self._loop.run(self._client.upload(source, name, on_progress=on_progress))
+        return self._loop.run(self._client.upload(source, name, if_exists=if_exists, on_progress=on_progress))
 
     def start(
-        self, source: Uploadable, name: str | None = None, *, on_progress: OnProgress | None = None
+        self,
+        source: Uploadable,
+        name: str | None = None,
+        *,
+        if_exists: IfExists = "keep",
+        on_progress: OnProgress | None = None,
     ) -> Transfer[File]:
         """Begin an upload that can be paused, stopped and cancelled."""
-        begun = self._loop.run(_call(lambda: self._client.start(source, name, on_progress=on_progress)))
-        return Transfer(self._loop, begun)
+
+        def begin() -> AsyncTransfer[File]:
+            return self._client.start(source, name, if_exists=if_exists, on_progress=on_progress)
+
+        return Transfer(self._loop, self._loop.run(_call(begin)))
+
+    def upload_many(
+        self,
+        files: Iterable[LocalFile],
+        *,
+        if_exists: IfExists = "keep",
+        checksum: bool = False,
+        watcher: Watcher | None = None,
+    ) -> list[Outcome]:
+        """Upload many files, small ones in batches; what became of each that was begun."""
+        return self._loop.run(self._client.upload_many(files, if_exists=if_exists, checksum=checksum, watcher=watcher))
+
+    def start_many(
+        self,
+        files: Iterable[LocalFile],
+        *,
+        if_exists: IfExists = "keep",
+        checksum: bool = False,
+        watcher: Watcher | None = None,
+    ) -> Transfer[list[Outcome]]:
+        """Begin many uploads that can be paused, stopped and cancelled together."""
+
+        def begin() -> AsyncTransfer[list[Outcome]]:
+            return self._client.start_many(files, if_exists=if_exists, checksum=checksum, watcher=watcher)
+
+        return Transfer(self._loop, self._loop.run(_call(begin)))
 
     def uploads(self) -> list[Upload]:
         """The open uploads, newest first, also those of other devices."""

@@ -133,7 +133,7 @@ class Transport:
         path: str,
         *,
         body: Any = None,
-        content: AsyncIterable[bytes] | None = None,
+        content: AsyncIterable[bytes] | bytes | None = None,
         headers: Mapping[str, str] | None = None,
         params: Mapping[str, str] | None = None,
     ) -> httpx2.Response:
@@ -207,13 +207,18 @@ def _raise_for_problem(response: httpx2.Response) -> None:
             )
         hint = f"; it leads to {response.headers['location']}" if "location" in response.headers else ""
         raise BadAnswer(f"{response.url} is answered {status} {response.reason_phrase}{hint}")
-    code = str(problem["code"])
-    raise _PROBLEMS.get(code, ServerProblem)(
+    raise error_of(problem, status, _retry_after_seconds(response))
+
+
+def error_of(problem: dict[str, Any], status: int, retry_after_seconds: float | None = None) -> ServerProblem:
+    """A problem as the error that it is raised as."""
+    code = str(problem.get("code"))
+    return _PROBLEMS.get(code, ServerProblem)(
         str(problem.get("detail") or problem.get("title") or code),
         code=code,
         status=status,
         retryable=problem.get("retryable") is True,
-        retry_after_seconds=_retry_after_seconds(response),
+        retry_after_seconds=retry_after_seconds,
         fields=problem,
     )
 

@@ -1,12 +1,13 @@
-"""Pages of a user's files."""
+"""Pages of a user's files: newest first, or as folders."""
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, LargeBinary, and_, func, literal, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
 from uploader.database.queries import FILE
+from uploader.domain.folder import Folder, Place
 from uploader.domain.upload import File
 
 
@@ -45,3 +46,64 @@ def _conditions(
         # substr works on bytes here: the column is binary in every database.
         conditions.append(func.substr(table.name, 1, len(prefix.encode())) == prefix.encode())
     return conditions
+
+
+# Folders: names are paths, and what they have in common up to a slash is a folder
+
+_SLASH = b"/"
+
+
+async def folders(
+    connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: Place | None
+) -> list[Folder]:
+    """The folders right below a prefix, by name, with all that is in them."""
+    table = models.file.c
+    name, slash = _name_and_slash(prefix)
+    folder = func.substr(table.name, 1, len(prefix.encode()) + slash, type_=name.type).label("name")
+    query = (
+        select(folder, func.count().label("files"), func.sum(table.size, type_=table.size.type).label("bytes"))
+        .where(*_below(user_id, prefix), slash > 0)
+        .group_by(folder)
+        .order_by(folder)
+        .limit(limit)
+    )
+    if after is not None:
+        query = query.where(folder > after[0])
+    return [Folder(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def files_of_folder(
+    connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: Place | None
+) -> list[File]:
+    """The files right below a prefix, and in no folder there, by name."""
+    table = models.file.c
+    _, slash = _name_and_slash(prefix)
+    query = FILE.where(*_below(user_id, prefix), slash == 0).order_by(table.name, table.id).limit(limit)
+    if after is not None:
+        name, file_id = after
+        query = query.where(or_(table.name > name, and_(table.name == name, table.id > file_id)))
+    return [File(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def files_below(connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: str) -> list[File]:
+    """Files whose names start with a prefix, in the order of their ids, after an id."""
+    table = models.file.c
+    query = FILE.where(*_below(user_id, prefix), table.id > after).order_by(table.id).limit(limit)
+    return [File(**row) for row in (await connection.execute(query)).mappings()]
+
+
+def _below(user_id: str, prefix: str) -> list[ColumnElement[bool]]:
+    """By the index of names, so that what lies elsewhere costs nothing."""
+    table = models.file.c
+    if not prefix:
+        return [table.user_id == user_id]
+    raw = prefix.encode()
+    # In UTF-8 no byte is the largest one.
+    beyond = literal(raw[:-1] + bytes([raw[-1] + 1]), LargeBinary)
+    return [table.user_id == user_id, table.name >= prefix, table.name < beyond]
+
+
+def _name_and_slash(prefix: str) -> tuple[ColumnElement[str], ColumnElement[int]]:
+    """The name, and where after the prefix it has its first slash, counted from 1; 0: nowhere."""
+    name = models.file.c.name
+    return name, func.instr(func.substr(name, len(prefix.encode()) + 1), _SLASH)

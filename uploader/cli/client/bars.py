@@ -1,4 +1,5 @@
-"""Bars on a terminal, on standard error: one for each file that moves and one for all. Lines of results stay above."""
+"""Bars on a terminal, on standard error: one for each file that moves by itself, and one for all. Lines of results stay
+above."""
 
 from types import TracebackType
 
@@ -44,26 +45,30 @@ class Bars(Reporter):
             case Planned():
                 self._planned = event
             case Started():
-                self._begin(event)
+                self._begin()
             case Moving():
                 self._move(event)
-            case Completed() | Failed() if event.path in self._tasks:
-                self._end(event.path)
+            case Completed():
+                self._end(event.path, event.file.size)
+            case Failed(path=str() as path):
+                self._end(path, self._moving[path].size if path in self._moving else 0)
             case TransferSummary():
                 self._bars.stop()
         say(event)
 
-    def _begin(self, event: Started) -> None:
+    def _begin(self) -> None:
+        """A file of a batch never moves: it is there, or it is not."""
         self._bars.start()
         if self._total is None and self._planned is not None and self._planned.files > 1:
             self._total = self._add("", self._planned.bytes)
-        self._tasks[event.path] = self._add(event.name, event.size)
-        self._show_total()
+            self._show_total()
 
     def _add(self, description: str, total: int) -> TaskID:
         return self._bars.add_task(description, total=total, size="", rate="", left="", note="")
 
     def _move(self, event: Moving) -> None:
+        if event.path not in self._tasks:
+            self._tasks[event.path] = self._add(event.name, event.size)
         self._moving[event.path] = event
         there = event.received_bytes + event.in_flight_bytes
         self._update(
@@ -71,18 +76,20 @@ class Bars(Reporter):
         )
         self._show_total()
 
-    def _end(self, path: str) -> None:
-        self._bars.remove_task(self._tasks.pop(path))
-        ended = self._moving.pop(path, None)
+    def _end(self, path: str, size: int) -> None:
+        task = self._tasks.pop(path, None)
+        if task is not None:
+            self._bars.remove_task(task)
+        self._moving.pop(path, None)
         self._over_files += 1
-        self._over_bytes += 0 if ended is None else ended.size
+        self._over_bytes += size
         self._show_total()
 
     def _show_total(self) -> None:
         if self._total is None or self._planned is None:
             return
         there = self._over_bytes + sum(each.received_bytes + each.in_flight_bytes for each in self._moving.values())
-        rate = sum(each.bytes_per_second or 0 for each in self._moving.values())
+        rate = next(task.speed for task in self._bars.tasks if task.id == self._total)
         left = max(0, self._planned.bytes - there) / rate if rate else None
         self._bars.update(self._total, description=f"{self._over_files} of {self._planned.files} files")
         self._update(self._total, there, self._planned.bytes, rate, left, "")

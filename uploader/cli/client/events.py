@@ -9,9 +9,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from uploader.client import File, Upload, Usage
-
-How = Literal["sent", "fetched", "instant", "present"]
+from uploader.client import File, How, Upload, Usage
 
 
 class Event(Struct, tag_field="event"):

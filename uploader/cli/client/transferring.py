@@ -11,7 +11,7 @@ from uploader.cli.options import DURATION, SIZE
 
 if TYPE_CHECKING:
     from uploader.cli.client.showing import Reporter
-    from uploader.client import AsyncClient
+    from uploader.client import AsyncClient, IfExists
 
 _connections = click.option(
     "--connections",
@@ -19,6 +19,13 @@ _connections = click.option(
     default=4,
     show_default=True,
     help="Chunks, and files, at the same time.",
+)
+_if_exists = click.option(
+    "--if-exists",
+    type=click.Choice(["keep", "replace", "fail"]),
+    default="keep",
+    show_default=True,
+    help="What happens to your files that have the name, with other content.",
 )
 _patience = click.option(
     "--patience",
@@ -42,6 +49,8 @@ _patience = click.option(
     show_default=True,
     help="Up to this size a file is hashed before it is sent, larger ones meanwhile.",
 )
+@_if_exists
+@click.option("--checksum", is_flag=True, help="Compare by content, not by size and time, what is there already.")
 @_patience
 @shown_options
 def put(
@@ -51,6 +60,8 @@ def put(
     connections: int,
     chunk_size: int | None,
     hash_first: int,
+    if_exists: "IfExists",
+    checksum: bool,
     patience: float,
     as_json: bool,
     quiet: bool,
@@ -58,7 +69,7 @@ def put(
     """Upload files, and directories with all regular files in them.
 
     Run it again after an interruption of any kind, here or on another machine that has the same file: what has arrived
-    is not sent again. What the server has already is not sent at all.
+    is not sent again. What has the size and the time of modification of your file of that name there is not even read.
     """
     from uploader.cli.client.putting import put_all
 
@@ -66,7 +77,7 @@ def put(
         fail("--name is for a single file", EXIT_USAGE)
 
     async def work(client: "AsyncClient", reporter: "Reporter") -> int:
-        return await put_all(client, reporter, paths, folder, name, connections)
+        return await put_all(client, reporter, paths, folder, name, if_exists=if_exists, checksum=checksum)
 
     run_client(
         work,

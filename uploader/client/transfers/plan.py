@@ -6,12 +6,18 @@ itself yields (`resume_key`), and what is left of it by the server's list of mis
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 
+from uploader.client.model import IfExists
+
+# Up to this size a file is sent without a question: asking whether its bytes can be spared costs as much.
+SMALL_BYTES = 256 << 10
 # Up to this size a file is hashed before anything is sent, because instant upload may save sending it.
 HASH_FIRST_BYTES = 64 << 20
 
 _SAMPLE_BLOCK_BYTES = 4096
 _SAMPLE_BLOCKS = 256
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def missing_numbers(missing: Iterable[tuple[int, int]]) -> Iterator[int]:
@@ -69,6 +75,21 @@ def resume_key(name: str, size: int, sample: bytes, attempt: int) -> str:
     """
     facts = b"\n".join((b"uploader/put/1", name.encode(), str(size).encode(), sample))
     return f"put-{hashlib.sha256(facts).hexdigest()[:40]}-{attempt}"
+
+
+def moment_of(modified_ns: int) -> datetime | None:
+    """A file's time of modification as it is told, to the microsecond; None if it is none that a calendar has."""
+    try:
+        return _EPOCH + timedelta(microseconds=modified_ns // 1000)
+    except OverflowError:
+        return None
+
+
+def wishes(if_exists: IfExists, modified_ns: int | None) -> dict[str, str]:
+    """What a server is asked beyond keeping the bytes, as members of a body and as parameters of a query alike."""
+    wished: dict[str, str] = {} if if_exists == "keep" else {"if_exists": if_exists}
+    moment = None if modified_ns is None else moment_of(modified_ns)
+    return wished if moment is None else wished | {"modified_at": moment.isoformat()}
 
 
 def prefers_other(own_received_bytes: int, other_received_bytes: int) -> bool:

@@ -1,25 +1,30 @@
-"""How the chunks of an upload are sent: several at a time, each until it counts, while the transfer is not paused.
+"""How the bytes of an upload are sent, while the transfer is not paused: in chunks, several at a time, each until it
+counts; or all in one request.
 
 Knows nothing of digests and merges: where the upload stands in the end is for `upload.py` to judge.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from uploader.client.api import Api
 from uploader.client.errors import ClientError, ServerProblem
-from uploader.client.model import Acknowledged, Complete, Merging, Open, Sent, Upload, UploadStatus
+from uploader.client.model import Acknowledged, Complete, Digests, File, Merging, Open, Sent, Upload, UploadStatus
 from uploader.client.transfers import plan
 from uploader.client.transfers.progress import Meter
 from uploader.client.transfers.shared import Shared
 from uploader.client.transfers.source import Source
+
+T = TypeVar("T")
 
 _READ_BYTES = 1 << 20
 _PIECE_BYTES = 128 << 10
 
 
 class Sending:
-    """Sends the chunks of one source."""
+    """Sends one source."""
 
     def __init__(
         self, api: Api, source: Source, meter: Meter, shared: Shared, gate: asyncio.Event, told: asyncio.Event
@@ -37,7 +42,7 @@ class Sending:
         self._meter.enter("uploading")
         queue = plan.Queue(upload.missing, hold_last=not self._told.is_set())
         workers = [self._send_from(queue, upload) for _ in range(min(self._shared.connections, len(queue)))]
-        for status in await _all_or_none(workers):
+        for status in await all_or_none(workers):
             if status is not None:
                 return status
         return await self._api.status(upload.id)
@@ -75,6 +80,23 @@ class Sending:
     async def _send_once(self, upload: Upload, number: int) -> Sent:
         offset = number * upload.chunk_size
         length = min(upload.chunk_size, upload.size - offset)
+        async with self._pieces(offset, length) as pieces:
+            sent = await self._api.put_chunk_once(upload.id, number, length, pieces)
+            if isinstance(sent, Acknowledged):
+                self._meter.received(sent.received_bytes)
+            return sent
+
+    async def send_whole(self, digests: Digests, name: str, wishes: Mapping[str, str]) -> tuple[File, bool]:
+        """One attempt to send all of it; the file, and whether it was there already."""
+        self._meter.enter("uploading")
+        await self._gate.wait()
+        size = self._source.size
+        async with self._shared.slots, self._pieces(0, size) as pieces:
+            return await self._api.put_file_once(digests, name, wishes, size, pieces)
+
+    @asynccontextmanager
+    async def _pieces(self, offset: int, length: int) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The bytes as they are read; until this ends they are on their way."""
         moving_bytes = 0
 
         async def pieces() -> AsyncIterator[bytes]:
@@ -88,10 +110,7 @@ class Sending:
                     yield piece
 
         try:
-            sent = await self._api.put_chunk_once(upload.id, number, length, pieces())
-            if isinstance(sent, Acknowledged):
-                self._meter.received(sent.received_bytes)
-            return sent
+            yield pieces()
         finally:
             self._meter.landed(moving_bytes)
 
@@ -101,7 +120,7 @@ class Sending:
         return block
 
 
-async def _all_or_none(works: "Iterable[Awaitable[UploadStatus | None]]") -> list[UploadStatus | None]:
+async def all_or_none(works: Iterable[Awaitable[T]]) -> list[T]:
     """Run all; the first error ends the others, and nothing of them goes on behind the caller's back."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:

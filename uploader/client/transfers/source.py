@@ -17,6 +17,7 @@ class Source(ABC):
 
     name: str | None
     size: int
+    modified_ns: int | None = None
 
     @abstractmethod
     def read(self, offset: int, length: int) -> bytes:
@@ -53,6 +54,7 @@ class _PathSource(Source):
             raise Unreadable(f"{path}: {error.strerror}") from error
         self._seen = os.fstat(self._descriptor)
         self.size = self._seen.st_size
+        self.modified_ns = self._seen.st_mtime_ns
         if not stat.S_ISREG(self._seen.st_mode):
             self.close()
             raise Unreadable(f"{path} is not a regular file")

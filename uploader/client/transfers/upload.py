@@ -1,4 +1,5 @@
-"""How one source becomes a file on the server: hashed first if it is small, opened first if it is large.
+"""How one source becomes a file on the server: in one request if it is small, hashed first and sent in chunks if it is
+larger, opened first if it is large.
 
 The server's list of missing chunks is the truth at every step, so a run that was killed is simply run again. Knows
 nothing of tasks that callers hold (`transfer.py`) and of HTTP (`transport.py`).
@@ -6,15 +7,27 @@ nothing of tasks that callers hold (`transfer.py`) and of HTTP (`transport.py`).
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from uploader.client.api import Api
-from uploader.client.errors import ClientError, ContentDiffers, FileChanged, NotFound, QuotaExceeded, ServerProblem
+from uploader.client.errors import (
+    ClientError,
+    ContentDiffers,
+    FileChanged,
+    NotFound,
+    QuotaExceeded,
+    ServerProblem,
+    ServerTooOld,
+)
 from uploader.client.model import (
     Challenge,
     Challenged,
     Complete,
     Digests,
     File,
+    How,
+    IfExists,
     Merging,
     Open,
     Opened,
@@ -35,22 +48,67 @@ _ROUNDS = 10
 _FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.1, 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """What the file is to be on the server."""
+
+    name: str
+    if_exists: IfExists = "keep"
+    # The caller's files of this name and size: if it is one of them, nothing has to be done.
+    candidates: Sequence[File] = ()
+
+
 class Uploading:
     """Brings one source to the server."""
 
-    def __init__(self, api: Api, source: Source, name: str, meter: Meter, shared: Shared, gate: asyncio.Event) -> None:
+    def __init__(
+        self, api: Api, source: Source, destination: Destination, meter: Meter, shared: Shared, gate: asyncio.Event
+    ) -> None:
         self._api = api
         self._source = source
-        self._name = name
+        self._name = destination.name
+        self._destination = destination
         self._meter = meter
         self._shared = shared
         self._told = asyncio.Event()  # the server has the digests, or has to do without
-        self._chunks = Sending(api, source, meter, shared, gate, self._told)
+        self._sending = Sending(api, source, meter, shared, gate, self._told)
+        self._wishes: dict[str, str] = {}
+        self._present = False
         self.upload_id: str | None = None
+
+    async def discard(self) -> None:
+        """Let the server forget what it has of an upload that is not whole."""
+        if self.upload_id is not None:
+            await self._api.cancel(self.upload_id)
+
+    def how(self, file: File) -> How:
+        """How it became this file."""
+        if self._meter.moved_bytes and not self._present:
+            return "sent"
+        return "instant" if file.instant and not self._present else "present"
 
     async def run(self) -> File:
         """The file it became. Raises ClientError; after FileChanged the server keeps nothing of the upload."""
+        self._meter.tell()
         hashing = asyncio.create_task(digests_of(self._source, self._meter.hashed))
+        try:
+            self._at_once_bytes = await self._shared.at_once_bytes(self._api)
+            self._wishes = self._wishes_of(self._destination)
+            file = await self._run_again_if_it_helps(hashing)
+            self._meter.enter("complete")
+            return file
+        finally:
+            await _end(hashing)
+
+    def _wishes_of(self, destination: Destination) -> dict[str, str]:
+        """What the server is asked beyond keeping the bytes. Raises ServerTooOld, rather than doing something else."""
+        if not self._at_once_bytes:
+            if destination.if_exists != "keep":
+                raise ServerTooOld
+            return {}
+        return plan.wishes(destination.if_exists, self._source.modified_ns)
+
+    async def _run_again_if_it_helps(self, hashing: "asyncio.Task[Digests]") -> File:
         try:
             try:
                 return await self._run(hashing)
@@ -62,12 +120,9 @@ class Uploading:
             self._meter.begin_anew()
             return await self._run(hashing)
         except FileChanged:
-            if self.upload_id is not None:
-                with contextlib.suppress(ClientError):
-                    await self._api.cancel(self.upload_id)
+            with contextlib.suppress(ClientError):
+                await self.discard()
             raise
-        finally:
-            await _end(hashing)
 
     async def _run(self, hashing: "asyncio.Task[Digests]") -> File:
         self.upload_id = None
@@ -85,15 +140,45 @@ class Uploading:
     # Hashed first
 
     async def _by_digests(self, digests: Digests) -> File:
+        for file in self._destination.candidates:
+            if file.sha256 == digests.sha256:
+                self._present = True
+                return file
         async with self._shared.alone(digests.md5):
             return await self._by_digests_alone(digests)
 
     async def _by_digests_alone(self, digests: Digests) -> File:
         self._told.set()
+        if await self._goes_at_once(digests):
+            at_once = await self._at_once(digests)
+            if at_once is not None:
+                return at_once
         file = await self._finish(await self._open_by_digests(digests))
         if file.name != self._name:
             # An upload of the same bytes was resumed, under the name it had; now they are there for ours, too.
             file = await self._finish(await self._open_by_digests(digests))
+        return file
+
+    async def _goes_at_once(self, digests: Digests) -> bool:
+        """Whether one request is the shortest way: not if a small question may spare the bytes."""
+        size = self._source.size
+        if not size or size > self._at_once_bytes:
+            return False
+        if size <= plan.SMALL_BYTES:
+            return True
+        states = await self._api.states([digests.md5])
+        return all(state.state == "absent" for state in states.values())
+
+    async def _at_once(self, digests: Digests) -> File | None:
+        """Send it in one request. None: ask before sending more, because it is too large for that, or was refused for the
+        moment, or the answer was lost."""
+        try:
+            file, self._present = await self._sending.send_whole(digests, self._name, self._wishes)
+        except ClientError as error:
+            if error.code != "file-too-large":
+                await self._api.retrying().pause(error)
+            return None
+        self._meter.received(file.size)
         return file
 
     async def _open_by_digests(self, digests: Digests) -> UploadStatus:
@@ -106,7 +191,7 @@ class Uploading:
 
     async def _open_file(self, digests: Digests, *, instant: bool) -> Opened:
         size, chunk_size = self._source.size, self._shared.chunk_size
-        return await self._api.open_file(digests, self._name, size, chunk_size, instant=instant)
+        return await self._api.open_file(digests, self._name, size, chunk_size, instant=instant, wishes=self._wishes)
 
     async def _prove(self, upload_id: str | None, digests: Digests, challenge: Challenge) -> Complete | None:
         """The file, if the proof is taken; None: the bytes have to be sent."""
@@ -148,7 +233,9 @@ class Uploading:
         for attempt in range(_KEY_ATTEMPTS):
             key = plan.resume_key(self._name, self._source.size, sample, attempt)
             try:
-                opened = await self._api.open_upload(self._name, self._source.size, self._shared.chunk_size, key)
+                opened = await self._api.open_upload(
+                    self._name, self._source.size, self._shared.chunk_size, key, self._wishes
+                )
             except NotFound:
                 continue  # it was cancelled, has expired, or its file was deleted
             except QuotaExceeded:
@@ -208,7 +295,7 @@ class Uploading:
                 raise ContentDiffers(f"{self._name}: the server keeps losing chunks")
             elif upload.missing:
                 rounds += 1
-                status = await self._chunks.send_missing(upload)
+                status = await self._sending.send_missing(upload)
             else:
                 status = await self._merge(upload.id)
         self._meter.received(status.file.size)

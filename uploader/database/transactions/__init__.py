@@ -1,10 +1,11 @@
 """The transactions, one function each: every change of uploads, files, blobs and users, and of the accounts by them.
 
 Rows are locked in one order everywhere: upload, blob, file, user. Each function runs inside `Database.transact`, so it
-may be run again from its start; what it raises rolls everything back. Those of users and tokens are in `users`.
+may be run again from its start; what it raises rolls everything back. Those of users and tokens are in `users`,
+those of many files at once in `folders`.
 """
 
-from uploader.database.transactions import users
+from uploader.database.transactions import folders, users
 from uploader.database.transactions.additions import Added, Verdict
 from uploader.database.transactions.blobs import collect_blob, note_scrub, with_blob_locked
 from uploader.database.transactions.files import (
@@ -44,6 +45,7 @@ __all__ = [
     "collect_blob",
     "delete_file",
     "flush",
+    "folders",
     "merge",
     "note_scrub",
     "open_upload",

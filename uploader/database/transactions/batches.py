@@ -7,12 +7,21 @@ MySQL and for MariaDB is used here; the keys are VARBINARY, so what comes out of
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import bindparam, text
+from sqlalchemy import bindparam, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from uploader.database import models
 from uploader.database.models import UtcDateTime
+from uploader.domain.upload import State
 
+# The order of the text is the order of the locks: STRAIGHT_JOIN has the rows of the text looked up one after the other.
+_LOCK_OPEN_MYSQL = """
+SELECT upload.id, upload.user_id, upload.flushed_generation, upload.flushed_bytes
+FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(32) CHARACTER SET utf8mb4 PATH '$')) AS item
+  STRAIGHT_JOIN upload ON upload.id = CAST(item.id AS BINARY)
+WHERE upload.state = 'OPEN' FOR UPDATE"""
 _SET_FLUSHED_MYSQL = """
 UPDATE JSON_TABLE(:batch, '$[*]' COLUMNS (
   id VARCHAR(32) CHARACTER SET utf8mb4 PATH '$[0]',
@@ -49,24 +58,42 @@ SELECT CAST(item.sha256 AS BINARY), CAST(item.md5 AS BINARY), item.size, 1, :now
 )) AS item
 ON DUPLICATE KEY UPDATE refs = `blob`.refs + 1, damaged = 0, scrubbed_at = NULL, created_at = :now
 """
+_NOW = bindparam("now", type_=UtcDateTime)
+_SET_FLUSHED = {
+    "mysql": text(_SET_FLUSHED_MYSQL).bindparams(_NOW),
+    "sqlite": text(_SET_FLUSHED_SQLITE).bindparams(_NOW),
+}
+_ADD_REFS = text(_ADD_REFS_MYSQL).bindparams(_NOW)
+_ADD_UNFINISHED = {"mysql": text(_ADD_UNFINISHED_MYSQL), "sqlite": text(_ADD_UNFINISHED_SQLITE)}
+
+
+async def lock_batch(connection: AsyncConnection, ids: Iterable[str]) -> Iterable[tuple[str, str, int, int]]:
+    """The uploads of these that are OPEN, locked in the order of their ids: id, user, generation and bytes accounted."""
+    dialect: Any = connection.dialect
+    if dialect.name != "sqlite":
+        # MySQL wants to be told that no row of the text is to be locked, MariaDB can't be.
+        statement = _LOCK_OPEN_MYSQL if dialect.is_mariadb else f"{_LOCK_OPEN_MYSQL} OF upload"
+        rows = await connection.execute(text(statement), {"ids": json.dumps(sorted(ids))})
+        return [(upload_id.decode(), user_id.decode(), *accounted) for upload_id, user_id, *accounted in rows]
+    table = models.upload.c
+    columns = (table.id, table.user_id, table.flushed_generation, table.flushed_bytes)
+    query = select(*columns).where(table.id.in_(sorted(ids)), table.state == State.OPEN.value)
+    return (await connection.execute(query)).all()
 
 
 async def set_flushed(connection: AsyncConnection, items: Iterable[tuple[str, int, int]], now: datetime) -> None:
     """Set what is accounted of uploads: id, generation, bytes received."""
-    statement = text(_SET_FLUSHED_SQLITE if connection.dialect.name == "sqlite" else _SET_FLUSHED_MYSQL)
-    await connection.execute(
-        statement.bindparams(bindparam("now", type_=UtcDateTime)), {"batch": json.dumps(list(items)), "now": now}
-    )
+    values = {"batch": json.dumps(list(items)), "now": now}
+    await connection.execute(_SET_FLUSHED[connection.dialect.name], values)
 
 
 async def add_unfinished(connection: AsyncConnection, more: Mapping[str, int]) -> None:
     """Add to `use_space_unfinished` of users. The rows are locked in the order of their ids."""
-    statement = text(_ADD_UNFINISHED_SQLITE if connection.dialect.name == "sqlite" else _ADD_UNFINISHED_MYSQL)
     # As it is, not as \u escapes: what becomes of those is each database's own affair.
-    await connection.execute(statement, {"batch": json.dumps(sorted(more.items()), ensure_ascii=False)})
+    batch = json.dumps(sorted(more.items()), ensure_ascii=False)
+    await connection.execute(_ADD_UNFINISHED[connection.dialect.name], {"batch": batch})
 
 
 async def add_refs(connection: AsyncConnection, items: Iterable[tuple[str, str, int]], now: datetime) -> None:
     """`statements.ADD_REF` of many contents on MySQL and MariaDB: SHA-256, MD5, size."""
-    statement = text(_ADD_REFS_MYSQL).bindparams(bindparam("now", type_=UtcDateTime))
-    await connection.execute(statement, {"batch": json.dumps(list(items)), "now": now})
+    await connection.execute(_ADD_REFS, {"batch": json.dumps(list(items)), "now": now})

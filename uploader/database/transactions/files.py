@@ -1,14 +1,16 @@
 """The transactions of files: those that come at once, without chunks, and what their users do with them."""
 
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
+from uploader.database.transactions import statements
 from uploader.database.transactions.additions import Added, Verdict, add_files, lock_contents
 from uploader.database.transactions.rows import add_finished, changed, close_row, drop_ref, lock_open, settle_user
 from uploader.domain.upload import File, IfExists, State, Upload
+from uploader.errors import NameTaken
 
 
 async def add_instant_file(
@@ -61,8 +63,8 @@ async def add_whole_files(
     *,
     place_blobs: Callable[[Collection[str]], Awaitable[None]],
 ) -> list[Verdict | None]:
-    """Files of one user, of bytes that came whole; what became of each, in their order. None: an upload of this MD5 is open,
-    and closing one is not for here.
+    """Files of one user and of different names, of bytes that came whole; what became of each, in their order. None: an
+    upload of this MD5 is open, and closing one is not for here.
 
     `place_blobs` is given SHA-256s whose rows are locked. Those that are refused leave a blob without refs, for the
     collector. Raises Duplicate, BlobLost.
@@ -70,14 +72,24 @@ async def add_whole_files(
     user_id = files[0].user_id
     uploads = await _open_md5s(connection, user_id, sorted({file.md5 for file in files}))
     taken = [file for file in files if file.md5 not in uploads]
-    verdicts: Iterator[Verdict] = iter(())
-    if taken:
-        locked = await lock_contents(connection, taken, if_exists, taken[0].created_at)
-        await place_blobs({file.sha256 for file in taken})
-        changes = await add_files(connection, taken, if_exists, locked, freed_bytes=0)
-        await add_finished(connection, user_id, changes.finished_bytes)
-        verdicts = iter(changes.verdicts)
+    verdicts = iter(await _add_files(connection, taken, if_exists, place_blobs) if taken else ())
     return [None if file.md5 in uploads else next(verdicts) for file in files]
+
+
+async def _add_files(
+    connection: AsyncConnection,
+    files: Sequence[File],
+    if_exists: IfExists,
+    place_blobs: Callable[[Collection[str]], Awaitable[None]],
+) -> list[Verdict]:
+    try:
+        locked = await lock_contents(connection, files, if_exists, files[0].created_at)
+    except NameTaken as error:  # of the only one: nothing is written yet
+        return [error]
+    await place_blobs({file.sha256 for file in files})
+    changes = await add_files(connection, files, if_exists, locked, freed_bytes=0)
+    await add_finished(connection, files[0].user_id, changes.finished_bytes)
+    return changes.verdicts
 
 
 async def _open_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) -> Collection[str]:
@@ -96,15 +108,9 @@ async def rename_file(connection: AsyncConnection, user_id: str, file_id: str, n
 
 async def delete_file(connection: AsyncConnection, file: File) -> bool:
     """Delete a file that was read before; False if somebody else was faster. The blob stays, perhaps without refs."""
-    blobs, users = models.blob.c, models.user_info.c
-    lock = select(blobs.sha256).where(blobs.sha256 == file.sha256).with_for_update()
-    await connection.execute(lock)
-    if await changed(connection, delete(models.file).where(models.file.c.id == file.id)) == 0:
+    await connection.execute(statements.LOCK_BLOB, {"of_blob": file.sha256})
+    if await changed(connection, statements.DELETE_FILE, removed=file.id) == 0:
         return False
     await drop_ref(connection, file.sha256)
-    await connection.execute(
-        update(models.user_info)
-        .where(users.user_id == file.user_id)
-        .values(use_space_finished=users.use_space_finished - file.size)
-    )
+    await add_finished(connection, file.user_id, -file.size)
     return True

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
@@ -62,13 +62,8 @@ async def tell_digests(connection: AsyncConnection, upload_id: str, md5: str | N
     Returns the row as it is now; what it holds was claimed first and stands.
     """
     upload = await lock_open(connection, upload_id)
-    values = {}
-    if md5 is not None and upload.md5 is None:
-        values["md5"] = md5
-    if sha256 is not None and upload.sha256 is None:
-        values["sha256"] = sha256
-    if values:
-        await connection.execute(update(models.upload).where(models.upload.c.id == upload_id).values(**values))
+    values = {"told_md5": upload.md5 or md5, "told_sha256": upload.sha256 or sha256}
+    await connection.execute(statements.TELL_DIGESTS, values | {"of_upload": upload_id})
     told = await queries.upload_by_id(connection, upload_id)
     assert told is not None
     return told
@@ -89,18 +84,10 @@ async def flush(connection: AsyncConnection, batch: Sequence[Received], now: dat
     A replay, a late worker and a stale generation change nothing.
     """
     newest = {item.upload_id: item for item in batch}
-    table = models.upload.c
-    query = (
-        select(table.id, table.user_id, table.flushed_generation, table.flushed_bytes)
-        .where(table.id.in_(sorted(newest)), table.state == State.OPEN.value)
-        .order_by(table.id)
-        .with_for_update()
-    )
-    rows = (await connection.execute(query)).all()
     changes: list[Received] = []
     added: dict[str, int] = {}
     open_ids = []
-    for upload_id, user_id, flushed_generation, flushed_bytes in rows:
+    for upload_id, user_id, flushed_generation, flushed_bytes in await batches.lock_batch(connection, newest):
         item = newest[upload_id]
         if item.generation >= flushed_generation:
             open_ids.append(upload_id)

@@ -37,7 +37,7 @@ _EMPTY_KINDS = {
 # Where old sparse files say that another block with the map of their bytes follows: in the header, and in such a block.
 _HAS_MAP_BLOCK, _HAS_NEXT_MAP_BLOCK = 482, 504
 _KNOWN = frozenset({b"path", b"size", b"mtime", b"uploader.md5", b"uploader.sha256"})
-_SPARSE = b"GNU.sparse."
+_SPARSE, _SPARSE_NAME = b"GNU.sparse.", b"GNU.sparse.name"
 _OCTAL = re.compile(rb"[0-7]*")
 _DIGITS = re.compile(rb"[0-9]{1,20}")
 _DECIMAL = re.compile(rb"(-?)([0-9]{1,20})(?:\.([0-9]*))?")
@@ -267,5 +267,7 @@ def _records(content: bytes) -> dict[bytes, bytes]:
             found[key] = value[:-1]
         elif key.startswith(_SPARSE):
             found[_SPARSE] = b""
+            if key == _SPARSE_NAME:
+                found[b"path"] = value[:-1]
         at = end
     return found

@@ -131,7 +131,8 @@ class ReceivedBody:
         if self._spooled is not None:
             return self._spooled.pieces()
         size = self._segment_bytes
-        return [segment[: self.length - number * size] for number, segment in enumerate(self._segments)]
+        used = -(-self.length // size)  # the last one may have been taken for bytes that never came
+        return [segment[: self.length - number * size] for number, segment in enumerate(self._segments[:used])]
 
     def keep(self) -> None:
         self._keepers += 1

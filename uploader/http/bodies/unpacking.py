@@ -84,13 +84,19 @@ class Unpacking(Generic[T]):
             self._drop()
 
     async def _read(self) -> memoryview:
-        """The next piece. Raises BodyTimeout, ClientDisconnect."""
+        """The next piece. Raises BodyTimeout, ClientDisconnect, once there is no more of it."""
+        if self.failure is not None:
+            raise self.failure
         self._pace.excuse(self._read_at, self._loop.time())
-        await self._source.pour(self._piece, self._pace.late_at(self._source.progressed_at, self._received))
+        try:
+            await self._source.pour(self._piece, self._pace.late_at(self._source.progressed_at, self._received))
+        except ClientDisconnect as error:
+            self.failure = error
         self._received += self._piece.length
         self._read_at = self._loop.time()
-        if self._read_at >= self._pace.late_at(self._source.progressed_at, self._received):
-            raise BodyTimeout()
+        late = self._read_at >= self._pace.late_at(self._source.progressed_at, self._received)
+        if late and not self._source.ended:
+            self.failure = self.failure or BodyTimeout("The archive came too slowly; what is in `results` stands.")
         return self._piece.take()
 
     async def _begin(self, member: Member) -> tuple[T, Body] | UploaderError | None:

@@ -1,16 +1,23 @@
 """The handlers of `/me`: each turns a request into one call of the service, and what it says into HTTP."""
 
+import base64
 import unicodedata
 from dataclasses import dataclass
 
+import msgspec
 from starlette.responses import Response
 
+from uploader.domain.folder import Folder, Place
+from uploader.domain.upload import File
+from uploader.errors import InvalidRequest
 from uploader.http.native import schemas
+from uploader.http.native.archive import archive
 from uploader.http.native.download import download
 from uploader.http.shared.operation import Call, checked_name, or_none
 from uploader.http.shared.responses import Json
 from uploader.service.access.links import Links
 from uploader.service.files import Files
+from uploader.service.folders import Folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +25,41 @@ class FileHandlers:
     """`/me`."""
 
     files: Files
+    folders: Folders
     links: Links
 
     async def list_files(self, call: Call) -> Response:
         limit = call.query_int("limit", 100, 1, 1000)
         prefix, part = _part_of_name(call, "prefix"), _part_of_name(call, "q")
+        if call.query_word("delimiter", "", ("", "/")):
+            if part:
+                raise InvalidRequest.field("q", "searches all levels: ask without a delimiter")
+            return await self._list_level(call, prefix or "", limit)
         files, cursor = await self.files.list(
             call.user_id, limit=limit, after=call.query("after"), prefix=prefix, part=part
         )
         return Json(schemas.FileList([schemas.file_of(file) for file in files], cursor))
+
+    async def _list_level(self, call: Call, prefix: str, limit: int) -> Response:
+        after = _place_of(call.query("after"))
+        page, place = await self.folders.level(call.user_id, prefix, limit=limit, after=after)
+        files = [schemas.file_of(found) for found in page if isinstance(found, File)]
+        folders = [schemas.folder_of(found) for found in page if isinstance(found, Folder)]
+        return Json(schemas.FileList(files, None if place is None else _cursor_of(place), folders))
+
+    async def delete_files(self, call: Call) -> Response:
+        return Json(schemas.Changed(await self.folders.delete(call.user_id, _prefix_of_some(call))))
+
+    async def move_files(self, call: Call) -> Response:
+        prefix = _prefix_of_some(call)
+        body = await call.json(schemas.Move)
+        new_prefix = unicodedata.normalize("NFC", body.prefix)
+        return Json(schemas.Changed(await self.folders.move(call.user_id, prefix, new_prefix)))
+
+    async def get_archive(self, call: Call) -> Response:
+        kind = call.query_word("format", "zip", ("zip", "tar"))
+        prefix = _part_of_name(call, "prefix") or ""
+        return archive(self.folders.read(call.user_id, prefix), prefix, kind, self.files.open)
 
     async def get_file(self, call: Call) -> Response:
         return Json(schemas.file_of(await self.files.get(call.user_id, self._id(call))))
@@ -61,3 +94,26 @@ def _part_of_name(call: Call, parameter: str) -> str | None:
     """In the form that names have."""
     part = call.query(parameter)
     return None if part is None else unicodedata.normalize("NFC", part)
+
+
+def _prefix_of_some(call: Call) -> str:
+    """What is to be changed; all files are never meant by nothing. Raises InvalidRequest."""
+    prefix = _part_of_name(call, "prefix")
+    if not prefix:
+        raise InvalidRequest.field("prefix", "is missing or empty")
+    return prefix
+
+
+def _cursor_of(place: Place) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
+
+
+def _place_of(cursor: str | None) -> Place | None:
+    """Raises InvalidRequest."""
+    if cursor is None:
+        return None
+    try:
+        place: Place = msgspec.json.decode(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)), type=Place)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise InvalidRequest.field("after", "is not a cursor of this list") from error
+    return place

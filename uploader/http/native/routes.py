@@ -2,10 +2,9 @@
 
 from uploader.domain.upload import IfExists
 from uploader.http.native import schemas
-from uploader.http.native.files import FileHandlers
 from uploader.http.native.uploads import UploadHandlers
 from uploader.http.native.whole import WholeHandlers
-from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, SEARCH, Operation, Parameter
+from uploader.http.shared.operation import Operation, Parameter
 
 _STRING = {"type": "string"}
 _ID_OF_UPLOAD = Parameter(name="id", schema=_STRING, about="The id of the upload that is meant.")
@@ -35,15 +34,12 @@ _WHOLE_PARAMETERS = (
     ),
 )
 _TO = Parameter(name="to", schema=_STRING, about="The folder that the names of the members are below.")
-_LINK_PARAMETERS = tuple(
-    Parameter(name=name, schema=_STRING, about="Of a signed link: see `POST /me/files/{id}/link`.")
-    for name in ("user", "expires")
-)
 
 _PUT_CHUNK = {200: (schemas.ChunkState, schemas.FileState), 201: schemas.FileState, 202: schemas.UploadState}
 _PUT_CHUNK_PROBLEMS = (
     "upload-not-found",
     "body-timeout",
+    "name-taken",
     "chunks-missing",
     "upload-gone",
     "unsupported-media-type",
@@ -59,6 +55,7 @@ _PUT_CHUNK_PROBLEMS = (
 _MERGE = {200: schemas.FileState, 201: schemas.FileState, 202: schemas.UploadState}
 _MERGE_PROBLEMS = (
     "upload-not-found",
+    "name-taken",
     "chunks-missing",
     "upload-gone",
     "md5-mismatch",
@@ -69,6 +66,7 @@ _MERGE_PROBLEMS = (
 _OPEN = {200: (schemas.UploadState, schemas.FileState), 201: (schemas.UploadState, schemas.FileState)}
 _OPEN_FILE = {**_OPEN, 200: (schemas.UploadState, schemas.FileState, schemas.ChallengeState)}
 _OPEN_PROBLEMS = (
+    "name-taken",
     "quota-exceeded",
     "file-too-large",
     "invalid-request",
@@ -147,7 +145,14 @@ def upload_operations(handlers: UploadHandlers) -> list[Operation]:
             tag="uploading",
             takes=schemas.TellDigests,
             responses={200: (schemas.UploadTold, schemas.FileState, schemas.ChallengeState), 201: schemas.FileState},
-            problems=(*_FIND_PROBLEMS, "md5-conflict", "sha256-conflict", "upload-exists", "quota-exceeded"),
+            problems=(
+                *_FIND_PROBLEMS,
+                "md5-conflict",
+                "sha256-conflict",
+                "upload-exists",
+                "name-taken",
+                "quota-exceeded",
+            ),
         ),
     ]
     for path, syntax, query in (
@@ -204,7 +209,7 @@ def upload_operations(handlers: UploadHandlers) -> list[Operation]:
                 tag="uploading",
                 takes=schemas.Prove,
                 responses={200: schemas.FileState, 201: schemas.FileState},
-                problems=("proof-failed", "quota-exceeded", *_FIND_PROBLEMS, *syntax),
+                problems=("proof-failed", "name-taken", "quota-exceeded", *_FIND_PROBLEMS, *syntax),
                 parameters=query,
             ),
         ]
@@ -247,79 +252,5 @@ def whole_operations(handlers: WholeHandlers) -> list[Operation]:
             responses={200: schemas.BatchResults},
             problems=_BATCH_PROBLEMS,
             parameters=(_TO, _IF_EXISTS),
-        ),
-    ]
-
-
-def file_operations(handlers: FileHandlers) -> list[Operation]:
-    """Finished files and the caller's accounts."""
-    return [
-        Operation(
-            method="GET",
-            path="/me/files",
-            handler=handlers.list_files,
-            summary="Your files, newest first",
-            tag="files",
-            responses={200: schemas.FileList},
-            problems=("invalid-request",),
-            parameters=(LIMIT, AFTER, PREFIX, SEARCH),
-        ),
-        Operation(
-            method="GET",
-            path="/me/files/{id}",
-            handler=handlers.get_file,
-            summary="One file",
-            tag="files",
-            responses={200: schemas.FileSchema},
-            problems=("file-not-found",),
-        ),
-        Operation(
-            method="PATCH",
-            path="/me/files/{id}",
-            handler=handlers.rename_file,
-            summary="Rename a file",
-            tag="files",
-            takes=schemas.Rename,
-            responses={200: schemas.FileSchema},
-            problems=("file-not-found", "name-taken", "invalid-request"),
-        ),
-        Operation(
-            method="DELETE",
-            path="/me/files/{id}",
-            handler=handlers.delete_file,
-            summary="Delete a file",
-            tag="files",
-            responses={204: None},
-            problems=("file-not-found",),
-        ),
-        Operation(
-            method="GET",
-            path="/me/files/{id}/content",
-            handler=handlers.get_content,
-            summary="Download a file, whole or in ranges",
-            tag="files",
-            access="reader",
-            responses={200: None, 206: None, 304: None},
-            problems=("file-not-found", "range-not-satisfiable", "content-damaged"),
-            parameters=_LINK_PARAMETERS,
-        ),
-        Operation(
-            method="POST",
-            path="/me/files/{id}/link",
-            handler=handlers.make_link,
-            summary="Make a link that downloads a file without a token, for a while",
-            tag="files",
-            takes=schemas.MakeLink,
-            takes_optional=True,
-            responses={200: schemas.Link},
-            problems=("file-not-found", "invalid-request"),
-        ),
-        Operation(
-            method="GET",
-            path="/me/usage",
-            handler=handlers.get_usage,
-            summary="Your accounts",
-            tag="files",
-            responses={200: schemas.UsageSchema},
         ),
     ]

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from uploader.domain.chunks import chunk_count
+from uploader.domain.folder import Folder
 from uploader.domain.proof import ALGORITHM, Challenge
 from uploader.domain.quota import Usage
 from uploader.domain.upload import File, IfExists
@@ -84,6 +85,12 @@ class Rename(Struct, forbid_unknown_fields=True):
     """A new name."""
 
     name: Name
+
+
+class Move(Struct, forbid_unknown_fields=True):
+    """Where files go: what their names begin with from then on."""
+
+    prefix: Annotated[str, Meta(max_length=1024)]
 
 
 class MakeLink(Struct, forbid_unknown_fields=True):
@@ -209,11 +216,26 @@ class StateSchema(Struct):
     state: Literal["complete", "uploading", "merging", "absent"]
 
 
+class FolderSchema(Struct):
+    """A folder, by the prefix of all that is in it, with how many files those are and their bytes."""
+
+    name: str
+    files: int
+    bytes: int
+
+
 class FileList(Struct):
-    """A page of files; `next` is the cursor of the following one."""
+    """A page of files; `next` is the cursor of the following one. `folders` are there where one level was asked for."""
 
     files: list[FileSchema]
     next: str | None
+    folders: list[FolderSchema] | UnsetType = UNSET
+
+
+class Changed(Struct):
+    """Of how many files this is true now."""
+
+    files: int
 
 
 class Link(Struct):
@@ -270,6 +292,10 @@ def upload_of(status: UploadStatus) -> UploadSchema:
 def told_of(status: UploadStatus) -> UploadTold:
     upload = upload_of(status)
     return UploadTold(**msgspec.structs.asdict(upload), upload=upload)
+
+
+def folder_of(folder: Folder) -> FolderSchema:
+    return FolderSchema(folder.name, folder.files, folder.bytes)
 
 
 def file_of(file: File) -> FileSchema:

@@ -104,7 +104,8 @@ class _Batch:
 
 
 def _encoded(names: list[str], results: list[Complete | UploaderError]) -> bytes:
-    return msgspec.json.encode([_line(name, result) for name, result in zip(names, results, strict=True)])
+    """A member that broke off has a name and no result."""
+    return msgspec.json.encode([_line(name, result) for name, result in zip(names, results, strict=False)])
 
 
 def _line(name: str, result: Complete | UploaderError) -> dict[str, Any]:

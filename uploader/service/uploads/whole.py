@@ -3,7 +3,7 @@ while the next group arrives.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +18,8 @@ from uploader.tasks import uninterrupted
 # Of one group. So many bytes that a sync of them takes longer than all else.
 _GROUP_FILES = 200
 _GROUP_BYTES = 8 << 20
+# How long a group that is not full waits for more.
+_PATIENCE_SECONDS = 1.0
 
 # One of many: what is said of it, and its bytes; or why it is none.
 Entry = tuple[NewFile, Body] | UploaderError
@@ -39,26 +41,103 @@ class _Group:
     """Files that are stored together, with the places of their outcomes."""
 
     places: list[int] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
     files: list[NewFile] = field(default_factory=list)
     bodies: list[Body] = field(default_factory=list)
     bytes: int = 0
 
     def add(self, place: int, new: NewFile, body: Body) -> None:
         self.places.append(place)
+        self.names.add(new.name)
         self.files.append(new)
         self.bodies.append(body)
         self.bytes += body.length
 
     def takes(self, new: NewFile, body: Body) -> bool:
-        """Whether one more still belongs to it."""
+        """Whether one more still belongs to it. One name is in it once, so that files of one name come in their order."""
         if not self.files:
             return True
+        if new.name in self.names:
+            return False
         fits = len(self.files) < _GROUP_FILES and self.bytes + body.length <= _GROUP_BYTES
         return fits and new.if_exists is self.files[0].if_exists
 
     def close(self) -> None:
         for body in self.bodies:
             body.close()
+
+
+class _Groups:
+    """The files of one request: a group is stored while the next one gathers."""
+
+    def __init__(self, store: Callable[[_Group], Awaitable[list[Outcome]]]) -> None:
+        self._store = store
+        self._outcomes: list[Outcome | None] = []
+        self._group = _Group()
+        self._storing: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def refuse(self, error: UploaderError) -> None:
+        self._outcomes.append(error)
+
+    async def add(self, new: NewFile, body: Body) -> None:
+        """Raises what storing an earlier group raises; the body is taken over all the same."""
+        full = not self._group.takes(new, body)
+        if full:
+            self._waits_no_longer()
+            full_group, self._group = self._group, _Group()
+        self._group.add(len(self._outcomes), new, body)
+        self._outcomes.append(None)
+        if full:
+            await self._store_next(full_group)
+        if len(self._group.files) == 1:  # not before: it would come before the one that is full
+            self._timer = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._store_early)
+
+    async def end(self) -> None:
+        """Store what is left. Raises what storing raises."""
+        self._waits_no_longer()
+        try:
+            await self._store_next(self._group)
+        finally:
+            if self._storing is not None:
+                await self._storing
+
+    def outcomes(self) -> list[Outcome]:
+        return [outcome for outcome in self._outcomes if outcome is not None]
+
+    async def _store_next(self, group: _Group) -> None:
+        """Begin with a group, once the one before it is stored."""
+        try:
+            if self._storing is not None:
+                await uninterrupted(self._storing)
+        except BaseException:
+            group.close()
+            raise
+        self._begin(group)
+
+    def _begin(self, group: _Group) -> None:
+        self._storing = asyncio.create_task(self._store_and_close(group), name="store a group of files")
+
+    def _store_early(self) -> None:
+        """Nobody who is slow holds memory for long."""
+        if self._storing is not None and not self._storing.done():
+            self._timer = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._store_early)
+            return
+        if self._storing is None or self._storing.exception() is None:  # else who adds the next one is told
+            group, self._group = self._group, _Group()
+            self._begin(group)
+
+    def _waits_no_longer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _store_and_close(self, group: _Group) -> None:
+        try:
+            if group.files:
+                for place, outcome in zip(group.places, await self._store(group), strict=True):
+                    self._outcomes[place] = outcome
+        finally:
+            group.close()
 
 
 class WholeFiles:
@@ -97,59 +176,22 @@ class WholeFiles:
 
         What was received is stored also where `entries` breaks off. Raises what that raises, TooManyRequests, Unavailable.
         """
-        outcomes: list[Outcome | None] = []
-        storing: asyncio.Task[None] | None = None
-        group = _Group()
         with self._at_once.counted(user_id):
+            groups = _Groups(self._store_group)
             try:
                 async for entry in entries:
-                    outcomes.append(entry if isinstance(entry, UploaderError) else None)
                     if isinstance(entry, UploaderError):
-                        continue
-                    full = None if group.takes(*entry) else group
-                    group = group if full is None else _Group()
-                    group.add(len(outcomes) - 1, *entry)
-                    if full is not None:
-                        storing = await self._store_next(storing, full, outcomes)
+                        groups.refuse(entry)
+                    else:
+                        await groups.add(*entry)
             finally:
-                await uninterrupted(self._store_last(storing, group, outcomes))
-        return [outcome for outcome in outcomes if outcome is not None]
+                await uninterrupted(groups.end())
+        return groups.outcomes()
 
-    async def _store_next(
-        self, storing: "asyncio.Task[None] | None", group: _Group, outcomes: list[Outcome | None]
-    ) -> "asyncio.Task[None]":
-        """Store a group, once the one before it is stored, while the next one arrives."""
-        try:
-            if storing is not None:
-                await uninterrupted(storing)
-        except BaseException:
-            group.close()
-            raise
-        return asyncio.create_task(self._store_group(group, outcomes), name="store a group of files")
-
-    async def _store_last(
-        self, storing: "asyncio.Task[None] | None", group: _Group, outcomes: list[Outcome | None]
-    ) -> None:
-        try:
-            if storing is not None:
-                await storing
-        finally:
-            await self._store_group(group, outcomes)
-
-    async def _store_group(self, group: _Group, outcomes: list[Outcome | None]) -> None:
-        try:
-            if not group.files:
-                return
-            if await self._storing.has_room(group.files[0].user_id, group.bytes):
-                stored = await self._storing.store(group.files, group.bodies)
-            else:
-                stored = [
-                    await self._store_refusable(new, body) for new, body in zip(group.files, group.bodies, strict=True)
-                ]
-            for place, outcome in zip(group.places, stored, strict=True):
-                outcomes[place] = outcome
-        finally:
-            group.close()
+    async def _store_group(self, group: _Group) -> list[Outcome]:
+        if await self._storing.has_room(group.files[0].user_id, group.bytes):
+            return await self._storing.store(group.files, group.bodies)
+        return [await self._store_refusable(new, body) for new, body in zip(group.files, group.bodies, strict=True)]
 
     async def _store_refusable(self, new: NewFile, body: Body) -> Outcome:
         """One of a group that has no room as a whole."""

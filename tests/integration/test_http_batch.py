@@ -1,0 +1,305 @@
+"""`POST /files/batch`: many files as an archive, each with a line of its own in the answer."""
+
+import asyncio
+import errno
+import io
+import tarfile
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.conftest import MakeStack
+from tests.support.archives import END, Entry, archive, extended, header, in_pieces, padded, record
+from tests.support.content import KIB, MIB, Content
+from tests.support.faults import failing_call, open_files_under
+from tests.support.problems import problem
+from tests.support.stack import Stack
+from uploader.http.bodies import archive as archive_module
+
+MANY = [Content(seed * 37, seed=seed, name=f"photos/{seed}.jpg") for seed in range(120)]
+
+
+def _entry(content: Content, **more: Any) -> Entry:
+    return Entry(content.name, content.data, **more)
+
+
+async def _post(stack: Stack, data: bytes | AsyncIterator[bytes], **query: str) -> httpx2.Response:
+    return await stack.client.post("/files/batch", params=query, content=data)
+
+
+async def _results(stack: Stack, data: bytes | AsyncIterator[bytes], **query: str) -> list[dict[str, Any]]:
+    response = await _post(stack, data, **query)
+    assert response.status_code == 200, response.text
+    body = response.json()
+    assert body.keys() == {"results"}
+    results: list[dict[str, Any]] = body["results"]
+    return results
+
+
+def _shown(results: list[dict[str, Any]]) -> list[tuple[str, int | str]]:
+    """Each line by its name, and its status or, where it was refused, its code."""
+    for line in results:
+        assert line.keys() == {"name", "status", "problem" if line["status"] >= 400 else "file"}
+        assert line["status"] < 400 or line["problem"]["status"] == line["status"]
+    return [(line["name"], line["problem"]["code"] if "problem" in line else line["status"]) for line in results]
+
+
+async def _files(stack: Stack) -> dict[str, dict[str, Any]]:
+    files = (await stack.client.get("/me/files?limit=1000")).json()["files"]
+    return {file["name"]: file for file in files}
+
+
+async def _content(stack: Stack, file: dict[str, Any]) -> bytes:
+    return (await stack.client.get(f"/me/files/{file['id']}/content")).content
+
+
+# Stored
+
+
+@pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+async def test_each_member_becomes_a_file(stack: Stack, kind: int) -> None:
+    results = await _results(stack, archive(*map(_entry, MANY), kind=kind))
+    assert _shown(results) == [(content.name, 201) for content in MANY]
+    files = await _files(stack)
+    for content, line in zip(MANY, results, strict=True):
+        assert files[content.name] == line["file"]
+        assert (line["file"]["md5"], line["file"]["sha256"]) == (content.md5, content.sha256)
+    assert await _content(stack, files[MANY[7].name]) == MANY[7].data
+    total = sum(content.size for content in MANY)
+    assert await stack.usage("alice") == {"finished": total, "unfinished": 0, "reserved": 0}
+    again = await _results(stack, archive(*map(_entry, MANY), kind=kind))
+    assert [line["file"] for line in again] == [line["file"] for line in results]
+    assert {line["status"] for line in again} == {200}
+
+
+async def test_an_archive_without_members_is_one(stack: Stack) -> None:
+    assert await _results(stack, END) == []
+    assert await _results(stack, archive(Entry("d", type=tarfile.DIRTYPE))) == []
+
+
+async def test_members_of_any_size_come_in_pieces_of_any_size(stack: Stack) -> None:
+    contents = [Content(size, name=f"{size}") for size in (0, 5 * MIB + 1, 1, 256 * KIB, 700 * KIB)]
+    data = archive(*map(_entry, contents))
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in in_pieces(data, range(0, len(data), 99_991)):
+            yield piece
+
+    assert _shown(await _results(stack, pieces())) == [(content.name, 201) for content in contents]
+    files = await _files(stack)
+    for content in contents:
+        assert await _content(stack, files[content.name]) == content.data
+
+
+async def test_members_go_to_the_spool_where_there_is_no_memory(make_stack: MakeStack) -> None:
+    contents = [Content(size, seed=size, name=f"{size}") for size in (3 * MIB, 10, 300 * KIB, 0)]
+    async with make_stack(body_budget_bytes=4) as stack:
+        results = await _results(stack, archive(*map(_entry, contents)))
+        assert [line["file"]["sha256"] for line in results] == [content.sha256 for content in contents]
+        assert open_files_under(stack.data / "spool") == []
+
+
+async def test_names_are_below_a_folder_and_answered_as_they_are_in_the_archive(stack: Stack) -> None:
+    data = archive(Entry("./a", b"1"), Entry("b/e\u0301", b"2"))
+    for to, expected in (("photos/2026", "photos/2026/"), ("e\u0301/", "\u00e9/"), ("", "")):
+        results = await _results(stack, data, to=to)
+        assert _shown(results) == [("./a", 201), ("b/e\u0301", 201)]
+        assert [line["file"]["name"] for line in results] == [f"{expected}a", f"{expected}b/\u00e9"]
+
+
+async def test_the_time_of_a_member_is_its_own(stack: Stack) -> None:
+    data = archive(Entry("a", b"1", mtime=1350244992.0239), Entry("b", b"2", mtime=5))
+    times = [line["file"]["modified_at"] for line in await _results(stack, data)]
+    assert times == ["2012-10-14T20:03:12.023900Z", "1970-01-01T00:00:05Z"]
+    assert datetime.fromisoformat(times[1]) == datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC)
+
+
+async def test_one_path_twice_is_taken_in_order(stack: Stack) -> None:
+    data = archive(Entry("a", b"1"), Entry("a", b"2"), Entry("a", b"1"))
+    assert _shown(await _results(stack, data)) == [("a", 201), ("a", 201), ("a", 200)]
+    assert _shown(await _results(stack, data, if_exists="replace", to="x")) == [("a", 201)] * 3
+    assert await _content(stack, (await _files(stack))["x/a"]) == b"1"
+    assert _shown(await _results(stack, data, if_exists="fail", to="y")) == [
+        ("a", 201),
+        ("a", "name-taken"),
+        ("a", 200),
+    ]
+
+
+async def test_claimed_digests_are_compared(stack: Stack) -> None:
+    good, other = Content(10), Content(10, seed=1)
+    entries = [
+        Entry("both", good.data, pax={"uploader.md5": good.md5.upper(), "uploader.sha256": good.sha256}),
+        Entry("md5", good.data, pax={"uploader.md5": other.md5}),
+        Entry("sha256", good.data, pax={"uploader.sha256": other.sha256}),
+        Entry("no-md5", good.data, pax={"uploader.md5": "x"}),
+        Entry("no-sha256", good.data, pax={"uploader.sha256": "x"}),
+    ]
+    results = await _results(stack, archive(*entries))
+    assert _shown(results) == [
+        ("both", 201),
+        ("md5", "md5-mismatch"),
+        ("sha256", "sha256-mismatch"),
+        ("no-md5", "invalid-md5"),
+        ("no-sha256", "invalid-request"),
+    ]
+    assert (results[1]["problem"]["expected"], results[1]["problem"]["actual"]) == (other.md5, good.md5)
+    assert list(await _files(stack)) == ["both"]
+
+
+# Members that are refused
+
+
+async def test_a_member_that_is_refused_harms_no_other(make_stack: MakeStack) -> None:
+    too_large = b"x" * (128 * KIB + 1)
+    entries = [
+        Entry("../up", b"1"),
+        Entry("/root", b"2"),
+        Entry("back\\slash", b"3"),
+        Entry("n" * 300, b"4"),
+        Entry("link", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+        Entry("hard", type=tarfile.LNKTYPE, linkname="good"),
+        Entry("pipe", type=tarfile.FIFOTYPE),
+        Entry("device", type=tarfile.CHRTYPE),
+        Entry("large", too_large),
+        Entry("good", b"5"),
+    ]
+    async with make_stack(max_chunk_size_bytes=128 * KIB, chunk_size_bytes=64 * KIB) as stack:
+        data = archive(*entries[:-1]).rstrip(b"\0")
+        data += bytes(-len(data) % 512)
+        data += header(b"\xff", 1) + padded(b"y") + archive(entries[-1])
+        results = await _results(stack, data)
+        assert list(await _files(stack)) == ["good"]
+        lines = {line["name"]: line for line in results}
+    assert _shown(results) == [
+        *((entry.name, "invalid-request") for entry in entries[:8]),
+        ("large", "file-too-large"),
+        ("\ufffd", "invalid-request"),
+        ("good", 201),
+    ]
+    assert lines["large"]["problem"]["limit"] == 128 * KIB
+    assert lines["link"]["problem"]["errors"] == [{"field": "name", "reason": "is a symbolic link"}]
+    assert lines["link"]["problem"].keys() >= {"type", "title", "status", "detail", "code", "retryable", "request_id"}
+
+
+async def test_those_that_fit_are_taken_in_order(stack: Stack) -> None:
+    bob = await stack.client_of("bob", total_space=1000)
+    data = archive(
+        *(Entry(name, name.encode() * size) for name, size in (("a", 600), ("b", 600), ("c", 400), ("d", 1)))
+    )
+    response = await bob.post("/files/batch", content=data)
+    assert _shown(response.json()["results"]) == [
+        ("a", 201),
+        ("b", "quota-exceeded"),
+        ("c", 201),
+        ("d", "quota-exceeded"),
+    ]
+    assert await stack.usage("bob") == {"finished": 1000, "unfinished": 0, "reserved": 0}
+
+
+async def test_a_full_disk_under_one_member_harms_no_other(make_stack: MakeStack) -> None:
+    data = archive(Entry("a", bytes(MIB)), Entry("b", b"1"))
+    async with make_stack(body_budget_bytes=4) as stack:
+        with failing_call("pwrite", errno.ENOSPC, only=lambda path: path.parent.name == "spool"):
+            assert _shown(await _results(stack, data)) == [("a", "storage-full"), ("b", 201)]
+        assert open_files_under(stack.data / "spool") == []
+        assert _shown(await _results(stack, data)) == [("a", 201), ("b", 200)]
+
+
+# What is no whole archive
+
+WHOLE = archive(Entry("a", b"1"), Entry("b", b"2" * 2000))
+
+
+@pytest.mark.parametrize(
+    ("data", "stored"),
+    [
+        (b"", []),
+        (b"no archive" * 1000, []),
+        (WHOLE[:512], []),
+        (WHOLE[:700], ["a"]),
+        (WHOLE[:1536], ["a"]),
+        (WHOLE[: 3584 + 512], ["a", "b"]),
+        (WHOLE[:3584] + header(b"c", b"x") + END, ["a", "b"]),
+        (WHOLE + b"x", ["a", "b"]),
+        (extended(record(b"size", b"x")) + WHOLE, []),
+    ],
+)
+async def test_what_is_no_whole_archive_is_refused_and_what_came_before_stands(
+    stack: Stack, data: bytes, stored: list[str]
+) -> None:
+    refused = problem(await _post(stack, data), 422, "invalid-archive")
+    assert _shown(refused["results"]) == [(name, 201) for name in stored]
+    assert sorted(await _files(stack)) == stored
+    assert _shown(await _results(stack, WHOLE)) == [(name, 200 if name in stored else 201) for name in ("a", "b")]
+
+
+async def test_more_members_than_may_be_are_refused_and_those_before_stand(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_module, "MAX_MEMBERS", 3)
+    refused = problem(await _post(stack, archive(*(Entry(name, b"x") for name in "abcd"))), 422, "invalid-archive")
+    assert _shown(refused["results"]) == [("a", 201), ("b", 201), ("c", 201)]
+
+
+async def test_a_body_that_stands_still_is_given_up_and_what_came_before_stands(make_stack: MakeStack) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield WHOLE[:2000]
+        await asyncio.Event().wait()
+
+    async with make_stack(body_idle_timeout_seconds=0.2) as stack:
+        refused = problem(await _post(stack, body()), 408, "body-timeout")
+        assert _shown(refused["results"]) == [("a", 201)]
+
+
+async def test_what_a_client_has_sent_before_it_goes_away_is_stored(stack: Stack) -> None:
+    sent = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield WHOLE[:2000]
+        sent.set()
+        await asyncio.Event().wait()
+
+    request = asyncio.create_task(_post(stack, body()))
+    await sent.wait()
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    assert open_files_under(stack.data / "spool") == []
+    assert _shown(await _results(stack, WHOLE))[1] == ("b", 201)
+
+
+# The request
+
+
+@pytest.mark.parametrize(
+    "query", ["to=..", "to=%2Fa", "to=a%2F%2Fb", "to=a&to=b", "if_exists=x", "if_exists=keep&if_exists=keep"]
+)
+async def test_a_malformed_query_is_refused(stack: Stack, query: str) -> None:
+    refused = problem(await stack.client.post(f"/files/batch?{query}", content=END), 422, "invalid-request")
+    assert [error["field"] for error in refused["errors"]] == [query.partition("=")[0]]
+    assert await _files(stack) == {}
+
+
+async def test_other_methods_are_not_allowed(stack: Stack) -> None:
+    response = await stack.client.put("/files/batch", content=END)
+    problem(response, 405, "method-not-allowed")
+    assert response.headers["allow"] == "POST"
+
+
+async def test_a_batch_of_many_is_read_by_tar_itself_and_back(stack: Stack) -> None:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w|") as tar:
+        for number in range(1000):
+            info = tarfile.TarInfo(f"{number % 7}/{number}")
+            data = b"%d" % number
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    results = await _results(stack, written.getvalue(), to="many")
+    assert {line["status"] for line in results} == {201}
+    files = await _files(stack)
+    assert len(files) == 1000
+    assert await _content(stack, files["many/5/999"]) == b"999"

@@ -1,0 +1,127 @@
+"""Small files as members of a batch: each read whole, once, so that what is sent is what was compared and counted.
+
+A batch is bounded, and in memory while it is sent: so its length is known before, a file that changes meanwhile can't
+break it, and sending it again reads nothing again.
+"""
+
+import hashlib
+import os
+import stat
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from uploader.client.errors import ClientError, FileChanged, Unreadable
+from uploader.client.many.archive import END, archived
+from uploader.client.many.files import LocalFile, Outcome
+from uploader.client.many.there import There
+
+_MOST_MEMBERS = 400
+_MOST_BYTES = 8 << 20
+# What is known of the line before the first batch; and how long one is to take: until then nobody hears of its files, and
+# a connection that breaks costs it.
+FIRST_BYTES = 2 << 20
+_LEAST_BYTES = 64 << 10
+_AIM_SECONDS = 2.0
+_PIECE_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file as it was read."""
+
+    local: LocalFile
+    size: int
+    sha256: str
+    archived: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Files as they were read: what there is to send, what is over already, and what is too large by now."""
+
+    members: list[Member] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    grown: list[LocalFile] = field(default_factory=list)
+
+
+class TooLarge(Exception):
+    """The file is not small any more."""
+
+
+def bytes_for(length: int, seconds: float) -> int:
+    """How many bytes the next batch may have, after one of `length` bytes took so long."""
+    return min(_MOST_BYTES, max(_LEAST_BYTES, int(length * _AIM_SECONDS / max(seconds, 1e-6))))
+
+
+def next_batch(small: "deque[LocalFile]", most_bytes: int) -> list[LocalFile]:
+    """Take the files of one batch: one at least, if there is any."""
+    taken: list[LocalFile] = []
+    length = 0
+    while small and len(taken) < _MOST_MEMBERS and (not taken or length + small[0].size <= most_bytes):
+        length += small[0].size
+        taken.append(small.popleft())
+    return taken
+
+
+def read_batch(files: Sequence[LocalFile], most_bytes: int, there: There) -> Batch:
+    """Blocking: several milliseconds for a batch."""
+    batch = Batch()
+    for local in files:
+        try:
+            member = read_member(local, most_bytes)
+        except TooLarge:
+            batch.grown.append(local)
+        except ClientError as error:
+            batch.outcomes.append(Outcome(local, error=error))
+        else:
+            same = next(
+                (file for file in there.candidates(local.name, member.size) if file.sha256 == member.sha256), None
+            )
+            if same is None:
+                batch.members.append(member)
+            else:
+                batch.outcomes.append(Outcome(local, same, "present"))
+    return batch
+
+
+def read_member(local: LocalFile, most_bytes: int) -> Member:
+    """Blocking. Raises Unreadable, FileChanged, TooLarge."""
+    path = local.path
+    try:
+        # A named pipe must not hold up the opening; it is refused below.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            before = os.fstat(descriptor)
+            if not stat.S_ISREG(before.st_mode):
+                raise Unreadable(f"{path} is not a regular file")
+            if before.st_size > most_bytes:
+                raise TooLarge
+            content = os.read(descriptor, before.st_size + 1)
+            after = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise Unreadable(f"{path}: {error.strerror}") from error
+    if len(content) != before.st_size or (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        raise FileChanged(f"{path} changed while it was uploaded; put it again")
+    sha256 = hashlib.sha256(content).hexdigest()
+    return Member(local, len(content), sha256, archived(local.name, content, after.st_mtime_ns, sha256))
+
+
+def length_of(members: Sequence[Member]) -> int:
+    """Of the archive that they are."""
+    return sum(len(member.archived) for member in members) + len(END)
+
+
+async def pieces_of(members: Sequence[Member]) -> AsyncIterator[bytes]:
+    """The archive, in pieces that are worth a system call."""
+    pieces: list[bytes] = []
+    length = 0
+    for member in members:
+        pieces.append(member.archived)
+        length += len(member.archived)
+        if length >= _PIECE_BYTES:
+            yield b"".join(pieces)
+            pieces, length = [], 0
+    yield b"".join((*pieces, END))

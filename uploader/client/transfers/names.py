@@ -1,0 +1,14 @@
+"""Names of files, as the server keeps them."""
+
+from uploader.client.errors import InvalidName
+from uploader.domain.names import normalise_name
+
+
+def checked_name(name: str | None) -> str:
+    """The name as the server keeps it. Raises InvalidName, so that nothing is hashed for a name that is refused."""
+    if name is None:
+        raise InvalidName("what is uploaded has no name of its own: give one")
+    try:
+        return normalise_name(name)
+    except ValueError as error:
+        raise InvalidName(f"the name {name!r} {error}") from error
