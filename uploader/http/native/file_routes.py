@@ -118,4 +118,12 @@ def file_operations(handlers: FileHandlers) -> list[Operation]:
             tag="files",
             responses={200: schemas.UsageSchema},
         ),
+        Operation(
+            method="GET",
+            path="/me",
+            handler=handlers.get_caller,
+            summary="Who you are here",
+            tag="files",
+            responses={200: schemas.Caller},
+        ),
     ]

@@ -83,7 +83,10 @@ class FileHandlers:
         return Json(schemas.Link(f"/me/files/{file.id}/content?{query}", end))
 
     async def get_usage(self, call: Call) -> Response:
-        return Json(schemas.usage_of(await self.files.usage(call.user_id), admin=call.identity.admin))
+        return Json(schemas.usage_of(await self.files.usage(call.user_id)))
+
+    async def get_caller(self, call: Call) -> Response:
+        return Json(schemas.Caller(call.user_id, call.identity.admin))
 
     def _id(self, call: Call) -> str:
         file_id: str = call.request.path_params["id"]

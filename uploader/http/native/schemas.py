@@ -245,15 +245,21 @@ class Link(Struct):
     expires_at: datetime
 
 
+class Caller(Struct):
+    """Who calls, and whether as an administrator."""
+
+    user_id: str
+    admin: bool
+
+
 class UsageSchema(Struct):
-    """The caller's accounts, in bytes. `admin` is there, and true, where the caller is an administrator."""
+    """The caller's accounts, in bytes."""
 
     total_space: int
     use_space_finished: int
     use_space_unfinished: int
     reserved: int
     available: int
-    admin: bool | UnsetType = UNSET
 
 
 # From the wire's words to the service's
@@ -304,9 +310,9 @@ def file_of(file: File) -> FileSchema:
     return FileSchema(file.id, file.name, file.md5, file.sha256, file.size, *times, file.instant, damaged)
 
 
-def usage_of(usage: Usage, *, admin: bool) -> UsageSchema:
+def usage_of(usage: Usage) -> UsageSchema:
     figures = usage.total_space, usage.use_space_finished, usage.use_space_unfinished, usage.reserved, usage.available
-    return UsageSchema(*figures, True if admin else UNSET)
+    return UsageSchema(*figures)
 
 
 def state_of(

@@ -25,7 +25,8 @@ const header = document.querySelector("header.bar");
 mountHeader(header, { links: PAGES });
 const session = new Session();
 const { api } = session;
-const usage = await session.start();
+await session.start();
+const { admin } = await api.request("GET", "/me", { patienceSeconds: Infinity });
 const { auth = "token" } = await api.request("GET", "/config", { patienceSeconds: Infinity });
 mountHeader(header, { links: PAGES, signOut: session.hasToken ? () => session.signOut() : null });
 
@@ -75,7 +76,7 @@ function refuse() {
   onLanguage(() => setText($("refused-text"), t("refused.text")));
 }
 
-if (usage.admin) {
+if (admin) {
   $("app").hidden = false;
   $("page-buttons").hidden = false;
   await reload();

@@ -23,7 +23,8 @@ mountHeader(header, {});
 const session = new Session();
 const { api } = session;
 const usage = await session.start();
-mountHeader(header, { links: usage.admin ? PAGES : [], signOut: session.hasToken ? () => session.signOut() : null });
+const { admin } = await api.request("GET", "/me", { patienceSeconds: Infinity });
+mountHeader(header, { links: admin ? PAGES : [], signOut: session.hasToken ? () => session.signOut() : null });
 
 const news = new News($("news"));
 const tell = (text) => news.tell(text);
