@@ -451,7 +451,7 @@ async def test_digests_follow_after_a_restart_of_the_machine(
     content = a_content(0)
     async with make_stack(durability="process") as stack:
         await sent(stack, content, 0, 1)
-    monkeypatch.setattr("uploader.storage.local.store._boot_id", lambda: "0" * 36)
+    monkeypatch.setattr("uploader.storage.disk.boot_id", lambda: "0" * 36)
     async with make_stack(durability="process") as stack:
         assert (await stack.put(content, 2)).status_code == 200
         assert (await stack.put(content, 3)).status_code == 200

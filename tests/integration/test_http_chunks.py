@@ -60,7 +60,7 @@ async def test_chunks_come_in_any_order_and_the_last_missing_one_completes(stack
     assert body.keys() == {"state", "file"}
     assert body["state"] == "complete"
     file = body["file"]
-    assert file.keys() == {"id", "name", "md5", "sha256", "size", "created_at", "instant"}
+    assert file.keys() == {"id", "name", "md5", "sha256", "size", "created_at", "modified_at", "instant"}
     assert (file["name"], file["md5"], file["sha256"]) == (CONTENT.name, CONTENT.md5, CONTENT.sha256)
     assert (file["size"], file["instant"]) == (CONTENT.size, False)
     assert (await stack.client.get(f"/me/files/{file['id']}/content")).content == CONTENT.data

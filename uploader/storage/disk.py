@@ -184,15 +184,15 @@ class Directory:
         """What a name stands for, be it a symlink."""
         return os.stat(_checked(name), dir_fd=self._descriptor, follow_symlinks=False)
 
-    def has(self, path: str, opened: os.stat_result) -> bool:
-        """Whether a path below this directory leads to a file that was opened, which nobody wrote to, linked or unlinked
-        since: an inode's number alone may be another file's by now. It may lead through a symlink: nothing is opened by
-        it."""
+    def has(self, path: str, opened: os.stat_result, *, unchanged: bool = False) -> bool:
+        """Whether a path below this directory leads to a file that was opened. It may lead through a symlink: nothing is
+        opened by it. `unchanged`: nobody wrote to it, linked or unlinked it since; of one that is closed, the number of its
+        inode alone may be another file's by now."""
         try:
             found = os.stat(path, dir_fd=self._descriptor, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return os.path.samestat(found, opened) and found.st_ctime_ns == opened.st_ctime_ns
+        return os.path.samestat(found, opened) and not (unchanged and found.st_ctime_ns != opened.st_ctime_ns)
 
     def _create(self, name: str) -> int:
         return self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)

@@ -61,6 +61,7 @@ class UserFile(Struct):
     name: str
     size: int
     created_at: datetime
+    modified_at: datetime | None
     instant: bool
 
 
@@ -141,7 +142,7 @@ def account_of(usage: Usage) -> UserAccount:
 
 
 def file_of(file: File) -> UserFile:
-    return UserFile(file.id, file.name, file.size, file.created_at, file.instant)
+    return UserFile(file.id, file.name, file.size, file.created_at, file.modified_at, file.instant)
 
 
 def token_of(token: Token) -> TokenSchema:

@@ -110,7 +110,9 @@ class LocalArrivals:
         for arrival in arrivals:
             sha256, place = _sha256(arrival), arrival.place
             if sha256 not in placed:
-                if not isinstance(place, os.stat_result) or not self._root.has(blob_path(sha256), place):
+                if not isinstance(place, os.stat_result) or not self._root.has(
+                    blob_path(sha256), place, unchanged=True
+                ):
                     place = self._blobs.write(arrival.body.pieces(), sha256)
                 placed[sha256] = place
             arrival.place = placed[sha256]
