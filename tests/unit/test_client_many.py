@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from uploader.client import File, FileChanged, LocalFile, Unreadable
 from uploader.client.many.archive import END, archived
-from uploader.client.many.batch import Batch, TooLarge, length_of, next_batch, pieces_of, read_batch, read_member
+from uploader.client.many.batch import (
+    Batch,
+    TooLarge,
+    bytes_for,
+    length_of,
+    next_batch,
+    pieces_of,
+    read_batch,
+    read_member,
+)
 from uploader.client.many.there import There, prefixes_of
 from uploader.client.transfers.plan import moment_of, wishes
 
@@ -76,9 +85,17 @@ def test_a_name_of_any_length_is_archived(length: int) -> None:
 
 def test_a_batch_is_bounded_by_its_members_and_its_bytes() -> None:
     small = deque(local(str(number)) for number in range(1201))
-    assert [len(next_batch(small)) for _ in range(4)] == [400, 400, 400, 1]
-    large = deque(local(str(number), 3 << 20) for number in range(3))
-    assert [len(next_batch(large)) for _ in range(2)] == [2, 1]
+    assert [len(next_batch(small, 1 << 20)) for _ in range(5)] == [400, 400, 400, 1, 0]
+    large = deque(local(str(number), 3 << 20) for number in range(4))
+    assert [len(next_batch(large, 6 << 20)) for _ in range(2)] == [2, 2]
+    assert [len(next_batch(deque([local(size=9), local(size=9)]), 1))] == [1]
+
+
+def test_on_a_slow_line_a_batch_is_smaller() -> None:
+    assert bytes_for(1 << 20, 1.0) == 2 << 20
+    assert bytes_for(1 << 20, 8.0) == 256 << 10
+    assert bytes_for(1 << 20, 1000.0) == 64 << 10
+    assert bytes_for(1 << 20, 0.0) == bytes_for(1 << 20, 0.01) == 8 << 20
 
 
 async def test_what_a_batch_sends_is_as_long_as_was_announced(tmp_path: Path) -> None:

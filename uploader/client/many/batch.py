@@ -18,6 +18,11 @@ from uploader.client.many.there import There
 
 _MOST_MEMBERS = 400
 _MOST_BYTES = 8 << 20
+# What is known of the line before the first batch; and how long one is to take: until then nobody hears of its files, and
+# a connection that breaks costs it.
+FIRST_BYTES = 2 << 20
+_LEAST_BYTES = 64 << 10
+_AIM_SECONDS = 2.0
 _PIECE_BYTES = 256 << 10
 
 
@@ -44,11 +49,16 @@ class TooLarge(Exception):
     """The file is not small any more."""
 
 
-def next_batch(small: "deque[LocalFile]") -> list[LocalFile]:
-    """Take the files of one batch."""
+def bytes_for(length: int, seconds: float) -> int:
+    """How many bytes the next batch may have, after one of `length` bytes took so long."""
+    return min(_MOST_BYTES, max(_LEAST_BYTES, int(length * _AIM_SECONDS / max(seconds, 1e-6))))
+
+
+def next_batch(small: "deque[LocalFile]", most_bytes: int) -> list[LocalFile]:
+    """Take the files of one batch: one at least, if there is any."""
     taken: list[LocalFile] = []
     length = 0
-    while small and len(taken) < _MOST_MEMBERS and (not taken or length + small[0].size <= _MOST_BYTES):
+    while small and len(taken) < _MOST_MEMBERS and (not taken or length + small[0].size <= most_bytes):
         length += small[0].size
         taken.append(small.popleft())
     return taken

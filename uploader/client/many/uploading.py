@@ -6,6 +6,7 @@ Knows neither how a batch is made (`batch.py`) nor how one file is sent (`transf
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from uploader.client.errors import (
     Unauthenticated,
     Unreachable,
 )
-from uploader.client.many.batch import Member, length_of, next_batch, pieces_of, read_batch
+from uploader.client.many.batch import FIRST_BYTES, Member, bytes_for, length_of, next_batch, pieces_of, read_batch
 from uploader.client.many.files import LocalFile, Outcome, Watcher
 from uploader.client.many.there import There, look
 from uploader.client.model import IfExists, Line
@@ -67,6 +68,7 @@ class ManyUploads:
         self._checksum = checksum
         self._there = There((), if_exists)
         self._small_bytes = 0
+        self._batch_bytes = FIRST_BYTES
         self._hopeless = False
         self._outcomes: list[Outcome] = []
         self._complete_bytes = 0
@@ -154,7 +156,7 @@ class ManyUploads:
     async def _send_batches(self) -> None:
         while self._small and not self._hopeless:
             await self._gate.wait()
-            files = next_batch(self._small)
+            files = next_batch(self._small, self._batch_bytes)
             for local in files:
                 self._watcher.begun(local)
             batch = await asyncio.to_thread(read_batch, files, self._small_bytes, self._there)
@@ -185,7 +187,9 @@ class ManyUploads:
         self._meter.moving(length)
         try:
             async with self._shared.slots:
+                began_at = time.monotonic()
                 lines = await self._api.put_batch_once(wishes, length, pieces_of(members))
+                self._batch_bytes = bytes_for(length, time.monotonic() - began_at)
         except ClientError as error:
             return [(member, error) for member in members]
         finally:
