@@ -10,7 +10,7 @@ from typing import BinaryIO, Self
 import httpx2
 
 from uploader.client.api import Api
-from uploader.client.errors import InvalidName, ServerTooOld
+from uploader.client.errors import BadAnswer, InvalidName, ServerTooOld
 from uploader.client.fetching.many import ManyDownloads
 from uploader.client.fetching.targets import Wanted
 from uploader.client.many.files import LocalFile, Outcome, Watcher
@@ -216,15 +216,17 @@ class AsyncClient:
         target: str | os.PathLike[str],
         *,
         overwrite: bool = False,
+        checksum: bool = False,
         watcher: Watcher | None = None,
     ) -> list[Outcome]:
         """Download many files into a directory, each to a path below it; what became of each that was begun.
 
-        A file that is there with its size and its time of modification is not asked for. No path leads out of the directory,
+        A file that is there with its size and its time of modification is not asked for; with `checksum` it is read and
+        compared by its SHA-256. No path leads out of the directory,
         whatever the server names its files. A failure of one file holds up no other, and is in its outcome; if the server
         can't be reached, or knows no such token, the rest is not begun.
         """
-        return await self.start_download_many(wanted, target, overwrite=overwrite, watcher=watcher)
+        return await self.start_download_many(wanted, target, overwrite=overwrite, checksum=checksum, watcher=watcher)
 
     def start_download_many(
         self,
@@ -232,12 +234,15 @@ class AsyncClient:
         target: str | os.PathLike[str],
         *,
         overwrite: bool = False,
+        checksum: bool = False,
         watcher: Watcher | None = None,
     ) -> AsyncTransfer[list[Outcome]]:
         """Begin many downloads that can be paused and stopped together. Takes what `download_many` takes."""
         chosen = list(wanted)
         meter, gate = Meter("", sum(each.file.size for each in chosen), None), asyncio.Event()
-        downloads = ManyDownloads(self._api, self._shared, watcher or Watcher(), meter, gate, overwrite=overwrite)
+        downloads = ManyDownloads(
+            self._api, self._shared, watcher or Watcher(), meter, gate, overwrite=overwrite, checksum=checksum
+        )
         return AsyncTransfer(downloads.run(chosen, Path(target)), gate, meter, _leave)
 
     async def download_folder(
@@ -246,22 +251,26 @@ class AsyncClient:
         target: str | os.PathLike[str],
         *,
         overwrite: bool = False,
+        checksum: bool = False,
         watcher: Watcher | None = None,
     ) -> list[Outcome]:
         """Download all that is below a folder into a directory, as `download_many` does."""
         prefix = folder_name(folder)
         wanted = [Wanted(file, file.name.removeprefix(prefix)) async for file in self.files(prefix)]
-        return await self.download_many(wanted, target, overwrite=overwrite, watcher=watcher)
+        return await self.download_many(wanted, target, overwrite=overwrite, checksum=checksum, watcher=watcher)
 
     # Files and folders
 
     async def files(self, prefix: str | None = None, *, part: str | None = None) -> AsyncIterator[File]:
         """All files whose name begins with `prefix`, and has `part` anywhere in it, newest first."""
         part = None if part is None else unicodedata.normalize("NFC", part)
+        prefix = None if prefix is None else unicodedata.normalize("NFC", prefix)
         page: FilePage | None = None
         while page is None or page.next is not None:
             page = await self._api.page(None if page is None else page.next, prefix, _PAGE, part=part)
             for file in page.files:
+                if not file.name.startswith(prefix or ""):
+                    raise BadAnswer(f"asked for names that begin with {prefix!r}, the server gives {file.name!r}")
                 if part is None or part in file.name:  # an older server gives all
                     yield file
 

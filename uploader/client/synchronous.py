@@ -252,10 +252,13 @@ class Client:
         target: str | os.PathLike[str],
         *,
         overwrite: bool = False,
+        checksum: bool = False,
         watcher: Watcher | None = None,
     ) -> list[Outcome]:
         """Download many files into a directory, each to a path below it; what became of each that was begun."""
-        return self._loop.run(self._client.download_many(wanted, target, overwrite=overwrite, watcher=watcher))
+        return self._loop.run(
+            self._client.download_many(wanted, target, overwrite=overwrite, checksum=checksum, watcher=watcher)
+        )
 
     def start_download_many(
         self,
@@ -263,12 +266,15 @@ class Client:
         target: str | os.PathLike[str],
         *,
         overwrite: bool = False,
+        checksum: bool = False,
         watcher: Watcher | None = None,
     ) -> Transfer[list[Outcome]]:
         """Begin many downloads that can be paused and stopped together."""
 
         def begin() -> AsyncTransfer[list[Outcome]]:
-            return self._client.start_download_many(wanted, target, overwrite=overwrite, watcher=watcher)
+            return self._client.start_download_many(
+                wanted, target, overwrite=overwrite, checksum=checksum, watcher=watcher
+            )
 
         return Transfer(self._loop, self._loop.run(_call(begin)))
 
@@ -278,10 +284,13 @@ class Client:
         target: str | os.PathLike[str],
         *,
         overwrite: bool = False,
+        checksum: bool = False,
         watcher: Watcher | None = None,
     ) -> list[Outcome]:
         """Download all that is below a folder into a directory, as `download_many` does."""
-        return self._loop.run(self._client.download_folder(folder, target, overwrite=overwrite, watcher=watcher))
+        return self._loop.run(
+            self._client.download_folder(folder, target, overwrite=overwrite, checksum=checksum, watcher=watcher)
+        )
 
     # Files and folders
 

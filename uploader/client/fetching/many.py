@@ -22,14 +22,24 @@ class ManyDownloads:
     told of one, and the rest is not begun; any other failure is of its file alone."""
 
     def __init__(
-        self, api: Api, shared: Shared, watcher: Watcher, meter: Meter, gate: asyncio.Event, *, overwrite: bool
+        self,
+        api: Api,
+        shared: Shared,
+        watcher: Watcher,
+        meter: Meter,
+        gate: asyncio.Event,
+        *,
+        overwrite: bool,
+        checksum: bool,
     ) -> None:
+        """With `checksum` a file that is here is compared by its digest, not by its time of modification."""
         self._api = api
         self._shared = shared
         self._watcher = watcher
         self._meter = meter
         self._gate = gate
         self._overwrite = overwrite
+        self._checksum = checksum
         self._hopeless = False
         self._outcomes: list[Outcome] = []
         self._complete_bytes = 0
@@ -68,7 +78,7 @@ class ManyDownloads:
             target = await asyncio.to_thread(placed, root, wanted.path)
         except OSError as error:
             raise Unwritable(f"{error.filename or local.path}: {error.strerror}") from error
-        if await asyncio.to_thread(_is_unchanged, wanted, target):
+        if not self._checksum and await asyncio.to_thread(_is_unchanged, wanted, target):
             return Outcome(local, file, "present")
         # Of one content in one directory there is one partial file.
         async with self._shared.alone(f"{target.parent}/{file.sha256}"):
