@@ -107,6 +107,35 @@ def test_a_directory_goes_there_with_all_its_files(commands: Commands, tmp_path:
     assert listed == {f"photos/{name}" for name in names}
 
 
+def test_a_name_that_is_no_text_is_told_as_json_too(commands: Commands, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    Path(os.fsdecode(os.fsencode(tmp_path / "photos") + b"/\xff")).write_bytes(b"x")
+    events = commands.events("put", "photos", code=6)
+    assert [event["event"] for event in events] == ["planned", "failed", "summary"]
+    assert events[1]["code"] == "invalid-name"
+
+
+def test_what_is_unchanged_is_believed_unless_its_checksum_is_wanted(commands: Commands, tmp_path: Path) -> None:
+    path = written(tmp_path / "photos" / "a", b"one")
+    assert [commands.events("put", "photos")[-2]["how"] for _ in range(2)] == ["sent", "present"]
+    times = path.stat()
+    written(path, b"two")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert commands.events("put", "photos")[-2]["how"] == "present"
+    assert commands.events("put", "photos", "--checksum")[-2]["how"] == "sent"
+    assert len(commands.events("ls")) == 2
+
+
+def test_equal_names_are_kept_or_refused_or_replaced(commands: Commands, tmp_path: Path) -> None:
+    for content, choice, code, count in ((b"1", "keep", 0, 1), (b"22", "keep", 0, 2), (b"333", "fail", 6, 2)):
+        written(tmp_path / "a", content)
+        assert commands.run("put", "a", "--if-exists", choice).returncode == code
+        assert len(commands.events("ls")) == count
+    assert commands.run("put", "a", "--if-exists", "replace").returncode == 0
+    [listed] = commands.events("ls")
+    assert listed["file"]["size"] == 3
+
+
 def test_json_is_one_event_a_line_and_as_its_schema_says(commands: Commands, tmp_path: Path) -> None:
     content = Content(3 * MIB + 1, seed=82)  # nobody else has it
     written(tmp_path / "film", content.data)

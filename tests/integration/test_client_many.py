@@ -388,6 +388,11 @@ async def test_a_watcher_is_told_of_each_file_once(client: AsyncClient, tmp_path
             ended.append(outcome.local.name)
 
     files = folder_of(tmp_path / "here")
+    bad = LocalFile(files[0].path, "../up", 1, 0)
+    [refused] = await client.upload_many([bad], watcher=Noting())
+    assert isinstance(refused.error, InvalidName)
+    assert (begun, ended) == ([], ["../up"])
+    ended.clear()
     for _ in range(2):
         outcomes = await client.upload_many(files, watcher=Noting())
         names = sorted(local.name for local in files)

@@ -8,10 +8,10 @@ import httpx2
 import pytest
 
 from tests.conftest import MakeStack
-from tests.integration.test_cost_of_a_chunk import statements
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.stack import Stack
+from tests.support.statements import statements
 from uploader.service.insight.reports import Order
 
 PROXY = {"trusted_header": "X-Remote-User", "trusted_proxies": ("10.1.2.0/24", "::1")}
@@ -92,7 +92,7 @@ async def test_a_chunk_of_a_user_whom_a_proxy_names_costs_no_statement(make_stac
     async with make_stack(**PROXY) as stack, connecting_from(stack, "::1", **{"X-Remote-User": "bob"}) as client:
         await stack.open(content, client)
         await stack.put(content, 0, client)
-        with statements(stack) as sql:
+        with statements(stack.services.database) as sql:
             for number in range(1, 10):
                 assert (await stack.put(content, number, client)).status_code == 200
         assert sql == []

@@ -13,7 +13,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
 from tests.conftest import MakeStack
-from tests.integration.test_cost_of_a_chunk import statements
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.jwts import (
@@ -30,6 +29,7 @@ from tests.support.jwts import (
 )
 from tests.support.problems import problem
 from tests.support.stack import Stack
+from tests.support.statements import statements
 from uploader.service.insight.reports import Order
 
 ISSUER, AUDIENCE = "https://login.example.com", "uploader"
@@ -145,7 +145,7 @@ async def test_a_chunk_costs_no_statement_with_a_token_of_its_own(make_stack: Ma
         anonymous = stack.anonymous()
         await stack.open(content, await _with(anonymous, bearer(0)))
         await stack.put(content, 0, anonymous)
-        with statements(stack) as sql:
+        with statements(stack.services.database) as sql:
             for number in range(1, 19):
                 response = await stack.put(content, number, anonymous, headers=bearer(number))
                 assert response.status_code == 200

@@ -629,3 +629,13 @@ async def test_of_processes_that_start_at_once_each_gets_what_the_first_one_stor
         stored = await asyncio.gather(*(meta.remember(act.database, f"fact {number}", value) for value in values))
         assert len(set(stored)) == 1
         assert stored[0] in values
+
+
+async def test_the_contents_of_a_users_own_files_are_found_by_md5(act: Transactions) -> None:
+    await act.create_user("bob")
+    own, foreign = await act.upload_and_merge(seed="own"), await act.upload_and_merge("bob", seed="foreign")
+    await act.instant(file_row(seed="own", name="the same again"))
+    md5s = [own.md5, foreign.md5, "0" * 32, "é'\\", own.md5]
+    found = await act.database.read(lambda connection: contents.contents_by_md5(connection, "alice", md5s))
+    assert [(blob.sha256, blob.md5, blob.size, blob.refs) for blob in found] == [(own.sha256, own.md5, own.size, 2)]
+    assert await act.database.read(lambda connection: contents.contents_by_md5(connection, "alice", [])) == []

@@ -1,28 +1,33 @@
 """SQLite: transactions run in threads, and those that wait for their turn to write commit together."""
 
 import asyncio
+import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from resource import RUSAGE_THREAD, getrusage
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from tests.support.statements import statements
 from uploader.database.engine import Database, Duplicate
 
 
 class Scene:
     """A database with one table of words, and a writer that holds up all others until it is let go on."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, sent: list[str]) -> None:
+        """`sent`: the statements, as they are sent to it."""
         self.database = database
-        self.commits = 0
         self.go_on = asyncio.Event()
-        event.listen(database.engine.sync_engine, "commit", self._count)
+        self._sent = sent
 
-    def _count(self, _connection: Any) -> None:
-        self.commits += 1
+    @property
+    def commits(self) -> int:
+        return self._sent.count("COMMIT")
 
     def writer(self, word: str) -> Callable[[AsyncConnection], Awaitable[str]]:
         async def write(connection: AsyncConnection) -> str:
@@ -62,7 +67,8 @@ class Scene:
 async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     database = Database(f"sqlite:///{tmp_path}/words.db", creates=True)
     await database.transact(lambda connection: connection.execute(text("CREATE TABLE word (word TEXT UNIQUE)")))
-    yield Scene(database)
+    with statements(database) as sent:
+        yield Scene(database, sent)
     await database.close()
 
 
@@ -157,3 +163,49 @@ async def test_a_transaction_that_waits_for_something_else_is_refused_and_undone
 class _Never:
     def __await__(self) -> Any:
         yield
+
+
+# Brief reads
+
+
+async def _thread_of(database: Database, word: str = "0", **how: Any) -> int:
+    """Where a read of a word runs."""
+
+    async def read(connection: AsyncConnection) -> int:
+        await connection.execute(text("SELECT * FROM word WHERE word = :word"), {"word": word})
+        return threading.get_ident()
+
+    return await database.read(read, **how)
+
+
+async def test_a_brief_read_takes_no_hop_where_a_connection_is_open(scene: Scene) -> None:
+    here = threading.get_ident()
+    assert await _thread_of(scene.database) != here
+    assert await _thread_of(scene.database, brief=True) == here
+    scene.database.engine.sync_engine.dispose()
+    assert await _thread_of(scene.database, brief=True) != here, "to open one takes a while"
+    assert await _thread_of(scene.database, brief=True) == here
+
+
+async def test_what_is_not_in_memory_is_waited_for_in_threads(scene: Scene, tmp_path: Path) -> None:
+    words = [{"word": f"{number}"} for number in range(5000)]
+    await scene.later(lambda connection: connection.execute(text("INSERT INTO word VALUES (:word)"), words))
+    scene.database.engine.sync_engine.dispose()
+    await _thread_of(scene.database)
+    if not _evicted(tmp_path / "words.db"):
+        pytest.skip("nothing makes this file system read from a disk")
+    here = threading.get_ident()
+    assert await _thread_of(scene.database, "4999", brief=True) == here
+    assert await _thread_of(scene.database, "4999", brief=True) != here
+
+
+def _evicted(path: Path) -> bool:
+    """Whether the next one to read it waits for the disk."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        before = getrusage(RUSAGE_THREAD).ru_inblock
+        file.read(1)
+        came_from_disk = getrusage(RUSAGE_THREAD).ru_inblock > before
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return came_from_disk

@@ -1,9 +1,10 @@
 """Reads of blobs: each function is one question, asked on a connection that the caller holds."""
 
+import json
 from dataclasses import dataclass, fields
 from datetime import datetime
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import TextualSelect, bindparam, func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
@@ -26,22 +27,45 @@ _BLOB_COLUMNS = [models.blob.c[field.name] for field in fields(Blob)]
 _BLOB = select(*_BLOB_COLUMNS)
 _BLOBS_BY_MD5 = _BLOB.where(
     *(models.blob.c[name] == bindparam(name) for name in ("md5", "size")),
-    models.blob.c.refs > 0,
-    ~models.blob.c.damaged,
 ).order_by(models.blob.c.sha256)
+# A list of MD5s is a table, as in `batches.py`: asked with IN, MariaDB walks over all files of the user.
+_OF_USER_SQLITE = """
+SELECT DISTINCT {columns} FROM json_each(:md5s) AS asked
+CROSS JOIN file ON file.user_id = :user_id AND file.md5 = CAST(asked.value AS BLOB)
+CROSS JOIN `blob` ON `blob`.sha256 = file.sha256
+"""
+_OF_USER_MYSQL = """
+SELECT DISTINCT {columns} FROM JSON_TABLE(:md5s, '$[*]' COLUMNS (
+  md5 VARCHAR(32) CHARACTER SET utf8mb4 PATH '$'
+)) AS asked
+STRAIGHT_JOIN file FORCE INDEX (ix_file_user_md5) ON file.user_id = :user_id AND file.md5 = CAST(asked.md5 AS BINARY)
+STRAIGHT_JOIN `blob` ON `blob`.sha256 = file.sha256
+"""
+
+
+def _of_user(statement: str) -> TextualSelect:
+    columns = ", ".join(f"`blob`.{column.name}" for column in _BLOB_COLUMNS)
+    bound = text(statement.format(columns=columns)).bindparams(bindparam("user_id", type_=models.file.c.user_id.type))
+    return bound.columns(*_BLOB_COLUMNS)
+
+
+_OF_USER = {"sqlite": _of_user(_OF_USER_SQLITE), "mysql": _of_user(_OF_USER_MYSQL)}
+_BLOB_BY_SHA256 = _BLOB.where(models.blob.c.sha256 == bindparam("sha256")).limit(1)
+_LOCKED_BLOB_BY_SHA256 = _BLOB_BY_SHA256.with_for_update()
 
 
 async def contents_by_md5(connection: AsyncConnection, user_id: str, md5s: list[str]) -> list[Blob]:
     """The contents, none of them known to be damaged, that a user has files of with one of `md5s`."""
-    files = models.file.c
-    query = _BLOB.distinct().join(models.file, files.sha256 == models.blob.c.sha256)
-    query = query.where(files.user_id == user_id, files.md5.in_(md5s), ~models.blob.c.damaged)
-    return [Blob(**row) for row in (await connection.execute(query)).mappings()]
+    asked = {"user_id": user_id, "md5s": json.dumps(md5s)}
+    rows = (await connection.execute(_OF_USER[connection.dialect.name], asked)).mappings()
+    return [blob for blob in (Blob(**row) for row in rows) if not blob.damaged]
 
 
 async def blobs_by_md5(connection: AsyncConnection, md5: str, size: int) -> list[Blob]:
     """Blobs in use with this MD5 and size, none of them known to be damaged; several if it has twins."""
-    return [Blob(**row) for row in (await connection.execute(_BLOBS_BY_MD5, {"md5": md5, "size": size})).mappings()]
+    rows = (await connection.execute(_BLOBS_BY_MD5, {"md5": md5, "size": size})).mappings()
+    # Asked for those that are not damaged, SQLite walks over them all, by the index of `damaged`.
+    return [blob for blob in (Blob(**row) for row in rows) if blob.refs > 0 and not blob.damaged]
 
 
 async def blobs_by_sha256(connection: AsyncConnection, sha256s: list[str]) -> dict[str, Blob]:
@@ -102,6 +126,6 @@ async def blobs_in_use(connection: AsyncConnection, *, after: str, limit: int) -
 
 async def blob_by_sha256(connection: AsyncConnection, sha256: str, *, lock: bool = False) -> Blob | None:
     """A blob; `lock` keeps its row until the transaction ends."""
-    query = _BLOB.where(models.blob.c.sha256 == sha256).limit(1)
-    row = (await connection.execute(query.with_for_update() if lock else query)).mappings().first()
+    query = _LOCKED_BLOB_BY_SHA256 if lock else _BLOB_BY_SHA256
+    row = (await connection.execute(query, {"sha256": sha256})).mappings().first()
     return None if row is None else Blob(**row)

@@ -64,6 +64,16 @@ _UPLOAD_BY_ID = _UPLOAD.where(models.upload.c.id == bindparam("upload_id")).limi
 _LOCKED_UPLOAD_BY_ID = _UPLOAD_BY_ID.with_for_update()
 _OPEN_UPLOADS_OF_USER = (models.upload.c.user_id == bindparam("user_id"), models.upload.c.open_flag == 1)
 _OPEN_UPLOAD_BY_MD5 = _UPLOAD.where(*_OPEN_UPLOADS_OF_USER, models.upload.c.md5 == bindparam("md5")).limit(1)
+_NEWEST_CLOSED_UPLOAD = (
+    _UPLOAD.where(*(models.upload.c[name] == bindparam(name) for name in ("user_id", "md5")))
+    .where(models.upload.c.closed_at > bindparam("closed_after"))
+    .order_by(models.upload.c.closed_at.desc(), models.upload.c.id.desc())
+    .limit(1)
+)
+_UPLOAD_BY_IDEMPOTENCY_KEY = _UPLOAD.where(
+    *(models.upload.c[name] == bindparam(name) for name in ("user_id", "idempotency_key"))
+).limit(1)
+_OPEN_UPLOADS = _UPLOAD.where(*_OPEN_UPLOADS_OF_USER).order_by(models.upload.c.id.desc())
 _COUNT_OF_OPEN_UPLOADS = select(func.count()).select_from(models.upload).where(*_OPEN_UPLOADS_OF_USER)
 _FILE_BY_CONTENT = FILE.where(
     *(models.file.c[name] == bindparam(name) for name in ("user_id", "sha256", "name")),
@@ -87,6 +97,8 @@ _FILES_IN_JSON = FILE.join(
         )
     ),
 )
+_FILE_BY_ID = FILE.where(*(models.file.c[name] == bindparam(name) for name in ("id", "user_id"))).limit(1)
+_TOKEN_BY_HASH = select(*_TOKEN_COLUMNS).where(models.token.c.token_sha256 == bindparam("token_sha256")).limit(1)
 _USAGE = select(*_USAGE_COLUMNS).where(models.user_info.c.user_id == bindparam("user_id")).limit(1)
 _LOCKED_USAGE = _USAGE.with_for_update()
 
@@ -135,28 +147,19 @@ async def open_upload_by_md5(connection: AsyncConnection, user_id: str, md5: str
 async def newest_closed_upload(
     connection: AsyncConnection, user_id: str, md5: str, closed_after: datetime
 ) -> Upload | None:
-    table = models.upload.c
-    query = (
-        _UPLOAD.where(table.user_id == user_id, table.md5 == md5, table.closed_at > closed_after)
-        .order_by(table.closed_at.desc(), table.id.desc())
-        .limit(1)
-    )
-    row = await _first(connection, query)
+    asked = {"user_id": user_id, "md5": md5, "closed_after": closed_after}
+    row = await _first(connection, _NEWEST_CLOSED_UPLOAD, **asked)
     return None if row is None else upload_of(row)
 
 
 async def upload_by_idempotency_key(connection: AsyncConnection, user_id: str, key: str) -> Upload | None:
-    table = models.upload.c
-    query = _UPLOAD.where(table.user_id == user_id, table.idempotency_key == key).limit(1)
-    row = await _first(connection, query)
+    row = await _first(connection, _UPLOAD_BY_IDEMPOTENCY_KEY, user_id=user_id, idempotency_key=key)
     return None if row is None else upload_of(row)
 
 
 async def open_uploads(connection: AsyncConnection, user_id: str) -> list[Upload]:
     """The open uploads of a user, newest first."""
-    table = models.upload.c
-    query = _UPLOAD.where(table.user_id == user_id, table.open_flag == 1).order_by(table.id.desc())
-    return [upload_of(row) for row in (await connection.execute(query)).mappings()]
+    return [upload_of(row) for row in (await connection.execute(_OPEN_UPLOADS, {"user_id": user_id})).mappings()]
 
 
 async def count_open_uploads(connection: AsyncConnection, user_id: str) -> int:
@@ -231,8 +234,7 @@ async def newest_file(
 
 
 async def file_by_id(connection: AsyncConnection, user_id: str, file_id: str) -> File | None:
-    table = models.file.c
-    row = await _first(connection, FILE.where(table.id == file_id, table.user_id == user_id).limit(1))
+    row = await _first(connection, _FILE_BY_ID, id=file_id, user_id=user_id)
     return None if row is None else File(**row)
 
 
@@ -273,8 +275,7 @@ async def usage(connection: AsyncConnection, user_id: str, *, lock: bool = False
 
 
 async def token_by_hash(connection: AsyncConnection, token_sha256: str) -> Token | None:
-    query = select(*_TOKEN_COLUMNS).where(models.token.c.token_sha256 == token_sha256).limit(1)
-    row = await _first(connection, query)
+    row = await _first(connection, _TOKEN_BY_HASH, token_sha256=token_sha256)
     return None if row is None else Token(**row)
 
 

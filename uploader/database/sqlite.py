@@ -2,22 +2,29 @@
 
 The functions of a transaction are written for a driver that waits on the event loop. Nothing they ask for waits here, so a
 thread runs them as they are: one hop for a transaction, where a driver behind the event loop takes one for each statement.
+
+They begin and end here by the driver's own hand, and run statements as text (`texts.py`). Of SQLAlchemy there is the pool of
+connections, and its own way to run a statement where there is no text.
 """
 
 import asyncio
 import os
 import sqlite3
 import threading
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from resource import RUSAGE_THREAD, getrusage
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
-from sqlalchemy import Connection, QueuePool, create_engine, event, make_url
+from sqlalchemy import PoolProxiedConnection, QueuePool, create_engine, event, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection
+
+from uploader.database.texts import Statements, Texts, wrapped
 
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
@@ -25,6 +32,7 @@ Work = Callable[[AsyncConnection], Awaitable[T]]
 _BUSY_TIMEOUT_MS = 30_000
 _CONNECTIONS = 8
 _READERS = min(4, (os.cpu_count() or 1) + 1)
+_COLD_SECONDS = 1.0
 # Of a commit: whoever is the last of them waits for all.
 _MAX_TOGETHER = 64
 # What no waiting helps: the file can't be opened or written, or is no database (https://sqlite.org/rescode.html).
@@ -38,24 +46,6 @@ _UNFIT = frozenset(
 
 class FileLost(Exception):
     """The database's file is not the one that was opened: it was removed or replaced."""
-
-
-class _Statements:
-    """The part of an `AsyncConnection` that transactions use, over a plain one: nothing in it waits."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self.dialect = connection.dialect
-
-    async def execute(self, *arguments: Any) -> Any:
-        return self._connection.execute(*arguments)
-
-    async def run_sync(self, work: Callable[..., T], *arguments: Any) -> T:
-        return work(self._connection, *arguments)
-
-
-def _statements(connection: Connection) -> AsyncConnection:
-    return cast(AsyncConnection, _Statements(connection))
 
 
 class _File:
@@ -111,22 +101,54 @@ class SqliteEngine:
         self.url = self.sync_engine.url
         self.dialect = self.sync_engine.dialect
         self.file = _File(self.url.database, tell, creates=creates)
-        self._reading = self.sync_engine.execution_options(uploader_read_only=True)
+        self._texts = Texts(self.dialect)
         event.listen(self.sync_engine, "do_connect", self._connect)
         event.listen(self.sync_engine, "connect", _configure)
-        event.listen(self.sync_engine, "begin", _begin)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection that nobody has."""
+        return cast(QueuePool, self.sync_engine.pool).checkedin() > 0
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         """A transaction that writes."""
-        with self.sync_engine.begin() as connection:
-            yield _statements(connection)
+        with self.writing() as connection:
+            yield cast(AsyncConnection, connection)
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[AsyncConnection]:
         """A transaction that only reads."""
-        with self._reading.connect() as connection:
-            yield _statements(connection)
+        with self.reading() as connection:
+            yield cast(AsyncConnection, connection)
+
+    @contextmanager
+    def writing(self) -> Iterator[Statements]:
+        # It takes the lock at once: upgrading a read lock later could only fail (https://sqlite.org/isolation.html).
+        with self._beginning("BEGIN IMMEDIATE") as connection:
+            yield connection
+            connection.run("COMMIT")
+
+    @contextmanager
+    def reading(self) -> Iterator[Statements]:
+        with self._beginning("BEGIN") as connection:
+            yield connection
+
+    @contextmanager
+    def _beginning(self, begin: str) -> Iterator[Statements]:
+        """A transaction, rolled back unless it is committed."""
+        connection = Statements(self.sync_engine, self._pooled(), self._texts)
+        try:
+            connection.run(begin)
+            yield connection
+        finally:
+            connection.close()
+
+    def _pooled(self) -> PoolProxiedConnection:
+        try:
+            return self.sync_engine.raw_connection()
+        except sqlite3.Error as error:
+            raise wrapped(error, None) from error
 
     async def dispose(self) -> None:
         self.sync_engine.dispose()
@@ -169,13 +191,26 @@ class Sqlite:
         self._lock = threading.Lock()
         self._waiting: deque[_Write] = deque()
         self._writing = False
+        self._cold_until = 0.0
 
-    async def read(self, work: "Work[T]") -> T:
-        async def run() -> T:
-            async with self.engine.connect() as connection:
-                return await work(connection)
+    async def read(self, work: "Work[T]", *, brief: bool = False) -> T:
+        """`brief`: it takes less than a hop to a thread does, unless it has to wait for the disk."""
+        if brief and self.engine.is_open and time.monotonic() >= self._cold_until:
+            return self._glance(work)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: self._read(work))
 
-        return await asyncio.get_running_loop().run_in_executor(self._readers, lambda: _run_to_its_end(run()))
+    def _read(self, work: "Work[T]") -> T:
+        with self.engine.reading() as connection:
+            return _run_to_its_end(work, connection)
+
+    def _glance(self, work: "Work[T]") -> T:
+        """Read here and now. What was not in memory shows that others may not be, either: for a moment, threads wait."""
+        before = getrusage(RUSAGE_THREAD).ru_inblock
+        try:
+            return self._read(work)
+        finally:
+            if getrusage(RUSAGE_THREAD).ru_inblock > before:
+                self._cold_until = time.monotonic() + _COLD_SECONDS
 
     async def look(self) -> None:
         """Raises FileLost."""
@@ -230,30 +265,32 @@ class Sqlite:
         self.engine.file.look()
 
     def _commit_together(self, batch: list[_Write]) -> None:
-        with self.engine.sync_engine.begin() as connection:
+        with self.engine.writing() as connection:
             for write in batch:
                 if len(batch) == 1:
-                    write.result = _run_to_its_end(write.work(_statements(connection)))
+                    write.result = _run_to_its_end(write.work, connection)
                 else:
                     _run_within(connection, write)
 
 
-def _run_within(connection: Connection, write: _Write) -> None:
+def _run_within(connection: Statements, write: _Write) -> None:
     """Run a transaction as a part of a larger one, which goes on without it if it fails."""
+    connection.run("SAVEPOINT part")
     try:
-        with connection.begin_nested():
-            write.result = _run_to_its_end(write.work(_statements(connection)))
+        write.result = _run_to_its_end(write.work, connection)
     except Exception as error:
         write.error = error
         # Some errors end the whole transaction (https://sqlite.org/lang_transaction.html), and a savepoint would begin
         # another one.
-        if not cast(Any, connection.connection.dbapi_connection).in_transaction:
+        if not connection.in_transaction:
             raise
+        connection.run("ROLLBACK TO part")
+    connection.run("RELEASE part")
 
 
-def _run_to_its_end(work: Awaitable[T]) -> T:
+def _run_to_its_end(work: "Work[T]", connection: Statements) -> T:
     """What a coroutine that never waits returns."""
-    steps = work.__await__()
+    steps = work(cast(AsyncConnection, connection)).__await__()
     try:
         next(steps)
     except StopIteration as end:
@@ -303,9 +340,3 @@ def _configure(connection: Any, _record: Any) -> None:
 
 def _text(value: bytes) -> str:
     return value.decode(errors="replace")
-
-
-def _begin(connection: Connection) -> None:
-    # A writer takes the lock at once: upgrading a read lock later could only fail (https://sqlite.org/isolation.html).
-    read_only = connection.get_execution_options().get("uploader_read_only")
-    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")

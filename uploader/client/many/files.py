@@ -48,4 +48,4 @@ class Watcher:
         """How far a file is that is sent for itself; those of a batch arrive together."""
 
     def ended(self, outcome: Outcome) -> None:
-        """What became of a file; once for each that was begun, if the command runs to its end."""
+        """What became of a file: of each that was begun, unless it is stopped; and of one whose name is refused."""

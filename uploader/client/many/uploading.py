@@ -123,7 +123,6 @@ class ManyUploads:
             try:
                 name = checked_name(local.name)
             except InvalidName as error:
-                self._watcher.begun(local)
                 self._end(Outcome(local, error=error))
             else:
                 named.append(local if name == local.name else replace(local, name=name))

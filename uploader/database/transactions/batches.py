@@ -49,24 +49,28 @@ SELECT CAST(item.sha256 AS BINARY), CAST(item.md5 AS BINARY), item.size, 1, :now
 )) AS item
 ON DUPLICATE KEY UPDATE refs = `blob`.refs + 1, damaged = 0, scrubbed_at = NULL, created_at = :now
 """
+_NOW = bindparam("now", type_=UtcDateTime)
+_SET_FLUSHED = {
+    "mysql": text(_SET_FLUSHED_MYSQL).bindparams(_NOW),
+    "sqlite": text(_SET_FLUSHED_SQLITE).bindparams(_NOW),
+}
+_ADD_REFS = text(_ADD_REFS_MYSQL).bindparams(_NOW)
+_ADD_UNFINISHED = {"mysql": text(_ADD_UNFINISHED_MYSQL), "sqlite": text(_ADD_UNFINISHED_SQLITE)}
 
 
 async def set_flushed(connection: AsyncConnection, items: Iterable[tuple[str, int, int]], now: datetime) -> None:
     """Set what is accounted of uploads: id, generation, bytes received."""
-    statement = text(_SET_FLUSHED_SQLITE if connection.dialect.name == "sqlite" else _SET_FLUSHED_MYSQL)
-    await connection.execute(
-        statement.bindparams(bindparam("now", type_=UtcDateTime)), {"batch": json.dumps(list(items)), "now": now}
-    )
+    values = {"batch": json.dumps(list(items)), "now": now}
+    await connection.execute(_SET_FLUSHED[connection.dialect.name], values)
 
 
 async def add_unfinished(connection: AsyncConnection, more: Mapping[str, int]) -> None:
     """Add to `use_space_unfinished` of users. The rows are locked in the order of their ids."""
-    statement = text(_ADD_UNFINISHED_SQLITE if connection.dialect.name == "sqlite" else _ADD_UNFINISHED_MYSQL)
     # As it is, not as \u escapes: what becomes of those is each database's own affair.
-    await connection.execute(statement, {"batch": json.dumps(sorted(more.items()), ensure_ascii=False)})
+    batch = json.dumps(sorted(more.items()), ensure_ascii=False)
+    await connection.execute(_ADD_UNFINISHED[connection.dialect.name], {"batch": batch})
 
 
 async def add_refs(connection: AsyncConnection, items: Iterable[tuple[str, str, int]], now: datetime) -> None:
     """`statements.ADD_REF` of many contents on MySQL and MariaDB: SHA-256, MD5, size."""
-    statement = text(_ADD_REFS_MYSQL).bindparams(bindparam("now", type_=UtcDateTime))
-    await connection.execute(statement, {"batch": json.dumps(list(items)), "now": now})
+    await connection.execute(_ADD_REFS, {"batch": json.dumps(list(items)), "now": now})

@@ -2,10 +2,11 @@
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
+from uploader.database.transactions import statements
 from uploader.database.transactions.additions import Added, Verdict, add_files, lock_contents
 from uploader.database.transactions.rows import add_finished, changed, close_row, drop_ref, lock_open, settle_user
 from uploader.domain.upload import File, IfExists, State, Upload
@@ -96,15 +97,9 @@ async def rename_file(connection: AsyncConnection, user_id: str, file_id: str, n
 
 async def delete_file(connection: AsyncConnection, file: File) -> bool:
     """Delete a file that was read before; False if somebody else was faster. The blob stays, perhaps without refs."""
-    blobs, users = models.blob.c, models.user_info.c
-    lock = select(blobs.sha256).where(blobs.sha256 == file.sha256).with_for_update()
-    await connection.execute(lock)
-    if await changed(connection, delete(models.file).where(models.file.c.id == file.id)) == 0:
+    await connection.execute(statements.LOCK_BLOB, {"of_blob": file.sha256})
+    if await changed(connection, statements.DELETE_FILE, removed=file.id) == 0:
         return False
     await drop_ref(connection, file.sha256)
-    await connection.execute(
-        update(models.user_info)
-        .where(users.user_id == file.user_id)
-        .values(use_space_finished=users.use_space_finished - file.size)
-    )
+    await add_finished(connection, file.user_id, -file.size)
     return True

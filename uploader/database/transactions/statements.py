@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import BigInteger, BindParameter, bindparam, delete, insert, update
+from sqlalchemy import BigInteger, BindParameter, bindparam, delete, insert, select, update
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -25,6 +25,11 @@ SETTLE_USER = _OF_USER.values(
 )
 
 INSERT_UPLOAD = insert(upload)
+TELL_DIGESTS = (
+    update(upload)
+    .where(upload.c.id == bindparam("of_upload"))
+    .values({name: bindparam(f"told_{name}") for name in ("md5", "sha256")})
+)
 CLOSE_UPLOAD = (
     update(upload)
     .where(upload.c.id == bindparam("of_upload"))
@@ -36,6 +41,9 @@ CLOSE_UPLOAD = (
 
 INSERT_FILE = insert(file)
 DELETE_FILE = delete(file).where(file.c.id == bindparam("removed"))
+
+_OF_BLOB = blob.c.sha256 == bindparam("of_blob")
+LOCK_BLOB = select(blob.c.sha256).where(_OF_BLOB).with_for_update()
 # Whoever adds a ref in this way places bytes of their own.
 _PLACED: dict[str, Any] = {"damaged": False, "scrubbed_at": None, "created_at": bindparam("placed_at")}
 _MORE = {"refs": blob.c.refs + 1, **_PLACED}

@@ -62,13 +62,8 @@ async def tell_digests(connection: AsyncConnection, upload_id: str, md5: str | N
     Returns the row as it is now; what it holds was claimed first and stands.
     """
     upload = await lock_open(connection, upload_id)
-    values = {}
-    if md5 is not None and upload.md5 is None:
-        values["md5"] = md5
-    if sha256 is not None and upload.sha256 is None:
-        values["sha256"] = sha256
-    if values:
-        await connection.execute(update(models.upload).where(models.upload.c.id == upload_id).values(**values))
+    values = {"told_md5": upload.md5 or md5, "told_sha256": upload.sha256 or sha256}
+    await connection.execute(statements.TELL_DIGESTS, values | {"of_upload": upload_id})
     told = await queries.upload_by_id(connection, upload_id)
     assert told is not None
     return told

@@ -73,7 +73,7 @@ class Accounts:
         believed = self._believed.get(token_sha256)
         if believed is not None:
             return believed
-        row = await self._database.read(lambda connection: queries.token_by_hash(connection, token_sha256))
+        row = await self._database.read(lambda connection: queries.token_by_hash(connection, token_sha256), brief=True)
         # The look-up is by hash; the comparison in constant time keeps an index from telling how near a guess was.
         if (
             row is None
@@ -99,7 +99,7 @@ class Accounts:
     async def ensure_user(self, user_id: str, total_space: int | None = None) -> bool:
         """Make a user unless it is there; whether it was made. Raises InvalidRequest for an id that can't be."""
         _check(user_id)
-        if await self._database.read(lambda connection: queries.usage(connection, user_id)) is not None:
+        if await self._database.read(lambda connection: queries.usage(connection, user_id), brief=True) is not None:
             return False
         space = self._default_total_space if total_space is None else total_space
         try:

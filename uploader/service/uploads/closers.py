@@ -64,7 +64,7 @@ class Closers:
 
     async def _refuse_an_older_generation(self, upload: Upload) -> None:
         """Raises NotOpen if chunks were withdrawn since the caller compared the bytes with the claims."""
-        row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload.id))
+        row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload.id), brief=True)
         if row is None or row.generation != upload.generation:
             raise NotOpen(upload.id)
 
@@ -156,7 +156,7 @@ class Closers:
         return await uninterrupted(self._tidy(upload_id))
 
     async def _tidy(self, upload_id: str) -> bool:
-        row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
+        row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
         if row is None:
             # Redis keeps no tombstone: another database may know the upload, and go on with it (decision 0013).
             await self._pending.forget(upload_id, None)

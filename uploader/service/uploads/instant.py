@@ -121,7 +121,9 @@ class Instant:
         eligible = self._settings.instant == "proof" and opening.instant and sha256 is not None
         if not eligible or sha256 is None or opening.size < self._settings.proof_min_size_bytes:
             return None
-        blobs = await self._database.read(lambda connection: contents.blobs_by_md5(connection, md5, opening.size))
+        blobs = await self._database.read(
+            lambda connection: contents.blobs_by_md5(connection, md5, opening.size), brief=True
+        )
         challenge = Challenge(
             id=secrets.token_hex(16),
             nonce=secrets.token_bytes(_NONCE_BYTES),

@@ -113,7 +113,9 @@ class Merging:
         started = time.perf_counter()
         lost, pause = 0, _FIRST_PAUSE_SECONDS
         while True:
-            upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
+            upload = await self._database.read(
+                lambda connection: queries.upload_by_id(connection, upload_id), brief=True
+            )
             if upload is None:
                 raise UploadGone(reason=Reason.CANCELLED.value)
             if upload.state is not State.OPEN:
@@ -141,7 +143,9 @@ class Merging:
         await self._closers.tidy(upload.id)
         if upload.state is State.DONE and upload.file_id is not None:
             file_id = upload.file_id
-            file = await self._database.read(lambda connection: queries.file_by_id(connection, upload.user_id, file_id))
+            file = await self._database.read(
+                lambda connection: queries.file_by_id(connection, upload.user_id, file_id), brief=True
+            )
             if file is not None:
                 return file
         raise UploadGone(reason=upload.close_reason or Reason.CANCELLED.value)

@@ -97,7 +97,7 @@ class Openings:
         raise Unavailable(_TOO_FAST)
 
     async def _open_once(self, opening: Opening) -> UploadStatus | Complete | Challenge:
-        found = await self._database.read(lambda connection: self._look(connection, opening))
+        found = await self._database.read(lambda connection: self._look(connection, opening), brief=True)
         existing, md5 = found.existing, opening.md5
         if md5 is not None:
             if existing is not None:
@@ -285,7 +285,7 @@ class Openings:
             modified_at=upload.modified_at,
         )
         known = _completed(opening, upload)
-        source = await self._database.read(lambda connection: self._instant.source(connection, known, md5))
+        source = await self._database.read(lambda connection: self._instant.source(connection, known, md5), brief=True)
         complete = await self._instant.finish(known, md5, source, upload)
         if complete is not None:
             return replace(complete, created=True)

@@ -68,11 +68,13 @@ class Uploads:
         raise UploadGone("This MD5 has another upload now.", reason="unknown")
 
     async def by_md5(self, user_id: str, md5: str) -> Upload | None:
-        return await self._database.read(lambda connection: queries.open_upload_by_md5(connection, user_id, md5))
+        return await self._database.read(
+            lambda connection: queries.open_upload_by_md5(connection, user_id, md5), brief=True
+        )
 
     async def _by_id(self, target: Target) -> Upload | None:
         upload_id = target.upload_id or ""
-        upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
+        upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
         return upload if upload is not None and upload.user_id == target.user_id else None
 
     async def _find_by_md5(self, user_id: str, md5: str) -> Upload | Complete:
@@ -85,7 +87,7 @@ class Uploads:
                 return Complete(file=file, created=False)
             return await queries.newest_closed_upload(connection, user_id, md5, self._closed_uploads_are_known_since())
 
-        match await self._database.read(look):
+        match await self._database.read(look, brief=True):
             case None:
                 raise UploadNotFound()
             case Upload(state=state) as closed if state is not State.OPEN:
@@ -103,7 +105,9 @@ class Uploads:
         if upload.state is not State.DONE:
             raise UploadGone(reason=upload.close_reason)
         file_id = upload.file_id or ""
-        file = await self._database.read(lambda connection: queries.file_by_id(connection, upload.user_id, file_id))
+        file = await self._database.read(
+            lambda connection: queries.file_by_id(connection, upload.user_id, file_id), brief=True
+        )
         if file is None:
             raise UploadNotFound()
         return Complete(file=file, created=False)
@@ -272,7 +276,7 @@ class Uploads:
 
         Raises UploadNotFound, UploadGone, UploadActive, Unavailable.
         """
-        upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
+        upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
         if upload is None:
             raise UploadNotFound()
         if await self._expire(upload, idle_seconds):

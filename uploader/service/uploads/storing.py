@@ -61,7 +61,7 @@ class Storing:
         await self._admission.check(size)
 
     async def _fits(self, user_id: str, size: int) -> bool:
-        usage = await self._database.read(lambda connection: queries.usage(connection, user_id))
+        usage = await self._database.read(lambda connection: queries.usage(connection, user_id), brief=True)
         return usage is not None and usage.fits(size)
 
     async def has_room(self, user_id: str, size: int) -> bool:

@@ -1,0 +1,83 @@
+"""What a database is told: its statements, and how its transactions end."""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from sqlalchemy import event
+
+from uploader.database.engine import Database
+
+
+@contextmanager
+def statements(database: Database) -> Iterator[list[str]]:
+    """Every statement that is sent meanwhile; COMMIT and ROLLBACK stand where a transaction ends."""
+    sent: list[str] = []
+    told = _told_by_sqlite if database.engine.dialect.name == "sqlite" else _told_by_sqlalchemy
+    with told(database.engine.sync_engine, sent):
+        yield sent
+
+
+@contextmanager
+def _told_by_sqlite(engine: Any, sent: list[str]) -> Iterator[None]:
+    """Whoever runs them: SQLite itself says what it is about to run."""
+    watched = set()
+
+    def watch(connection: Any, *_: Any) -> None:
+        watched.add(connection)
+        connection.set_trace_callback(sent.append)
+
+    event.listen(engine, "checkout", watch)
+    try:
+        yield
+    finally:
+        event.remove(engine, "checkout", watch)
+        for connection in watched:
+            with suppress(sqlite3.ProgrammingError):  # closed
+                connection.set_trace_callback(None)
+
+
+@contextmanager
+def _told_by_sqlalchemy(engine: Any, sent: list[str]) -> Iterator[None]:
+    listeners: dict[str, Callable[..., None]] = {
+        "before_cursor_execute": lambda _connection, _cursor, statement, *_: sent.append(statement),
+        "commit": lambda _connection: sent.append("COMMIT"),
+        "rollback": lambda _connection: sent.append("ROLLBACK"),
+    }
+    for name, listener in listeners.items():
+        event.listen(engine, name, listener)
+    try:
+        yield
+    finally:
+        for name, listener in listeners.items():
+            event.remove(engine, name, listener)
+
+
+class Steps:
+    """How many instructions SQLite has run, to the ten."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self) -> None:
+        self.count += 10
+
+
+@contextmanager
+def sqlite_steps(database: Database) -> Iterator[Steps]:
+    """The work of a SQLite meanwhile, which is the same each time it is asked the same of the same rows."""
+    steps, engine, watched = Steps(), database.engine.sync_engine, set()
+
+    def watch(connection: Any, *_: Any) -> None:
+        watched.add(connection)
+        connection.set_progress_handler(steps.add, 10)
+
+    event.listen(engine, "checkout", watch)
+    try:
+        yield steps
+    finally:
+        event.remove(engine, "checkout", watch)
+        for connection in watched:
+            with suppress(sqlite3.ProgrammingError):
+                connection.set_progress_handler(None, 10)
