@@ -10,7 +10,21 @@ from hypothesis import strategies as st
 from uploader.client import AmbiguousName, File, InvalidName, LeadsOutside, Wanted
 from uploader.client.fetching.targets import placed, sorted_out
 
-HOSTILE = ["../a", "a/../../b", "/etc/passwd", "..", ".", "", "a//b", "a/./b", "a\0b", "a\nb", "..\\a", "a/\x1b[2J", "a/"]
+HOSTILE = [
+    "../a",
+    "a/../../b",
+    "/etc/passwd",
+    "..",
+    ".",
+    "",
+    "a//b",
+    "a/./b",
+    "a\0b",
+    "a\nb",
+    "..\\a",
+    "a/\x1b[2J",
+    "a/",
+]
 
 
 def file(file_id: str, name: str) -> File:

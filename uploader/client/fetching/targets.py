@@ -31,6 +31,7 @@ def sorted_out(wanted: Iterable[Wanted]) -> tuple[list[Wanted], list[Refused]]:
     refused: list[Refused] = []
     for each in wanted:
         try:
+            checked_name(each.file.name)
             checked = replace(each, path=checked_name(each.path))
         except InvalidName as error:
             refused.append((each, error))
