@@ -46,6 +46,8 @@ def _missing() -> dict[str, Callable[[pytest.Item], bool]]:
         missing["Chromium"] = _needs_chromium
     if not can_mount():
         missing["The right to mount"] = _needs_mounts
+    if len(os.sched_getaffinity(0)) < 2:
+        missing["A second core"] = _needs_two_cores
     return missing
 
 
@@ -56,7 +58,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without MariaDB, MySQL, Chromium or mounts their tests are left out, loudly; in CI they stay and fail."""
+    """Without MariaDB, MySQL, Chromium, mounts or a second core their tests are left out, loudly; in CI they fail."""
     needs = [] if os.environ.get("CI") == "true" else list(_missing().values())
     if _stack_on is not None:
         needs.append(_not_for_the_matrix)
@@ -91,6 +93,16 @@ def _needs_chromium(item: pytest.Item) -> bool:
 
 def _needs_mounts(item: pytest.Item) -> bool:
     return "mounts" in getattr(item, "fixturenames", ())
+
+
+def _needs_two_cores(item: pytest.Item) -> bool:
+    return "two_cores" in getattr(item, "fixturenames", ())
+
+
+@pytest.fixture
+def two_cores() -> set[int]:
+    """Two of the cores that there are."""
+    return set(sorted(os.sched_getaffinity(0))[:2])
 
 
 @pytest.fixture

@@ -78,14 +78,14 @@ class Settings:
     port: int = _setting("PORT", integer(0, 65535), "8000", "port to listen on, 0 for a free one (`serve --port`)")
     # Server processes. Default: 1
     workers: int = _setting("WORKERS", integer(1, 256), "1", "server processes (`serve --workers`)")
+    # Whether the short work of a server process shares a core. Default: auto
+    cpu_affinity: str = _setting("CPU_AFFINITY", one_of("auto", "off"), "auto", "`auto`: short work on one core; `off`")
     # Whether `serve` runs the background jobs too. Default: true
     jobs: bool = _setting("JOBS", boolean, "true", "whether `serve` runs the background jobs too, beside `work`")
     # Who is believed: token, jwt or none. Default: token
     auth: str = _setting("AUTH", one_of("token", "jwt", "none"), "token", "`token`, `jwt`, or `none` (loopback only)")
     # Where the keys that sign JWTs are: exactly one of these three with UPLOADER_AUTH=jwt. Default: unset
-    jwt_secret: str | None = _setting(
-        "JWT_SECRET", text_of, None, "the secret of HS256, at least 32 bytes", secret=True
-    )
+    jwt_secret: str | None = _setting("JWT_SECRET", text_of, None, "the secret of HS256, 32 bytes or more", secret=True)
     jwt_public_key: str | None = _setting(
         "JWT_PUBLIC_KEY", text_of, None, "or a public key in PEM: RSA, EC P-256 or Ed25519", secret=True
     )

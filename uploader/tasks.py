@@ -10,6 +10,8 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
+from uploader.cores import run_anywhere
+
 T = TypeVar("T")
 # What a thread does; returns what is to be called on the event loop then, if anybody still waits for it.
 _Attempt = Callable[[], Callable[[], None] | None]
@@ -73,9 +75,16 @@ def give_way() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS)
 
 
+def give_way_anywhere() -> None:
+    """As `give_way`, on every core: what takes longest keeps off the one that short work shares."""
+    run_anywhere()
+    give_way()
+
+
 def give_way_to_all() -> None:
     """Let this thread have a core and the disk only when nobody else wants them (ioprio_set(2), IOPRIO_CLASS_IDLE; which
     schedulers of the disk heed it, the system decides)."""
+    run_anywhere()
     os.setpriority(os.PRIO_PROCESS, 0, _LAST_NICENESS)
     number = _IOPRIO_SET.get(platform.machine())
     if number is not None:

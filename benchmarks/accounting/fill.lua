@@ -13,13 +13,12 @@ local bitmap = string.char(pending and 128 or 0) .. string.rep(string.char(0), m
 for number = first, first + count - 1 do
   local id = string.sub(redis.sha1hex(number), 1, 24) .. string.format('%08x', number)
   local up = up_prefix .. id
-  redis.call('HSET', up, 'era', era, 'generation', '0', 'received', length, 'flushed', '0', 'chunks', pending and 1 or 0,
-    'chunk_count', chunk_count, 'state', 'open')
+  redis.call('HSET', up, 'era', era, 'state', 'open',
+    'figures', figures_text(length, 0, pending and 1 or 0, chunk_count, 0), 'timer', '')
   redis.call('SET', chunks_prefix .. id, bitmap)
   if pending then
     local due = base + (number * step) % over
-    redis.call('HSET', up, 'pending_since', string.format('%d', due))
-    delay_schedule(KEYS[2], KEYS[3], up, id, due, 0)
+    delay_schedule(KEYS[2], KEYS[3], up, id, due, 0, string.format(' %d 0', due))
   end
 end
 return count

@@ -14,7 +14,7 @@ from benchmarks.accounting.stores import cpu_seconds, upload_id, valkey
 from benchmarks.accounting.wire import Wire, pack
 from tests.support.servers import PrivateRedis
 from uploader.accounting.keys import FLUSH_QUEUE, upload_keys, upload_queue_keys
-from uploader.accounting.scripting import Script
+from uploader.accounting.scripting import PRELUDES, assembled
 
 _HERE = Path(__file__).parent
 _SCRIPTS = _HERE.parents[1] / "uploader" / "accounting" / "scripts"
@@ -26,14 +26,12 @@ _HOUR_MS = 3_600_000
 _NEVER_PENDING = 1 << 60
 
 
-def source_of(verb: str, queue: str | None = None) -> str:
-    """A script of the product, or the same with another delay queue under it."""
-    source = Script(verb).source
-    if queue is None:
-        return source
-    prelude = (_SCRIPTS / "_delay.lua").read_text()
-    assert prelude in source
-    return source.replace(prelude, (_HERE / "alternatives" / f"{queue}.lua").read_text())
+def source_of(verb: str | Path, queue: str | None = None) -> str:
+    """A script of the product, or another one, with the product's delay queue under it or another one."""
+    delay, *preludes = (_SCRIPTS / name for name in PRELUDES)
+    if queue is not None:
+        delay = _HERE / "alternatives" / f"{queue}.lua"
+    return assembled(*(path.read_text() for path in (delay, *preludes, _SCRIPTS / verb)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +69,15 @@ class Filled:
         self.process_id = int(self.client.info("server")["process_id"])
         self._wire = Wire(server.port)
         self._recorded: dict[int, int] = {}
-        self._record_sha = self.client.script_load(source_of("record_chunk", queue))
-        self._claim_sha = self.client.script_load(source_of("claim_due", queue))
-        self._ack_sha = self.client.script_load(source_of("ack_flush", queue))
+        self._record_sha = self.client.script_load(source_of("record_chunk.lua", queue))
+        self._claim_sha = self.client.script_load(source_of("claim_due.lua", queue))
+        self._ack_sha = self.client.script_load(source_of("ack_flush.lua", queue))
         before = self._used_memory()
         self._fill()
         self.bytes_an_upload = (self._used_memory() - before) / count
 
     def _fill(self) -> None:
-        verb = (_SCRIPTS / "record_chunk.lua").read_text()
-        source = source_of("record_chunk", self._queue).replace(verb, (_HERE / "fill.lua").read_text())
-        sha = self.client.script_load(source)
+        sha = self.client.script_load(source_of(_HERE / "fill.lua", self._queue))
         first_bytes = 0 if self.shape.due_ms is None else self.shape.chunk_bytes
         for shard in range(self._shards):
             keys = upload_keys(shard, "")
@@ -124,7 +120,7 @@ class Filled:
         """Record chunks, many on their way at once; every one has to be new."""
         for start in range(0, len(commands), at_once):
             replies: list[Any] = self._wire.send(commands[start : start + at_once])
-            assert all(reply[0] == b"recorded" for reply in replies), replies[:3]
+            assert all(reply.startswith(b"recorded ") for reply in replies), replies[:3]
 
     def record(self, count: int) -> Cost:
         """Record chunks of uploads taken at random; each puts off its flush by a second, as if one came every second."""
@@ -149,10 +145,9 @@ class Filled:
         self.client.config_resetstat()
         claims: Any = self.client.evalsha(self._claim_sha, 2, *names, *arguments)
         claim_us = self._script_us()
-        assert len(claims) == limit
-        acks = [
-            word for id_, generation, received, _, lease, *_ in claims for word in (id_, generation, received, lease)
-        ]
+        looked, _, lease, *tasks = claims
+        assert (looked, len(tasks)) == (limit, 4 * limit)
+        acks = [word for task in zip(tasks[::4], tasks[1::4], tasks[2::4], strict=True) for word in (*task, lease)]
         self.client.config_resetstat()
         assert self.client.evalsha(self._ack_sha, 2, *names, queue.task_prefix, *acks) == limit
         return claim_us / limit, self._script_us() / limit

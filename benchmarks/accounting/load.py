@@ -47,7 +47,7 @@ def main(port: int, seconds: float, pace: int) -> dict[str, float]:
         for descriptor, _ in poll.poll(0.0005):
             reply = by_descriptor[descriptor].recv(4096)
             latencies.append(time.perf_counter() - sent_at.pop(descriptor))
-            assert reply.startswith(b"*5\r\n$8\r\nrecorded"), reply
+            assert b"\r\nrecorded " in reply, reply
             idle.append(descriptor)
     wall, used = time.perf_counter() - begin, time.process_time() - cpu
     named = {"p50_ms": 0.5, "p99_ms": 0.99, "p999_ms": 0.999}

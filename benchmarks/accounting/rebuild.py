@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from benchmarks.accounting.scale import Scale
-from benchmarks.accounting.stores import mariadb, valkey
+from benchmarks.accounting.stores import database_server, valkey
 from benchmarks.report import Row, amount, at_most
 from tests.support.bodies import InPieces
 from tests.support.rows import Transactions, upload_row
@@ -22,7 +22,7 @@ async def rebuild(directory: Path, scale: Scale) -> list[Row]:
     """FLUSHALL, then one sweep; every acknowledged chunk has to count again."""
     seconds = []
     with valkey(directory / "redis", append_only=True) as server:
-        async with mariadb(directory / "mariadb") as (database, _):
+        async with database_server(directory / "mariadb", "mariadb") as (database, _):
             settings = Settings(
                 data=directory / "data",
                 database_url=database.engine.url.render_as_string(hide_password=False),

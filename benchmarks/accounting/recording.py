@@ -54,10 +54,10 @@ def _cost_rows(
     whole = statistics.median(cost.process_us for cost in costs["minute buckets"])
     with_the_rest = f"{amount(whole)} µs with all else that the server does for it"
     rows = [
-        at_most(f"record_chunk, server CPU, {count} pending", 18, many, "µs", with_the_rest),
+        at_most(f"record_chunk, server CPU, {count} pending", 25, many, "µs", with_the_rest),
         at_most(
             f"the same against {amount(scale.few_pending)} pending",
-            1.3,
+            1.6,
             [large / small for large, small in zip(many, few, strict=True)],
             "times",
             f"{amount(statistics.median(few))} µs there",

@@ -1,6 +1,7 @@
 """The servers of the benchmarks: private, real, set up as the product's are, and gone afterwards."""
 
 import hashlib
+import json
 import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from tests.support.servers import PrivateMariaDB, PrivateRedis
+from tests.support.servers import PRIVATE_DATABASES, PrivateRedis
 from uploader.accounting.connection import connect
 from uploader.accounting.pending import Delays
 from uploader.accounting.scripting import RedisConnection
@@ -23,13 +24,15 @@ DELAYS = Delays(quiet_seconds=5, max_delay_seconds=60, max_pending_bytes=64 << 2
 USERS = 100
 _SYSTEM_PATH = {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin"}
 _INSERTED_AT_ONCE = 20_000
+# The log of a database that writes without a pause, as large as an administrator would make it.
+_LOG_SIZE = {"mariadb": "innodb_log_file_size", "mysql": "innodb_redo_log_capacity"}
 _TICKS = os.sysconf("SC_CLK_TCK")
-# Ids as `upload_id` makes them; a sequence is a table that MariaDB has of itself.
+# Of each a number and its id, which serves for an MD5, too: not every database computes one.
 _INSERT = """
 INSERT INTO upload (id, user_id, md5, name, size, chunk_size, state, temp_path, created_at, updated_at, open_flag)
-SELECT CONCAT(LEFT(SHA1(seq), 24), LPAD(LOWER(HEX(seq)), 8, '0')), CONCAT('user', seq % {users}), MD5(seq),
-  'folder/file.bin', {size}, {chunk_size}, 'OPEN', CONCAT('temp/2030/01/', MD5(seq)), :now, :now, 1
-FROM seq_{first}_to_{last}
+SELECT id, CONCAT('user', number % :users), id, 'folder/file.bin', :size, :chunk_size, 'OPEN', CONCAT('temp/2030/01/', id),
+  :now, :now, 1
+FROM JSON_TABLE(:items, '$[*]' COLUMNS (number BIGINT PATH '$[0]', id VARCHAR(32) PATH '$[1]')) AS item
 """
 _RESERVE = """
 INSERT INTO user_info (user_id, total_space, reserved) SELECT user_id, SUM(size), SUM(size) FROM upload GROUP BY user_id
@@ -67,14 +70,14 @@ async def connected(server: PrivateRedis) -> AsyncIterator[RedisConnection]:
 
 
 @asynccontextmanager
-async def mariadb(directory: Path) -> AsyncIterator[tuple[Database, int]]:
+async def database_server(directory: Path, product: str) -> AsyncIterator[tuple[Database, int]]:
     """A migrated database with a buffer pool that holds its rows, and the server's process id."""
-    server = PrivateMariaDB(directory).start()
+    server = PRIVATE_DATABASES[product](directory).start()
     try:
         first = Database(server.url("mysql"))
         async with first.engine.connect() as connection:
             await connection.execute(text("SET GLOBAL innodb_buffer_pool_size = 1 << 30"))
-            await connection.execute(text("SET GLOBAL innodb_log_file_size = 1 << 30"))
+            await connection.execute(text(f"SET GLOBAL {_LOG_SIZE[product]} = 1 << 30"))
             await connection.execute(text("CREATE DATABASE benchmark"))
         await first.close()
         database = Database(server.url("benchmark"))
@@ -89,16 +92,16 @@ async def open_uploads(database: Database, count: int, *, size: int, chunk_size:
     """Rows of open uploads, and of their users, who have room for them."""
     now = datetime.now(UTC).replace(tzinfo=None)
     for first in range(0, count, _INSERTED_AT_ONCE):
-        last = min(first + _INSERTED_AT_ONCE, count) - 1
-        rows = _INSERT.format(users=USERS, size=size, chunk_size=chunk_size, first=first, last=last)
+        items = [[number, upload_id(number)] for number in range(first, min(first + _INSERTED_AT_ONCE, count))]
+        values = {"items": json.dumps(items), "users": USERS, "size": size, "chunk_size": chunk_size, "now": now}
         async with database.engine.begin() as connection:
-            await connection.execute(text(rows), {"now": now})
+            await connection.execute(text(_INSERT), values)
     async with database.engine.begin() as connection:
         await connection.execute(text(_RESERVE))
 
 
 async def status(database: Database, name: str) -> int:
-    """A counter of MariaDB, of all its connections."""
+    """A counter of the database, of all its connections."""
     async with database.engine.connect() as connection:
         row = (await connection.execute(text(f"SHOW GLOBAL STATUS LIKE '{name}'"))).one()
     return int(row[1])

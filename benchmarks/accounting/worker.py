@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.accounting.filled import Filled, Shape
-from benchmarks.accounting.stores import DELAYS, connected, cpu_seconds, mariadb, open_uploads, valkey
+from benchmarks.accounting.stores import DELAYS, connected, cpu_seconds, database_server, open_uploads, valkey
 from tests.support.invariants import checked_accounts
 from uploader.accounting.delay import MAX_CLAIM
 from uploader.accounting.keys import FLUSH_QUEUE
@@ -53,13 +53,13 @@ class Worker:
         queue = queue or self.queue
 
         async def run() -> None:
-            while await self.flushing.flush_due(queue):
+            while (await self.flushing.flush_due(queue)).more:
                 pass
 
         await asyncio.gather(*(run() for _ in Flusher(queue, self.flushing).as_jobs()))
 
     def used_seconds(self) -> list[float]:
-        """CPU of the worker, Valkey and MariaDB so far."""
+        """CPU of the worker, Valkey and the database so far."""
         return [time.process_time(), cpu_seconds(self.uploads.process_id), cpu_seconds(self.database_pid)]
 
     async def check(self, chunks: int) -> None:
@@ -79,23 +79,26 @@ class TimedQueue(UploadQueue):
     async def claim(self, limit: int = MAX_CLAIM, now_ms: int | None = None) -> list[Claim]:
         return await super().claim(limit, now_ms or self.now_ms())
 
+    async def claim_many(self, scripts: int, now_ms: int | None = None) -> tuple[list[Claim], bool]:
+        return await super().claim_many(scripts, now_ms or self.now_ms())
+
     async def next_due(self, now_ms: int | None = None) -> float | None:
         return await super().next_due(now_ms or self.now_ms())
 
 
 @asynccontextmanager
-async def worker(directory: Path, count: int, shape: Shape, *, delays: Delays = DELAYS) -> AsyncIterator[Worker]:
+async def worker(
+    directory: Path, count: int, shape: Shape, *, delays: Delays = DELAYS, database: str = "mariadb"
+) -> AsyncIterator[Worker]:
     """A worker over `count` open uploads of a hundred users."""
     with valkey(directory / "redis", append_only=True) as server:
-        async with connected(server) as redis, mariadb(directory / "mariadb") as (database, database_pid):
-            await open_uploads(
-                database, count, size=shape.chunk_bytes * shape.chunk_count, chunk_size=shape.chunk_bytes
-            )
+        async with connected(server) as redis, database_server(directory / database, database) as (rows, database_pid):
+            await open_uploads(rows, count, size=shape.chunk_bytes * shape.chunk_count, chunk_size=shape.chunk_bytes)
             uploads = Filled(server, count, shape)
             pending = Pending(redis, shards=1, delays=delays)
             storage = LocalStore(directory / "data", durable=False)
             clock = Clock()
-            flushing = Flushing(database, pending, Closers(database, storage, pending, clock), clock)
-            yield Worker(uploads, redis, database, database_pid, pending, flushing, delays)
+            flushing = Flushing(rows, pending, Closers(rows, storage, pending, clock), clock)
+            yield Worker(uploads, redis, rows, database_pid, pending, flushing, delays)
             uploads.close()
             storage.close()

@@ -13,7 +13,7 @@ import httpx2
 from sqlalchemy import text
 
 from benchmarks import interpreter, report
-from benchmarks.accounting.stores import mariadb, versions
+from benchmarks.accounting.stores import database_server, versions
 from benchmarks.report import Row
 from benchmarks.reports.rows import FULL, QUICK, Scale, fill
 from tests.support.process import UPLOADER, environment
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 async def measure(directory: Path, scale: Scale) -> list[Row]:
-    async with mariadb(directory / "mariadb") as (database, _):
+    async with database_server(directory / "mariadb", "mariadb") as (database, _):
         return await measure_on(database, directory / "data", scale)
 
 

@@ -17,6 +17,7 @@ import pytest
 from redis.asyncio import Redis
 from sqlalchemy import func, select, update
 
+from tests.support.archives import Entry, archive
 from tests.support.at_rest import check_at_rest, rests_within
 from tests.support.content import KIB, MIB, Content
 from tests.support.invariants import Account, checked_accounts
@@ -47,7 +48,13 @@ ROTTEN = Content(180 * KIB, seed=5, name="rotten.bin")
 LARGE = Zeros(
     256 * MIB, chunk_size=64 * MIB, name="large.bin"
 )  # so much to hash at the end that it is accounted for before
-EXPECTED = Account(finished=2 * KEPT.size + ROTTEN.size, unfinished=64 * KIB, reserved=LEFT_OPEN.size)
+WHOLE = Content(30 * KIB, seed=6, name="whole.bin")
+BATCH = [Content(KIB + number, seed=7 + number, name=f"batch/{number}.bin") for number in range(5)]
+EXPECTED = Account(
+    finished=2 * KEPT.size + ROTTEN.size + sum(content.size for content in (WHOLE, *BATCH)),
+    unfinished=64 * KIB,
+    reserved=LEFT_OPEN.size,
+)
 
 # Servers that die one after the other, each at the given passing of a point, the first by default. What one leaves, the
 # next begins with; the client does what it does from the start, so that some points come up again later.
@@ -100,6 +107,8 @@ SERVERS = {
         "discard.after_unlink:3",
     ),
     "close": ("instant.after_commit", "close.after_commit"),
+    "whole": ("arrival.after_write", "blob.after_draft", "whole.after_commit", "arrival.after_sync"),
+    "batch": ("arrival.after_write:2", "whole.after_commit:2"),
 }
 FIRST_STARTS = ("installation.after_proposal", "installation.after_fact", "installation.after_mark")
 CLEANUPS = (
@@ -151,6 +160,7 @@ class Client:
             await self._finish_instantly()
             self.acknowledged.pop(CANCELLED.md5)
             await self._expect("DELETE", f"/files/{CANCELLED.md5}", {204})
+            await self._send_whole()
             await self._compare_files()
 
     async def _expect(self, method: str, path: str, statuses: set[int], **more: Any) -> Any:
@@ -231,12 +241,21 @@ class Client:
         await self._expect("PUT", f"{path}/chunks/0", {200}, content=KEPT.chunk(0))
         await self._expect("PATCH", path, {200, 201}, json={"md5": KEPT.md5})
 
+    async def _send_whole(self) -> None:
+        """One file in a request, of which other bytes have the place; and many in one."""
+        query = {"name": WHOLE.name}
+        await self._expect("PUT", f"/files/{WHOLE.md5}", {200, 201}, params=query, content=WHOLE.data)
+        members = archive(*(Entry(content.name, content.data) for content in BATCH))
+        answer = await self._expect("POST", "/files/batch", {200}, content=members)
+        assert {each["status"] for each in answer["results"]} <= {200, 201}
+
     async def _are_flushed(self, received_bytes: int) -> bool:
         usage = await self._expect("GET", "/me/usage", {200})
         return bool(usage["use_space_unfinished"] >= received_bytes)
 
     async def _compare_files(self) -> None:
         contents = {"copy.bin": KEPT, "kept.bin": KEPT, "rotten.bin": ROTTEN}
+        contents |= {content.name: content for content in (WHOLE, *BATCH)}
         if self.large:
             contents["large.bin"] = LARGE
         files = (await self._expect("GET", "/me/files", {200}))["files"]
@@ -315,6 +334,7 @@ async def test_a_server_that_dies_between_two_durable_effects_loses_and_invents_
 ) -> None:
     client = Client(installation.data, large="merge.after_account" in deaths)
     installation.stray_blob(KEPT)
+    installation.stray_blob(WHOLE)
     installation.adopt()
     for armed in deaths:
         await installation.die_serving(client, armed)

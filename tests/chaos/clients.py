@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx2
 
+from tests.support.archives import Entry, archive
 from tests.support.content import MIB, Content
 
 # Contents that everybody has, so that blobs have several refs, and merges meet deletions.
@@ -50,16 +51,24 @@ class Client:
             headers={"Authorization": f"Bearer {token}"}, timeout=_REQUEST_TIMEOUT_SECONDS, trust_env=False
         )
         self._contents: dict[str, Content] = {}
+        # Of names that replace others: the file that has it.
+        self._slots: dict[str, str] = {}
         self._chunk_size = chunk_size
         self._shared = [Content(round(count * chunk_size), -1, chunk_size) for count in _SHARED_CHUNKS]
 
     async def live(self, stopping: asyncio.Event) -> None:
         """Upload one thing after the other until told to stop; what was begun is finished first."""
-        fates = ["finish", "cancel", "leave", "lie", "delete", "copy"]
+        fates = ["finish", "cancel", "leave", "lie", "delete", "copy", "whole", "batch"]
         while not stopping.is_set():
-            fate = self._random.choices(fates, [45, 12, 10, 6, 17, 10])[0]
+            fate = self._random.choices(fates, [35, 12, 10, 6, 17, 10, 20, 10])[0]
             content = self._next_content()
-            await self._upload(content, fate)
+            match fate:
+                case "whole":
+                    await self._send_whole(content)
+                case "batch":
+                    await self._send_batch(content)
+                case _:
+                    await self._upload(content, fate)
             content.drop()
             await self._make_room()
             await asyncio.sleep(self._random.uniform(0, 0.05))
@@ -189,6 +198,60 @@ class Client:
             self._wrong("a lie", response)
         self.promises.acknowledged.pop(md5)
         self._count["lies_caught"] += 1
+
+    # Files that come whole
+
+    async def _send_whole(self, content: Content) -> None:
+        """Also what an upload is open of; half of them take the place of what has their name."""
+        self._contents[content.md5] = content
+        query = {"name": content.name, "if_exists": "keep"}
+        if self._random.random() < 0.5:
+            query = {"name": f"slot {self._random.randrange(4)}", "if_exists": "replace"}
+        response = await self._request("PUT", f"/files/{content.md5}", params=query, content=content.data)
+        if response.status_code not in (200, 201):
+            self._wrong("a whole file", response)
+            return
+        self._count["whole"] += 1
+        file = response.json()["file"]
+        if query["if_exists"] == "replace":
+            self._take_slot(file)
+        await self._keep(content, file, "finish")
+
+    async def _send_batch(self, content: Content) -> None:
+        """Small files that take the place of others, with one that an upload may be open of."""
+        slots = self._random.sample(range(60), self._random.randint(2, 40))
+        members = {
+            f"batch/{slot}": Content(self._random.randint(0, 3000), self._random.getrandbits(60)) for slot in slots
+        }
+        members[f"batch/{slots[0]}"] = content
+        self._contents[content.md5] = content
+        written = archive(*(Entry(name, member.data) for name, member in members.items()))
+        if self._random.random() < 0.1:
+            written = written[: self._random.randrange(len(written))]
+        response = await self._request("POST", "/files/batch", params={"if_exists": "replace"}, content=written)
+        if (
+            response.status_code not in (200, 422)
+            or response.json().get("code", "invalid-archive") != "invalid-archive"
+        ):
+            self._wrong("a batch", response)
+            return
+        for result, member in zip(response.json()["results"], members.values(), strict=False):
+            if result["status"] == 503:
+                continue  # a disk, or a database, that was away at its turn
+            if result["status"] not in (200, 201):
+                self._violate(f"a member of a batch of {self.user_id} was answered {result}")
+                continue
+            self._count["members"] += 1
+            self._take_slot(result["file"])
+            await self._keep(member, result["file"], "finish")
+            member.drop()
+
+    def _take_slot(self, file: Any) -> None:
+        """What has taken a name is the only one that has it."""
+        replaced = self._slots.get(file["name"])
+        if replaced != file["id"]:
+            self.promises.files.pop(replaced or "", None)
+        self._slots[file["name"]] = file["id"]
 
     # Files
 

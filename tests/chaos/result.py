@@ -1,5 +1,7 @@
 """The result of a round as docs/reliability.md shows it."""
 
+from collections import Counter
+
 from tests.chaos.round import Summary
 from tests.support.servers import PRIVATE_DATABASES
 
@@ -10,9 +12,7 @@ def as_table(summary: Summary) -> str:
     """Markdown."""
     names = _NAMES | {"database": PRIVATE_DATABASES[summary.setup.database].product}
     kinds = ", ".join(f"{summary.kills.get(kind, 0):,} {name}" for kind, name in names.items())
-    counts = {
-        name: summary.counts.get(name, 0) for name in ("chunks", "duplicates", "files", "cancelled", "lies_caught")
-    }
+    counts = Counter(summary.counts)
     rows = {
         f"{summary.seconds:,.0f} s, seed {summary.seed}": "",
         "on": f"{names['database']}, durability `{summary.setup.durability}`, chunks of {summary.setup.chunk_size:,} bytes",
@@ -23,6 +23,7 @@ def as_table(summary: Summary) -> str:
         "jumps of a clock": f"{summary.clock_jumps:,}",
         "chunks acknowledged": f"{counts['chunks']:,}, of them {counts['duplicates']:,} again",
         "files finished": f"{counts['files']:,}, every one compared byte for byte",
+        "of them in one request, in a batch": f"{counts['whole']:,}, {counts['members']:,}",
         "uploads cancelled, lies caught": f"{counts['cancelled']:,}, {counts['lies_caught']:,}",
         "audits": f"{summary.audits:,}, and {summary.audits_missed:,} while the database was away",
         "violations": f"{len(summary.violations) + len(summary.errors):,}",

@@ -9,8 +9,11 @@ import pytest
 from redis.asyncio import Redis
 
 from tests.support.content import KIB, MIB
+from tests.support.held import HeldUpload, held_of
 from tests.support.invariants import Shape, check_pending
 from tests.support.servers import PrivateRedis
+from uploader.accounting.audit import Audit
+from uploader.accounting.delay import MAX_CLAIM
 from uploader.accounting.keys import shard_of
 from uploader.accounting.pending import TOMBSTONE_SECONDS, Claim, Delays, Outcome, Pending, RecordResult, UploadQueue
 from uploader.domain.chunks import chunk_count, chunk_length, to_bitmap
@@ -104,8 +107,8 @@ class Ledger:
         self, received: int, generation: int = 0, upload_id: str = "u", lease_until: int | None = None
     ) -> int:
         """As the worker whose claim holds the lease, unless it is told which lease it was given."""
-        lease = await self.fact("lease_until", upload_id) if lease_until is None else lease_until
-        removed = await self.pending.ack_flush(0, [Claim(upload_id, generation, received, "open", lease or 0)])
+        lease = (await self.held(upload_id)).lease_until if lease_until is None else lease_until
+        removed = await self.pending.ack_flush(0, [Claim(upload_id, generation, received, "open", lease)])
         await self.check()
         return removed
 
@@ -121,9 +124,8 @@ class Ledger:
         """When the earliest task is due, in seconds of this clock."""
         return await queue.next_due(at(0))
 
-    async def fact(self, name: str, upload_id: str = "u") -> int | None:
-        value = await self.redis.hget("up:{s00}:" + upload_id, name)
-        return None if value is None else int(value)
+    async def held(self, upload_id: str = "u") -> HeldUpload:
+        return await held_of(self.redis, "up:{s00}:" + upload_id)
 
     async def buckets(self, queue: str) -> list[int]:
         """The minutes of the buckets there are, from the first minute of this clock."""
@@ -180,8 +182,8 @@ async def test_to_introduce_leaves_alone_what_others_made_of_the_upload_meanwhil
     await ledger.hydrate(present=(0, 1), generation=1, flushed=CHUNK)
     await ledger.introduce()
     assert (await ledger.record(1)).outcome is Outcome.DUPLICATE
-    assert await ledger.fact("generation") == 1
-    assert await ledger.fact("flushed") == CHUNK
+    assert (await ledger.held()).generation == 1
+    assert (await ledger.held()).flushed == CHUNK
     await ledger.forget()
     await ledger.introduce()
     assert (await ledger.record(2)).outcome is Outcome.CANCELLED
@@ -202,6 +204,32 @@ async def test_after_flushall_a_chunk_asks_to_be_hydrated(opened: Ledger) -> Non
     assert (await opened.record(1)).outcome is Outcome.DUPLICATE
 
 
+async def test_what_an_older_version_wrote_is_rebuilt_and_not_read(opened: Ledger) -> None:
+    """Its hashes, in an era of its own, and its buckets: `0.1.0` wrote so."""
+    era = (await opened.pending.read("u")).era
+    older = ":".join(era.split(":")[:2])
+    assert older != era
+    facts: dict[Any, Any] = {
+        "era": older,
+        "generation": 0,
+        "received": 3 * CHUNK,
+        "flushed": CHUNK,
+        "chunks": 3,
+    }
+    facts |= {"chunk_count": 10, "state": "open", "pending_since": at(0), "due_minute": MINUTE}
+    await opened.redis.delete(UP)
+    await opened.redis.hset(UP, mapping=facts)
+    await opened.redis.zadd(f"due:{{s00}}:flush:{MINUTE}", {"u": at(QUIET)})
+    await opened.redis.zadd("minutes:{s00}:flush", {str(MINUTE): MINUTE})
+    assert (await opened.pending.read("u")).state == ""
+    assert (await Audit(opened.redis, shards=1).upload("u")).state == ""
+    assert (await opened.flush.claim(300, at(QUIET))) == []
+    assert (await opened.pending.record_chunk("u", 3, CHUNK, at(0))).outcome is Outcome.REHYDRATE
+    assert (await opened.pending.claim_sweep(0)) == era, "all of it"
+    assert (await opened.hydrate(present=(0, 1), flushed=CHUNK)).received == 2 * CHUNK
+    assert await opened.claimed(opened.flush, now=QUIET) == ["u"]
+
+
 async def test_after_a_restart_a_chunk_asks_to_be_hydrated_even_if_everything_was_kept(own_redis: PrivateRedis) -> None:
     ledger = Ledger(own_redis.url)
     await ledger.hydrate()
@@ -209,7 +237,7 @@ async def test_after_a_restart_a_chunk_asks_to_be_hydrated_even_if_everything_wa
     await ledger.redis.aclose()
     own_redis.stop()
     own_redis.start()
-    assert await ledger.fact("received") == CHUNK
+    assert (await ledger.held()).received == CHUNK
     assert (await ledger.pending.read("u")).state == ""
     assert (await ledger.record(1)).outcome is Outcome.REHYDRATE
     await ledger.hydrate(present=(0, 1))
@@ -224,12 +252,16 @@ async def test_a_chunk_within_the_minute_pushes_back_within_the_bucket(opened: L
     assert await opened.buckets("flush") == [0]
 
 
-async def test_a_chunk_across_the_minute_moves_to_the_next_bucket_and_leaves_none_empty(opened: Ledger) -> None:
+async def test_what_is_pushed_back_stays_in_its_bucket_until_somebody_looks(opened: Ledger) -> None:
     await opened.record(0, now=40)
     await opened.record(1, now=58)
     assert await opened.due(opened.flush) == 58 + QUIET
-    assert await opened.buckets("flush") == [1]
+    assert await opened.buckets("flush") == [0]
+    assert (await opened.held()).at_ms == at(40 + QUIET)
+    assert await opened.claim(opened.flush, now=58 + QUIET - 0.001) == []
+    assert await opened.buckets("flush") == [1], "and leaves none empty"
     assert await opened.redis.keys("due:*") == [f"due:{{s00}}:flush:{MINUTE + 1}".encode()]
+    assert await opened.claimed(opened.flush, now=58 + QUIET) == ["u"]
 
 
 async def test_a_bucket_stays_for_others_when_one_task_leaves_it(opened: Ledger) -> None:
@@ -237,8 +269,100 @@ async def test_a_bucket_stays_for_others_when_one_task_leaves_it(opened: Ledger)
     await opened.record(0, now=40)
     await opened.record(0, now=41, upload_id="v")
     await opened.record(1, now=58)
-    assert await opened.buckets("flush") == [0, 1]
     assert await opened.due(opened.flush) == 41 + QUIET
+    assert await opened.claim(opened.flush, now=40 + QUIET) == []
+    assert await opened.buckets("flush") == [0, 1]
+
+
+async def test_what_was_pushed_back_many_times_is_claimed_once_and_in_time(opened: Ledger) -> None:
+    """Whoever looks in between, and however often."""
+    shape = Shape(size=100 * CHUNK // 16, chunk_size=CHUNK // 16)
+    await opened.hydrate("steady", shape=shape)
+    for number in range(40):
+        await opened.record(number, now=number, upload_id="steady")
+        if number % 7 == 0:
+            assert await opened.claim(opened.flush, now=number) == []
+    assert await opened.claim(opened.flush, now=39 + QUIET - 0.001) == []
+    assert await opened.claimed(opened.flush, now=39 + QUIET) == ["steady"]
+    assert await opened.claimed(opened.flush, now=39 + QUIET) == []
+    assert await opened.ack(40 * CHUNK // 16, upload_id="steady") == 1
+    assert await opened.claimed(opened.flush, now=1000) == []
+
+
+async def test_what_becomes_due_earlier_moves_at_once(opened: Ledger) -> None:
+    """By a lease, by too much pending, by the merge: whoever claims looks at nothing that waits later."""
+    await opened.hydrate("large", shape=Shape(size=4 * MIB, chunk_size=MIB // 2))
+    await opened.record(0, now=10, upload_id="large")
+    await opened.record(1, now=12, upload_id="large")
+    assert (await opened.held("large")).at_ms == at(12)
+    assert await opened.claimed(opened.flush, now=12) == ["large"]
+    await opened.record(2, now=13, upload_id="large")
+    assert (await opened.held("large")).at_ms == at(13), "not when its lease ends"
+    await opened.record(0, now=70)
+    await opened.pending.lease("u", at(80))
+    await opened.record(1, now=81)
+    assert (await opened.held()).at_ms == at(70 + QUIET), "a lease that is later is as lazy"
+    assert (await opened.held()).due_ms == at(81 + QUIET)
+
+
+async def test_a_claim_counts_what_it_looks_at_and_is_followed_by_another(ledger: Ledger) -> None:
+    """Seven were pushed back, one is due: with a limit of three that takes three scripts."""
+    pushed_back = [f"upload-{number}" for number in range(7)]
+    for upload_id in (*pushed_back, "waits"):
+        await ledger.hydrate(upload_id)
+    for upload_id in pushed_back:
+        await ledger.record(0, now=0, upload_id=upload_id)
+    await ledger.record(0, now=1, upload_id="waits")
+    for upload_id in pushed_back:
+        await ledger.record(1, now=4, upload_id=upload_id)
+    await ledger.redis.config_resetstat()
+    assert [claim.upload_id for claim in await ledger.flush.claim(3, at(1 + QUIET))] == ["waits"]
+    assert (await ledger.redis.info("commandstats"))["cmdstat_evalsha"]["calls"] == 3
+    assert await ledger.claimed(ledger.flush, now=4 + QUIET) == pushed_back
+
+
+async def test_many_claims_say_whether_more_may_be_due(ledger: Ledger) -> None:
+    """A claim that only scheduled anew is not the end."""
+    uploads = [f"upload-{number:03d}" for number in range(2 * MAX_CLAIM + 1)]
+    for upload_id in uploads:
+        await ledger.hydrate(upload_id)
+        await ledger.pending.record_chunk(upload_id, 0, CHUNK, at(0))
+    for upload_id in uploads[:MAX_CLAIM]:
+        await ledger.pending.record_chunk(upload_id, 1, CHUNK, at(1))
+    claims, more = await ledger.flush.claim_many(1, at(QUIET))
+    assert (claims, more) == ([], True)
+    claims, more = await ledger.flush.claim_many(5, at(QUIET))
+    assert ([claim.upload_id for claim in claims], more) == (uploads[MAX_CLAIM:], False)
+    claims, more = await ledger.flush.claim_many(5, at(1 + QUIET))
+    assert ([claim.upload_id for claim in claims], more) == (uploads[:MAX_CLAIM], False)
+    await ledger.check()
+
+
+async def test_lateness_goes_by_when_a_task_is_due_not_by_where_it_waits(opened: Ledger) -> None:
+    await opened.hydrate("v")
+    await opened.record(0, now=0)
+    await opened.record(0, now=3, upload_id="v")
+    await opened.record(1, now=40)
+    measured = await opened.flush.measure(at(45))
+    assert (measured.tasks, measured.pending_bytes, measured.lag_seconds) == (2, 3 * CHUNK, 45 - (3 + QUIET))
+    assert await opened.due(opened.flush) == 3 + QUIET
+    (claim,) = [claim for claim in await opened.claim(opened.flush, now=44) if claim.upload_id == "v"]
+    assert claim.late_ms == (44 - (3 + QUIET)) * 1000
+    assert (await opened.flush.measure(at(44))).lag_seconds == 0
+    assert await opened.due(opened.flush) == 40 + QUIET
+
+
+async def test_where_many_were_pushed_back_a_worker_looks_again_before_the_earliest_is_due(ledger: Ledger) -> None:
+    """Who sleeps looks at few, and is never late."""
+    for number in range(60):
+        await ledger.hydrate(f"upload-{number}")
+        await ledger.pending.record_chunk(f"upload-{number}", 0, CHUNK, at(number / 100))
+        await ledger.pending.record_chunk(f"upload-{number}", 1, CHUNK, at(40 - number / 100))
+    earliest = await ledger.due(ledger.flush)
+    assert earliest is not None
+    assert QUIET < earliest < 39.41 + QUIET
+    assert await ledger.claim(ledger.flush, now=39) == []
+    assert await ledger.due(ledger.flush) == 39.41 + QUIET
 
 
 async def test_a_steady_uploader_is_accounted_after_the_max_delay(opened: Ledger) -> None:
@@ -297,7 +421,7 @@ async def test_an_upload_of_one_chunk_settles_with_it(ledger: Ledger) -> None:
 async def test_a_duplicate_on_a_full_upload_arms_its_merge(opened: Ledger) -> None:
     await opened.settle()
     await opened.redis.delete(f"due:{{s00}}:merge:{MINUTE}", "minutes:{s00}:merge")
-    await opened.redis.hdel(UP, "due_minute")
+    await opened.redis.hset(UP, "timer", "")
     assert (await opened.record(3, now=100)).outcome is Outcome.MERGING
     assert await opened.due(opened.merge) == 100 + LEASE
 
@@ -371,7 +495,7 @@ async def test_the_max_delay_counts_anew_after_a_claim(opened: Ledger) -> None:
     await opened.claim(opened.flush, now=QUIET)
     await opened.ack(CHUNK)
     await opened.record(1, now=100)
-    assert await opened.fact("pending_since") == at(100)
+    assert (await opened.held()).pending_since == at(100)
     assert await opened.due(opened.flush) == 100 + QUIET
 
 
@@ -401,7 +525,7 @@ async def test_an_ack_takes_the_task_out(opened: Ledger) -> None:
     await opened.record(0)
     await opened.claim(opened.flush, now=QUIET)
     assert await opened.ack(CHUNK) == 1
-    assert await opened.fact("flushed") == CHUNK
+    assert (await opened.held()).flushed == CHUNK
     assert await opened.due(opened.flush) is None
     assert await opened.buckets("flush") == []
 
@@ -411,7 +535,7 @@ async def test_a_chunk_that_landed_meanwhile_stays_due(opened: Ledger) -> None:
     [claim] = await opened.claim(opened.flush, now=QUIET)
     await opened.record(1, now=QUIET + 1)
     assert await opened.ack(claim.received) == 0
-    assert await opened.fact("flushed") == CHUNK
+    assert (await opened.held()).flushed == CHUNK
     assert await opened.claim(opened.flush, now=QUIET + 1 + QUIET) == [
         Claim("u", 0, 2 * CHUNK, "open", at(QUIET + 1 + QUIET + LEASE))
     ]
@@ -422,22 +546,22 @@ async def test_a_late_ack_never_takes_flushed_down(opened: Ledger) -> None:
     await opened.record(0)
     await opened.record(1)
     await opened.ack(2 * CHUNK)
-    assert await opened.ack(CHUNK) == 1
-    assert await opened.fact("flushed") == 2 * CHUNK
+    assert await opened.ack(CHUNK) == 0
+    assert (await opened.held()).flushed == 2 * CHUNK
 
 
 async def test_an_ack_of_another_generation_is_ignored(opened: Ledger) -> None:
     await opened.hydrate(present=(0,), generation=2)
     for generation in (1, 3):
         assert await opened.ack(CHUNK, generation=generation) == 0
-    assert await opened.fact("flushed") == 0
+    assert (await opened.held()).flushed == 0
     assert await opened.ack(CHUNK, generation=2) == 1
 
 
 async def test_an_ack_of_more_than_redis_fell_back_to_is_ignored(opened: Ledger) -> None:
     await opened.record(0)
     assert await opened.ack(2 * CHUNK) == 0
-    assert await opened.fact("flushed") == 0
+    assert (await opened.held()).flushed == 0
 
 
 async def test_an_ack_of_an_unknown_or_closed_upload_is_ignored(opened: Ledger) -> None:
@@ -452,7 +576,7 @@ async def test_an_ack_of_an_unknown_or_closed_upload_is_ignored(opened: Ledger) 
 async def test_an_ack_leaves_the_merge_of_a_settled_upload_alone(opened: Ledger) -> None:
     await opened.settle()
     assert await opened.ack(SHAPE.size) == 0
-    assert await opened.fact("flushed") == SHAPE.size
+    assert (await opened.held()).flushed == SHAPE.size
     assert await opened.due(opened.merge) == LEASE
 
 
@@ -486,7 +610,7 @@ async def test_within_an_era_hydrating_only_adds(opened: Ledger) -> None:
     await opened.ack(CHUNK)
     figures = await opened.hydrate(present=(1,), flushed=0)
     assert (figures.received, figures.chunks) == (2 * CHUNK, 2)
-    assert await opened.fact("flushed") == CHUNK
+    assert (await opened.held()).flushed == CHUNK
     assert (await opened.record(0)).outcome is Outcome.DUPLICATE
     assert (await opened.record(1)).outcome is Outcome.DUPLICATE
 
@@ -497,7 +621,7 @@ async def test_a_newer_generation_replaces(opened: Ledger) -> None:
     await opened.ack(2 * CHUNK)
     figures = await opened.hydrate(present=(0,), generation=1, flushed=CHUNK)
     assert (figures.received, figures.chunks) == (CHUNK, 1)
-    assert await opened.fact("flushed") == CHUNK
+    assert (await opened.held()).flushed == CHUNK
     assert await opened.due(opened.flush) is None
     assert (await opened.record(2)).outcome is Outcome.RECORDED
 
@@ -547,7 +671,7 @@ async def test_hydrating_is_refused_if_the_era_moved_by_a_restart(own_redis: Pri
     own_redis.kill()
     own_redis.start()
     assert (await ledger.hydrate(present=(3, 4), era=era)).outcome is Outcome.ERA_MOVED
-    assert await ledger.fact("received") == CHUNK
+    assert (await ledger.held()).received == CHUNK
     await ledger.redis.aclose()
 
 
@@ -556,7 +680,7 @@ async def test_hydrating_again_and_again_does_not_put_off_the_flush(opened: Ledg
     for now in (2, 4, 6):
         await opened.hydrate(present=(0, now), now=now)
     assert await opened.due(opened.flush) == QUIET
-    assert await opened.fact("pending_since") == at(0)
+    assert (await opened.held()).pending_since == at(0)
 
 
 async def test_hydrating_a_full_upload_arms_its_merge_at_once(opened: Ledger) -> None:
@@ -606,7 +730,9 @@ async def test_leasing_pushes_a_merge_back(opened: Ledger) -> None:
     await opened.settle()
     await opened.lease(now=45)
     assert await opened.due(opened.merge) == 45 + LEASE
+    assert await opened.claim(opened.merge, now=45 + LEASE - 0.001) == []
     assert await opened.buckets("merge") == [1]
+    assert await opened.claimed(opened.merge, now=45 + LEASE) == ["u"]
 
 
 async def test_leasing_an_open_upload_has_a_worker_look_at_it_when_the_lease_ends(opened: Ledger) -> None:

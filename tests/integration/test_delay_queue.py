@@ -57,6 +57,27 @@ async def test_a_task_that_is_pushed_back_is_due_later(queue: DelayQueue) -> Non
     assert await claimed(queue, 1000) == ["desk"], "only the lease had it wait"
 
 
+async def test_a_task_that_is_scheduled_sooner_is_claimed_sooner(queue: DelayQueue) -> None:
+    await queue.schedule("desk", 5, now_ms=at(0))
+    await queue.push_back("desk", 500, now_ms=at(1))
+    assert await queue.next_due(now_ms=at(1)) == 500
+    await queue.push_back("desk", 2, now_ms=at(1))
+    assert await queue.next_due(now_ms=at(1)) == 2
+    assert await claimed(queue, 3) == ["desk"]
+
+
+async def test_those_that_were_pushed_back_hide_none_that_is_due(queue: DelayQueue) -> None:
+    """Whatever the limit of a claim, which counts them, too."""
+    for number in range(20):
+        await queue.schedule(f"task-{number}", 1, now_ms=at(0))
+        await queue.push_back(f"task-{number}", 70, now_ms=at(0))
+    await queue.schedule("desk", 2, now_ms=at(0))
+    assert await claimed(queue, 2, limit=1) == ["desk"]
+    assert await claimed(queue, 3, limit=1) == []
+    assert await queue.cancel("desk")
+    assert len(await claimed(queue, 70)) == 20
+
+
 async def test_a_new_task_may_be_asked_for_only_if_none_waits(queue: DelayQueue) -> None:
     assert await queue.schedule("desk", 5, only_new=True, now_ms=at(0))
     assert not await queue.schedule("desk", 50, only_new=True, now_ms=at(1))

@@ -61,7 +61,14 @@ FAULTS: dict[str, tuple[Callable[[Call], bool], FaultAt, int | None]] = {
 
 
 # Ways that are gone one after the other: a call that failed on one of them need not fail again on the next.
-GROUPS = [["upload", "twin", "leftovers"], ["withdrawal"], ["rot", "purge"], ["cancel", "spool"], ["cleanup"]]
+GROUPS = [
+    ["upload", "twin", "leftovers"],
+    ["withdrawal"],
+    ["rot", "purge"],
+    ["cancel", "spool"],
+    ["cleanup"],
+    ["whole", "batch"],
+]
 
 
 @pytest.fixture
@@ -132,6 +139,7 @@ async def _flush_and_check(stack: Stack) -> None:
     assert isinstance(services.redis, Redis)
     await check_at_rest(services.database, services.redis, stack.data, orphans=True)
     assert open_files_under(stack.data / "temp") == []
+    assert open_files_under(stack.data / "blobs") == []
 
 
 async def _check_memory_for_bodies(stack: Stack, journey: Journey) -> None:

@@ -68,7 +68,7 @@ async def test_the_first_start_makes_an_id_and_every_other_finds_it(make_stack_o
         (first,) = await said(stack)
         assert first is not None
         assert json.loads((stack.data / "installation").read_text()) == {"format": 1, "id": first}
-        assert await stack.services.redis.get(INSTALLATION) == f"1 {first}".encode()
+        assert await stack.services.redis.get(INSTALLATION) == f"2 {first}".encode()
         assert [path.name for path in stack.data.glob("installation*")] == ["installation"]
     async with make_stack_on() as stack:
         assert await said(stack) == {first}
@@ -170,15 +170,28 @@ async def test_an_open_upload_that_has_a_row_is_content_that_is_named(make_stack
         assert None not in await said(stack)
 
 
-@pytest.mark.parametrize("place", ["disk", "redis"])
-async def test_what_a_newer_version_wrote_is_refused(make_stack: MakeStack, place: str) -> None:
+@pytest.mark.parametrize(("place", "newer"), [("disk", 2), ("redis", 3)])
+async def test_what_a_newer_version_wrote_is_refused(make_stack: MakeStack, place: str, newer: int) -> None:
     async with make_stack() as stack:
         (mine,) = await said(stack)
         if place == "disk":
-            (stack.data / "installation").write_text(json.dumps({"format": 2, "id": mine}))
+            (stack.data / "installation").write_text(json.dumps({"format": newer, "id": mine}))
         else:
-            await stack.services.redis.set(INSTALLATION, f"2 {mine}")
-    assert "format 2, newer than this version's 1" in await refusal(make_stack)
+            await stack.services.redis.set(INSTALLATION, f"{newer} {mine}")
+    assert f"format {newer}, newer than this version's {newer - 1}" in await refusal(make_stack)
+
+
+async def test_what_an_older_version_marked_is_marked_anew_and_only_if_it_belongs_here(make_stack: MakeStack) -> None:
+    """So that the older one refuses it from now on."""
+    async with make_stack() as stack:
+        (mine,) = await said(stack)
+        await stack.services.redis.set(INSTALLATION, f"1 {mine}")
+        await stack.services.installation.check()
+        assert await stack.services.redis.get(INSTALLATION) == f"2 {mine}".encode()
+        await stack.services.redis.set(INSTALLATION, f"1 {OTHER}")
+        with pytest.raises(ConfigurationError, match=OTHER):
+            await stack.services.installation.check()
+        assert await stack.services.redis.get(INSTALLATION) == f"1 {OTHER}".encode()
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"format": 1, "id": "x"}', '{"format": "x", "id": 1}'])

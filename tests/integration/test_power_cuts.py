@@ -61,7 +61,7 @@ from uploader.domain import chunks
 from uploader.errors import ChunksMissing
 from uploader.service.uploads.results import Complete, Opening, Target, UploadStatus
 from uploader.settings import Settings
-from uploader.storage.local import store as local
+from uploader.storage import disk
 
 # In how many states, all different, the server is started: together more than a thousand.
 STATES = {
@@ -72,10 +72,13 @@ STATES = {
     ("power", "rot"): 60,
     ("power", "cancel"): 30,
     ("power", "at once"): 60,
+    ("power", "whole"): 40,
+    ("power", "batch"): 40,
     ("process", "upload"): 160,
     ("process", "leftovers"): 160,
     ("process", "withdrawal"): 100,
     ("process", "at once"): 60,
+    ("process", "whole"): 20,
 }
 # In each so many of them the accounts are looked at, too, and whether all that belongs to nobody is swept.
 _TIDY_EACH = 4
@@ -397,7 +400,7 @@ async def test_after_a_power_cut_all_that_was_promised_is_there_and_every_upload
     states = list(cuts(States(recording), way, by_chance_each=20))
     for tree, promised in states:
         promised.check(tree, durable=durability == "power")
-    monkeypatch.setattr(local, "_boot_id", lambda: "the next boot")
+    monkeypatch.setattr(disk, "boot_id", lambda: "the next boot")
     restarter = Restarter(place.directory, place.redis_url, clock, durability)
     with without_syncs():
         for tree, promised in random.Random(way).sample(states, STATES[durability, way]):

@@ -16,6 +16,7 @@ from sqlalchemy.sql.dml import UpdateBase
 from tests.conftest import MakeStack
 from tests.support.bodies import InPieces
 from tests.support.content import KIB, Content
+from tests.support.held import held_of
 from tests.support.invariants import Account, Shape, check_pending, checked_accounts
 from tests.support.layout import blob_path
 from tests.support.process import Server, ended, run_cli
@@ -32,6 +33,7 @@ from uploader.observability import DRIFTS
 from uploader.service.audit import reconciling
 from uploader.service.audit.drift import Drift, Findings, Kind
 from uploader.service.audit.reconciling import drifts_of_upload
+from uploader.service.upkeep.flushing import FlushedBatch
 
 CHUNK = 64 * KIB
 # Finished, so that there are a file and a blob.
@@ -41,6 +43,11 @@ OPEN = Content(9 * CHUNK - 100, seed=2, name="open.bin")
 # Complete, and nobody merges it.
 WHOLE = Content(3 * CHUNK - 5, seed=3, name="whole.bin")
 STORED = 3 * CHUNK
+# What of an upload's hash is a number, by field and place.
+FIELDS = {
+    **{name: ("figures", n) for n, name in enumerate(("received", "flushed", "chunks", "chunk_count", "generation"))},
+    **{name: ("timer", n) for n, name in enumerate(("at", "due", "pending_since", "lease_until"))},
+}
 
 
 @dataclass
@@ -71,8 +78,21 @@ class Scene:
 
     async def bucket(self, key: str | None = None) -> tuple[str, str]:
         """The bucket in which an upload's task waits, and its minute."""
-        minute = (await self.redis("HGET", key or self.up, "due_minute")).decode()
+        minute = await _minute(self.stack, key or self.up)
         return f"due:{{s00}}:flush:{minute}", minute
+
+    async def garble(self, part: str, value: bytes) -> None:
+        """Another byte than was written, in a field of the upload's hash or in one of the figures of a field."""
+        field, number = FIELDS.get(part, (part, None))
+        if number is not None:
+            figures = (await self.redis("HGET", self.up, field)).split(b" ")
+            value = b" ".join([*figures[:number], value, *figures[number + 1 :]])
+        await self.redis("HSET", self.up, field, value)
+
+    async def add(self, part: str, more: int) -> None:
+        field, number = FIELDS[part]
+        figure = int((await self.redis("HGET", self.up, field)).split(b" ")[number])
+        await self.garble(part, b"%d" % (figure + more))
 
     async def pend(self) -> None:
         """One chunk more, which is not flushed yet."""
@@ -106,16 +126,24 @@ async def _upload(stack: Stack, content: Content) -> Upload:
     return upload
 
 
+async def _minute(stack: Stack, up: str) -> str:
+    """The bucket in which an upload's task waits."""
+    at_ms = (await held_of(stack.services.redis, up)).at_ms
+    assert at_ms is not None
+    return str(at_ms // 60_000)
+
+
 async def _flush(stack: Stack, upload: Upload) -> None:
     """Flush what is pending of an upload now, though it is not due yet."""
-    await stack.services.redis.execute_command("HDEL", upload_keys(0, upload.id).up, "due_minute")
     keys = upload_keys(0, upload.id)
     for key in [keys.flush_minutes, *[k async for k in stack.services.redis.scan_iter(match=f"{keys.flush_due}:*")]]:
         await stack.services.redis.delete(key)
-    await stack.services.redis.hset(keys.up, "due_minute", "1")
+    await stack.services.redis.hset(keys.up, "timer", "60000 60000 60000 0")
     await stack.services.redis.zadd(f"{keys.flush_due}:1", {upload.id: 60_000})
     await stack.services.redis.zadd(keys.flush_minutes, {"1": 1})
-    assert await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0]) == 1
+    assert await stack.services.flushing.flush_due(stack.services.pending.flush_queues[0]) == FlushedBatch(
+        1, more=False
+    )
 
 
 async def _state_of_everything(stack: Stack) -> tuple[Any, Any, Any]:
@@ -131,7 +159,7 @@ async def _state_of_everything(stack: Stack) -> tuple[Any, Any, Any]:
         kind = (await redis.type(key)).decode()
         if kind == "hash":
             facts = await redis.hgetall(key)
-            keys[key] = {name: facts[name] for name in facts if name not in (b"pending_since", b"due_minute")}
+            keys[key] = {name: facts[name] for name in facts if name != b"timer"}
         elif kind == "zset":
             # The minute may be another one after a mend.
             name = key.decode().rsplit(":", 1)[0] if key.startswith(b"due:") else key.decode()
@@ -283,16 +311,16 @@ async def _flushed_too_little(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
 
 async def _received(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
     await scene.pend()
-    await scene.redis("HINCRBY", scene.up, "received", 9)
+    await scene.add("received", 9)
     return [(Kind.RECEIVED, scene.open.id, 4 * CHUNK, 4 * CHUNK + 9)]
 
 
 async def _bit_without_chunk(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
     """A restored disk under a Redis that knows more."""
     await scene.redis("SETBIT", scene.chunks, 7, 1)
-    await scene.redis("HINCRBY", scene.up, "received", CHUNK)
-    await scene.redis("HINCRBY", scene.up, "chunks", 1)
-    await scene.redis("HINCRBY", scene.up, "flushed", CHUNK)
+    await scene.add("received", CHUNK)
+    await scene.add("chunks", 1)
+    await scene.add("flushed", CHUNK)
     return [(Kind.CHUNKS, scene.open.id, STORED, STORED + CHUNK), (Kind.FLUSHED, scene.open.id, STORED, STORED + CHUNK)]
 
 
@@ -319,7 +347,7 @@ async def _task_missing(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
 
 async def _merge_task_missing(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
     up = upload_keys(0, scene.whole.id).up
-    minute = (await scene.redis("HGET", up, "due_minute")).decode()
+    minute = await _minute(scene.stack, up)
     await scene.redis("ZREM", f"due:{{s00}}:merge:{minute}", scene.whole.id)
     await scene.redis("ZREM", "minutes:{s00}:merge", minute)
     return [(Kind.TASK, scene.whole.id, "merge", None)]
@@ -348,13 +376,36 @@ async def _stray(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
 
 async def _received_that_is_no_number(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
     """A byte of the append-only file flipped, here and below."""
-    await scene.redis("HSET", scene.up, "received", "19660N")
-    return [(Kind.RECEIVED, scene.open.id, STORED, -1), (Kind.TASK, scene.open.id, "flush", None)]
+    await scene.garble("received", b"19660N")
+    return [(Kind.RECEIVED, scene.open.id, STORED, -1), (Kind.FLUSHED, scene.open.id, STORED, -1)]
 
 
 async def _flushed_that_is_no_number(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
-    await scene.redis("HSET", scene.up, "flushed", b"19\x826608")
-    return [(Kind.FLUSHED, scene.open.id, STORED, -1), (Kind.TASK, scene.open.id, "flush", None)]
+    await scene.garble("flushed", b"19\x826608")
+    return [(Kind.RECEIVED, scene.open.id, STORED, -1), (Kind.FLUSHED, scene.open.id, STORED, -1)]
+
+
+async def _timer_that_is_none(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    await scene.pend()
+    await scene.garble("due", b"17\x92")
+    bucket, _ = await _bucket_of_task(scene)
+    return [(Kind.TASK, scene.open.id, "flush", None), (Kind.STRAY_TASK, scene.open.id, None, bucket)]
+
+
+async def _task_found_too_late(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    """In the right minute, later than the upload's hash says that it is due."""
+    await scene.pend()
+    bucket, minute = await scene.bucket()
+    await scene.garble("at", b"%d" % (int(minute) * 60_000))
+    await scene.garble("due", b"%d" % (int(minute) * 60_000))
+    await scene.redis("ZADD", bucket, int(minute) * 60_000 + 1, scene.open.id)
+    return [(Kind.TASK, scene.open.id, "flush", None)]
+
+
+async def _bucket_of_task(scene: Scene) -> tuple[str, str]:
+    """Where it is, whatever its hash says."""
+    minute = (await scene.redis("ZRANGE", "minutes:{s00}:flush", 0, 0))[0].decode()
+    return f"flush/0/{minute}", minute
 
 
 async def _state_that_is_no_word(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
@@ -390,7 +441,7 @@ async def _bucket_indexed_for_another_minute(scene: Scene) -> list[tuple[Kind, s
 async def _task_due_in_another_minute(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
     await scene.pend()
     bucket, minute = await scene.bucket()
-    await scene.redis("ZADD", bucket, int(minute) * 120_000, scene.open.id)
+    await scene.redis("ZADD", bucket, (int(minute) - 1) * 60_000, scene.open.id)
     return [(Kind.TASK, scene.open.id, "flush", None)]
 
 
@@ -417,6 +468,7 @@ PLANTS: list[Plant] = [
     *(_bucket_not_indexed, _index_without_bucket, _stray, _task_of_closed),
     *(_received_that_is_no_number, _flushed_that_is_no_number, _state_that_is_no_word, _minute_that_is_no_number),
     *(_bucket_of_no_minute, _bucket_indexed_for_another_minute, _task_due_in_another_minute),
+    *(_timer_that_is_none, _task_found_too_late),
 ]
 
 
@@ -449,21 +501,25 @@ async def test_a_planted_drift_is_reported_then_mended_and_nothing_else_is_touch
     assert disk == planted[2]
 
 
-@pytest.mark.parametrize("field", ["received", "flushed", "chunks", "chunk_count", "generation", "state", "era"])
-async def test_an_upload_that_redis_has_garbled_goes_on(scene: Scene, field: str) -> None:
-    await scene.redis("HSET", scene.up, field, b"1\x82N")
-    assert (await scene.stack.put(OPEN, 3)).status_code == 200
+@pytest.mark.parametrize("part", [*FIELDS, "figures", "timer", "state", "era"])
+async def test_an_upload_that_redis_has_garbled_goes_on(scene: Scene, part: str) -> None:
+    await scene.pend()
+    await scene.garble(part, b"1\x82N")
+    assert (await scene.stack.put(OPEN, 4)).status_code == 200
     answer = (await scene.stack.client.get("/uploads")).json()["uploads"]
-    assert {upload["md5"]: upload["received_bytes"] for upload in answer}[OPEN.md5] == 4 * CHUNK
+    assert {upload["md5"]: upload["received_bytes"] for upload in answer}[OPEN.md5] == 5 * CHUNK
+    held = await held_of(scene.stack.services.redis, scene.up)
+    assert (held.received, held.flushed, held.chunks, held.generation) == (5 * CHUNK, STORED, 5, 0)
+    assert held.due_ms is not None
 
 
-@pytest.mark.parametrize("field", ["received", "flushed", "generation", "state"])
-async def test_an_upload_that_redis_has_garbled_keeps_no_other_from_its_account(scene: Scene, field: str) -> None:
+@pytest.mark.parametrize("part", ["received", "flushed", "generation", "state", "timer", "lease_until"])
+async def test_an_upload_that_redis_has_garbled_keeps_no_other_from_its_account(scene: Scene, part: str) -> None:
     other = Content(3 * CHUNK, seed=8)
     await scene.stack.open(other)
     await scene.stack.put(other, 0)
     await scene.pend()
-    await scene.redis("HSET", scene.up, field, b"1\x82N")
+    await scene.garble(part, b"1\x82N")
     minutes = [int(minute) for minute in await scene.redis("ZRANGE", "minutes:{s00}:flush", 0, -1)]
     queue = scene.stack.services.pending.flush_queues[0]
     assert (await queue.measure()).tasks == 2

@@ -22,6 +22,7 @@ from uploader.database import contents, meta, models, queries
 from uploader.database.engine import Connection, Database
 from uploader.domain.upload import State, Upload
 from uploader.errors import Unavailable
+from uploader.service.upkeep.flushing import FlushedBatch
 
 CHUNK = 64 * KIB
 CONTENT = Content(3 * CHUNK - 7)
@@ -191,7 +192,7 @@ async def test_redis_takes_for_flushed_what_no_crash_takes_back(
         if visitor == "closer":
             await services.closers.hydrate(upload)
         else:
-            assert await services.flushing.flush_due(services.pending.flush_queues[0]) == 1
+            assert await services.flushing.flush_due(services.pending.flush_queues[0]) == FlushedBatch(1, more=False)
         assert await services.pending.flush_queues[0].next_due() is None
         crash(own_server)
         row = await services.database.read(lambda connection: queries.upload_by_id(connection, upload.id))

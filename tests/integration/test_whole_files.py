@@ -1,28 +1,40 @@
 """Files that come whole, as the service takes them: what becomes of each, of the accounts, and of the bytes."""
 
 import asyncio
+import errno
 import hashlib
-from collections.abc import AsyncIterator, Iterable
+import os
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+from tests.conftest import MakeStack
+from tests.support.archives import Entry, archive
 from tests.support.bodies import InPieces
 from tests.support.content import KIB, Content
+from tests.support.faults import Call, failing_call, intercepting, recorded_calls
+from tests.support.invariants import checked_accounts
 from tests.support.stack import Stack, without_database
 from tests.support.waiting import eventually
+from uploader.database import queries
+from uploader.database.transactions import blobs
 from uploader.domain.digest import ClaimedDigests
-from uploader.domain.upload import IfExists
+from uploader.domain.upload import IfExists, State
 from uploader.errors import (
     Md5Mismatch,
     NameTaken,
     QuotaExceeded,
     Sha256Mismatch,
+    StorageFailed,
     Unavailable,
     UploaderError,
 )
 from uploader.service.uploads.results import Complete, NewFile, Target
-from uploader.storage.base import Body
+from uploader.storage.base import Arrival, Body
 from uploader.storage.local.blobs import blob_path
+from uploader.storage.local.store import LocalStore
 
 _NO_CLAIMS = ClaimedDigests([], [])
 
@@ -174,6 +186,191 @@ async def test_an_upload_may_replace_what_has_its_name(stack: Stack) -> None:
     assert (await stack.usage("alice"))["finished"] == content.size
 
 
+# What is on the disk already, or goes at this moment
+
+
+def fill(data: bytes, stack: Stack) -> Path:
+    """Bytes under the name of a content, and no row."""
+    path = stack.data / blob_path(hashlib.sha256(data).hexdigest())
+    path.parent.mkdir(parents=True)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("count", [1, 5])
+async def test_what_a_sync_failed_for_is_written_again(stack: Stack, count: int) -> None:
+    """A disk that fails to take pages takes them off its list, and the next sync says nothing of them."""
+    members = [(f"{number}", f"{number}".encode()) for number in range(count)]
+    with failing_call("syncfs" if count > 1 else "fdatasync"), pytest.raises(StorageFailed):
+        await send_many(stack, members) if count > 1 else await send(stack, members[0][1], members[0][0])
+    assert await names(stack) == []
+    with recorded_calls("pwrite", "fdatasync", "syncfs") as calls:
+        await send_many(stack, members)
+    written = [name for call, name in calls if call == "pwrite"]
+    assert set(written) == {hashlib.sha256(data).hexdigest() for _, data in members}
+    assert calls[-1][0] == ("syncfs" if count > 1 else "fdatasync")
+    assert len(await names(stack)) == count
+
+
+async def test_an_error_of_the_disk_is_told_to_each_whose_bytes_it_may_concern(stack: Stack) -> None:
+    """The kernel tells it once for each open directory: so each group has one of its own, opened before it writes."""
+    opened: dict[str, list[int]] = {"open": [], "syncfs": []}
+
+    def around(call: Call) -> object:
+        made = call.make()
+        if call.name == "open" and call.path.name == "blobs":
+            opened["open"].append(made)
+        if call.name in ("pwrite", "syncfs"):
+            opened.setdefault(call.name, []).append(call.arguments[0])
+        return made
+
+    with intercepting(around):
+        await send_many(stack, [(f"{number}", f"{number}".encode()) for number in range(5)])
+    assert opened["syncfs"] and set(opened["syncfs"]) <= set(opened["open"])
+
+
+@pytest.mark.parametrize("error_number", [errno.EIO, errno.EUCLEAN])
+async def test_bytes_that_can_not_be_read_back_are_displaced(stack: Stack, error_number: int) -> None:
+    data = b"right" * 100
+    path = fill(data, stack)
+    inode = path.stat().st_ino
+    with failing_call("pread", error_number, only=lambda read: read == path):
+        assert (await send(stack, data)).created
+    assert path.read_bytes() == data
+    assert path.stat().st_ino != inode
+
+
+async def test_a_name_that_goes_between_two_looks_is_placed_anew(stack: Stack) -> None:
+    data = b"here and gone"
+    path = fill(data, stack)
+
+    def around(call: Call) -> object:
+        if call.name == "open" and call.path == path and not call.arguments[1] & os.O_CREAT:
+            path.unlink(missing_ok=True)
+        return call.make()
+
+    with intercepting(around):
+        assert (await send(stack, data)).created
+    assert path.read_bytes() == data
+
+
+async def test_other_bytes_are_displaced_once_however_many_members_have_the_content(stack: Stack) -> None:
+    data = b"right"
+    path = fill(data, stack)
+    path.write_bytes(b"wrong")
+    outcomes = await send_many(stack, [(f"{number}", data) for number in range(5)])
+    assert all(isinstance(outcome, Complete) for outcome in outcomes)
+    assert path.read_bytes() == data
+    (trashed,) = (path for path in (stack.data / "trash" / "blobs").rglob("*") if path.is_file())
+    assert trashed.read_bytes() == b"wrong"
+
+
+@pytest.mark.parametrize("count", [1, 5])
+async def test_a_collector_that_is_faster_costs_a_second_write(stack: Stack, count: int) -> None:
+    """Between the writing and the transaction: the content was there, and goes with its last file."""
+    members = [(f"{number}", f"{number}".encode()) for number in range(count)]
+    old = [await send(stack, data, f"old-{name}") for name, data in members]
+    storage = stack.services.storage
+    assert isinstance(storage, LocalStore)
+    store = storage.arrivals.store
+
+    async def store_and_collect(arrivals: Sequence[Arrival]) -> None:
+        await store(arrivals)
+        for complete in old:
+            await stack.services.files.delete("alice", complete.file.id)
+        old.clear()
+        await stack.services.files.collect_all(100)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(storage.arrivals, "store", store_and_collect)
+        outcomes = await send_many(stack, members)
+    assert all(isinstance(outcome, Complete) and outcome.created for outcome in outcomes)
+    for _, data in members:
+        assert (stack.data / blob_path(hashlib.sha256(data).hexdigest())).read_bytes() == data
+    await checked_accounts(stack.services.database)
+
+
+async def test_another_file_of_the_same_number_is_not_taken_for_ours(stack: Stack) -> None:
+    """Where nothing goes to the trash, an inode is used again at once, perhaps for bytes that are on their way."""
+    data = b"ours"
+    path = stack.data / blob_path(hashlib.sha256(data).hexdigest())
+    storage = stack.services.storage
+    assert isinstance(storage, LocalStore)
+    store = storage.arrivals.store
+
+    async def store_and_change(arrivals: Sequence[Arrival]) -> None:
+        await store(arrivals)
+        before = path.stat().st_ctime_ns
+        while path.stat().st_ctime_ns == before:  # the clock of the kernel has ticks
+            path.write_bytes(b"half")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(storage.arrivals, "store", store_and_change)
+        await send(stack, data)
+    assert path.read_bytes() == data
+
+
+# One path twice
+
+
+async def test_one_path_twice_is_taken_in_order(stack: Stack) -> None:
+    content = Content(100 * KIB)
+    await stack.open(content)  # of this MD5 an upload is open: it is closed by its member, outside of the group
+    members = [("a", content.data), ("a", b"second"), ("b", b"1"), ("b", b"22"), ("b", b"1")]
+    for _ in range(2):
+        outcomes = await send_many(stack, members, IfExists.REPLACE)
+        assert all(isinstance(outcome, Complete) for outcome in outcomes)
+        assert await names(stack) == [("a", 6), ("b", 1)]
+    assert await stack.usage("alice") == {"finished": 7, "unfinished": 0, "reserved": 0}
+    await checked_accounts(stack.services.database)
+
+
+async def test_a_name_that_is_taken_is_the_only_members_own_affair(stack: Stack) -> None:
+    await send(stack, b"1", "a")
+    content = Content(100 * KIB)
+    await stack.open(content)
+    members = [("a", b"2"), ("b", content.data)]  # the other one leaves the group
+    assert [type(outcome) for outcome in await send_many(stack, members, IfExists.FAIL)] == [NameTaken, Complete]
+    assert [type(outcome) for outcome in await send_many(stack, members[:1], IfExists.FAIL)] == [NameTaken]
+    assert await names(stack) == [("a", 1), ("b", content.size)]
+
+
+class Unreadable(InPieces):
+    """A spooled body whose part of the disk went bad."""
+
+    def pieces(self) -> Iterator[memoryview]:
+        raise OSError(errno.EIO, "unreadable")
+
+
+async def test_a_body_that_can_not_be_read_back_harms_no_other(stack: Stack) -> None:
+    bodies = [InPieces(b"one"), Unreadable(b"two"), InPieces(b"three"), InPieces(b"four"), InPieces(b"five")]
+
+    async def entries() -> AsyncIterator[tuple[NewFile, Body]]:
+        for number, body in enumerate(bodies):
+            yield new(f"{number}"), body
+
+    outcomes = await stack.services.whole.receive_many("alice", entries())
+    assert [type(outcome) for outcome in outcomes] == [Complete, StorageFailed, Complete, Complete, Complete]
+    assert all(body.keepers == 0 for body in bodies)
+
+
+# Archives
+
+
+@pytest.mark.parametrize("cut_bytes", [0, 1, 512, 699])
+async def test_what_came_of_an_archive_before_it_broke_off_stands(stack: Stack, cut_bytes: int) -> None:
+    """In the middle of a member, or right after its header."""
+    entries = [Entry(f"{number}", b"%d" % number * 700) for number in range(6)]
+    written = archive(*entries)
+    place = written.rindex(entries[-1].data) + cut_bytes
+    response = await stack.client.post("/files/batch", content=written[:place])
+    assert (response.status_code, response.json()["code"]) == (422, "invalid-archive")
+    assert [(each["name"], each["status"]) for each in response.json()["results"]] == [(f"{n}", 201) for n in range(5)]
+    again = await stack.client.post("/files/batch", content=written)
+    assert [each["status"] for each in again.json()["results"]] == [200] * 5 + [201]
+    assert await names(stack) == [(entry.name, 700) for entry in entries]
+
+
 async def test_a_slow_batch_is_stored_while_it_comes(stack: Stack) -> None:
     body = InPieces(b"early")
     stored = asyncio.Event()
@@ -223,3 +420,42 @@ async def test_a_batch_without_a_database_keeps_no_body(stack: Stack) -> None:
     assert bodies
     assert all(body.keepers == 0 for body in bodies)
     assert await names(stack) == []
+
+
+# With its own upload
+
+
+async def test_an_upload_its_content_and_its_cancellation_that_race_end_it_once(make_stack_on: MakeStack) -> None:
+    """Its last chunk comes, and so does all of it in one request, alone and in a batch, while it is cancelled."""
+    async with make_stack_on() as stack:
+        for seed in range(4):
+            content = Content(100 * KIB, seed, name=f"{seed}.bin")
+            opened = (await stack.open(content)).json()["upload"]
+            await stack.put(content, 0)
+            deeds = [
+                stack.put(content, 1),
+                send(stack, content.data, content.name),
+                send_many(stack, [("beside", b"1"), (content.name, content.data)]),
+                stack.client.delete(f"/files/{content.md5}"),
+            ]
+            order = deeds[seed:] + deeds[:seed]
+            await asyncio.gather(*order)
+            await checked_accounts(stack.services.database)
+            assert await names(stack) == sorted([("beside", 1), *((f"{n}.bin", content.size) for n in range(seed + 1))])
+            row = await stack.services.database.read(partial(queries.upload_by_id, upload_id=opened["id"]))
+            assert row is not None
+            assert row.state is not State.OPEN
+        assert (await stack.usage("alice"))["reserved"] == 0
+        assert not [path for path in (stack.data / "temp").rglob("*") if path.is_file()]
+
+
+async def test_a_damaged_content_may_come_again_under_a_name_that_is_to_be_free(stack: Stack) -> None:
+    content = Content(100 * KIB)
+    file = (await send(stack, content.data, content.name)).file
+    note = partial(blobs.note_scrub, sha256=file.sha256, damaged=True, now=file.created_at)
+    await stack.services.database.transact(note)
+    response = await stack.upload(content, if_exists="fail")
+    assert response.json()["file"]["id"] == file.id
+    other = Content(100 * KIB, seed=1)
+    assert (await stack.open(other, if_exists="fail")).status_code == 409
+    assert await names(stack) == [(content.name, content.size)]

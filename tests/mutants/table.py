@@ -9,6 +9,7 @@ PACKAGE = Path(__file__).parents[2] / "uploader"
 
 MACHINE = "tests/stateful/test_accounting_machine.py"
 
+_ADDING = "tests/integration/test_adding_files.py"
 _ACCOUNTING = "tests/integration/test_accounting.py"
 _CLEANUP = "tests/integration/test_cleanup.py"
 _JOBS = "tests/integration/test_jobs.py"
@@ -16,6 +17,8 @@ _KEPT_FILES = "tests/integration/test_kept_files.py"
 _LIMITS = "tests/integration/test_limits.py"
 _PROOFS = "tests/integration/test_proof_of_possession.py"
 _UNCERTAIN = "tests/integration/test_uncertain_commits.py"
+_WHOLE = "tests/integration/test_whole_files.py"
+_CUT_OFF = "tests/integration/test_power_cuts.py"
 
 
 @dataclass(frozen=True)
@@ -36,15 +39,13 @@ MUTANTS = (
         "classic pop-then-add flush",
         (
             "claim_due.lua",
-            "claims[#claims + 1] =",
-            """local up = prefix .. id
-local flushed = tonumber(redis.call('HGET', up, 'flushed') or 0)
-delay_remove(KEYS[1], KEYS[2], up, id)
-redis.call('HSET', up, 'flushed', facts[2] or 0)
-redis.call('HDEL', up, 'lease_until')
-claims[#claims + 1] =""",
+            "local at = #reply",
+            """local whole, flushed, chunks, count, minted = read_figures(fields[n][2])
+delay_remove(KEYS[1], KEYS[2], ARGV[4] .. id, id)
+redis.call('HSET', ARGV[4] .. id, 'figures', figures_text(whole, whole, chunks, count, minted))
+local at = #reply""",
         ),
-        ("claim_due.lua", "{id, generation, received,", "{id, generation, received - flushed,"),
+        ("claim_due.lua", "received or 0", "received - flushed"),
         (
             "flush",
             "if (item.generation, item.received) <= (flushed_generation, flushed_bytes): continue",
@@ -85,11 +86,11 @@ claims[#claims + 1] =""",
     ),
     _mutant(
         "a missing fence: the ack of another generation counts",
-        ("ack_flush.lua", "facts[1] == generation", "facts[1]"),
+        ("ack_flush.lua", "generation == tonumber(ARGV[i + 1])", "true"),
     ),
-    _mutant("a flush that ignores the state of the row", ("flush", ", table.state == State.OPEN.value", "")),
-    _mutant("ack without compare", ("ack_flush.lua", "tonumber(facts[2]) == flushed", "true")),
-    _mutant("ack that lowers flushed", ("ack_flush.lua", "math.max(figure(facts[3]) or 0, value)", "value")),
+    _mutant("a flush that ignores the state of the row", ("lock_batch", ", table.state == State.OPEN.value", "")),
+    _mutant("ack without compare", ("ack_flush.lua", "received == flushed", "true")),
+    _mutant("ack that lowers flushed", ("ack_flush.lua", "math.max(flushed, value)", "value")),
     _mutant(
         "ack before the commit",
         (
@@ -106,7 +107,7 @@ claims[#claims + 1] =""",
             "record_chunk.lua",
             "if ENDED[state] then",
             """if redis.call('SETBIT', chunks, number, 1) == 1 then
-  return {'duplicate', received, chunk_total, chunk_count, state}
+  return answer('duplicate', received, chunk_total, chunk_count, state)
 end
 if ENDED[state] then""",
         ),
@@ -124,11 +125,11 @@ if ENDED[state] then""",
     ),
     _mutant(
         "hydrate that replaces within an era",
-        ("hydrate.lua", "facts[1] == era and facts[2] == generation", "false"),
+        ("hydrate.lua", "facts[1] == era and known_generation == generation", "false"),
     ),
     _mutant(
         "hydrate that puts off the flush",
-        ("hydrate.lua", "not delay_waits(KEYS[4], KEYS[5], up, id)", "true"),
+        ("hydrate.lua", "read_timer(redis.call('HGET', up, 'timer')) and delay_waits(due, minutes, up, id)", "false"),
     ),
     _mutant(
         "settle apart from the last record",
@@ -143,7 +144,7 @@ if ENDED[state] then""",
     ),
     _mutant(
         "an index entry forgotten when a bucket fills",
-        ("_delay.lua", "redis.call('ZADD', minutes, minute, minute)", ""),
+        ("_delay.lua", "if before ~= minute then redis.call('ZADD', minutes, minute, minute) end", ""),
     ),
     _mutant(
         "an index entry forgotten when a bucket empties",
@@ -151,25 +152,35 @@ if ENDED[state] then""",
     ),
     _mutant(
         "a claim takes the task out",
-        (
-            "_delay.lua",
-            "redis.call('HSET', task, 'due_minute', next_minute, ...)",
-            "redis.call('HDEL', task, 'due_minute')\nredis.call('HSET', task, ...)",
-        ),
-        ("_delay.lua", "scores[#scores + 1], scores[#scores + 2] = until_ms, id", ""),
-        ("_delay.lua", "not waits or minute ~= next_minute", "true"),
+        ("_delay.lua", "redis.call('HSET', task, 'timer', leased)", "redis.call('HSET', task, 'timer', '')"),
+        ("_delay.lua", "if next_ms then", "if next_ms and next_ms ~= until_ms then"),
+        ("_delay.lua", "next_minute ~= minute", "next_ms == until_ms or next_minute ~= minute"),
     ),
+    _mutant(
+        "what becomes due earlier stays where it waits", ("_delay.lua", "if at and at <= due_ms then", "if at then")
+    ),
+    _mutant(
+        "a claim that goes by where a task waits",
+        ("_delay.lua", "is_here and due_ms <= now_ms", "is_here"),
+        tests=_ACCOUNTING,
+    ),
+    _mutant(
+        "a claim that only scheduled anew is the last",
+        ("UploadQueue.claim", "claims or looked < limit", "True"),
+        tests=_ACCOUNTING,
+    ),
+    _mutant("an older format that is believed", ("_era.lua", ".. ':' .. FORMAT", ""), tests=_ACCOUNTING),
     _mutant(
         "a steady uploader is never accounted for",
         (
             "record_chunk.lua",
-            "math.min(now + tonumber(ARGV[6]), (figure(pending_since) or now) + tonumber(ARGV[7]))",
-            "now + tonumber(ARGV[6])",
+            "math.min(now + ARGV[6], since + ARGV[7])",
+            "now + ARGV[6]",
         ),
     ),
     _mutant(
         "a claim that never comes back is pushed back",
-        ("record_chunk.lua", "math.min(due, figure(lease_until) or due)", "due"),
+        ("record_chunk.lua", "math.min(due, lease_until)", "due"),
         tests=_ACCOUNTING,
     ),
     _mutant(
@@ -313,6 +324,57 @@ if ENDED[state] then""",
         "a lease that no merge renews",
         ("Merging._renew", "await self._pending.lease(upload_id)", "pass"),
         tests=_JOBS,
+    ),
+    _mutant(
+        "names and quota that are read without the lock",
+        ("add_files", "files[0].user_id, lock=True", "files[0].user_id"),
+        tests=_ADDING,
+    ),
+    _mutant(
+        "a name that is decided on before the lock",
+        ("_Making._refusal", "_refuse_taken(file, of_name, self._if_exists)", "pass"),
+        tests=_ADDING,
+    ),
+    _mutant(
+        "a replacement of what is not locked",
+        ("add_files", "{file.sha256 for file in changes.removed} <= locked", "True"),
+        tests=_ADDING,
+    ),
+    _mutant(
+        "a refused member that keeps its ref",
+        ("_Making.decide", "changes.dropped[file.sha256] += 1", "pass"),
+        tests=_ADDING,
+    ),
+    _mutant(
+        "an open upload that its content leaves open",
+        ("_add_file", "if replaced is None:", "if True:"),
+        tests=_WHOLE,
+    ),
+    _mutant(
+        "one path twice in a group",
+        ("_Group.takes", "if new.name in self.names: return False", "pass"),
+        tests=_WHOLE,
+    ),
+    _mutant("a batch without its sync", ("LocalArrivals._store", "blobs.sync_all()", "pass"), tests=_CUT_OFF),
+    _mutant(
+        "an error of the disk that another group is told of",
+        ("LocalArrivals._store", "blobs.sync_all()", "self._root.sync_all()"),
+        tests=_WHOLE,
+    ),
+    _mutant(
+        "bytes that are believed though their sync failed",
+        ("_write", "_fill(descriptor, body, cut_off=is_new)", "if is_new: _fill(descriptor, body, cut_off=is_new)"),
+        tests=_WHOLE,
+    ),
+    _mutant(
+        "a blob that is not looked at once more",
+        ("LocalArrivals._place", "not self._root.has(blob_path(sha256), place)", "False"),
+        tests=_WHOLE,
+    ),
+    _mutant(
+        "a blob that is known by its number alone",
+        ("Directory.has", "and found.st_ctime_ns == opened.st_ctime_ns", ""),
+        tests=_WHOLE,
     ),
 )
 

@@ -35,6 +35,7 @@ from tests.support.at_rest import OnDisk, read_directory
 from tests.support.bodies import InPieces
 from tests.support.dying import Death, dying
 from tests.support.faults import sync_nothing
+from tests.support.held import held_of
 from tests.support.invariants import OPEN_STATES, Shape, check_pending, checked_accounts
 from tests.support.rows import Transactions, upload_row
 from tests.support.servers import PrivateRedis
@@ -217,9 +218,7 @@ class AccountingMachine(RuleBasedStateMachine):
             if row.state == State.OPEN:
                 disk = self._disk(transfer)
                 assert row.flushed_bytes == disk.received, f"invariant 7: {transfer} in the database"
-                assert int(await self.redis.hget(up, "received") or 0) == disk.received, (
-                    f"invariant 7: {transfer} in Redis"
-                )
+                assert (await held_of(self.redis, up)).received == disk.received, f"invariant 7: {transfer} in Redis"
                 assert len(disk.present) < CHUNK_COUNT, f"nobody merged {transfer}"
             elif not transfer.may_be_left:
                 state = await self.redis.hget(up, "state")
@@ -616,22 +615,22 @@ class AccountingMachine(RuleBasedStateMachine):
         """What Redis knows in this era and generation is between what was acknowledged and what is on disk."""
         keys = upload_keys(0, transfer.upload.id)
         known = await self.pending.read(transfer.upload.id)
-        facts = {name.decode(): value.decode() for name, value in (await self.redis.hgetall(keys.up)).items()}
         if not known.state:
             return
-        if int(facts["generation"]) != row.generation:
+        held = await held_of(self.redis, keys.up)
+        if held.generation != row.generation:
             assert transfer.may_be_old, f"{transfer}: Redis is of another generation"
             return
         bits = from_bitmap(await self.redis.get(keys.chunks) or b"", CHUNK_COUNT)
         counted = {number for number, bit in enumerate(bits) if bit}
         assert transfer.acknowledged <= counted, f"{transfer}: an acknowledged chunk does not count"
         assert counted <= disk.present, f"{transfer}: {counted - disk.present} count and are not on disk"
-        assert int(facts["flushed"]) <= row.flushed_bytes, f"{transfer}: Redis takes for accounted what is not"
+        assert held.flushed <= row.flushed_bytes, f"{transfer}: Redis takes for accounted what is not"
         if known.state == "open" and known.received != row.flushed_bytes:
-            due_ms = await self.redis.zscore(f"{keys.flush_due}:{facts['due_minute']}", transfer.upload.id)
-            self._check_delay(transfer, known.era, row, known.received, due_ms)
+            assert held.due_ms is not None
+            self._check_delay(transfer, known.era, row, known.received, held.due_ms)
 
-    def _check_delay(self, transfer: Transfer, era: str, row: Any, received: int, due_ms: float) -> None:
+    def _check_delay(self, transfer: Transfer, era: str, row: Any, received: int, due_ms: int) -> None:
         """Invariant 8: bytes are due to be accounted within the maximum delay, or the lease of who took that on."""
         if transfer.era != (era, row.generation):
             transfer.era, transfer.arrivals = (era, row.generation), []
@@ -643,9 +642,9 @@ class AccountingMachine(RuleBasedStateMachine):
 
     async def _check_closed(self, transfer: Transfer) -> None:
         """Whoever closed it may have died before Redis knew; then a task sees to it that somebody looks."""
-        state, minute = await self.redis.hmget(upload_keys(0, transfer.upload.id).up, "state", "due_minute")
-        if state is not None and state.decode() in OPEN_STATES and not transfer.may_be_left:
-            assert minute is not None, f"{transfer} is closed, open in Redis, and nobody will look"
+        held = await held_of(self.redis, upload_keys(0, transfer.upload.id).up)
+        if held.state in OPEN_STATES and not transfer.may_be_left:
+            assert held.due_ms is not None, f"{transfer} is closed, open in Redis, and nobody will look"
 
     # Odds and ends
 
@@ -688,10 +687,10 @@ class AccountingMachine(RuleBasedStateMachine):
 def _held(claims: list[Claim]) -> UploadQueue:
     """A queue of which a worker has claimed these some time ago."""
 
-    async def claim() -> list[Claim]:
-        return claims
+    async def claim_many(_scripts: int) -> tuple[list[Claim], bool]:
+        return claims, False
 
-    return cast(UploadQueue, SimpleNamespace(claim=claim, shard=0))
+    return cast(UploadQueue, SimpleNamespace(claim_many=claim_many, shard=0))
 
 
 async def _rows(connection: Connection) -> dict[str, Any]:

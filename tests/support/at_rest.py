@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from tests.support.held import held_of
 from tests.support.invariants import Account, Shape, check_pending, checked_accounts
 from tests.support.maps import parsed_map, shape_of
 from uploader.accounting.keys import shard_of, upload_keys
@@ -85,9 +86,10 @@ async def check_at_rest(
         disk = on_disk[upload_id]
         assert disk.sound == disk.present, f"invariant 6: {upload_id} lost bytes of {disk.present - disk.sound}"
         assert disk.received == flushed, f"invariant 7: {upload_id} has {disk.received} on disk, {flushed} flushed"
-        known = await redis.hgetall(upload_keys(shard_of(upload_id, shards), upload_id).up)
-        figures = {name: int(known.get(name, -1)) for name in (b"received", b"flushed")}
-        assert set(figures.values()) == {flushed}, f"invariant 7: {upload_id} has {flushed} flushed, in Redis {figures}"
+        known = await held_of(redis, upload_keys(shard_of(upload_id, shards), upload_id).up)
+        assert known.received == known.flushed == flushed, (
+            f"invariant 7: {upload_id} has {flushed} flushed, in Redis {known}"
+        )
     for sha256, size in rows.blobs:
         path = data / "blobs" / sha256[:2] / sha256[2:4] / sha256
         assert path.stat().st_size == size, f"invariant 3: {sha256}"

@@ -1,8 +1,10 @@
 """Faults injected around the real thing: a system call of the storage fails or stops short, and works before and after.
 
-Every call that the storage makes for files goes through `disk.py`, so what that module sees as `os` is put in between.
+Every call that the storage makes for files goes through `disk.py`, so what that module sees as `os`, and as the C library,
+is put in between.
 """
 
+import ctypes
 import errno
 import os
 import sys
@@ -22,12 +24,14 @@ from uploader.storage.base import Store
 # The calls that take part; the rest of `os` is constants.
 CALLS = frozenset(
     {
-        *("open", "close", "pwrite", "pread", "preadv", "ftruncate", "fsync", "fdatasync", "posix_fadvise"),
+        *("open", "close", "pwrite", "pread", "preadv", "ftruncate", "posix_fadvise"),
+        *("fsync", "fdatasync", "syncfs"),
         *("link", "rename", "unlink", "mkdir", "rmdir", "stat", "fstat", "statvfs", "listdir", "scandir"),
     }
 )
 # Those that may find the disk full.
-NEEDING_ROOM = frozenset({"mkdir", "pwrite", "ftruncate", "fsync", "fdatasync", "link", "rename"})
+SYNCS = frozenset({"fsync", "fdatasync", "syncfs"})
+NEEDING_ROOM = frozenset({"mkdir", "pwrite", "ftruncate", *SYNCS, "link", "rename"})
 
 
 class Call:
@@ -73,15 +77,33 @@ class _Intercepted:
         return lambda *arguments, **options: self._around(Call(name, real, arguments, options))
 
 
+class _InterceptedLibrary(_Intercepted):
+    """What it sees in the place of the C library, which tells an error by a number."""
+
+    def __getattr__(self, name: str) -> Any:
+        intercepted = super().__getattr__(name)
+
+        def call(*arguments: Any) -> int:
+            try:
+                return int(intercepted(*arguments) or 0)
+            except OSError as error:
+                ctypes.set_errno(error.errno or 0)
+                return -1
+
+        return call
+
+
 @contextmanager
 def intercepting(around: Callable[[Call], Any]) -> Iterator[None]:
     """Let `around` decide what becomes of each call of the storage. The innermost sees a call first."""
-    real = vars(disk)["os"]
-    vars(disk)["os"] = _Intercepted(real, around)
+    seen = vars(disk)
+    real = {name: seen[name] for name in ("os", "_libc")}
+    seen["os"] = _Intercepted(real["os"], around)
+    seen["_libc"] = _InterceptedLibrary(real["_libc"], around)
     try:
         yield
     finally:
-        vars(disk)["os"] = real
+        seen.update(real)
 
 
 class Fault:
@@ -196,7 +218,7 @@ def recorded_calls(*names: str) -> Iterator[list[tuple[str, str]]]:
 @contextmanager
 def without_syncs() -> Iterator[None]:
     """For tests in which nobody cuts the power: nothing waits for the disk."""
-    with intercepting(lambda call: None if call.name in ("fsync", "fdatasync") else call.make()):
+    with intercepting(lambda call: None if call.name in SYNCS else call.make()):
         yield
 
 

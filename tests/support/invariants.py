@@ -8,6 +8,7 @@ from redis.asyncio import Redis
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from tests.support.held import held
 from uploader.database import models
 from uploader.database.engine import Database
 from uploader.domain.chunks import chunk_count, chunk_length
@@ -93,39 +94,40 @@ async def check_pending(redis: Redis, shapes: Mapping[str, Shape]) -> None:
         if not key.startswith("up:"):
             continue
         upload_id = key.rsplit(":", 1)[1]
-        facts = {name: value.decode() for name, value in _pairs(content)}
+        facts = held({name.encode(): value for name, value in _pairs(content)})
         waiting = tasks.pop(upload_id, [])
-        if facts["state"] not in OPEN_STATES:
-            assert not waiting, f"{upload_id} is {facts['state']} and still has a task"
+        if facts.state not in OPEN_STATES:
+            assert not waiting, f"{upload_id} is {facts.state} and still has a task"
             assert ttl > 0, f"the tombstone of {upload_id} stays for ever"
             continue
         assert ttl == -1, f"{upload_id} is open and goes away by itself"
         assert upload_id in shapes, f"{upload_id} is not open, and Redis has {facts}"
         _, bits = snapshot.get(key.replace("up:", "chunks:", 1), (-1, b""))
-        assert int(facts["received"]) == _bytes_of(bits, shapes[upload_id]), f"invariant 4: {upload_id} has {facts}"
-        assert int(facts["chunks"]) == sum(byte.bit_count() for byte in bits)
-        settled = int(facts["chunks"]) == int(facts["chunk_count"])
-        assert facts["state"] == ("merging" if settled else "open")
-        if facts["received"] != facts["flushed"] or settled:
+        assert facts.received == _bytes_of(bits, shapes[upload_id]), f"invariant 4: {upload_id} has {facts}"
+        assert facts.chunks == sum(byte.bit_count() for byte in bits)
+        settled = facts.chunks == facts.chunk_count
+        assert facts.state == ("merging" if settled else "open")
+        if facts.received != facts.flushed or settled:
             assert len(waiting) == 1, f"invariant 5: {upload_id} with {facts} waits in {waiting}"
-        if waiting:
-            assert waiting == [("merge" if settled else "flush", int(facts["due_minute"]))]
-        else:
-            assert "due_minute" not in facts
+        if facts.at_ms is None or facts.due_ms is None:
+            assert not waiting, f"{upload_id} with {facts} waits in {waiting}"
+            continue
+        assert waiting == [("merge" if settled else "flush", facts.at_ms)]
+        assert facts.at_ms <= facts.due_ms, f"invariant 8: {upload_id} with {facts} is found too late"
     assert not tasks, f"tasks of nothing: {tasks}"
 
 
 def _tasks_by_upload(snapshot: Mapping[str, tuple[int, Any]]) -> dict[str, list[tuple[str, int]]]:
-    """For each upload the queues and minutes in which it waits; every bucket is in its index and the reverse."""
+    """For each upload the queues and times at which it waits; every bucket is in its index and the reverse."""
     tasks: dict[str, list[tuple[str, int]]] = {}
     buckets, indexed = set(), set()
     for key, (_, content) in snapshot.items():
         if key.startswith("due:"):
             _, tag, queue, minute = key.rsplit(":", 3)
             buckets.add((tag, queue, int(minute)))
-            for upload_id, due_ms in _pairs(content):
-                assert int(due_ms) // 60_000 == int(minute), f"{upload_id} is due at {due_ms!r} in bucket {minute}"
-                tasks.setdefault(upload_id, []).append((queue, int(minute)))
+            for upload_id, at_ms in _pairs(content):
+                assert int(at_ms) // 60_000 == int(minute), f"{upload_id} waits at {at_ms!r} in bucket {minute}"
+                tasks.setdefault(upload_id, []).append((queue, int(at_ms)))
         elif key.startswith("minutes:"):
             _, tag, queue = key.rsplit(":", 2)
             for minute, score in _pairs(content):

@@ -1,14 +1,15 @@
 """The ways through everything that the storage does, taken by clients that send again what was refused."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
+from tests.support.archives import Entry, archive
 from tests.support.content import Content
 from tests.support.faults import EachInTurn, failing_call
 from tests.support.layout import blob_path
@@ -43,6 +44,9 @@ STANDING = _content("standing.bin", 4, 2 * STEP_BYTES)
 LARGE = Content(5 * STEP_BYTES - 1, 5, STEP_BYTES, "large.bin")
 LARGER = Content(5 * STEP_BYTES, 6, STEP_BYTES, "larger.bin")
 CONTENTS = (SHARED, ROTTING, CANCELLED, STANDING, LARGE, LARGER)
+# What comes whole, with several sectors each: the first two have their names on the disk before, of which one has no bytes
+# and the other one bytes whose sync failed.
+WHOLE = [Content(STEP_BYTES + number, 10 + number, name=f"whole-{number}.bin") for number in range(6)]
 # What a rotten chunk begins with.
 ROT = b"rotten"
 
@@ -222,6 +226,44 @@ class Journey:
         self.acknowledged.append(Chunk(upload_id, content, number))
         self.mark(self.acknowledged[-1])
 
+    async def leave_names(self) -> None:
+        empty, unsynced = (blob_path(self.stack.data, content.sha256) for content in WHOLE[:2])
+        with failing_call("pwrite", only=lambda path: path == empty):
+            assert (await self.put_whole(WHOLE[0])).status_code == 503
+        with failing_call("fdatasync", only=lambda path: path == unsynced):
+            assert (await self.put_whole(WHOLE[1])).status_code == 503
+
+    async def send_whole(self) -> None:
+        for content in WHOLE[:3]:
+            self.each.step = content.name
+            response = await self.ask({200, 201}, lambda content=content: self.put_whole(content))  # type: ignore[misc]
+            self.finished(self.alice, response.json())
+
+    async def put_whole(self, content: Content) -> httpx2.Response:
+        return await self.alice.put(f"/files/{content.md5}", params={"name": content.name}, content=content.data)
+
+    async def leave_names_of_a_batch(self) -> None:
+        """Not even their directories are durable."""
+        empty = blob_path(self.stack.data, WHOLE[0].sha256)
+        with failing_call("pwrite", only=lambda path: path == empty), failing_call("syncfs"):
+            assert (await self.post_batch(WHOLE[:4])).status_code == 503
+
+    async def send_batch(self) -> None:
+        """The last content twice, and once more by itself, in the names of the first try."""
+        self.each.step = "batch"
+        for _ in range(self.attempts):
+            response = await self.ask({200}, lambda: self.post_batch([*WHOLE, replace(WHOLE[-1], name="again.bin")]))
+            results = response.json()["results"]
+            self.refusals += [each["status"] for each in results if each["status"] not in (200, 201)]
+            if all("file" in each for each in results):
+                self.files[self.alice] += [each["file"]["id"] for each in results]
+                return
+        raise AssertionError(f"refused to the end: {self.refusals}")
+
+    async def post_batch(self, contents: Sequence[Content]) -> httpx2.Response:
+        members = archive(*(Entry(content.name, content.data) for content in contents))
+        return await self.alice.post("/files/batch", content=members)
+
     async def leave_orphans(self) -> None:
         """Bytes in temp and in blobs that have no row."""
         month = month_path(self.stack.services.clock.now())
@@ -322,4 +364,6 @@ WAYS = {
     "spool": (Journey.nothing, Journey.stand),
     "at once": (Journey.nothing, Journey.send_all_at_once),
     "cleanup": (Journey.leave_orphans, Journey.clean),
+    "whole": (Journey.leave_names, Journey.send_whole),
+    "batch": (Journey.leave_names_of_a_batch, Journey.send_batch),
 }

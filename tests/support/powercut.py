@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.support.faults import Call, intercepting
+from tests.support.faults import SYNCS, Call, intercepting
 
 SECTOR_BYTES = 512
 # The place of a sync that no program made.
@@ -92,6 +92,7 @@ class Recording:
             "ftruncate": lambda call, _: self._add(Truncate(self._opened[call.arguments[0]], call.arguments[1])),
             "fsync": self._record_sync,
             "fdatasync": self._record_sync,
+            "syncfs": self._record_sync_of_all,
             "link": self._record_link,
             "rename": self._record_rename,
             "unlink": self._record_unlink,
@@ -121,7 +122,7 @@ class Recording:
         if call.name not in self._recorders:
             return call.make()
         with self._lock:
-            result = None if call.name in ("fsync", "fdatasync") else call.make()
+            result = None if call.name in SYNCS else call.make()
             self._recorders[call.name](call, result)
             return result
 
@@ -157,6 +158,11 @@ class Recording:
         node = self._opened[call.arguments[0]]
         if node.path != OUTSIDE:
             self._add(Sync(node, f"{_function_of_the_server()}: {_kind(node.path)}"))
+
+    def _record_sync_of_all(self, _call: Call, _: None) -> None:
+        place = f"{_function_of_the_server()}: all"
+        for node in dict.fromkeys(event.node for event in self.events if not isinstance(event, Mark)):
+            self._add(Sync(node, place))
 
     def _record_link(self, call: Call, _: None) -> None:
         child = self._entries[self._opened[call.options["src_dir_fd"]]][call.arguments[0]]
@@ -195,7 +201,7 @@ def _kind(path: str) -> str:
     top, *names = path.split("/")
     if top.startswith("installation."):
         return "installation.DRAFT"
-    patterns = {"temp": ["YYYY", "MM", "ID"], "blobs": ["ab", "cd", "SHA256"]}.get(top, [])
+    patterns = {"temp": ["YYYY", "MM", "ID"], "blobs": ["ab", "cd", "SHA256"], "trash": [*names[:1], "ab"]}.get(top, [])
     return "/".join([top, *patterns[: len(names)], *names[len(patterns) :]]) or "."
 
 

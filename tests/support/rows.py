@@ -1,6 +1,7 @@
 """Rows for tests that speak to the database below the services."""
 
 import hashlib
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -110,6 +111,42 @@ class Transactions:
             )
         )
         return added.file, added.is_new
+
+    async def whole(
+        self,
+        file: File,
+        if_exists: IfExists = IfExists.KEEP,
+        *,
+        replaced: Upload | None = None,
+        place: Callable[[], Awaitable[None]] | None = None,
+    ) -> transactions.Added:
+        """`place`: what happens while the contents are locked, and nothing else is decided."""
+
+        async def place_blob() -> None:
+            if place is not None:
+                await place()
+
+        replaced_id = None if replaced is None else replaced.id
+        return await self.database.transact(
+            lambda connection: transactions.add_whole_file(
+                connection, file, if_exists, replaced_upload_id=replaced_id, place_blob=place_blob
+            )
+        )
+
+    async def batch(
+        self, files: Sequence[File], if_exists: IfExists = IfExists.KEEP
+    ) -> list[transactions.Verdict | None]:
+        async def place_blobs(_: Collection[str]) -> None:
+            pass
+
+        return await self.database.transact(
+            lambda connection: transactions.add_whole_files(connection, files, if_exists, place_blobs=place_blobs)
+        )
+
+    async def rename(self, file: File, name: str) -> bool:
+        return await self.database.transact(
+            lambda connection: transactions.rename_file(connection, file.user_id, file.id, name)
+        )
 
     async def delete(self, file: File) -> bool:
         return await self.database.transact(lambda connection: transactions.delete_file(connection, file))

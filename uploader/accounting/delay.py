@@ -13,8 +13,10 @@ from uploader.accounting.keys import QueueKeys, queue_keys
 from uploader.accounting.scripting import RedisConnection, Script, time_argument
 from uploader.accounting.wakeups import Wakeups
 
-# To claim so many tasks takes the script 1 to 2 ms, which hold up no other caller of Redis.
+# A claim looks at so many tasks at most: about 1 ms, which holds up no other caller of Redis.
 MAX_CLAIM = 100
+# To tell when the earliest is due, so many tasks that were pushed back are looked at.
+_LOOKED_AT = 50
 # A worker sleeps for so long at most before it looks again; `_delay.lua` announces a task that is due sooner.
 POLL_SECONDS = 1.0
 
@@ -62,11 +64,14 @@ class DelayQueue:
         return bool(await _CANCEL.run(self._redis, self._task_keys(task_id), [task_id, ""]))
 
     async def claim(self, limit: int = MAX_CLAIM, *, now_ms: int | None = None) -> list[Task]:
-        """Claim at most `limit` due tasks. Each is due again when the lease ends, unless it was acknowledged before."""
+        """Claim at most `limit` due tasks, none only if none is due. Each is due again when the lease ends, unless it was
+        acknowledged before."""
         token = secrets.token_hex(8)
         arguments = [time_argument(now_ms), self._lease_ms, limit, self._keys.task_prefix, token]
-        ids = await _CLAIM.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
-        return [Task(task_id.decode(), token) for task_id in ids]
+        while True:
+            looked, ids = await _CLAIM.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
+            if ids or looked < limit:
+                return [Task(task_id.decode(), token) for task_id in ids]
 
     async def ack(self, task: Task) -> bool:
         """Say that a claimed task is done. False, and nothing happens, if this worker has lost its claim: its lease ended
@@ -94,8 +99,12 @@ class DelayQueue:
 
 
 async def next_due(redis: RedisConnection, keys: QueueKeys, now_ms: int | None = None) -> float | None:
-    """Seconds until the earliest task of any queue is due, or None if it is empty. Raises Unavailable."""
-    delay_ms = await _NEXT_DUE.run(redis, [keys.due, keys.minutes], [time_argument(now_ms)])
+    """Seconds until the earliest task of any queue is due, or None if it is empty; less, where many were pushed back.
+
+    Raises Unavailable.
+    """
+    arguments = [time_argument(now_ms), keys.task_prefix, _LOOKED_AT]
+    delay_ms = await _NEXT_DUE.run(redis, [keys.due, keys.minutes], arguments)
     return None if delay_ms < 0 else delay_ms / 1000
 
 

@@ -5,6 +5,9 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 from zlib import crc32
 
+# The version of all keys and values, a part of every era: what an older version wrote is rebuilt, not read.
+FORMAT = 2
+
 FLUSH_QUEUE = "flush"
 MERGE_QUEUE = "merge"
 

@@ -4,12 +4,9 @@ import re
 from collections.abc import Awaitable
 from typing import Any
 
-from uploader.accounting.keys import INSTALLATION
+from uploader.accounting.keys import FORMAT, INSTALLATION
 from uploader.accounting.scripting import AWAY, RedisConnection
 from uploader.errors import ConfigurationError, Unavailable
-
-# The version of all keys and their values.
-FORMAT = 1
 
 _MARK = re.compile(r"([0-9]+) ([0-9a-f]{32})")
 
@@ -22,12 +19,16 @@ class RedisMark:
 
     async def read(self) -> str | None:
         """The installation; None if Redis says of none. Raises ConfigurationError, Unavailable."""
-        return _parse(await self._tried(self._redis.get(INSTALLATION)))
+        return _parse(await self._tried(self._redis.get(INSTALLATION)))[1]
 
     async def claim(self, installation: str) -> str:
-        """Mark what has no mark, because it is new or was lost; returns whose it is. Raises as `read`."""
-        there = _parse(await self._tried(self._redis.set(INSTALLATION, f"{FORMAT} {installation}", nx=True, get=True)))
-        return there or installation
+        """Mark what has no mark, because it is new or was lost, and anew what an older version marked; returns whose it is.
+        Raises as `read`."""
+        there = await self._tried(self._redis.set(INSTALLATION, f"{FORMAT} {installation}", nx=True, get=True))
+        version, marked = _parse(there)
+        if marked == installation and version < FORMAT:
+            await self.replace(installation)
+        return marked or installation
 
     async def replace(self, installation: str) -> None:
         """Mark it, whatever it says now. Raises Unavailable."""
@@ -40,9 +41,10 @@ class RedisMark:
             raise Unavailable("The accounting store is away.") from error
 
 
-def _parse(value: bytes | None) -> str | None:
+def _parse(value: bytes | None) -> tuple[int, str | None]:
+    """The format, and the installation."""
     if value is None:
-        return None
+        return FORMAT, None
     mark = _MARK.fullmatch(value.decode(errors="replace"))
     if mark is None:
         raise ConfigurationError(
@@ -50,4 +52,4 @@ def _parse(value: bytes | None) -> str | None:
         )
     if int(mark[1]) > FORMAT:
         raise ConfigurationError(f"Redis has keys of format {mark[1]}, newer than this version's {FORMAT}")
-    return mark[2]
+    return int(mark[1]), mark[2]

@@ -3,11 +3,13 @@
 Every verb is one Lua script and one round trip. Time is Redis `TIME`; tests pass `now_ms` instead.
 """
 
+import asyncio
 import random
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
@@ -87,7 +89,7 @@ class Claim(NamedTuple):
     received: int
     state: str
     lease_until_ms: int
-    # By how much the earliest task of its queue was overdue at the claim.
+    # By how much the earliest of the tasks that were claimed with it was overdue.
     late_ms: int = 0
 
 
@@ -126,19 +128,34 @@ class UploadQueue:
         return self._keys.wake
 
     async def claim(self, limit: int = MAX_CLAIM, now_ms: int | None = None) -> list[Claim]:
-        """Claim at most `limit` due tasks. Each is due again when the lease ends. Raises Unavailable."""
+        """Claim at most `limit` due tasks, none only if none is due. Each is due again when the lease ends.
+
+        Raises Unavailable.
+        """
+        while True:
+            looked, claims = await self._look(limit, now_ms)
+            if claims or looked < limit:
+                return claims
+
+    async def claim_many(self, scripts: int, now_ms: int | None = None) -> tuple[list[Claim], bool]:
+        """Claim what is due by at most so many scripts, and tell whether more may be due. Where one leaves some, all
+        others are on their way at once. Raises Unavailable."""
+        looked, claims = await self._look(MAX_CLAIM, now_ms)
+        if looked < MAX_CLAIM:
+            return claims, False
+        others = await asyncio.gather(*(self._look(MAX_CLAIM, now_ms) for _ in range(scripts - 1)))
+        claims += chain.from_iterable(more for _, more in others)
+        return claims, all(looked == MAX_CLAIM for looked, _ in others)
+
+    async def _look(self, limit: int, now_ms: int | None) -> tuple[int, list[Claim]]:
+        """How many due places were looked at, and what was claimed; a task that was pushed back is not."""
         arguments = [time_argument(now_ms), self._lease_ms, limit, self._keys.task_prefix]
-        claims = await _CLAIM_DUE.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
-        return [
-            Claim(
-                upload_id.decode(errors="replace"),
-                generation,
-                received,
-                state.decode(errors="replace"),
-                lease_until_ms,
-                late_ms,
-            )
-            for upload_id, generation, received, state, lease_until_ms, late_ms in claims
+        reply = await _CLAIM_DUE.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
+        looked, late_ms, lease_until_ms = reply[:3]
+        tasks = zip(reply[3::4], reply[4::4], reply[5::4], reply[6::4], strict=True)
+        return looked, [
+            Claim(_text(task), generation, received, _text(state), lease_until_ms, late_ms)
+            for task, generation, received, state in tasks
         ]
 
     async def next_due(self, now_ms: int | None = None) -> float | None:
@@ -224,13 +241,16 @@ class Pending:
     async def ack_flush(self, shard: int, flushed: list[Claim]) -> int:
         """Say that the database has the figures of these claims; returns how many tasks are done. Raises Unavailable."""
         keys = upload_queue_keys(shard, FLUSH_QUEUE)
-        removed = 0
-        for first in range(0, len(flushed), MAX_CLAIM):
+
+        def ack(claims: list[Claim]) -> Awaitable[int]:
             arguments: list[Any] = [keys.task_prefix]
-            for upload_id, generation, received, _, lease_until_ms, _ in flushed[first : first + MAX_CLAIM]:
+            for upload_id, generation, received, _, lease_until_ms, _ in claims:
                 arguments += (upload_id, generation, received, lease_until_ms)
-            removed += await _ACK_FLUSH.run(self._redis, [keys.due, keys.minutes], arguments)
-        return removed
+            return _ACK_FLUSH.run(self._redis, [keys.due, keys.minutes], arguments)
+
+        # On their way at once: Redis takes one after the other, and others in between.
+        firsts = range(0, len(flushed), MAX_CLAIM)
+        return sum(await asyncio.gather(*(ack(flushed[first : first + MAX_CLAIM]) for first in firsts)))
 
     async def forget(self, upload_id: str, word: str | None) -> None:
         """Drop a closed upload and leave a tombstone that says `word`. Without a word leave none: the database does not know
@@ -307,13 +327,15 @@ def _era_token() -> str:
 
 
 def _text(reply: str | bytes | None) -> str:
-    return reply.decode() if isinstance(reply, bytes) else str(reply)
+    return reply.decode(errors="replace") if isinstance(reply, bytes) else str(reply)
 
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def _result(reply: list[Any]) -> RecordResult:
-    outcome, received, chunks, chunk_count, state = reply
-    return RecordResult(Outcome(outcome.decode()), received, chunks, chunk_count, settled=state == b"merging")
+def _result(reply: bytes) -> RecordResult:
+    outcome, received, chunks, chunk_count, state = reply.split(b" ")
+    return RecordResult(
+        Outcome(outcome.decode()), int(received), int(chunks), int(chunk_count), settled=state == b"merging"
+    )

@@ -8,6 +8,7 @@ parts of redis-py, which `tests/unit/test_private_parts.py` names.
 import asyncio
 import hashlib
 import logging
+import re
 from collections import deque
 from collections.abc import Sequence
 from importlib.resources import files
@@ -22,6 +23,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from uploader.accounting.keys import FORMAT
 from uploader.errors import Unavailable
 from uploader.tasks import ended
 
@@ -34,18 +36,20 @@ RedisConnection = Redis | RedisCluster
 AWAY = (RedisError, OSError, TimeoutError, RuntimeError)
 
 _FOLDER = files("uploader.accounting.scripts")
-_PRELUDES = ("_delay.lua", "_era.lua")
+PRELUDES = ("_delay.lua", "_era.lua", "_upload.lua")
+_COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
+_DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
 # Calls whose replies are outstanding. A call beyond takes a connection of the pool, or waits for one.
 _MAX_OUTSTANDING = 1000
 
 
 class Script:
-    """One verb: a Lua file with the preludes before it, run by its SHA-1 and loaded where the server does not have it
-    (`EVALSHA`, `EVAL`)."""
+    """One verb: a Lua file with what it needs of the preludes before it, run by its SHA-1 and loaded where the server does
+    not have it (`EVALSHA`, `EVAL`)."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.source = "\n".join((_FOLDER / part).read_text() for part in (*_PRELUDES, f"{name}.lua"))
+        self.source = assembled(*((_FOLDER / part).read_text() for part in (*PRELUDES, f"{name}.lua")))
         # Redis names scripts by their SHA-1; nothing secret hangs on it.
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
@@ -64,6 +68,17 @@ class Script:
                 # Redis is there and refuses (out of memory, read-only, or a fault in a script): somebody has to look.
                 logger.error("Redis refuses a script", extra={"script": self.name, "reason": str(error)})
             raise Unavailable("The accounting store is away; nothing was acknowledged.") from error
+
+
+def assembled(*parts: str) -> str:
+    """The last part with those definitions of the others before it that it names, or that these name: each function that a
+    script defines costs every run of it."""
+    *preludes, source = (_COMMENT.sub("", part) for part in parts)
+    _, *pieces = _DEFINITION.split("\n".join((f"local FORMAT = {FORMAT}", *preludes)))
+    for name, definition in reversed(list(zip(pieces[::2], pieces[1::2], strict=True))):
+        if re.search(rf"\b{name}\b", source):
+            source = definition + source
+    return source
 
 
 def time_argument(now_ms: int | None) -> int | str:

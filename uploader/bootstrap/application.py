@@ -1,15 +1,18 @@
 """Services → the HTTP application, and how uvicorn is to serve it."""
 
+import asyncio
 import multiprocessing
 import os
 import signal
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any
 
 from uploader.bootstrap.running import running
 from uploader.bootstrap.services import Services, create_services
 from uploader.clock import Clock
+from uploader.cores import run_anywhere, share_a_core
 from uploader.embedded import end_with_parent
 from uploader.http.admin.handlers import AdminHandlers
 from uploader.http.admin.routes import admin_operations
@@ -119,11 +122,16 @@ def create_app() -> Application:
     keep_freed_memory()
     collect_seldom()
     settings = Settings.load()
+    if settings.cpu_affinity == "auto":
+        share_a_core(settings.data)
     configure_logging(settings.log_level, settings.log_format)
     services = create_services(settings)
 
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[dict[str, Any]]:
+        asyncio.get_running_loop().set_default_executor(
+            ThreadPoolExecutor(thread_name_prefix="default", initializer=run_anywhere)
+        )
         async with running(services, jobs=settings.jobs):
             with closing(Senders()) as senders:
                 yield {LIMITS_STATE: connection_limits(settings), SENDERS_STATE: senders}

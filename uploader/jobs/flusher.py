@@ -3,7 +3,7 @@
 import asyncio
 
 from uploader.jobs.runner import Job
-from uploader.service.upkeep.flushing import FULL_BATCH, Flushing, UploadQueue
+from uploader.service.upkeep.flushing import Flushing, UploadQueue
 
 # What becomes due within this time after a flush is written together: a commit costs as much as several hundred rows.
 _REST_SECONDS = 0.2
@@ -23,9 +23,9 @@ class Flusher:
 
     async def run_once(self) -> float:
         """Flush what is due; sleep until the next is."""
-        flushed = await self._flushing.flush_due(self._queue)
-        if flushed >= FULL_BATCH:
+        batch = await self._flushing.flush_due(self._queue)
+        if batch.more:
             return 0.0
-        if flushed:
+        if batch.claimed:
             await asyncio.sleep(_REST_SECONDS)
         return await self._queue.pause_seconds()

@@ -114,6 +114,14 @@ class Directory:
         """Make the entries durable."""
         os.fsync(self._descriptor)
 
+    def sync_all(self) -> None:
+        """Make all that was written to the filesystem durable, by whomever (syncfs(2)): one call in the place of one for
+        each file and directory. An error of what was written since this directory was opened is told here, whoever else
+        is told of it."""
+        if _libc.syncfs(self._descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
     # Files
 
     def open_to_read(self, name: str) -> int:
@@ -177,13 +185,14 @@ class Directory:
         return os.stat(_checked(name), dir_fd=self._descriptor, follow_symlinks=False)
 
     def has(self, path: str, opened: os.stat_result) -> bool:
-        """Whether a path below this directory leads to a file that was opened. It may lead through a symlink: nothing is
-        opened by it."""
+        """Whether a path below this directory leads to a file that was opened, which nobody wrote to, linked or unlinked
+        since: an inode's number alone may be another file's by now. It may lead through a symlink: nothing is opened by
+        it."""
         try:
             found = os.stat(path, dir_fd=self._descriptor, follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return os.path.samestat(found, opened)
+        return os.path.samestat(found, opened) and found.st_ctime_ns == opened.st_ctime_ns
 
     def _create(self, name: str) -> int:
         return self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -207,13 +216,6 @@ class Root(Directory):
         self._descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         # It is closed with its last user: a thread may outlive the storage by a moment.
         weakref.finalize(self, os.close, self._descriptor)
-
-    def sync_all(self) -> None:
-        """Make all that was written to the filesystem durable, by whomever (syncfs(2)): one call in the place of one for
-        each file and directory."""
-        if _libc.syncfs(self._descriptor) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
 
     def figures(self) -> os.statvfs_result:
         """The room of the filesystem."""

@@ -18,7 +18,7 @@ from functools import cache
 from typing import Protocol
 
 from uploader.storage.base import Body, Digests
-from uploader.tasks import give_way
+from uploader.tasks import give_way_anywhere
 
 # Some distributions of an older OpenSSL abort a process that calls these functions in FIPS mode.
 _OLDEST_OPENSSL = 0x3_00_00_00_0
@@ -130,7 +130,7 @@ def _beside() -> ThreadPoolExecutor:
 
     They are no threads of the pool for hashing: if all of those were busy, each would wait for another one.
     """
-    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sha256", initializer=give_way)
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sha256", initializer=give_way_anywhere)
 
 
 def _update_by(computing: _Hash, pieces: Iterable[memoryview]) -> None:

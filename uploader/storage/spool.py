@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from uploader.cores import run_anywhere
 from uploader.errors import ConfigurationError
 from uploader.storage import disk, fitness
 from uploader.tasks import Pool
@@ -39,7 +40,7 @@ class Spool:
     def __init__(self, root: Path) -> None:
         self._path = root.absolute()
         self._root = disk.Root(self._path)
-        self._pool = Pool(_THREADS, "spool", translate=disk.refusal)
+        self._pool = Pool(_THREADS, "spool", translate=disk.refusal, initializer=run_anywhere)
 
     async def prepare(self) -> None:
         """Raises ConfigurationError if it can't be written."""

@@ -1,9 +1,12 @@
 -- The delay queue. This prelude is put before every script, so that a script about uploads and the plain verbs of the
 -- queue share one implementation.
 --
--- A task is a hash that knows its bucket (field due_minute). It waits in exactly one *minute bucket*, the ZSet
--- `due..':'..minute` with the due time in ms as score, and `minutes` is the index of the buckets that are not empty.
--- A task changes bucket only when its minute changes: pushing it back within the minute is one ZADD.
+-- A task is a hash with a field `timer`, decimal text: where it waits (`at`, ms), when it is due (ms), and what is its
+-- owner's; '' if it does not wait. It waits in exactly one *minute bucket*, the ZSet `due..':'..minute` of the minute of
+-- `at`, with `at` as score, and `minutes` is the index of the buckets that are not empty.
+--
+-- A timer is lazy: what is pushed back stays in its bucket, and only its hash says so. `at` may come before the time it is due,
+-- never after: whoever claims looks at the hash, and schedules what is not due yet anew.
 
 local MINUTE_MS = 60000
 -- A worker looks at least this often; a task that is due sooner is announced to workers that sleep.
@@ -15,6 +18,20 @@ local function clock_ms(given)
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
+local function delay_minute(at)
+  return string.format('%d', math.floor(at / MINUTE_MS))
+end
+
+-- Where a task waits, when it is due, and what its owner added; nil if it does not wait, or if its timer is none.
+local function delay_timer(text)
+  local at, due_ms, own = string.match(text or '', '^(%d+) (%d+)(.*)$')
+  if at then return at + 0, due_ms + 0, own end
+end
+
+local function delay_text(at, due_ms, own)
+  return string.format('%d %d%s', at, due_ms, own)
+end
+
 -- Takes ids out of a bucket.
 local function delay_drop(due, minutes, minute, ...)
   local bucket = due .. ':' .. minute
@@ -22,11 +39,34 @@ local function delay_drop(due, minutes, minute, ...)
   if redis.call('EXISTS', bucket) == 0 then redis.call('ZREM', minutes, minute) end
 end
 
+-- A task that is due soon after now_ms wakes the workers of the queue, which listen on the channel `wake:{sNN}:<queue>`.
+local function delay_wake(due, due_ms, now_ms)
+  if due_ms - now_ms < POLL_MS then redis.call('PUBLISH', 'wake' .. string.sub(due, 4), '') end
+end
+
+-- Lets a task that waits at `at` (nil: nowhere) be found when it is due; returns where it waits now. It moves only if it
+-- would be found too late. The caller writes its timer.
+local function delay_place(due, minutes, id, at, due_ms, now_ms)
+  if at and at <= due_ms then return at end
+  delay_wake(due, due_ms, now_ms)
+  local minute, before = delay_minute(due_ms), at and delay_minute(at)
+  if before and before ~= minute then delay_drop(due, minutes, before, id) end
+  redis.call('ZADD', due .. ':' .. minute, due_ms, id)
+  if before ~= minute then redis.call('ZADD', minutes, minute, minute) end
+  return due_ms
+end
+
+-- Schedules a task or pushes it back (or forward), with `own` beside its timer.
+local function delay_schedule(due, minutes, task, id, due_ms, now_ms, own)
+  local at = delay_timer(redis.call('HGET', task, 'timer'))
+  at = delay_place(due, minutes, id, at, due_ms, now_ms)
+  redis.call('HSET', task, 'timer', delay_text(at, due_ms, own))
+end
+
 local function delay_remove(due, minutes, task, id)
-  local minute = redis.call('HGET', task, 'due_minute')
-  if not minute then return end
-  delay_drop(due, minutes, minute, id)
-  redis.call('HDEL', task, 'due_minute')
+  local at = delay_timer(redis.call('HGET', task, 'timer'))
+  if at then delay_drop(due, minutes, delay_minute(at), id) end
+  redis.call('HSET', task, 'timer', '')
 end
 
 -- Whether the index names a bucket, and so that it is looked at when it is due.
@@ -35,65 +75,58 @@ local function delay_indexed(minutes, minute)
   return score and tonumber(score) == tonumber(minute)
 end
 
--- Whether a task waits where its hash says, due in that minute, in a bucket that the index names.
+-- Whether a task waits where its hash says, not later than it is due, in a bucket that the index names.
 local function delay_waits(due, minutes, task, id)
-  local minute = redis.call('HGET', task, 'due_minute')
-  local due_ms = minute and redis.call('ZSCORE', due .. ':' .. minute, id)
-  return due_ms and math.floor(tonumber(due_ms) / MINUTE_MS) == tonumber(minute) and delay_indexed(minutes, minute)
+  local at, due_ms = delay_timer(redis.call('HGET', task, 'timer'))
+  if not at then return false end
+  local minute = delay_minute(at)
+  local score = tonumber(redis.call('ZSCORE', due .. ':' .. minute, id) or '')
+  return score and score <= due_ms and delay_minute(score) == minute and delay_indexed(minutes, minute)
 end
 
--- A task that is due soon after now_ms wakes the workers of the queue, which listen on the channel `wake:{sNN}:<queue>`.
-local function delay_wake(due, due_ms, now_ms)
-  if due_ms - now_ms < POLL_MS then redis.call('PUBLISH', 'wake' .. string.sub(due, 4), '') end
-end
-
-local function delay_minute(due_ms)
-  return string.format('%d', math.floor(due_ms / MINUTE_MS))
-end
-
--- Schedules a task or pushes it back (or forward). A caller that has read its due_minute already may pass it as `before`.
-local function delay_schedule(due, minutes, task, id, due_ms, now_ms, before)
-  delay_wake(due, due_ms, now_ms)
-  local minute = delay_minute(due_ms)
-  if before == nil then before = redis.call('HGET', task, 'due_minute') end
-  if before == minute then
-    redis.call('ZADD', due .. ':' .. minute, due_ms, id)
-    return
-  end
-  if before then delay_drop(due, minutes, before, id) end
-  redis.call('ZADD', due .. ':' .. minute, due_ms, id)
-  redis.call('ZADD', minutes, minute, minute)
-  redis.call('HSET', task, 'due_minute', minute)
-end
-
--- Claims at most `limit` due tasks from the oldest buckets. Each is scheduled again for the end of the lease, so that a
--- lease is a delay like any other, and gets further fields (names and values), which tell its claimant. A member whose
--- hash does not name this bucket is left over and is dropped. Returns the ids. Tasks change buckets together, because that
--- halves the work.
-local function delay_claim(due, minutes, task_prefix, now_ms, lease_ms, limit, ...)
-  local claimed, until_ms = {}, now_ms + lease_ms
-  local next_minute = delay_minute(until_ms)
+-- Claims due tasks from the oldest buckets; looks at no more than `limit`. What is not due yet by its hash moves to when it
+-- is. What is claimed is scheduled again for the end of the lease, so that a lease is a delay like any other, with `own`
+-- beside it, which tells its claimant. A task whose timer can't be read is claimed: somebody has to look. A member whose hash
+-- does not name this bucket is left over and is dropped. Returns how many were looked at, the ids of those that were claimed,
+-- the further fields of their hashes, and by how much the one that was due first is overdue. Tasks change buckets together,
+-- because that halves the work.
+local function delay_claim(due, minutes, task_prefix, now_ms, lease_ms, limit, own, ...)
+  local looked, claimed, fields, late_ms = 0, {}, {}, 0
+  local until_ms, moved = now_ms + lease_ms, {}
+  local leased, leased_minute = delay_text(until_ms, until_ms, own), delay_minute(until_ms)
   local oldest = redis.call('ZRANGEBYSCORE', minutes, '-inf', math.floor(now_ms / MINUTE_MS), 'LIMIT', 0, limit)
   for _, minute in ipairs(oldest) do
-    local room = limit - #claimed
-    if room == 0 then break end
-    local leaving, scores = {}, {}
-    for _, id in ipairs(redis.call('ZRANGEBYSCORE', due .. ':' .. minute, '-inf', now_ms, 'LIMIT', 0, room)) do
+    if looked == limit then break end
+    local leaving, number = {}, tonumber(minute)
+    local found = redis.call('ZRANGEBYSCORE', due .. ':' .. minute, '-inf', now_ms, 'LIMIT', 0, limit - looked)
+    for _, id in ipairs(found) do
       local task = task_prefix .. id
-      local waits = redis.call('HGET', task, 'due_minute') == minute
-      if waits then
-        redis.call('HSET', task, 'due_minute', next_minute, ...)
-        claimed[#claimed + 1] = id
-        scores[#scores + 1], scores[#scores + 2] = until_ms, id
+      local facts = redis.call('HMGET', task, 'timer', ...)
+      local at, due_ms, its_own = delay_timer(facts[1])
+      local is_here, is_unreadable = at and math.floor(at / MINUTE_MS) == number, not at and facts[1] and facts[1] ~= ''
+      local next_ms, next_minute = nil, nil
+      if is_unreadable or is_here and due_ms <= now_ms then
+        next_ms, next_minute = until_ms, leased_minute
+        redis.call('HSET', task, 'timer', leased)
+        claimed[#claimed + 1], fields[#fields + 1] = id, facts
+        late_ms = math.max(late_ms, now_ms - (due_ms or now_ms))
+      elseif is_here then
+        next_ms, next_minute = due_ms, delay_minute(due_ms)
+        redis.call('HSET', task, 'timer', delay_text(due_ms, due_ms, its_own))
       end
-      if not waits or minute ~= next_minute then leaving[#leaving + 1] = id end
+      if next_ms then
+        local into = moved[next_minute] or {}
+        into[#into + 1], into[#into + 2], moved[next_minute] = next_ms, id, into
+      end
+      if next_minute ~= minute then leaving[#leaving + 1] = id end
     end
-    if #scores > 0 then
-      delay_wake(due, until_ms, now_ms)
-      redis.call('ZADD', due .. ':' .. next_minute, unpack(scores))
-      redis.call('ZADD', minutes, next_minute, next_minute)
-    end
+    looked = looked + #found
     if #leaving > 0 then delay_drop(due, minutes, minute, unpack(leaving)) end
   end
-  return claimed
+  for minute, scores in pairs(moved) do
+    redis.call('ZADD', due .. ':' .. minute, unpack(scores))
+    redis.call('ZADD', minutes, minute, minute)
+  end
+  if #claimed > 0 then delay_wake(due, until_ms, now_ms) end
+  return looked, claimed, fields, late_ms
 end

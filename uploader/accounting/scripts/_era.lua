@@ -1,14 +1,7 @@
 -- The era: what makes loss of Redis visible. A restart, a rollback and a failover change the replication id; FLUSHALL
 -- and a restore of older data change the token, which is random, given by the caller and set only if absent (Lua's
--- math.random starts from the same seed everywhere). Figures that were written in another era are of unknown age.
-
--- A file that Redis read at its start may have held another byte than was written there: a figure that is none is nil, and a
--- state that is no word is none.
-local function figure(text)
-  return text and string.match(text, '^%d+$') and tonumber(text)
-end
-
-local ENDED = {done = true, cancelled = true, expired = true, failed = true}
+-- math.random starts from the same seed everywhere); a version that writes keys in another format has another FORMAT. What
+-- was written in another era is of unknown age, or not to be read at all.
 
 local function current_era(era_key, token)
   local stored = redis.call('GET', era_key)
@@ -16,5 +9,8 @@ local function current_era(era_key, token)
     redis.call('SET', era_key, token)
     stored = token
   end
-  return string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)') .. ':' .. stored
+  -- Looked for as it stands: a pattern would be tried at every place.
+  local said = redis.call('INFO', 'replication')
+  local _, before = string.find(said, 'master_replid:', 1, true)
+  return string.sub(said, before + 1, before + 40) .. ':' .. stored .. ':' .. FORMAT
 end

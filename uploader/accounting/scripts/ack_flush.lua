@@ -10,27 +10,25 @@
 
 local prefix, removed, done = ARGV[1], 0, {}
 for i = 2, #ARGV, 4 do
-  local id, generation, value = ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])
+  local id, value = ARGV[i], tonumber(ARGV[i + 2])
   local up = prefix .. id
-  local facts = redis.call('HMGET', up, 'generation', 'received', 'flushed', 'state', 'lease_until', 'due_minute')
-  if facts[1] == generation and value <= (figure(facts[2]) or -1) then
-    local flushed = math.max(figure(facts[3]) or 0, value)
-    redis.call('HSET', up, 'flushed', string.format('%d', flushed))
-    if facts[4] == 'open' then
-      local over = {}
-      -- If another worker has claimed the task since, its lease stays.
-      if facts[5] == ARGV[i + 3] then over[1] = 'lease_until' end
-      if tonumber(facts[2]) == flushed then
-        over[#over + 1] = 'pending_since'
-        if facts[6] then
-          over[#over + 1] = 'due_minute'
-          local ids = done[facts[6]] or {}
-          ids[#ids + 1], done[facts[6]] = id, ids
-        end
-        removed = removed + 1
+  local facts = redis.call('HMGET', up, 'figures', 'timer', 'state')
+  local received, flushed, chunks, chunk_count, generation = read_figures(facts[1])
+  if received and generation == tonumber(ARGV[i + 1]) and value <= received then
+    local timer = facts[2] or ''
+    local at, due_ms, since, lease_until = read_timer(timer)
+    flushed = math.max(flushed, value)
+    if facts[3] == 'open' and at then
+      if received == flushed then
+        local minute = delay_minute(at)
+        local ids = done[minute] or {}
+        ids[#ids + 1], done[minute] = id, ids
+        timer, removed = '', removed + 1
+      elseif lease_until == tonumber(ARGV[i + 3]) then  -- if another worker has claimed the task since, its lease stays
+        timer = timer_text(at, due_ms, since, 0)
       end
-      if #over > 0 then redis.call('HDEL', up, unpack(over)) end
     end
+    redis.call('HSET', up, 'figures', figures_text(received, flushed, chunks, chunk_count, generation), 'timer', timer)
   end
 end
 for minute, ids in pairs(done) do delay_drop(KEYS[1], KEYS[2], minute, unpack(ids)) end

@@ -12,8 +12,7 @@ local minute, bucket = ARGV[3], KEYS[1] .. ':' .. ARGV[3]
 local step = redis.call('ZSCAN', bucket, ARGV[4], 'COUNT', ARGV[5])
 local tasks, strays = {}, {}
 for i = 1, #step[2], 2 do
-  local facts = redis.call('HMGET', ARGV[1] .. step[2][i], 'due_minute', 'state')
-  local list = (facts[1] == minute and facts[2] == ARGV[2]) and tasks or strays
+  local list = upload_is_in(ARGV[1] .. step[2][i], minute, ARGV[2]) and tasks or strays
   list[#list + 1] = step[2][i]
 end
 local exists, indexed = redis.call('EXISTS', bucket), delay_indexed(KEYS[2], minute)

@@ -7,8 +7,8 @@
 -- One script so that the ack of a worker that lost its lease can't take away a task that another worker has claimed, or
 -- that was scheduled anew.
 
-if redis.call('HEXISTS', KEYS[3], 'due_minute') == 0 then return 0 end
-if ARGV[2] ~= '' and redis.call('HGET', KEYS[3], 'claim') ~= ARGV[2] then return 0 end
+local waits, _, claim = delay_timer(redis.call('HGET', KEYS[3], 'timer'))
+if not waits or ARGV[2] ~= '' and claim ~= ' ' .. ARGV[2] then return 0 end
 delay_remove(KEYS[1], KEYS[2], KEYS[3], ARGV[1])
 redis.call('DEL', KEYS[3])
 return 1

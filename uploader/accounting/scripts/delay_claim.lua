@@ -1,11 +1,13 @@
 -- Claims due tasks of a plain queue.
 --
 -- KEYS  1 due  2 minutes
--- ARGV  1 now_ms ('' for TIME)  2 lease_ms  3 limit  4 task prefix (`task:{sNN}:<queue>:`)  5 token of this claim
--- Returns the ids.
+-- ARGV  1 now_ms ('' for TIME)  2 lease_ms  3 how many to look at  4 task prefix (`task:{sNN}:<queue>:`)
+--       5 token of this claim
+-- Returns {looked at, ids}.
 --
 -- One script so that no two workers claim one task, and so that a claimed task is never out of the queue: it waits for
 -- the end of the lease, and a worker that dies has lost nothing.
 
 local now, lease, limit = clock_ms(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-return delay_claim(KEYS[1], KEYS[2], ARGV[4], now, lease, limit, 'claim', ARGV[5])
+local looked, ids = delay_claim(KEYS[1], KEYS[2], ARGV[4], now, lease, limit, ' ' .. ARGV[5])
+return {looked, ids}

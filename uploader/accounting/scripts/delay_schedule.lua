@@ -8,9 +8,8 @@
 -- One script because another process could schedule the task between a look and the scheduling. A claimant loses its
 -- task here: something has happened since its claim, so its ack must not take the task away.
 
-local waits = redis.call('HEXISTS', KEYS[3], 'due_minute') == 1
+local waits = delay_timer(redis.call('HGET', KEYS[3], 'timer'))
 if ARGV[4] == 'absent' and waits or ARGV[4] == 'present' and not waits then return 0 end
 local now = clock_ms(ARGV[1])
-delay_schedule(KEYS[1], KEYS[2], KEYS[3], ARGV[2], now + tonumber(ARGV[3]), now)
-redis.call('HDEL', KEYS[3], 'claim')
+delay_schedule(KEYS[1], KEYS[2], KEYS[3], ARGV[2], now + tonumber(ARGV[3]), now, '')
 return 1

@@ -9,13 +9,14 @@
 -- One script so that an upload that was closed meanwhile is not put back into a queue.
 
 local up = KEYS[1]
-local state = redis.call('HGET', up, 'state')
+local facts = redis.call('HMGET', up, 'state', 'timer')
 local now = clock_ms(ARGV[1])
-local due = now + tonumber(ARGV[3])
-if state == 'merging' then
-  delay_schedule(KEYS[6], KEYS[7], up, ARGV[2], due, now)
-elseif state == 'open' then
-  delay_schedule(KEYS[4], KEYS[5], up, ARGV[2], due, now)
+local due, _, _, since, lease_until = now + tonumber(ARGV[3]), read_timer(facts[2])
+local own = since and string.format(' %d %d', since, lease_until) or IDLE
+if facts[1] == 'merging' then
+  delay_schedule(KEYS[6], KEYS[7], up, ARGV[2], due, now, own)
+elseif facts[1] == 'open' then
+  delay_schedule(KEYS[4], KEYS[5], up, ARGV[2], due, now, own)
 else
   return 0
 end

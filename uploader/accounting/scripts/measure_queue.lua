@@ -10,18 +10,20 @@
 -- long.
 
 local from, position, room = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
-local tasks, pending, lag = 0, 0, 0
+local tasks, pending, lag, now = 0, 0, 0, clock_ms(ARGV[1])
 if from == '' then from = '-inf' end
 for _, minute in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], from, '+inf')) do
   local bucket = KEYS[1] .. ':' .. minute
-  local found = redis.call('ZRANGE', bucket, position, position + room - 1, 'WITHSCORES')
-  for i = 1, #found, 2 do
-    local facts = redis.call('HMGET', ARGV[2] .. found[i], 'received', 'flushed')
+  local found = redis.call('ZRANGE', bucket, position, position + room - 1)
+  for _, id in ipairs(found) do
+    local facts = redis.call('HMGET', ARGV[2] .. id, 'figures', 'timer')
+    local received, flushed = read_figures(facts[1])
+    local _, due_ms = read_timer(facts[2])
     tasks = tasks + 1
-    pending = pending + (figure(facts[1]) or 0) - (figure(facts[2]) or 0)
-    lag = math.max(lag, clock_ms(ARGV[1]) - tonumber(found[i + 1]))
+    if received then pending = pending + received - flushed end
+    if due_ms then lag = math.max(lag, now - due_ms) end
   end
-  position, room = position + #found / 2, room - #found / 2
+  position, room = position + #found, room - #found
   if room == 0 then return {tasks, pending, lag, minute, position} end
   position = 0
 end

@@ -7,7 +7,7 @@
 -- One script so that the era and the facts belong together.
 
 local era = current_era(KEYS[2], ARGV[1])
-local facts = redis.call('HMGET', KEYS[1], 'era', 'state', 'received', 'chunks')
-local received, chunks = figure(facts[3]), figure(facts[4])
-if facts[1] ~= era or not received or not chunks then return {era, '', 0, 0} end
+local facts = redis.call('HMGET', KEYS[1], 'era', 'state', 'figures')
+local received, _, chunks = read_figures(facts[3])
+if facts[1] ~= era or not received then return {era, '', 0, 0} end
 return {era, facts[2], received, chunks}

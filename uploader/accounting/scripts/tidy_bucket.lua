@@ -9,10 +9,9 @@
 
 local minute, bucket, gone = ARGV[3], KEYS[1] .. ':' .. ARGV[3], 0
 for i = 4, #ARGV do
-  local facts = redis.call('HMGET', ARGV[1] .. ARGV[i], 'due_minute', 'state')
-  if facts[1] ~= minute or facts[2] ~= ARGV[2] then gone = gone + redis.call('ZREM', bucket, ARGV[i]) end
+  if not upload_is_in(ARGV[1] .. ARGV[i], minute, ARGV[2]) then gone = gone + redis.call('ZREM', bucket, ARGV[i]) end
 end
-if redis.call('EXISTS', bucket) == 1 and figure(minute) then
+if redis.call('EXISTS', bucket) == 1 and string.match(minute, '^%d+$') then
   redis.call('ZADD', KEYS[2], minute, minute)
 else
   redis.call('ZREM', KEYS[2], minute)

@@ -44,8 +44,8 @@ class Changes:
     verdicts: list[Verdict] = field(default_factory=list)
     # To be added to `use_space_finished`.
     finished_bytes: int = 0
-    made: dict[str, File] = field(default_factory=dict)
-    removed: dict[str, File] = field(default_factory=dict)
+    made: list[File] = field(default_factory=list)
+    removed: list[File] = field(default_factory=list)
     # Of contents, how many refs are too many.
     dropped: Counter[str] = field(default_factory=Counter)
 
@@ -94,7 +94,8 @@ async def add_files(
     *,
     freed_bytes: int | None,
 ) -> Changes:
-    """Make files of one user, after `lock_contents`; the caller adds `finished_bytes` to the user's account.
+    """Make files of one user and of different names, after `lock_contents`; the caller adds `finished_bytes` to the user's
+    account.
 
     `freed_bytes`: what an upload that is closed by it gives back of the quota; None if the quota is not asked, because all
     that is needed was reserved. Raises NamesChanged, BlobLost if the user's row has gone.
@@ -110,7 +111,7 @@ async def add_files(
     for file in files:
         making.decide(file)
     changes = making.changes
-    if not {file.sha256 for file in changes.removed.values()} <= locked:
+    if not {file.sha256 for file in changes.removed} <= locked:
         raise NamesChanged
     await _carry_out(connection, changes)
     return changes
@@ -141,14 +142,11 @@ class _Making:
             return
         for other in replaced:
             changes.dropped[other.sha256] += 1
-            if changes.made.pop(other.id, None) is None:
-                changes.removed[other.id] = other
+        changes.removed += replaced
         if same is None:
-            changes.made[file.id] = file
-        left = same or file
-        self._standing[file.name] = [other for other in of_name if other not in (*replaced, left)] + [left]
+            changes.made.append(file)
         changes.finished_bytes += more
-        changes.verdicts.append(Added(left, is_new=same is None))
+        changes.verdicts.append(Added(same or file, is_new=same is None))
 
     def _refusal(self, file: File, of_name: Sequence[File], more: int) -> NameTaken | QuotaExceeded | None:
         try:
@@ -180,10 +178,10 @@ def _refuse_taken(file: File, of_name: Sequence[File], if_exists: IfExists) -> N
 
 async def _carry_out(connection: AsyncConnection, changes: Changes) -> None:
     if changes.made:
-        await insert_files(connection, list(changes.made.values()))
+        await insert_files(connection, changes.made)
     if changes.removed:
-        for file_id in sorted(changes.removed):
-            if await changed(connection, statements.DELETE_FILE, removed=file_id) == 0:
+        for file_id, name in sorted((file.id, file.name) for file in changes.removed):
+            if await changed(connection, statements.DELETE_NAMED_FILE, removed=file_id, of_name=name) == 0:
                 raise NamesChanged
     if changes.dropped:
         dropped = [{"dropped": sha256, "fewer": fewer} for sha256, fewer in sorted(changes.dropped.items())]

@@ -7,12 +7,21 @@ MySQL and for MariaDB is used here; the keys are VARBINARY, so what comes out of
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import bindparam, text
+from sqlalchemy import bindparam, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from uploader.database import models
 from uploader.database.models import UtcDateTime
+from uploader.domain.upload import State
 
+# The order of the text is the order of the locks: STRAIGHT_JOIN has the rows of the text looked up one after the other.
+_LOCK_OPEN_MYSQL = """
+SELECT upload.id, upload.user_id, upload.flushed_generation, upload.flushed_bytes
+FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(32) CHARACTER SET utf8mb4 PATH '$')) AS item
+  STRAIGHT_JOIN upload ON upload.id = CAST(item.id AS BINARY)
+WHERE upload.state = 'OPEN' FOR UPDATE"""
 _SET_FLUSHED_MYSQL = """
 UPDATE JSON_TABLE(:batch, '$[*]' COLUMNS (
   id VARCHAR(32) CHARACTER SET utf8mb4 PATH '$[0]',
@@ -56,6 +65,20 @@ _SET_FLUSHED = {
 }
 _ADD_REFS = text(_ADD_REFS_MYSQL).bindparams(_NOW)
 _ADD_UNFINISHED = {"mysql": text(_ADD_UNFINISHED_MYSQL), "sqlite": text(_ADD_UNFINISHED_SQLITE)}
+
+
+async def lock_batch(connection: AsyncConnection, ids: Iterable[str]) -> Iterable[tuple[str, str, int, int]]:
+    """The uploads of these that are OPEN, locked in the order of their ids: id, user, generation and bytes accounted."""
+    dialect: Any = connection.dialect
+    if dialect.name != "sqlite":
+        # MySQL wants to be told that no row of the text is to be locked, MariaDB can't be.
+        statement = _LOCK_OPEN_MYSQL if dialect.is_mariadb else f"{_LOCK_OPEN_MYSQL} OF upload"
+        rows = await connection.execute(text(statement), {"ids": json.dumps(sorted(ids))})
+        return [(upload_id.decode(), user_id.decode(), *accounted) for upload_id, user_id, *accounted in rows]
+    table = models.upload.c
+    columns = (table.id, table.user_id, table.flushed_generation, table.flushed_bytes)
+    query = select(*columns).where(table.id.in_(sorted(ids)), table.state == State.OPEN.value)
+    return (await connection.execute(query)).all()
 
 
 async def set_flushed(connection: AsyncConnection, items: Iterable[tuple[str, int, int]], now: datetime) -> None:

@@ -1,6 +1,6 @@
 """The transactions of files: those that come at once, without chunks, and what their users do with them."""
 
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -10,6 +10,7 @@ from uploader.database.transactions import statements
 from uploader.database.transactions.additions import Added, Verdict, add_files, lock_contents
 from uploader.database.transactions.rows import add_finished, changed, close_row, drop_ref, lock_open, settle_user
 from uploader.domain.upload import File, IfExists, State, Upload
+from uploader.errors import NameTaken
 
 
 async def add_instant_file(
@@ -62,8 +63,8 @@ async def add_whole_files(
     *,
     place_blobs: Callable[[Collection[str]], Awaitable[None]],
 ) -> list[Verdict | None]:
-    """Files of one user, of bytes that came whole; what became of each, in their order. None: an upload of this MD5 is open,
-    and closing one is not for here.
+    """Files of one user and of different names, of bytes that came whole; what became of each, in their order. None: an
+    upload of this MD5 is open, and closing one is not for here.
 
     `place_blobs` is given SHA-256s whose rows are locked. Those that are refused leave a blob without refs, for the
     collector. Raises Duplicate, BlobLost.
@@ -71,14 +72,24 @@ async def add_whole_files(
     user_id = files[0].user_id
     uploads = await _open_md5s(connection, user_id, sorted({file.md5 for file in files}))
     taken = [file for file in files if file.md5 not in uploads]
-    verdicts: Iterator[Verdict] = iter(())
-    if taken:
-        locked = await lock_contents(connection, taken, if_exists, taken[0].created_at)
-        await place_blobs({file.sha256 for file in taken})
-        changes = await add_files(connection, taken, if_exists, locked, freed_bytes=0)
-        await add_finished(connection, user_id, changes.finished_bytes)
-        verdicts = iter(changes.verdicts)
+    verdicts = iter(await _add_files(connection, taken, if_exists, place_blobs) if taken else ())
     return [None if file.md5 in uploads else next(verdicts) for file in files]
+
+
+async def _add_files(
+    connection: AsyncConnection,
+    files: Sequence[File],
+    if_exists: IfExists,
+    place_blobs: Callable[[Collection[str]], Awaitable[None]],
+) -> list[Verdict]:
+    try:
+        locked = await lock_contents(connection, files, if_exists, files[0].created_at)
+    except NameTaken as error:  # of the only one: nothing is written yet
+        return [error]
+    await place_blobs({file.sha256 for file in files})
+    changes = await add_files(connection, files, if_exists, locked, freed_bytes=0)
+    await add_finished(connection, files[0].user_id, changes.finished_bytes)
+    return changes.verdicts
 
 
 async def _open_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) -> Collection[str]:

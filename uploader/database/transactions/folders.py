@@ -29,13 +29,18 @@ async def delete_files(connection: AsyncConnection, files: Sequence[File]) -> in
 
 
 async def _delete_locked(connection: AsyncConnection, files: Sequence[File]) -> int:
-    gone = [file for file in files if await changed(connection, statements.DELETE_FILE, removed=file.id)]
+    gone = [file for file in files if await _deleted(connection, file)]
     refs = Counter(file.sha256 for file in gone)
     if refs:
         dropped = [{"dropped": sha256, "fewer": fewer} for sha256, fewer in sorted(refs.items())]
         await connection.execute(statements.DROP_REFS, dropped)
         await add_finished(connection, gone[0].user_id, -sum(file.size for file in gone))
     return len(gone)
+
+
+async def _deleted(connection: AsyncConnection, file: File) -> bool:
+    """Unless it went, or was renamed, meanwhile."""
+    return await changed(connection, statements.DELETE_NAMED_FILE, removed=file.id, of_name=file.name) == 1
 
 
 async def move_files(connection: AsyncConnection, files: Sequence[File], names: Mapping[str, str]) -> int:

@@ -41,6 +41,8 @@ CLOSE_UPLOAD = (
 
 INSERT_FILE = insert(file)
 DELETE_FILE = delete(file).where(file.c.id == bindparam("removed"))
+# Of one that goes for its name: who renames it asks nobody, and then it is not the one that was meant.
+DELETE_NAMED_FILE = DELETE_FILE.where(file.c.name == bindparam("of_name"))
 
 _OF_BLOB = blob.c.sha256 == bindparam("of_blob")
 LOCK_BLOB = select(blob.c.sha256).where(_OF_BLOB).with_for_update()

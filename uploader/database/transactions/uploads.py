@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
@@ -84,18 +84,10 @@ async def flush(connection: AsyncConnection, batch: Sequence[Received], now: dat
     A replay, a late worker and a stale generation change nothing.
     """
     newest = {item.upload_id: item for item in batch}
-    table = models.upload.c
-    query = (
-        select(table.id, table.user_id, table.flushed_generation, table.flushed_bytes)
-        .where(table.id.in_(sorted(newest)), table.state == State.OPEN.value)
-        .order_by(table.id)
-        .with_for_update()
-    )
-    rows = (await connection.execute(query)).all()
     changes: list[Received] = []
     added: dict[str, int] = {}
     open_ids = []
-    for upload_id, user_id, flushed_generation, flushed_bytes in rows:
+    for upload_id, user_id, flushed_generation, flushed_bytes in await batches.lock_batch(connection, newest):
         item = newest[upload_id]
         if item.generation >= flushed_generation:
             open_ids.append(upload_id)

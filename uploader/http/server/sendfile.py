@@ -13,6 +13,7 @@ from starlette.types import Message
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from uploader.cores import run_anywhere
 from uploader.http.shared.responses import ZERO_COPY_SEND
 from uploader.tasks import uninterrupted
 
@@ -34,7 +35,7 @@ class Senders:
     """Threads that send, each to a descriptor of its own: that of a connection may, when it ends, become another's."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sending")
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sending", initializer=run_anywhere)
         self._free = asyncio.Semaphore(_THREADS)
 
     def close(self) -> None:

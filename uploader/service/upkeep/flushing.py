@@ -2,8 +2,8 @@
 
 import logging
 import time
+from typing import NamedTuple
 
-from uploader.accounting.delay import MAX_CLAIM
 from uploader.accounting.pending import Claim, Pending, UploadQueue
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
@@ -14,16 +14,20 @@ from uploader.errors import DatabaseDamaged, StorageFailed, Unavailable, Unverif
 from uploader.observability import FLUSH_BATCH_UPLOADS, FLUSH_LAG_SECONDS, FLUSHED_UPLOADS
 from uploader.service.uploads.closers import Closers
 
-__all__ = ["FULL_BATCH", "Flushing", "UploadQueue"]
+__all__ = ["FlushedBatch", "Flushing", "UploadQueue"]
 
 logger = logging.getLogger(__name__)
-
-# Where so many were flushed at once, there may be more.
-FULL_BATCH = MAX_CLAIM
 
 # So many claims are written in one transaction: a commit costs as much as several hundred rows. More would hold rows
 # locked, and the event loop busy, for longer than others should feel.
 _CLAIMS_A_TRANSACTION = 10
+
+
+class FlushedBatch(NamedTuple):
+    """How many tasks were claimed, and whether more may be due."""
+
+    claimed: int
+    more: bool
 
 
 class Flushing:
@@ -35,16 +39,11 @@ class Flushing:
         self._closers = closers
         self._clock = clock
 
-    async def flush_due(self, queue: UploadQueue) -> int:
-        """Flush one batch of a queue; returns how many tasks were claimed. Raises Unavailable."""
-        claims: list[Claim] = []
-        while len(claims) < _CLAIMS_A_TRANSACTION * MAX_CLAIM:
-            claimed = await queue.claim()
-            claims += claimed
-            if len(claimed) < MAX_CLAIM:
-                break
+    async def flush_due(self, queue: UploadQueue) -> FlushedBatch:
+        """Flush one batch of a queue. Raises Unavailable."""
+        claims, more = await queue.claim_many(_CLAIMS_A_TRANSACTION)
         if not claims:
-            return 0
+            return FlushedBatch(0, more)
         crash_point("flush.after_claim")
         started = time.perf_counter()
         is_open = await self._write(claims)
@@ -55,7 +54,7 @@ class Flushing:
         for claim in claims:
             if is_open.get(claim.upload_id) is False:
                 await self._tidy_one(claim.upload_id)
-        return len(claims)
+        return FlushedBatch(len(claims), more)
 
     async def _tidy_one(self, upload_id: str) -> None:
         try:

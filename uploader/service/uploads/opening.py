@@ -124,21 +124,20 @@ class Openings:
         elif opening.idempotency_key is not None:
             existing = await self._by_idempotency_key(connection, opening, opening.idempotency_key)
         if existing is None or existing.state is State.OPEN:
-            await self._refuse_taken(connection, _completed(opening, existing), existing, source)
+            await self._refuse_taken(connection, _completed(opening, existing), existing)
         if existing is not None or (opening.instant and source != NO_SOURCE):
             return _Found(existing, source)
         usage = await queries.usage(connection, opening.user_id)
         return _Found(None, source, usage, await queries.count_open_uploads(connection, opening.user_id))
 
-    async def _refuse_taken(
-        self, connection: Connection, opening: Opening, existing: Upload | None, source: Source
-    ) -> None:
-        """Raises NameTaken where it is known now that the file would not be made."""
-        same, _ = source
-        if opening.if_exists is not IfExists.FAIL or same is not None:
+    async def _refuse_taken(self, connection: Connection, opening: Opening, existing: Upload | None) -> None:
+        """Raises NameTaken where it is known now that the file would not be made. The same content, as far as that is known,
+        is no other file: it may be sent again to heal it."""
+        if opening.if_exists is not IfExists.FAIL:
             return
         name = opening.name if existing is None else existing.name
-        if await queries.files_of_names(connection, opening.user_id, [name]):
+        of_name = await queries.files_of_names(connection, opening.user_id, [name])
+        if of_name and all((file.md5, file.size) != (opening.md5, opening.size) for file in of_name):
             raise NameTaken("You have another file of this name.")
 
     async def _by_idempotency_key(self, connection: Connection, opening: Opening, key: str) -> Upload | None:

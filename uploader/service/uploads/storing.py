@@ -80,10 +80,10 @@ class Storing:
         arrivals = [Arrival(body, new.md5, new.sha256) for new, body in zip(files, bodies, strict=True)]
         try:
             await self._arrivals.store(arrivals)
+            whole = [(new, arrival) for new, arrival in zip(files, arrivals, strict=True) if arrival.error is None]
+            made = iter(await self._make(whole) if whole else [])
         except StorageFull as error:
             return [error] * len(arrivals)
-        whole = [(new, arrival) for new, arrival in zip(files, arrivals, strict=True) if arrival.error is None]
-        made = iter(await self._make(whole) if whole else [])
         outcomes = [arrival.error or next(made) for arrival in arrivals]
         for outcome, body in zip(outcomes, bodies, strict=True):
             _count(outcome, body.length)
@@ -123,7 +123,7 @@ class Storing:
                 existing = None  # a twin: other content with the same MD5
             try:
                 return _outcome(await self._commit(file, new.if_exists, existing, place))
-            except (NameTaken, QuotaExceeded) as error:
+            except (NameTaken, QuotaExceeded, StorageFull) as error:
                 return error
             except (Duplicate, NotOpen, BlobLost):
                 await asyncio.sleep(PAUSE_SECONDS)

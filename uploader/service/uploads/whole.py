@@ -41,20 +41,24 @@ class _Group:
     """Files that are stored together, with the places of their outcomes."""
 
     places: list[int] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
     files: list[NewFile] = field(default_factory=list)
     bodies: list[Body] = field(default_factory=list)
     bytes: int = 0
 
     def add(self, place: int, new: NewFile, body: Body) -> None:
         self.places.append(place)
+        self.names.add(new.name)
         self.files.append(new)
         self.bodies.append(body)
         self.bytes += body.length
 
     def takes(self, new: NewFile, body: Body) -> bool:
-        """Whether one more still belongs to it."""
+        """Whether one more still belongs to it. One name is in it once, so that files of one name come in their order."""
         if not self.files:
             return True
+        if new.name in self.names:
+            return False
         fits = len(self.files) < _GROUP_FILES and self.bytes + body.length <= _GROUP_BYTES
         return fits and new.if_exists is self.files[0].if_exists
 
@@ -82,12 +86,12 @@ class _Groups:
         if full:
             self._waits_no_longer()
             full_group, self._group = self._group, _Group()
-        if not self._group.files:
-            self._timer = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._store_early)
         self._group.add(len(self._outcomes), new, body)
         self._outcomes.append(None)
         if full:
             await self._store_next(full_group)
+        if len(self._group.files) == 1:  # not before: it would come before the one that is full
+            self._timer = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._store_early)
 
     async def end(self) -> None:
         """Store what is left. Raises what storing raises."""
@@ -104,11 +108,8 @@ class _Groups:
     async def _store_next(self, group: _Group) -> None:
         """Begin with a group, once the one before it is stored."""
         try:
-            # More than once: when it was stored, an early one may have been begun before this goes on.
-            while self._storing is not None and not self._storing.done():
-                await uninterrupted(self._storing)
             if self._storing is not None:
-                self._storing.result()
+                await uninterrupted(self._storing)
         except BaseException:
             group.close()
             raise

@@ -17,7 +17,7 @@ from uploader.storage.base import Arrival, Body
 from uploader.storage.disk import Directory, Root
 from uploader.storage.hashes import digests_of
 from uploader.storage.local.blobs import Blobs, blob_path, fan_out, write_all
-from uploader.tasks import Pool
+from uploader.storage.threads import Threads
 
 # A content of more is hashed where long work is done, and waits for no other one.
 _SMALL_BYTES = 256 << 10
@@ -30,11 +30,10 @@ _GROUP = 256
 class LocalArrivals:
     """The contents that arrive in this process. Small ones that come while others are being stored are stored together."""
 
-    def __init__(self, root: Root, blobs: Blobs, disk_pool: Pool, hashing: Pool) -> None:
+    def __init__(self, root: Root, blobs: Blobs, threads: Threads) -> None:
         self._root = root
         self._blobs = blobs
-        self._disk = disk_pool
-        self._hashing = hashing
+        self._threads = threads
         # Whether a sync of the whole filesystem does here what it should.
         self.syncs_whole = False
         self._waiting: list[tuple[Sequence[Arrival], asyncio.Future[None]]] = []
@@ -43,9 +42,9 @@ class LocalArrivals:
     async def store(self, arrivals: Sequence[Arrival]) -> None:
         large = [arrival for arrival in arrivals if arrival.body.length > _SMALL_BYTES]
         for arrival in large:
-            arrival.digests = await self._hashing.run(digests_of, arrival.body)
+            arrival.digests = await self._threads.long_hashing.run(digests_of, arrival.body)
         if large:
-            await self._disk.run(self._store, arrivals)
+            await self._threads.long.run(self._store, arrivals)
             return
         stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((arrivals, stored))
@@ -60,12 +59,16 @@ class LocalArrivals:
                 group.append(self._waiting.pop(0))
             error: BaseException | None = None
             try:
-                await self._disk.run(self._store, [arrival for arrivals, _ in group for arrival in arrivals])
-            except Exception as failure:
+                await self._store_group([arrival for arrivals, _ in group for arrival in arrivals])
+            except BaseException as failure:  # whatever ends this: nobody is to wait for ever
                 error = failure
             for _, stored in group:
                 if not stored.done():
                     stored.set_result(None) if error is None else stored.set_exception(error)
+
+    async def _store_group(self, arrivals: Sequence[Arrival]) -> None:
+        is_short = sum(arrival.body.length for arrival in arrivals) <= _SMALL_BYTES
+        await (self._threads.disk if is_short else self._threads.long).run(self._store, arrivals)
 
     # In a thread
 
@@ -77,34 +80,40 @@ class LocalArrivals:
 
     def _store(self, arrivals: Sequence[Arrival]) -> None:
         whole = len(arrivals) >= _MANY and self.syncs_whole
+        written: dict[str, object] = {}
+        # Opened before anything is written: what is written from here on, this descriptor is told of if it fails.
         with self._root.enter("blobs") as blobs:
             for arrival in arrivals:
-                if _is_as_claimed(arrival):
-                    self._write(blobs, arrival, synced=not whole)
-        crash_point("arrival.after_write")
-        if whole:
-            self._root.sync_all()
-            crash_point("arrival.after_sync")
+                try:
+                    if _is_as_claimed(arrival):
+                        self._write_once(blobs, arrival, written, synced=not whole)
+                except OSError as error:
+                    arrival.error = disk.refusal(error)  # of this content alone
+            crash_point("arrival.after_write")
+            if whole:
+                blobs.sync_all()
+                crash_point("arrival.after_sync")
 
-    def _write(self, blobs: Directory, arrival: Arrival, *, synced: bool) -> None:
-        """An error of the disk is that of this content alone."""
-        assert arrival.digests is not None
-        sha256 = arrival.digests.sha256
-        try:
+    def _write_once(self, blobs: Directory, arrival: Arrival, written: dict[str, object], *, synced: bool) -> None:
+        """`written`: where contents are that this call has written before."""
+        sha256 = _sha256(arrival)
+        if sha256 not in written:
             make = blobs.make if synced else blobs.make_unsynced
             with make(fan_out(sha256)) as directory:
-                arrival.place = _write(directory, sha256, arrival.body, synced=synced)
+                written[sha256] = _write(directory, sha256, arrival.body, synced=synced)
                 if synced:
                     directory.sync()
-        except OSError as error:
-            arrival.error = disk.refusal(error)
+        arrival.place = written[sha256]
 
     def _place(self, arrivals: Sequence[Arrival]) -> None:
+        placed: dict[str, object] = {}
         for arrival in arrivals:
-            assert arrival.digests is not None
-            sha256, place = arrival.digests.sha256, arrival.place
-            if not isinstance(place, os.stat_result) or not self._root.has(blob_path(sha256), place):
-                self._blobs.write(arrival.body.pieces(), sha256)
+            sha256, place = _sha256(arrival), arrival.place
+            if sha256 not in placed:
+                if not isinstance(place, os.stat_result) or not self._root.has(blob_path(sha256), place):
+                    place = self._blobs.write(arrival.body.pieces(), sha256)
+                placed[sha256] = place
+            arrival.place = placed[sha256]
 
 
 def _is_as_claimed(arrival: Arrival) -> bool:
@@ -118,25 +127,28 @@ def _is_as_claimed(arrival: Arrival) -> bool:
     return error is None
 
 
+def _sha256(arrival: Arrival) -> str:
+    assert arrival.digests is not None
+    return arrival.digests.sha256
+
+
 def _write(directory: Directory, sha256: str, body: Body, *, synced: bool) -> os.stat_result | None:
     """What has the bytes of a body under the name of their digest: a new file, or one that is there already. None if that
-    holds something else."""
+    holds something else, can't be read, or goes at this moment."""
+    is_new = True
     try:
         descriptor = directory.create_to_write(sha256)
     except FileExistsError:
-        descriptor = directory.open_to_write(sha256)
-        if not _holds(descriptor, body):
-            disk.close(descriptor)
-            return None
-    else:
+        is_new = False
         try:
-            write_all(descriptor, body.pieces())
-        except BaseException:
-            # Not its name: that may be somebody else's by now.
-            disk.resize(descriptor, 0)
-            disk.close(descriptor)
-            raise
+            descriptor = directory.open_to_write(sha256)
+        except FileNotFoundError:
+            return None
     try:
+        if not is_new and not _holds(descriptor, body):
+            return None
+        # The same bytes once more: what the page cache has may be of a sync that failed, and no later one tells of it.
+        _fill(descriptor, body, cut_off=is_new)
         if synced:
             disk.sync_data(descriptor)
         return disk.status(descriptor)
@@ -144,12 +156,28 @@ def _write(directory: Directory, sha256: str, body: Body, *, synced: bool) -> os
         disk.close(descriptor)
 
 
+def _fill(descriptor: int, body: Body, *, cut_off: bool) -> None:
+    """`cut_off`: leave nothing of what can't be written whole. Not its name: that may be somebody else's by now."""
+    try:
+        write_all(descriptor, body.pieces())
+    except BaseException:
+        if cut_off:
+            disk.resize(descriptor, 0)
+        raise
+
+
 def _holds(descriptor: int, body: Body) -> bool:
     if disk.status(descriptor).st_size != body.length:
         return False
     offset = 0
     for piece in body.pieces():
-        if disk.read(descriptor, len(piece), offset) != piece:
+        try:
+            found = disk.read(descriptor, len(piece), offset)
+        except OSError as error:
+            if error.errno in disk.DAMAGED:
+                return False
+            raise
+        if found != piece:
             return False
         offset += len(piece)
     return True

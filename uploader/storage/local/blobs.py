@@ -5,6 +5,7 @@ Refuses to know who has a blob: the caller holds the lock of its row.
 
 import errno
 import hashlib
+import os
 import secrets
 import weakref
 from collections.abc import Callable, Iterable
@@ -65,8 +66,8 @@ class Blobs:
         except FileNotFoundError as error:
             raise Gone(found.name) from error
 
-    def write(self, pieces: Iterable[memoryview], sha256: str) -> None:
-        """Make bytes the blob, durably, whatever is there."""
+    def write(self, pieces: Iterable[memoryview], sha256: str) -> os.stat_result:
+        """Make bytes the blob, durably, whatever is there. Returns what it is now."""
         draft = f"{sha256}.{secrets.token_hex(16)}"
         with self._make(sha256) as target:
             descriptor = target.create_to_write(draft)
@@ -80,6 +81,7 @@ class Blobs:
                 self._trash.keep(target, sha256, sha256)
             target.rename(draft, sha256)
             target.sync()
+            return target.status(sha256)
 
     def _place(self, source: Directory, name: str, sha256: str, draft: str) -> None:
         with self._make(sha256) as target:

@@ -27,6 +27,8 @@ from uploader.storage.local.temp import upload_directory
 _READ_BYTES = 1 << 20
 # A thread hashes so much of one upload before another upload has its turn: none waits for another one's hundred gigabytes.
 _TURN_BYTES = 32 << 20
+# So much at the most on the core of the event loop.
+_SHORT_TURN_BYTES = 4 << 20
 
 
 _memory = threading.local()
@@ -72,13 +74,15 @@ class DigestFiles:
             locked.close = opened.pop_all().close
         return locked
 
-    def advance(self, upload: Upload) -> Turn | None:
-        """Lock, hash for one turn, unlock; None if another process has the lock. Raises Gone."""
+    def advance(self, upload: Upload, *, short: bool = False) -> Turn | None:
+        """Lock, hash for one turn, which may be a `short` one, unlock; None if another process has the lock. Raises Gone."""
         locked = self.try_lock(upload)
         if locked is None:
             return None
         try:
-            return Turn(more=locked.hash_recorded(), position=locked.position)
+            return Turn(
+                more=locked.hash_recorded(turn_bytes=_SHORT_TURN_BYTES if short else None), position=locked.position
+            )
         finally:
             locked.close()
 
@@ -228,15 +232,17 @@ class LockedDigests:
         disk.write(self._digest, memoryview(formats.digest_record(record)), 0)
         crash_point("frontier.after_save")
 
-    def hash_recorded(self, leave: Callable[[int], bool] = lambda _number: False) -> bool:
+    def hash_recorded(
+        self, leave: Callable[[int], bool] = lambda _number: False, turn_bytes: int | None = None
+    ) -> bool:
         """Hash chunks that are on the map, for one turn, and save. Returns whether the turn ended before the chunks did.
 
         It stops before a chunk that `leave` names, which the follower hashes from memory. Raises Gone.
         """
         if disk.is_unlinked(self._map):
             raise Gone(self._upload.id)
-        start = self._hashes.position
-        while (left := start + _TURN_BYTES - self._hashes.position) > 0:
+        start, turn_bytes = self._hashes.position, turn_bytes or _TURN_BYTES
+        while (left := start + turn_bytes - self._hashes.position) > 0:
             checksums = self._next_recorded(left, leave)
             if not checksums:
                 break

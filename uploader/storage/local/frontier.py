@@ -11,7 +11,7 @@ upload may come to its end with gigabytes left to hash.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Protocol, TypeVar
+from functools import partial
 
 from uploader.domain.upload import Upload
 from uploader.errors import UploaderError
@@ -20,9 +20,8 @@ from uploader.storage.hashes import states_are_portable
 from uploader.storage.local import frontier_states
 from uploader.storage.local.digests import DigestFiles, LockedDigests
 from uploader.storage.local.frontier_states import TRANSITIONS, FollowerState
+from uploader.storage.threads import Threads
 from uploader.tasks import uninterrupted
-
-T = TypeVar("T")
 
 # Bodies that a process keeps beyond their requests; while it keeps so much, further chunks are read from the page cache.
 _MAX_KEPT_BYTES = 128 << 20
@@ -32,12 +31,6 @@ _GATHER_SECONDS = 0.5
 _PATIENCE_SECONDS = 5.0
 # How long a follower pauses after each look at the digests of another process.
 _WATCH_SECONDS = 0.02
-
-
-class InThread(Protocol):
-    """Runs work in a thread of the pool for hashing."""
-
-    def __call__(self, work: Callable[..., T], *arguments: object) -> "asyncio.Future[T]": ...
 
 
 class Offer:
@@ -179,9 +172,9 @@ class _Follower:
 class Frontiers:
     """Follows the open uploads of this process."""
 
-    def __init__(self, files: DigestFiles, in_thread: InThread, check_stopping: Callable[[], None]) -> None:
+    def __init__(self, files: DigestFiles, threads: Threads, check_stopping: Callable[[], None]) -> None:
         self._files = files
-        self._in_thread = in_thread
+        self._threads = threads
         self._check_stopping = check_stopping
         self._followers: dict[str, _Follower] = {}
         self._kept_bytes = 0
@@ -248,7 +241,7 @@ class Frontiers:
                 follower.move(None)
             return progress.after_hashing(had_digests=had_digests)
         assert progress.state is FollowerState.WATCHING
-        once_more = follower.look(await self._in_thread(self._files.position, follower.upload))
+        once_more = follower.look(await self._threads.hashing.run(self._files.position, follower.upload))
         await asyncio.sleep(_WATCH_SECONDS)
         return progress.after_watching(once_more=once_more)
 
@@ -268,9 +261,11 @@ class Frontiers:
 
     async def _advance_by_turns(self, follower: _Follower) -> bool:
         """Advance over chunks on the map alone: one hop to a thread for each turn, where `_locked` takes three."""
-        while (turn := await self._in_thread(self._files.advance, follower.upload)) is not None and turn.more:
+        turn = await self._threads.hashing.run(partial(self._files.advance, short=True), follower.upload)
+        while turn is not None and turn.more:
             follower.move(turn.position)
             self._check_stopping()
+            turn = await self._threads.long_hashing.run(self._files.advance, follower.upload)
         return turn is not None
 
     async def _advance_once(self, follower: _Follower, digests: LockedDigests) -> bool:
@@ -278,12 +273,12 @@ class Frontiers:
         number = digests.next_chunk
         offer = follower.offers.get(number)
         if offer is None:
-            more = await self._in_thread(digests.hash_recorded, follower.offers.__contains__)
+            more = await self._threads.long_hashing.run(digests.hash_recorded, follower.offers.__contains__)
             return more or digests.next_chunk in follower.offers
-        await self._in_thread(digests.hash_body, offer.body)
+        await self._threads.long_hashing.run(digests.hash_body, offer.body)
         # No deadlock: the chunk's writer has the lock of its record, and waits for nothing but the disk.
         written = await offer.written
-        await self._in_thread(digests.save if written else digests.load)
+        await self._threads.hashing.run(digests.save if written else digests.load)
         self._let_go(follower, number)
         return True
 
@@ -298,13 +293,13 @@ class Frontiers:
     @asynccontextmanager
     async def _locked(self, upload: Upload) -> AsyncIterator[LockedDigests | None]:
         """The digests as they were saved; None if another process has them."""
-        digests = await self._in_thread(self._files.try_lock, upload)
+        digests = await self._threads.hashing.run(self._files.try_lock, upload)
         try:
             yield digests
         finally:
             if digests is not None:
                 # In a thread: whoever closes a large unlinked file last waits until the kernel has freed its blocks.
-                await uninterrupted(self._in_thread(digests.close))
+                await uninterrupted(self._threads.long_hashing.run(digests.close))
 
     # Finishing
 
@@ -316,13 +311,13 @@ class Frontiers:
             await asyncio.wait({follower.task})
         self._check_stopping()
         if upload.size <= frontier_states.GATHERED_BYTES:
-            return await self._in_thread(self._files.finish, upload)
+            return await self._threads.hashing.run(self._files.finish, upload)
         async with self._locked(upload) as digests:
             if digests is None:
                 raise Busy(upload.id)
-            while await self._in_thread(digests.hash_recorded):
+            while await self._threads.long_hashing.run(digests.hash_recorded):
                 self._check_stopping()
-            return await self._in_thread(digests.finish)
+            return await self._threads.hashing.run(digests.finish)
 
     async def drain(self) -> None:
         """Wait until every follower of this process has ended."""

@@ -7,7 +7,6 @@ disk says. Refuses to know users, quotas or Redis: its caller talks to those whi
 """
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -32,7 +31,8 @@ from uploader.storage.local.frontier import Frontiers
 from uploader.storage.local.marks import LocalMarks
 from uploader.storage.local.temp import KeptFiles, OpenFiles, close_files
 from uploader.storage.local.trash import LocalTrash, TrashFiles
-from uploader.tasks import Batches, Pool, give_way, give_way_to_all, run_in
+from uploader.storage.threads import Threads
+from uploader.tasks import Batches, Pool, run_in
 
 _LOCK_TIMEOUT_SECONDS = 30.0
 _LIST_BATCH = 250
@@ -73,14 +73,10 @@ class LocalStore:
         self._doubt: str | None = None
         self._stopping = threading.Event()
         self._durable = durable
-        self.disk = Pool(16, "disk", translate=disk.refusal)
+        self._threads = Threads()
+        self.disk = self._threads.disk
         self.marks = LocalMarks(self._root, self.disk)
         self._quick = Batches(self.disk.executor, translate=disk.refusal)
-        # Of their own, so that downloads do not wait for writes to be synced, nor either for long work.
-        self._reading = Pool(8, "reading", translate=disk.refusal)
-        self._hashing = Pool(os.cpu_count() or 1, "hashing", translate=disk.refusal, initializer=give_way)
-        # Of its own, because whoever reads at a pace sleeps in its thread.
-        self._scrubbing = Pool(1, "scrubbing", translate=disk.refusal, initializer=give_way_to_all)
         boot_id = disk.boot_id()
         self._kept = KeptFiles(self._close_files)
         self._closing: set[asyncio.Future[None]] = set()
@@ -93,11 +89,11 @@ class LocalStore:
             forget_digests=self._digests.forget,
             check_stopping=self._check_stopping,
         )
-        self._frontiers = Frontiers(self._digests, self._hashing.run, self._check_stopping)
+        self._frontiers = Frontiers(self._digests, self._threads, self._check_stopping)
         trash = TrashFiles(self._root, keeps=keeps_trash)
         self.blobs = Blobs(self._root, trash, check_stopping=self._check_stopping)
-        self.arrivals = LocalArrivals(self._root, self.blobs, self.disk, self._hashing)
-        self.trash = LocalTrash(self._root, trash, self.blobs.restore, self.disk, self._batches)
+        self.arrivals = LocalArrivals(self._root, self.blobs, self._threads)
+        self.trash = LocalTrash(self._root, trash, self.blobs.restore, self._threads.long, self._batches)
 
     # Its life
 
@@ -150,14 +146,13 @@ class LocalStore:
             await asyncio.wait(self._closing)
 
     def _close_files(self, gone: list[OpenFiles]) -> None:
-        closing = run_in(self.disk.executor, close_files, gone)
+        closing = run_in(self._threads.long.executor, close_files, gone)
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
     def close(self) -> None:
         close_files(self._kept.take_all())
-        for pool in (self.disk, self._reading, self._hashing, self._scrubbing):
-            pool.shutdown()
+        self._threads.shutdown()
 
     # Open uploads
 
@@ -168,7 +163,7 @@ class LocalStore:
         return await self.disk.run(self._chunks.create, upload)
 
     async def discard(self, upload: Upload) -> bool:
-        return await self.disk.run(self._discard, upload, self._kept.take_all(upload.id))
+        return await self._disk_for(upload.size).run(self._discard, upload, self._kept.take_all(upload.id))
 
     def _discard(self, upload: Upload, kept: list[OpenFiles]) -> bool:
         close_files(kept)
@@ -201,15 +196,20 @@ class LocalStore:
 
     async def _try_hold(self, upload: Upload, number: int, body: Body | None) -> HeldRecord | None:
         """A write that may wait for the disk has a thread of its own; one that only goes to memory shares a hop."""
+        pool = self._disk_for(body.length if body else 0)
         files = self._kept.take(upload.id)
         if files is not None:
-            quick = not self._durable and body is not None and body.length <= _QUICK_BYTES
-            hop = self._quick.run if quick else self.disk.run
+            quick = not self._durable and body is not None and pool is self.disk
+            hop = self._quick.run if quick else pool.run
             try:
                 return await hop(self._chunks.try_hold, upload, number, body, files)
             except Gone:  # or the files that were open were replaced
                 self._close_files(self._kept.take_all(upload.id))
-        return await self.disk.run(self._chunks.try_hold, upload, number, body)
+        return await pool.run(self._chunks.try_hold, upload, number, body)
+
+    def _disk_for(self, length: int) -> Pool:
+        """The threads that write or free so many bytes."""
+        return self.disk if length <= _QUICK_BYTES else self._threads.long
 
     async def keep_pace(self, upload: Upload, number: int) -> None:
         await self._frontiers.keep_pace(upload, number)
@@ -223,7 +223,7 @@ class LocalStore:
     async def find_bad_chunks(self, upload: Upload) -> list[int]:
         bad: list[int] = []
         for numbers in self._chunks.turns(upload):
-            bad += await self._hashing.run(self._chunks.find_bad, upload, numbers)
+            bad += await self._threads.long_hashing.run(self._chunks.find_bad, upload, numbers)
         return bad
 
     async def digest(self, upload: Upload) -> Digests:
@@ -271,19 +271,19 @@ class LocalStore:
         self.blobs.place(upload, sha256)
 
     async def open_blob(self, sha256: str, size: int) -> LocalBlob:
-        return await self._reading.run(self._open_blob, sha256, size)
+        return await self._threads.reading.run(self._open_blob, sha256, size)
 
     def _open_blob(self, sha256: str, size: int) -> LocalBlob:
-        return LocalBlob(self._reading, self.blobs.open(sha256, size))
+        return LocalBlob(self._threads.reading, self.blobs.open(sha256, size))
 
     async def read_blob(self, sha256: str, ranges: list[tuple[int, int]]) -> list[bytes]:
-        return await self._reading.run(self.blobs.read, sha256, ranges)
+        return await self._threads.reading.run(self.blobs.read, sha256, ranges)
 
     async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
         return await self.disk.run(lambda: [self.blobs.size(sha256) for sha256 in sha256s])
 
     async def hash_blob(self, found: Found, pace: Pace | None) -> str | None:
-        pool = self._hashing if pace is None else self._scrubbing
+        pool = self._threads.long_hashing if pace is None else self._threads.scrubbing
         return await pool.run(self.blobs.hash, found, pace)
 
     async def find_blob(self, sha256: str) -> Found | None:
@@ -305,7 +305,7 @@ class LocalStore:
         return self._batches(walking.blob_files(self._root))
 
     async def _batches(self, walk: Iterator[Found]) -> AsyncIterator[list[Found]]:
-        while batch := await self.disk.run(self._next_batch, walk):
+        while batch := await self._threads.long.run(self._next_batch, walk):
             yield batch
 
     def _next_batch(self, walk: Iterator[Found]) -> list[Found]:
@@ -319,7 +319,7 @@ class LocalStore:
         return await self.disk.run(walking.holds_chunks, self._root, found)
 
     async def remove(self, found: Found) -> bool:
-        return await self.disk.run(walking.remove, self._root, found)
+        return await self._threads.long.run(walking.remove, self._root, found)
 
     async def remove_emptied(self, opened_before: datetime) -> None:
         for month in await self._months(opened_before):

@@ -1,0 +1,328 @@
+"""Files that come whole, in batches and by uploads, under names that others have, at the edge of the quota, in any order and
+with workers that die at any step: the services themselves on a real disk, a real Valkey and a real SQLite, compared with a
+model of names and sizes."""
+
+import asyncio
+import itertools
+import os
+import shutil
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from sqlalchemy import select
+
+from tests.support.bodies import InPieces
+from tests.support.content import Content
+from tests.support.dying import Death, dying
+from tests.support.faults import sync_nothing, without_syncs
+from tests.support.invariants import checked_accounts
+from tests.support.layout import blob_path
+from tests.support.rows import Transactions
+from tests.support.servers import PrivateRedis
+from uploader.bootstrap import create_services
+from uploader.database import models
+from uploader.database.engine import Connection
+from uploader.domain.upload import IfExists
+from uploader.errors import NameTaken, QuotaExceeded, UploaderError, UploadNotFound
+from uploader.service.uploads.results import Complete, NewFile, Opening, Target, UploadStatus
+from uploader.settings import Settings
+from uploader.storage.base import Body
+
+T = TypeVar("T")
+
+USERS = ("alice", "bob")
+TOTAL_SPACE = 2000
+CONTENTS = [Content(size, seed) for seed, size in enumerate((0, 100, 300, 300, 700, 900))]
+BY_SHA256 = {content.sha256: number for number, content in enumerate(CONTENTS)}
+NAMES = ("a", "b", "c")
+# At which crash point from here on the worker dies, if it does.
+DEATHS = st.one_of(st.none(), st.none(), st.integers(1, 8))
+SETTINGS = settings(
+    max_examples=int(os.environ.get("UPLOADER_TEST_EXAMPLES", "24")),
+    stateful_step_count=20,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    report_multiple_bugs=False,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+user_ids, names, numbers = st.sampled_from(USERS), st.sampled_from(NAMES), st.integers(0, len(CONTENTS) - 1)
+choices = st.sampled_from(IfExists)
+
+
+class Wanted(NamedTuple):
+    """A file that is to be made; the content by its number."""
+
+    name: str
+    number: int
+    if_exists: IfExists
+
+    @property
+    def size(self) -> int:
+        return CONTENTS[self.number].size
+
+
+class Books:
+    """What a user has: files by name and content, and open uploads by content."""
+
+    def __init__(self) -> None:
+        self.files: set[tuple[str, int]] = set()
+        self.uploads: dict[int, Wanted] = {}
+
+    def add(self, wanted: Wanted, *, reserved: bool = False) -> str:
+        """What becomes of a file. `reserved`: its room was promised before."""
+        standing = {number for name, number in self.files if name == wanted.name}
+        is_there = wanted.number in standing
+        if wanted.if_exists is IfExists.FAIL and standing and not is_there:
+            return "taken"
+        removed = standing - {wanted.number} if wanted.if_exists is IfExists.REPLACE else set()
+        more = (0 if is_there else wanted.size) - sum(CONTENTS[number].size for number in removed)
+        room = TOTAL_SPACE - self._finished() - self._reserved(besides=wanted.number)
+        if not is_there and not reserved and more > room and not more <= 0 < wanted.size:
+            return "no room"
+        self.files -= {(wanted.name, number) for number in removed}
+        self.files.add((wanted.name, wanted.number))
+        self.uploads.pop(wanted.number, None)
+        return "there" if is_there else "made"
+
+    def fits(self, size: int) -> bool:
+        return size <= TOTAL_SPACE - self._finished() - self._reserved(besides=None)
+
+    def _finished(self) -> int:
+        return sum(CONTENTS[number].size for _, number in self.files)
+
+    def _reserved(self, *, besides: int | None) -> int:
+        return sum(CONTENTS[number].size for number in self.uploads if number != besides)
+
+
+class FilesMachine(RuleBasedStateMachine):
+    """Two users, who share contents."""
+
+    directory: Path
+    template: Path
+    server: PrivateRedis
+    _examples = itertools.count()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.books = {user_id: Books() for user_id in USERS}
+        self.died = False
+
+    @initialize()
+    def start(self) -> None:
+        root = self.directory / str(next(self._examples))
+        root.mkdir()
+        shutil.copy(self.template, root / "uploader.db")
+        self.services = create_services(Settings(data=root, redis_url=self.server.url, free_space_floor_bytes=0))
+        self.database = self.services.database
+        sync_nothing(self.database)
+        self.runner.run(self._prepare())
+
+    async def _prepare(self) -> None:
+        redis: Any = self.services.redis
+        await redis.flushall()
+        await self.services.storage.prepare()
+        for user_id in USERS:
+            await Transactions(self.database).create_user(user_id, TOTAL_SPACE)
+
+    def teardown(self) -> None:
+        if hasattr(self, "services"):
+            self.runner.run(self.services.close())
+            self.runner.close()
+            shutil.rmtree(self.services.settings.data)
+
+    def run(self, work: Coroutine[Any, Any, T], dies_at: int | None) -> T | None:
+        """None if its worker died: then what stands is what the database says."""
+        with dying(dies_at):
+            try:
+                return self.runner.run(work)
+            except Death:
+                self.died = True
+                return None
+
+    # What comes whole
+
+    @rule(user_id=user_ids, name=names, number=numbers, if_exists=choices, dies_at=DEATHS)
+    def send(self, user_id: str, name: str, number: int, if_exists: IfExists, dies_at: int | None) -> None:
+        wanted = Wanted(name, number, if_exists)
+        outcome = self.run(self._send_all(user_id, [wanted]), dies_at)
+        if outcome is not None:
+            assert [self.books[user_id].add(wanted)] == outcome
+
+    @rule(
+        user_id=user_ids,
+        members=st.lists(st.tuples(names, numbers), min_size=2, max_size=7),
+        if_exists=choices,
+        dies_at=DEATHS,
+    )
+    def send_many(self, user_id: str, members: list[tuple[str, int]], if_exists: IfExists, dies_at: int | None) -> None:
+        """In their order, also where one name, or one content, is among them twice."""
+        files = [Wanted(*member, if_exists) for member in members]
+        outcomes = self.run(self._send_all(user_id, files), dies_at)
+        if outcomes is not None and not self.books[user_id].uploads:
+            assert outcomes == [self.books[user_id].add(wanted) for wanted in files]
+        elif outcomes is not None:
+            self.died = True  # a member that closes an upload comes after its group: the quota is met in another order
+
+    async def _send_all(self, user_id: str, files: list[Wanted]) -> list[str]:
+        bodies: list[InPieces] = []
+
+        async def entries() -> AsyncIterator[tuple[NewFile, Body]]:
+            for wanted in files:
+                bodies.append(InPieces(CONTENTS[wanted.number].data))
+                yield _new(user_id, wanted), bodies[-1]
+
+        try:
+            return [_said(outcome) for outcome in await self.services.whole.receive_many(user_id, entries())]
+        finally:
+            assert all(body.keepers == 0 for body in bodies), "a body was never given up"
+
+    # What comes in chunks
+
+    @rule(user_id=user_ids, name=names, number=st.integers(1, len(CONTENTS) - 1), if_exists=choices)
+    def open(self, user_id: str, name: str, number: int, if_exists: IfExists) -> None:
+        books = self.books[user_id]
+        if number in books.uploads or (name, number) in books.files:
+            return
+        taken = if_exists is IfExists.FAIL and any(other == name for other, _ in books.files)
+        content = CONTENTS[number]
+        opening = Opening(
+            user_id=user_id,
+            md5=content.md5,
+            sha256=None,
+            name=name,
+            size=content.size,
+            chunk_size=None,
+            instant=False,
+            if_exists=if_exists,
+        )
+        try:
+            opened = self.runner.run(self.services.openings.open(opening))
+        except NameTaken:
+            assert taken
+        except QuotaExceeded:
+            assert not books.fits(content.size)
+        else:
+            assert isinstance(opened, UploadStatus)
+            assert books.fits(content.size) and not taken
+            books.uploads[number] = Wanted(name, number, if_exists)
+
+    @rule(user_id=user_ids, which=numbers, dies_at=DEATHS)
+    def finish(self, user_id: str, which: int, dies_at: int | None) -> None:
+        books = self.books[user_id]
+        if not books.uploads:
+            return
+        wanted = list(books.uploads.values())[which % len(books.uploads)]
+        outcome = self.run(self._finish(user_id, CONTENTS[wanted.number]), dies_at)
+        if outcome is not None:
+            expected = books.add(wanted, reserved=True)
+            assert (outcome == "taken") == (expected == "taken")
+            books.uploads.pop(wanted.number, None)
+
+    async def _finish(self, user_id: str, content: Content) -> str:
+        target = Target(user_id, content.md5)
+        upload = await self.services.uploads.by_md5(user_id, content.md5)
+        assert upload is not None
+        try:
+            stored = await self.services.receiving.store(target, upload, 0, InPieces(content.data))
+            return _said(await self.services.receiving.answer(stored))
+        except UploaderError as error:
+            return _said(error)
+
+    @rule(user_id=user_ids, which=numbers)
+    def cancel(self, user_id: str, which: int) -> None:
+        books = self.books[user_id]
+        if books.uploads:
+            number = list(books.uploads)[which % len(books.uploads)]
+            try:
+                self.runner.run(self.services.uploads.cancel(Target(user_id, CONTENTS[number].md5)))
+            except UploadNotFound as error:
+                raise AssertionError(f"the upload of {number} is not there") from error
+            del books.uploads[number]
+
+    # What becomes of files
+
+    @rule(user_id=user_ids, which=numbers, dies_at=DEATHS)
+    def delete(self, user_id: str, which: int, dies_at: int | None) -> None:
+        rows = [row for row in self.runner.run(self.database.read(_rows)) if row.user_id == user_id]
+        if rows:
+            row = rows[which % len(rows)]
+            self.run(self.services.files.delete(user_id, row.id), dies_at)
+            self.books[user_id].files.discard((row.name, BY_SHA256[row.sha256]))
+
+    @rule(dies_at=DEATHS)
+    def collect(self, dies_at: int | None) -> None:
+        self.run(self.services.files.collect_all(), dies_at)
+
+    # What holds all the time
+
+    @invariant()
+    def all_is_as_the_books_say(self) -> None:
+        if hasattr(self, "services"):
+            self.runner.run(self._check())
+
+    async def _check(self) -> None:
+        await checked_accounts(self.database)
+        rows = await self.database.read(_rows)
+        uploads = await self.database.read(_open_uploads)
+        for user_id, books in self.books.items():
+            files = [(row.name, BY_SHA256[row.sha256]) for row in rows if row.user_id == user_id]
+            opened = {number for number, each in enumerate(CONTENTS) if (user_id, each.md5) in uploads}
+            if self.died:
+                books.files = set(files)
+                books.uploads = {number: wanted for number, wanted in books.uploads.items() if number in opened}
+            assert sorted(files) == sorted(books.files)
+            assert opened == books.uploads.keys()
+        self.died = False
+        for sha256 in {row.sha256 for row in rows}:
+            data = CONTENTS[BY_SHA256[sha256]].data
+            assert blob_path(self.services.settings.data, sha256).read_bytes() == data, "bytes of a file are lost"
+
+
+def _new(user_id: str, wanted: Wanted) -> NewFile:
+    return NewFile(
+        user_id=user_id,
+        name=wanted.name,
+        md5=CONTENTS[wanted.number].md5,
+        sha256=None,
+        if_exists=wanted.if_exists,
+        modified_at=None,
+    )
+
+
+def _said(outcome: object) -> str:
+    match outcome:
+        case Complete(created=created):
+            return "made" if created else "there"
+        case NameTaken():
+            return "taken"
+        case QuotaExceeded():
+            return "no room"
+    raise AssertionError(outcome)
+
+
+async def _rows(connection: Connection) -> list[Any]:
+    return list(await connection.execute(select(models.file)))
+
+
+async def _open_uploads(connection: Connection) -> set[tuple[str, str]]:
+    table = models.upload.c
+    query = select(table.user_id, table.md5).where(table.state == "OPEN")
+    return {(row.user_id, row.md5) for row in await connection.execute(query)}
+
+
+def test_no_order_of_events_makes_files_or_accounts_wrong(
+    anyio_backend: str, sqlite_template: Path, own_redis: PrivateRedis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.fsync", lambda _: None)  # nobody cuts the power here
+    FilesMachine.directory, FilesMachine.template, FilesMachine.server = tmp_path, sqlite_template, own_redis
+    with without_syncs():
+        run_state_machine_as_test(FilesMachine, settings=SETTINGS)
