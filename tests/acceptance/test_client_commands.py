@@ -104,7 +104,7 @@ def test_a_directory_goes_there_with_all_its_files(commands: Commands, tmp_path:
     assert "4 of 5 files" in put.stderr
     assert "invalid-name" in put.stderr
     assert put.stderr.count("left out") == 2
-    listed = {line.split(None, 5)[-1] for line in commands.run("ls", "photos/").stdout.splitlines()}
+    listed = {line.split(None, 5)[-1] for line in commands.run("ls", "-r", "photos/").stdout.splitlines()}
     assert listed == {f"photos/{name}" for name in names}
 
 
@@ -124,16 +124,16 @@ def test_what_is_unchanged_is_believed_unless_its_checksum_is_wanted(commands: C
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert commands.events("put", "photos")[-2]["how"] == "present"
     assert commands.events("put", "photos", "--checksum")[-2]["how"] == "sent"
-    assert len(commands.events("ls")) == 2
+    assert len(commands.events("ls", "-r")) == 2
 
 
 def test_equal_names_are_kept_or_refused_or_replaced(commands: Commands, tmp_path: Path) -> None:
     for content, choice, code, count in ((b"1", "keep", 0, 1), (b"22", "keep", 0, 2), (b"333", "fail", 6, 2)):
         written(tmp_path / "a", content)
         assert commands.run("put", "a", "--if-exists", choice).returncode == code
-        assert len(commands.events("ls")) == count
+        assert len(commands.events("ls", "-r")) == count
     assert commands.run("put", "a", "--if-exists", "replace").returncode == 0
-    [listed] = commands.events("ls")
+    [listed] = commands.events("ls", "-r")
     assert listed["file"]["size"] == 3
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from uploader.cli.client.connecting import exit_code_of, worst_of
 from uploader.cli.client.events import Completed, Failed, FolderEnded, Planned, Started, TransferSummary
-from uploader.cli.client.naming.words import Found, one_thing_each
+from uploader.cli.client.naming.words import Meaning, one_thing_each
 from uploader.cli.client.putting import Telling, moving, shown_path
 from uploader.cli.client.showing import Reporter
 from uploader.cli.exits import EXIT_OK, EXIT_USAGE, fail
@@ -48,7 +48,7 @@ async def get_all(
     return _sum_up(reporter, told, len(wanted), started_at, codes)
 
 
-async def _plan(client: AsyncClient, found: list[Found]) -> tuple[list[Wanted], dict[str, str]]:
+async def _plan(client: AsyncClient, found: list[Meaning]) -> tuple[list[Wanted], dict[str, str]]:
     """Which file goes where; and the word of each file, by its name, that came with others by one word."""
     wanted: dict[tuple[str, str], Wanted] = {}
     words: dict[str, str] = {}

@@ -112,7 +112,11 @@ def partial_of(file: File, target: Path) -> Iterator[Partial]:
             raise TargetBusy(f"another download of {file.name} into {target.parent} is running") from error
         if not _is_at(opened, path):
             raise TargetBusy(f"another download of {file.name} into {target.parent} has just ended")
-        yield Partial(opened, path)
+        try:
+            yield Partial(opened, path)
+        finally:
+            if os.fstat(opened.fileno()).st_size == 0 and _is_at(opened, path):
+                path.unlink()  # the beginning of nothing
 
 
 def _is_at(opened: BinaryIO, path: Path) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 from uploader.cli.client.connecting import worst_of
 from uploader.cli.client.events import Listed, ListedFolder, Noted
-from uploader.cli.client.naming.words import Found, look_up, told
+from uploader.cli.client.naming.words import Meaning, look_up, told
 from uploader.cli.client.showing import Reporter
 from uploader.client import AsyncClient, ClientError, File, Folder, ServerTooOld
 
@@ -17,7 +17,7 @@ async def list_all(
     codes = set()
     for word in words or ("",):
         try:
-            found = await look_up(client, word) if word else Found("", folder="")
+            found = await look_up(client, word) if word else Meaning("", folder="")
             if recursive or part is not None:
                 async for file in found.all_files(client, part=part):
                     reporter.show(Listed(file))
@@ -28,7 +28,7 @@ async def list_all(
     return worst_of(codes)
 
 
-async def _list_level(client: AsyncClient, reporter: Reporter, found: Found) -> None:
+async def _list_level(client: AsyncClient, reporter: Reporter, found: Meaning) -> None:
     try:
         async for each in _level(client, found):
             reporter.show(ListedFolder(each) if isinstance(each, Folder) else Listed(each))
@@ -38,7 +38,7 @@ async def _list_level(client: AsyncClient, reporter: Reporter, found: Found) -> 
             reporter.show(Listed(file))
 
 
-async def _level(client: AsyncClient, found: Found) -> AsyncIterator[File | Folder]:
+async def _level(client: AsyncClient, found: Meaning) -> AsyncIterator[File | Folder]:
     for file in found.files:
         yield file
     for each in _matched(found.matches):

@@ -1,13 +1,13 @@
 """What `mv` does: one file or one folder gets another name, and nothing that has that name is mixed with it in silence."""
 
 from uploader.cli.client.events import MovedFolder, Renamed
-from uploader.cli.client.naming.words import Found, look_up, one_thing
+from uploader.cli.client.naming.words import Meaning, look_up, one_thing
 from uploader.cli.client.showing import Reporter
 from uploader.cli.exits import EXIT_OK
 from uploader.client import AmbiguousName, AsyncClient, ClientError
 
 
-class NameTaken(ClientError):
+class InTheWay(ClientError):
     """There is something of this name."""
 
     code = "name-taken"
@@ -31,15 +31,15 @@ async def move_one(client: AsyncClient, reporter: Reporter, word: str, new_name:
     return EXIT_OK
 
 
-def _name_of(found: Found) -> str:
+def _name_of(found: Meaning) -> str:
     return found.files[0].name if found.folder is None else found.folder.rstrip("/")
 
 
 async def _check_free(client: AsyncClient, name: str, *, as_folder: bool) -> None:
-    """Raises NameTaken."""
+    """Raises InTheWay."""
     if (await client.page(prefix=f"{name}/", limit=1)).files:
-        raise NameTaken(f"there is a folder {name}/ already: say {name + '/'!r} to move into it, or --force")
+        raise InTheWay(f"there is a folder {name}/ already: say {name + '/'!r} to move into it, or --force")
     if not as_folder and (files := await client.named(name)):
-        raise NameTaken(
+        raise InTheWay(
             f"there is a file {name!r} already ({files[0].id}): delete it first, or say --force to keep both"
         )

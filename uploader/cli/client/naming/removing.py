@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from uploader.cli.client.connecting import worst_of
 from uploader.cli.client.events import Deleted, DeletedFolder
-from uploader.cli.client.naming.words import Found, one_thing_each, told
+from uploader.cli.client.naming.words import Meaning, one_thing_each, told
 from uploader.cli.client.showing import Reporter
 from uploader.cli.exits import EXIT_USAGE, fail
 from uploader.cli.readable import human_bytes
@@ -48,7 +48,7 @@ async def remove_all(
     return worst_of(codes)
 
 
-def _removals(found: Found) -> list[_Removal]:
+def _removals(found: Meaning) -> list[_Removal]:
     if found.folder is not None:
         return [_Removal(found.folder)]
     files = [_Removal(file.name, file) for file in found.files]

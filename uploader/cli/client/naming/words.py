@@ -21,7 +21,7 @@ class NoSuchFile(ClientError):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Meaning:
     """All that a word may mean: the files of this name or id, newest first; the folder of this name, with a slash at its
     end; or what a pattern matches, files with what of their names it is."""
 
@@ -53,11 +53,11 @@ class Found:
                 yield file
 
 
-async def look_up(client: AsyncClient, word: str) -> Found:
+async def look_up(client: AsyncClient, word: str) -> Meaning:
     """Raises NoSuchFile, ClientError."""
     if len(word) == _ID_LENGTH and set(word) <= set("0123456789abcdef"):
         try:
-            return Found(word, [await client.file(word)])
+            return Meaning(word, [await client.file(word)])
         except NotFound:
             pass  # perhaps it is a name all the same
     name = unicodedata.normalize("NFC", word)
@@ -67,14 +67,14 @@ async def look_up(client: AsyncClient, word: str) -> Found:
     return found
 
 
-async def _named(client: AsyncClient, name: str) -> Found:
+async def _named(client: AsyncClient, name: str) -> Meaning:
     folder = name.rstrip("/") + "/"
     files = [] if name.endswith("/") or not name else await client.named(name)
     has_folder = folder != "/" and (await client.page(prefix=folder, limit=1)).files
-    return Found(name, files, folder if has_folder else None)
+    return Meaning(name, files, folder if has_folder else None)
 
 
-async def _matching(client: AsyncClient, name: str) -> Found:
+async def _matching(client: AsyncClient, name: str) -> Meaning:
     pattern = Pattern(name)
     matches = [
         (matched, file)
@@ -82,11 +82,11 @@ async def _matching(client: AsyncClient, name: str) -> Found:
         if (matched := name if file.name == name else pattern.match(file.name)) is not None
     ]
     if matches and all(file.name == name for _, file in matches):
-        return Found(name, [file for _, file in matches])  # a name that only looks like a pattern
-    return Found(name, pattern=pattern, matches=matches)
+        return Meaning(name, [file for _, file in matches])  # a name that only looks like a pattern
+    return Meaning(name, pattern=pattern, matches=matches)
 
 
-def one_thing(found: Found) -> Found:
+def one_thing(found: Meaning) -> Meaning:
     """Itself, if there is no choice. Raises AmbiguousName."""
     if len(found.files) > 1:
         raise ambiguous(found.word, found.files)
@@ -100,7 +100,9 @@ def one_thing(found: Found) -> Found:
     return found
 
 
-async def one_thing_each(client: AsyncClient, reporter: Reporter, words: Sequence[str]) -> tuple[list[Found], set[int]]:
+async def one_thing_each(
+    client: AsyncClient, reporter: Reporter, words: Sequence[str]
+) -> tuple[list[Meaning], set[int]]:
     """What each word means; and the exit codes of those that mean nothing or several things, which is told."""
     found, codes = [], set()
     for word in dict.fromkeys(words):
