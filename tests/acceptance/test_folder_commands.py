@@ -237,7 +237,8 @@ def test_nothing_is_chosen_in_silence(filled: Commands) -> None:
     in_folder = filled.run("get", "manual")
     assert in_folder.returncode == 6
     assert all(file_id in in_folder.stderr for file_id in ids)
-    assert "4 of 5 files" not in in_folder.stderr  # six are there, of which two would be one
+    assert "4 of 5 files" in in_folder.stderr
+    assert "not begun" not in in_folder.stderr
     assert not (filled.home / "manual/api.md").exists()
     assert (filled.home / "manual/README.md").exists()
     assert filled.run("get", ids[0], "-o", "chosen").returncode == 0
@@ -449,10 +450,13 @@ def test_symbolic_links_are_not_followed(tmp_path: Path) -> None:
     (here / "a/link").symlink_to(outside)
     (outside / "mine").write_bytes(b"mine")
     (here / "a/file").symlink_to(outside / "mine")
-    with lying([claimed("a/link/evil", EVIL), claimed("a/file", EVIL)]) as server:
+    (here / "a/dangling").symlink_to(outside / "nothing")
+    with lying([claimed(f"a/{name}", EVIL) for name in ("link/evil", "file", "dangling")]) as server:
         got = asked(tmp_path, server.url, "get", "a/")
         assert got.returncode == 6
         assert "leads-outside" in got.stderr
+        assert got.stderr.count("target-exists") == 2
+        assert (here / "a/dangling").is_symlink()
         forced = asked(tmp_path, server.url, "get", "a/", "--force")
         assert "leads-outside" in forced.stderr
     assert {path.name: path.read_bytes() for path in outside.iterdir()} == {"mine": b"mine"}

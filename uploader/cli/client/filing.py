@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("words", metavar="NAME...", nargs=-1)
+@click.argument("words", metavar="[NAME]...", nargs=-1)
 @click.option("--recursive", "-r", is_flag=True, help="All that is below a folder, newest first.")
 @click.option("--find", "part", metavar="TEXT", help="All files, in any folder, that have this in their name.")
 @shown_options

@@ -41,11 +41,12 @@ async def get_all(
         return await _get_as(client, reporter, alone, Path(target), overwrite=overwrite)
     started_at = time.monotonic()
     wanted, folders = await _plan(client, found)
-    reporter.show(Planned(len(wanted), sum(each.file.size for each in wanted)))
+    files = len({each.path for each in wanted})
+    reporter.show(Planned(files, sum(each.file.size for each in wanted)))
     told = _TellingFolders(reporter, {} if verbose else folders)
     await client.download_many(wanted, target, overwrite=overwrite, checksum=checksum, watcher=told)
     told.end_folders()
-    return _sum_up(reporter, told, len(wanted), started_at, codes)
+    return _sum_up(reporter, told, files, started_at, codes)
 
 
 async def _plan(client: AsyncClient, found: list[Meaning]) -> tuple[list[Wanted], dict[str, str]]:

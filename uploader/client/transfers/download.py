@@ -63,7 +63,7 @@ class Downloading:
 
     def _is_there(self, target: Path, *, overwrite: bool) -> bool:
         """Then its time is the file's. Raises TargetExists."""
-        if not target.exists():
+        if not (target.exists() or target.is_symlink()):
             return False
         same_size = target.is_file() and target.stat().st_size == self._file.size
         if same_size and sha256_of(target) == self._file.sha256:
