@@ -433,6 +433,13 @@ def test_no_name_leads_out_of_the_directory(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "deep/here/a/good").read_bytes() == b"good"
 
 
+def test_no_name_moves_the_cursor_or_forges_a_line(tmp_path: Path) -> None:
+    with lying([claimed("a/\x1b[2Jevil\nforged", EVIL)]) as server:
+        listed = asked(tmp_path, server.url, "ls", "-r")
+        assert listed.stdout.splitlines()[0].endswith("a/\\u001b[2Jevil\\u000aforged")
+        assert listed.stdout.count("\n") == 1
+
+
 @pytest.mark.parametrize("name", ["/etc/evil", "../evil", "b/evil", ".bashrc", ""])
 def test_what_was_not_asked_for_is_not_taken(tmp_path: Path, name: str) -> None:
     with lying([claimed("a/good", b"good"), claimed(name, EVIL)]) as server:
