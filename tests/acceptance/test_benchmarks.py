@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+from playwright.async_api import Browser
 
 from benchmarks import report
 from benchmarks.accounting.__main__ import BENCHMARKS, PAGE, SECTION
 from benchmarks.accounting.scale import TINY
+from benchmarks.page import measure as measure_page
 from benchmarks.reports import __main__ as reports
 from benchmarks.reports.rows import TINY as TINY_REPORTS
 from uploader.database.engine import Database
@@ -27,6 +29,11 @@ async def test_the_benchmark_of_the_reports_runs(mariadb_url: str, tmp_path: Pat
     rows = await reports.measure_on(database, tmp_path, TINY_REPORTS)
     await database.close()
     assert rows[-1].met  # the totals are those of a recount
+    assert {line.count("|") for line in report.table(rows).splitlines()} == {5}
+
+
+async def test_the_benchmark_of_the_page_runs(browser: Browser) -> None:
+    rows = await measure_page(browser, files=5, rounds=1)
     assert {line.count("|") for line in report.table(rows).splitlines()} == {5}
 
 

@@ -250,7 +250,7 @@ async def test_what_the_server_has_already_is_not_sent_again(
     browser: Browser, make_stack: MakeStack, tmp_path: Path
 ) -> None:
     """Another's content by a proof of possession, both where it is hashed first and where it is hashed beside."""
-    contents = [Content(MIB, seed=65, chunk_size=MIB, name="song.flac"), Content(65 * MIB, seed=66, chunk_size=MIB)]
+    contents = [Content(2 * MIB, seed=65, chunk_size=MIB, name="song.flac"), Content(65 * MIB, seed=66, chunk_size=MIB)]
     async with a_site(make_stack) as site:
         site.chunks.let_all_pass()
         for content in contents:

@@ -50,7 +50,7 @@ def _is_same_time(file: File, modified_ns: int) -> bool:
     return abs(here - there) <= _SAME_TIME or here.replace(microsecond=0) == there
 
 
-async def look(api: Api, names: Sequence[str], if_exists: IfExists) -> There:
+async def read_target(api: Api, names: Sequence[str], if_exists: IfExists) -> There:
     """Ask the server once, in at most as many questions as it would be worth."""
     found: list[File] = []
     pages_left = _FIRST_PAGES + len(names) // _FILES_OF_A_PAGE

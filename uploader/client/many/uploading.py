@@ -24,7 +24,7 @@ from uploader.client.errors import (
 )
 from uploader.client.many.batch import FIRST_BYTES, Member, bytes_for, length_of, next_batch, pieces_of, read_batch
 from uploader.client.many.files import LocalFile, Outcome, Watcher
-from uploader.client.many.there import There, look
+from uploader.client.many.there import There, read_target
 from uploader.client.model import IfExists, Line
 from uploader.client.transfers import plan
 from uploader.client.transfers.names import checked_name
@@ -134,7 +134,7 @@ class ManyUploads:
         if not at_once_bytes and self._if_exists != "keep":
             raise ServerTooOld
         self._small_bytes = min(plan.SMALL_BYTES, at_once_bytes)
-        self._there = await look(self._api, [local.name for local in files], self._if_exists)
+        self._there = await read_target(self._api, [local.name for local in files], self._if_exists)
 
     async def _sort(self, files: Sequence[LocalFile]) -> None:
         """Tell what is unchanged, and line up the rest."""

@@ -79,6 +79,17 @@ export class Retrying {
   }
 }
 
+async function patiently(options, attempt) {
+  const retrying = new Retrying(options);
+  for (;;) {
+    try {
+      return await attempt();
+    } catch (problem) {
+      await retrying.pause(problem);
+    }
+  }
+}
+
 export class Api {
   token = null;
 
@@ -89,14 +100,7 @@ export class Api {
 
   /** A call that is tried again while that may help; the JSON of its answer. Throws Problem, or AbortError. */
   async request(method, path, options = {}) {
-    const retrying = new Retrying(options);
-    for (;;) {
-      try {
-        return await this.requestOnce(method, path, options);
-      } catch (problem) {
-        await retrying.pause(problem);
-      }
-    }
+    return patiently(options, () => this.requestOnce(method, path, options));
   }
 
   /** One attempt; `body` is sent as JSON. With `raw` the answer is its text. */
@@ -125,9 +129,14 @@ export class Api {
     });
   }
 
+  /** Bytes, sent again while that may help. Throws Problem, or AbortError. */
+  async send(method, path, bytes, options = {}) {
+    return patiently(options, () => this.sendOnce(method, path, bytes, options));
+  }
+
   /** One attempt to send bytes; `onProgress` is told how many have left. */
-  async putOnce(path, blob, { signal, onProgress } = {}) {
-    return this.#withToken((authorization) => put(path, blob, authorization, signal, onProgress));
+  async sendOnce(method, path, bytes, { signal, onProgress } = {}) {
+    return this.#withToken((authorization) => send(method, path, bytes, authorization, signal, onProgress));
   }
 
   async #withToken(call) {
@@ -143,7 +152,7 @@ export class Api {
 }
 
 /** XMLHttpRequest, because fetch does not tell how much of a body has left. */
-function put(path, blob, headers, signal, onProgress) {
+function send(method, path, bytes, headers, signal, onProgress) {
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
     let silence;
@@ -176,7 +185,7 @@ function put(path, blob, headers, signal, onProgress) {
         ended(reject, problem);
       }
     };
-    request.open("PUT", path);
+    request.open(method, path);
     for (const [name, value] of Object.entries(headers)) request.setRequestHeader(name, value);
     request.setRequestHeader("Content-Type", "application/octet-stream");
     signal?.addEventListener("abort", aborted);
@@ -185,7 +194,7 @@ function put(path, blob, headers, signal, onProgress) {
       return;
     }
     heard();
-    request.send(blob);
+    request.send(bytes);
   });
 }
 

@@ -1,11 +1,11 @@
 // Figures as people read them, in the language of the page.
 
-import { locale, t } from "./i18n.js";
+import { format, t } from "./i18n.js";
 
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
 export function formatCount(count) {
-  return new Intl.NumberFormat(locale()).format(count);
+  return format("NumberFormat").format(count);
 }
 
 /** 1,536 becomes "1.5 KiB". */
@@ -17,7 +17,7 @@ export function formatBytes(bytes) {
     unit += 1;
   }
   const digits = unit === 0 || value >= 100 ? 0 : 1;
-  return `${new Intl.NumberFormat(locale(), { maximumFractionDigits: digits }).format(value)} ${UNITS[unit]}`;
+  return `${format("NumberFormat", { maximumFractionDigits: digits }).format(value)} ${UNITS[unit]}`;
 }
 
 export function formatRate(bytesPerSecond) {
@@ -38,14 +38,14 @@ export function formatPercent(part, whole) {
   const share = whole > 0 ? part / whole : 1;
   // Nothing is called finished before it is.
   const shown = share < 1 ? Math.min(share, 0.99) : 1;
-  return new Intl.NumberFormat(locale(), { style: "percent", maximumFractionDigits: 0 }).format(shown);
+  return format("NumberFormat", { style: "percent", maximumFractionDigits: 0 }).format(shown);
 }
 
 export function formatDay(text) {
-  return new Intl.DateTimeFormat(locale(), { dateStyle: "medium" }).format(new Date(text));
+  return format("DateTimeFormat", { dateStyle: "medium" }).format(new Date(text));
 }
 
 export function formatTime(text) {
   const options = { dateStyle: "medium", timeStyle: "short" };
-  return new Intl.DateTimeFormat(locale(), options).format(new Date(text));
+  return format("DateTimeFormat", options).format(new Date(text));
 }

@@ -43,8 +43,8 @@ export class VirtualList {
   #draw() {
     const items = this.#items;
     const rowHeight = parseFloat(getComputedStyle(this.container).getPropertyValue("--row"));
+    const { scrollTop, clientHeight } = this.container; // read before anything is written: what is in view is laid out once
     this.#inner.style.height = `${items.length * rowHeight}px`;
-    const { scrollTop, clientHeight } = this.container;
     const first = Math.max(0, Math.floor(scrollTop / rowHeight) - BEYOND_ROWS);
     const last = Math.min(items.length, Math.ceil((scrollTop + clientHeight) / rowHeight) + BEYOND_ROWS);
     const stale = new Map(this.#rows);

@@ -49,11 +49,11 @@ export class FilesView {
     await this.#load();
   }
 
-  /** A file that has just been made. */
-  add(file) {
-    if (this.#ids.has(file.id) || !file.name.startsWith(this.#prefix)) return;
-    this.#ids.add(file.id);
-    this.#files.unshift(file);
+  /** Files that have just been made, in the order of their making. */
+  add(files) {
+    const added = files.filter(({ id, name }) => !this.#ids.has(id) && name.startsWith(this.#prefix));
+    for (const { id } of added) this.#ids.add(id);
+    this.#files.unshift(...added.reverse());
     this.#draw();
   }
 

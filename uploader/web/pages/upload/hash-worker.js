@@ -4,6 +4,7 @@ import "../../vendor/hash-wasm/md5.umd.min.js";
 import "../../vendor/hash-wasm/sha256.umd.min.js";
 import "../../vendor/hash-wasm/hmac.umd.min.js";
 import { sampleRanges } from "./plan.js";
+import { archiveOf } from "./tar.js";
 
 const { createMD5, createSHA256, createHMAC } = globalThis.hashwasm;
 const BLOCK_BYTES = 4 << 20;
@@ -28,6 +29,23 @@ const jobs = {
       postMessage({ id, hashedBytes: offset + block.length });
     }
     return { md5: md5.digest(), sha256: sha256.digest() };
+  },
+
+  /** The archive of small files; which of them are in it, and what hinders the others. */
+  async pack({ members }) {
+    const read = await Promise.allSettled(members.map(({ file }) => file.arrayBuffer()));
+    const sha256 = await createSHA256();
+    const packed = [];
+    const outcomes = members.map(({ file, name, sha256s }, number) => {
+      const { value, reason } = read[number];
+      if (!value) return { packed: false, problem: codeOf(reason) };
+      const content = new Uint8Array(value);
+      const digest = sha256.init().update(content).digest();
+      if (sha256s.includes(digest)) return { packed: false, sha256: digest };
+      packed.push({ name, modifiedMs: file.lastModified, sha256: digest, bytes: content });
+      return { packed: true, sha256: digest };
+    });
+    return { archive: new Blob([archiveOf(packed)]), outcomes };
   },
 
   /** The key under which a large file is opened, without the number of the attempt; the command line makes the same. */
@@ -56,11 +74,16 @@ const jobs = {
   },
 };
 
+/** What the page calls it. */
+function codeOf(error) {
+  return error.name === "NotReadableError" ? "file-changed" : "unreadable";
+}
+
 async function work({ id, job, ...facts }) {
   try {
     postMessage({ id, result: cancelled.has(id) ? null : await jobs[job](facts, id) });
   } catch (error) {
-    postMessage({ id, error: error.name });
+    postMessage({ id, problem: codeOf(error) });
   } finally {
     cancelled.delete(id);
   }

@@ -1,4 +1,5 @@
-// Digests, keys and proofs of files, from workers: one for small files, one for large ones, and one for what is short.
+// Digests, keys, proofs and batches of files, from workers: one for small files, one for large ones, one for what is short,
+// and one for batches.
 
 import { Problem } from "../api.js";
 import { HASH_FIRST_BYTES } from "./plan.js";
@@ -38,7 +39,7 @@ class Lane {
       const job = this.#jobs.get(data.id);
       if (!job) return; // it was cancelled
       if (data.hashedBytes !== undefined) job.onHashed?.(data.hashedBytes);
-      else if (data.error) job.reject(new Problem(data.error === "NotReadableError" ? "file-changed" : "unreadable"));
+      else if (data.problem) job.reject(new Problem(data.problem));
       else job.resolve(data.result);
     };
     worker.onerror = () => {
@@ -53,11 +54,18 @@ export class Hasher {
   #small = new Lane();
   #large = new Lane();
   #short = new Lane();
+  #packs = new Lane();
 
   /** `{md5, sha256}`; `onHashed` is told how many bytes are done. Throws Problem, or AbortError. */
   digests(file, options) {
     const lane = file.size <= HASH_FIRST_BYTES ? this.#small : this.#large;
     return lane.run("digests", { file }, options);
+  }
+
+  /** `{archive, outcomes}`: the archive of those of `members` ({file, name, sha256s}) whose SHA-256 is not among theirs, and
+   * for each of all members `{packed, sha256}`, or the code of its `problem`. */
+  pack(members, options) {
+    return this.#packs.run("pack", { members }, options);
   }
 
   resumeKey(file, name, options) {

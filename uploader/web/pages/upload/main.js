@@ -63,7 +63,7 @@ document.addEventListener("visibilitychange", () => document.visibilityState ===
 
 transfers.addEventListener("complete", ({ detail }) => {
   news.completed(detail);
-  files.add(detail.made);
+  files.add(detail.filter((transfer) => !transfer.unchanged).map((transfer) => transfer.made));
   lookSoon();
 });
 transfers.addEventListener("failed", ({ detail }) => {
@@ -87,19 +87,15 @@ function choose(transfer) {
 for (const [button, input] of [["choose-files", "files-input"], ["choose-folder", "folder-input"]]) {
   $(button).addEventListener("click", () => $(input).click());
   $(input).addEventListener("change", () => {
-    take(fromInput($(input)));
+    transfers.take(fromInput($(input)));
     $(input).value = "";
   });
-}
-
-async function take(batches) {
-  for await (const batch of batches) transfers.add(batch);
 }
 
 function takeFrom(event, dataTransfer) {
   if (!carriesFiles(dataTransfer)) return;
   event.preventDefault();
-  take(fromTransfer(dataTransfer));
+  transfers.take(fromTransfer(dataTransfer));
 }
 
 let inside = 0;

@@ -6,6 +6,7 @@ const GATHER_MS = 1000;
 
 export class News {
   #complete = [];
+  #there = [];
   #failed = [];
   #timer = 0;
 
@@ -17,13 +18,13 @@ export class News {
     this.node.textContent = text;
   }
 
-  completed(transfer) {
-    this.#complete.push(transfer.name);
+  completed(transfers) {
+    for (const { name, unchanged } of transfers) (unchanged ? this.#there : this.#complete).push(name);
     this.#soon();
   }
 
-  failed(transfer) {
-    this.#failed.push(transfer.name);
+  failed(transfers) {
+    for (const { name } of transfers) this.#failed.push(name);
     this.#soon();
   }
 
@@ -32,8 +33,10 @@ export class News {
       this.#timer = 0;
       const parts = [];
       if (this.#complete.length) parts.push(told("complete", this.#complete));
+      if (this.#there.length) parts.push(told("there", this.#there));
       if (this.#failed.length) parts.push(told("failed", this.#failed));
       this.#complete = [];
+      this.#there = [];
       this.#failed = [];
       this.tell(parts.join(" "));
     }, GATHER_MS);

@@ -1,12 +1,16 @@
 // Files of this device, however the person brings them: chosen, dropped or pasted, alone or in folders.
 
-const BATCH = 500;
+import { Breath } from "./waiting.js";
 
+// So many of a folder's entries are opened at once: the browser answers all of them in one go.
+const OPENED_AT_ONCE = 50;
+
+// Of a file that was chosen, the browser looks up the size when it is asked for it first.
 function named(file, path) {
-  return { file, name: path.normalize("NFC") };
+  return { file, name: path.normalize("NFC"), size: file.size };
 }
 
-/** From an <input type=file>, in batches: [{file, name}]. */
+/** From an <input type=file>, in batches: [{file, name, size}]. */
 export function fromInput(input) {
   return inBatches([...input.files]);
 }
@@ -15,8 +19,8 @@ export function carriesFiles(dataTransfer) {
   return dataTransfer?.types.includes("Files") ?? false;
 }
 
-/** From a drop or a paste, folders with all that is in them, in batches: [{file, name}]. Must be called in the event itself:
- * what is dropped can't be had later. */
+/** From a drop or a paste, folders with all that is in them, in batches: [{file, name, size}]. Must be called in the event
+ * itself: what is dropped can't be had later. */
 export function fromTransfer(dataTransfer) {
   const items = [...dataTransfer.items].filter((item) => item.kind === "file");
   const found = items.map((item) => item.webkitGetAsEntry?.() ?? item.getAsFile()).filter((each) => each !== null);
@@ -24,29 +28,41 @@ export function fromTransfer(dataTransfer) {
 }
 
 async function* inBatches(found) {
+  const breath = new Breath();
   let batch = [];
-  for (const each of found) {
-    for await (const picked of each instanceof File ? [named(each, each.webkitRelativePath || each.name)] : walk(each)) {
-      batch.push(picked);
-      if (batch.length < BATCH) continue;
-      yield batch;
-      batch = [];
-      await new Promise((resolve) => setTimeout(resolve)); // the page is drawn meanwhile
-    }
+  for await (const picked of opened(found)) {
+    batch.push(picked);
+    if (!breath.isDue) continue;
+    yield batch;
+    batch = [];
+    await breath.take();
   }
   if (batch.length) yield batch;
 }
 
-async function* walk(entry) {
-  if (entry.isFile) {
-    const file = await new Promise((resolve, reject) => entry.file(resolve, reject));
-    yield named(file, entry.fullPath.replace(/^\//, ""));
-    return;
+/** Files, and the files behind entries. */
+async function* opened(found) {
+  const breath = new Breath();
+  for (let first = 0; first < found.length; first += OPENED_AT_ONCE) {
+    const some = found.slice(first, first + OPENED_AT_ONCE);
+    const files = await Promise.all(some.map((each) => (each.isFile ? fileOf(each) : each)));
+    for (const [number, file] of files.entries()) {
+      if (some[number].isDirectory) yield* below(some[number]);
+      else yield named(file, some[number].fullPath?.replace(/^\//, "") ?? (file.webkitRelativePath || file.name));
+    }
+    await breath.take();
   }
-  const reader = entry.createReader();
+}
+
+async function* below(folder) {
+  const reader = folder.createReader();
   for (;;) {
     const entries = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
     if (entries.length === 0) return;
-    for (const inner of entries) yield* walk(inner);
+    yield* opened(entries);
   }
+}
+
+function fileOf(entry) {
+  return new Promise((resolve, reject) => entry.file(resolve, reject));
 }

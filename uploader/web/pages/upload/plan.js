@@ -42,6 +42,14 @@ export function isMissing(missing, number) {
   return missing.some(([first, last]) => first <= number && number <= last);
 }
 
+/** Whether a file of the server, of the same name and size, is taken for this one of the device without a look inside.
+ * Systems differ in the decimals of a second that they keep. */
+export function isUnchanged({ modified_at: modifiedAt }, { lastModified }) {
+  if (!modifiedAt) return false;
+  const told = Date.parse(modifiedAt);
+  return Math.abs(told - lastModified) <= 1 || told === Math.floor(lastModified / 1000) * 1000;
+}
+
 /** Offset and length of the blocks that stand for a file: evenly spread, the first and the last bytes among them. */
 export function sampleRanges(size) {
   if (size <= SAMPLE_BLOCK_BYTES * SAMPLE_BLOCKS) return size ? [[0, size]] : [];

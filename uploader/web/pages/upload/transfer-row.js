@@ -5,6 +5,8 @@ import { formatBytes, formatDay, formatDuration, formatPercent, formatRate } fro
 import { t } from "../i18n.js";
 import { messageOf } from "../problems.js";
 
+const ACTIONS = ["choose", "pause", "resume", "retry", "cancel", "remove"];
+const PICTURES = { remove: "cancel" };
 const MARKS = { complete: "done", failed: "failed", unfinished: "pause" };
 
 /** A row; `actions`: {pause, resume, cancel, retry, choose, remove}, each called with the transfer. */
@@ -14,25 +16,26 @@ export function transferRow(transfer, actions) {
   const words = element("span", { class: "words" });
   const sent = element("progress", { max: 1, value: 0, "aria-label": t("row.progress", { name: transfer.name }) });
   const hashed = element("progress", { class: "hashing", max: 1, value: 0, "aria-label": t("row.hashing", { name: transfer.name }) });
-  const button = (action, picture = action, visible = null) =>
-    iconButton(picture, t(`row.${action}`, { name: transfer.name }), () => actions[action](transfer), visible);
-  const buttons = {
-    choose: button("choose", "choose", t("row.choose-visible")),
-    pause: button("pause"),
-    resume: button("resume"),
-    retry: button("retry"),
-    cancel: button("cancel"),
-    remove: button("remove", "cancel"),
-  };
+  const box = element("div", { class: "row-buttons" });
+  const buttons = {};
   const root = element("div", { class: "row" },
     mark,
     element("div", { class: "what" }, name, sent, hashed, words),
-    element("div", { class: "row-buttons" }, ...Object.values(buttons)),
+    box,
   );
+
+  /** Most rows never need most of their buttons: each is made when it is offered first, and keeps its place. */
+  function offer(action) {
+    const visible = action === "choose" ? t("row.choose-visible") : null;
+    const label = t(`row.${action}`, { name: transfer.name });
+    buttons[action] = iconButton(PICTURES[action] ?? action, label, () => actions[action](transfer), visible);
+    const later = ACTIONS.slice(ACTIONS.indexOf(action) + 1).find((other) => buttons[other]);
+    box.insertBefore(buttons[action], buttons[later] ?? null);
+  }
 
   function update() {
     setAttribute(root, "data-phase", transfer.paused ? "paused" : transfer.phase);
-    const picture = transfer.made?.instant && transfer.phase === "complete" ? "instant" : (MARKS[transfer.phase] ?? "upload");
+    const picture = transfer.made?.instant && !transfer.unchanged && transfer.phase === "complete" ? "instant" : (MARKS[transfer.phase] ?? "upload");
     if (mark.dataset.picture !== picture) {
       mark.dataset.picture = picture;
       mark.replaceChildren(icon(picture));
@@ -44,7 +47,11 @@ export function transferRow(transfer, actions) {
     sent.value = transfer.size ? (merging ? transfer.mergedBytes : transfer.doneBytes) / transfer.size : Number(transfer.phase === "complete");
     hashed.hidden = !hashes(transfer);
     hashed.value = transfer.size ? transfer.hashedBytes / transfer.size : 1;
-    for (const [action, shown] of Object.entries(offered(transfer))) buttons[action].hidden = !shown;
+    const offers = offered(transfer);
+    for (const action of ACTIONS) {
+      if (offers[action] && !buttons[action]) offer(action);
+      if (buttons[action]) buttons[action].hidden = !offers[action];
+    }
   }
 
   return { root, update };
@@ -72,9 +79,9 @@ function wordsOf(transfer) {
   const size = formatBytes(transfer.size);
   switch (transfer.phase) {
     case "waiting":
-      return [size, t(transfer.paused ? "phase.paused" : "phase.waiting")].join(" · ");
+      return [size, waiting(transfer)].join(" · ");
     case "complete":
-      return [size, t(transfer.made.instant ? "phase.instant" : "phase.complete")].join(" · ");
+      return [size, t(completed(transfer))].join(" · ");
     case "failed":
       return messageOf(transfer.problem);
     case "cancelled":
@@ -84,6 +91,15 @@ function wordsOf(transfer) {
     default:
       return moving(transfer, size);
   }
+}
+
+function waiting({ retry, paused }) {
+  return retry ? `${messageOf(retry)} ${t("phase.retrying")}` : t(paused ? "phase.paused" : "phase.waiting");
+}
+
+function completed({ unchanged, made }) {
+  if (unchanged) return "phase.there";
+  return made.instant ? "phase.instant" : "phase.complete";
 }
 
 function unfinished({ expected, receivedBytes, size }) {

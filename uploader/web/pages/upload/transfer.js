@@ -22,7 +22,9 @@ export class Transfer {
   retry = null; // the problem that is waited out
   problem = null;
   uploadId = null;
+  there = []; // the server's files of this name and size: what it need not be sent for
   made = null; // the file it became
+  unchanged = false; // `made` was there before
   rate = new Rate();
   #controller = null;
   #gate = new Gate(true);
@@ -31,6 +33,11 @@ export class Transfer {
    * said which upload this is. */
   constructor({ file = null, name, size, expected = null, changed, moved, taken }) {
     Object.assign(this, { file, name, size, expected, changed, moved, taken });
+  }
+
+  /** When the file was changed, as the server is told. */
+  get modifiedAt() {
+    return new Date(this.file.lastModified).toISOString();
   }
 
   get isRunning() {
@@ -63,26 +70,59 @@ export class Transfer {
   /** Bring the file to the server; resolves when it is over, however it ends. */
   async run(shared) {
     this.#controller = new AbortController();
-    const { file, name, expected } = this;
+    const { file, name, expected, modifiedAt, there } = this;
     this.phase = "hashing";
     this.problem = null;
     this.beginAnew();
     try {
-      const what = { file, name, expected, meter: this, gate: this.#gate, signal: this.#controller.signal };
-      this.complete(await new Uploading(shared, what).run());
-      this.phase = "complete";
+      const what = { file, name, expected, modifiedAt, there, meter: this, gate: this.#gate, signal: this.#controller.signal };
+      this.succeed(await new Uploading(shared, what).run());
     } catch (error) {
-      if (this.phase !== "cancelled") {
-        this.problem = error instanceof Problem ? error : new Problem("failed");
-        if (!(error instanceof Problem)) console.error(error);
-        this.phase = "failed";
-      }
+      if (this.phase !== "cancelled") this.fail(error);
     } finally {
       this.#controller.abort(); // whatever still hashes
       this.#controller = null;
       this.retry = null;
       this.changed();
     }
+  }
+
+  // In a batch
+
+  /** It is sent with others. */
+  joined() {
+    this.phase = "uploading";
+    this.retry = null;
+    this.changed();
+  }
+
+  /** It was not sent after all. */
+  left() {
+    this.phase = "waiting";
+    this.retry = null;
+    this.changed();
+  }
+
+  // How it ends
+
+  succeed(file) {
+    this.complete(file);
+    this.phase = "complete";
+    this.retry = null;
+  }
+
+  /** It was there before: nothing was sent. */
+  found(file) {
+    this.unchanged = true;
+    this.succeed(file);
+  }
+
+  fail(error) {
+    this.problem = error instanceof Problem ? error : new Problem("failed");
+    if (!(error instanceof Problem)) console.error(error);
+    this.phase = "failed";
+    this.retry = null;
+    this.changed();
   }
 
   // What a person may do
@@ -125,6 +165,12 @@ export class Transfer {
 
   hashed(bytes) {
     this.hashedBytes = bytes;
+    this.changed();
+  }
+
+  /** It is sent whole, without an upload that could be gone on with. */
+  sending() {
+    this.phase = "uploading";
     this.changed();
   }
 
@@ -190,6 +236,7 @@ export class Transfer {
     this.mergedBytes = 0;
     this.uploadId = this.expected?.id ?? null;
     this.made = null;
+    this.unchanged = false;
     this.rate.clear();
     this.changed();
   }

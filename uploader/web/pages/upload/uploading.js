@@ -1,5 +1,6 @@
-// How one file of this device becomes a file on the server: hashed first if it is small, opened first if it is large. The
-// server's list of missing chunks is the truth at every step. Knows nothing of rows and buttons (transfer.js).
+// How one file of this device becomes a file on the server: hashed first if it is small, and sent whole where one chunk would
+// do; opened first if it is large. The server's list of missing chunks is the truth at every step. Knows nothing of rows and
+// buttons (transfer.js), nor of files so small that they share a request (batch.js).
 
 import { Problem, Retrying } from "../api.js";
 import { HASH_FIRST_BYTES, Queue, isMissing } from "./plan.js";
@@ -52,10 +53,11 @@ export class Uploading {
   #hashing = null;
   #uploadId = null; // of the upload that bytes were sent to
 
-  /** `shared`: {api, hasher, slots, locks}. `expected`: the upload that the person chose the file for, or null. `meter` is
-   * told what happens; nothing new is begun while `gate` is closed; `signal` ends it all. */
-  constructor(shared, { file, name, expected, meter, gate, signal }) {
-    Object.assign(this, { ...shared, file, name, expected, meter, gate, signal });
+  /** `shared`: {api, hasher, slots, locks, offers}. `expected`: the upload that the person chose the file for, or null.
+   * `there`: the server's files of this name and size. `meter` is told what happens; nothing new is begun while `gate` is
+   * closed; `signal` ends it all. */
+  constructor(shared, { file, name, expected, modifiedAt, there, meter, gate, signal }) {
+    Object.assign(this, { ...shared, file, name, expected, modifiedAt, there, meter, gate, signal });
   }
 
   /** The file it became. Throws Problem, or AbortError. */
@@ -89,7 +91,7 @@ export class Uploading {
     const { expected, file } = this;
     if (expected && expected.size !== file.size) throw new Problem("other-size", { fields: { size: expected.size } });
     const opensFirst = expected ? !expected.md5 : file.size > HASH_FIRST_BYTES;
-    const made = opensFirst ? await this.#openedFirst() : await this.#byDigests(await this.#hashing);
+    const made = opensFirst ? await this.#openedFirst() : await this.#hashedFirst(await this.#hashing);
     const digests = await this.#hashing;
     if (made.sha256 !== digests.sha256 || made.size !== file.size) throw new Problem("content-differs");
     return made;
@@ -121,7 +123,42 @@ export class Uploading {
     return this.#call("GET", `/uploads/${uploadId}`, undefined, { signal });
   }
 
+  /** What is told of the file when it is opened. */
+  get #facts() {
+    const { name, file, modifiedAt, offers } = this;
+    return { name, size: file.size, ...(offers.times ? { modified_at: modifiedAt } : {}) };
+  }
+
   // Hashed first
+
+  async #hashedFirst(digests) {
+    const same = this.there.find((file) => file.sha256 === digests.sha256);
+    if (same) {
+      this.meter.found(same);
+      return same;
+    }
+    if (this.expected || this.file.size > this.offers.wholeBytes) return this.#byDigests(digests);
+    return this.locks.hold(digests.md5, this.signal, () => this.#whole(digests));
+  }
+
+  /** In one request, so that nothing stays open; unless the server has these bytes, or some of them. */
+  async #whole(digests) {
+    const { md5, sha256 } = digests;
+    const query = new URLSearchParams({ name: this.name, sha256, modified_at: this.modifiedAt });
+    const retrying = new Retrying(this.#options(this.signal));
+    for (;;) {
+      await this.gate.wait(this.signal);
+      const states = await this.#call("POST", "/files/status", { md5s: [md5] });
+      if (states[md5].state !== "absent") return this.#byDigestsAlone(digests);
+      this.meter.sending();
+      try {
+        return (await this.slots.hold(this.signal, () => this.#put(`/files/${md5}?${query}`, this.file, this.signal))).file;
+      } catch (problem) {
+        if (problem.code === "unreachable") await this.#check();
+        await retrying.pause(problem);
+      }
+    }
+  }
 
   async #byDigests(digests) {
     if (this.expected?.md5 && this.expected.md5 !== digests.md5) throw new Problem("other-content");
@@ -139,7 +176,7 @@ export class Uploading {
   async #openByDigests(digests) {
     await this.gate.wait(this.signal);
     const open = (instant) =>
-      this.#call("POST", `/files/${digests.md5}`, { name: this.name, size: this.file.size, sha256: digests.sha256, instant });
+      this.#call("POST", `/files/${digests.md5}`, { ...this.#facts, sha256: digests.sha256, instant });
     const opened = await open(true);
     if (opened.state !== "challenge") return opened;
     return (await this.#prove(`/files/${digests.md5}`, digests, opened.challenge)) ?? open(false);
@@ -185,7 +222,7 @@ export class Uploading {
     for (let attempt = 0; attempt < KEY_ATTEMPTS; attempt += 1) {
       const headers = { "Idempotency-Key": `${key}-${attempt}` };
       try {
-        const opened = await this.#call("POST", "/uploads", { name: this.name, size: this.file.size }, { headers });
+        const opened = await this.#call("POST", "/uploads", this.#facts, { headers });
         if (opened.state !== "complete") return opened;
         if (opened.file.sha256 === (await this.#hashing).sha256) return opened.file.name === this.name ? opened : null;
       } catch (problem) {
@@ -330,10 +367,13 @@ export class Uploading {
   async #sendOnce(upload, number, signal) {
     const offset = number * upload.chunk_size;
     const blob = this.file.slice(offset, Math.min(offset + upload.chunk_size, upload.size));
+    return this.#put(`/uploads/${upload.id}/chunks/${number}`, blob, signal);
+  }
+
+  async #put(path, blob, signal) {
     const moving = this.meter.moving();
     try {
-      const path = `/uploads/${upload.id}/chunks/${number}`;
-      const answer = await this.api.putOnce(path, blob, { signal, onProgress: moving.progress });
+      const answer = await this.api.sendOnce("PUT", path, blob, { signal, onProgress: moving.progress });
       this.meter.answered(answer.received_bytes);
       return answer;
     } finally {

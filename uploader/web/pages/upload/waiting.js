@@ -1,5 +1,7 @@
 // What one part of the page has another wait for. A wait ends with an AbortError when its signal aborts.
 
+const WORK_MS = 8;
+
 /** Calls `begin(resolve)` and waits for it; `leave()` is called when the signal ended the wait. */
 function waited(signal, begin, leave) {
   return new Promise((resolve, reject) => {
@@ -15,6 +17,28 @@ function waited(signal, begin, leave) {
     signal?.addEventListener("abort", aborted);
     begin(settle);
   });
+}
+
+/** For work on thousands of things: does a little at a time, so that the page answers and is drawn meanwhile. */
+export class Breath {
+  #since = performance.now();
+
+  get isDue() {
+    return performance.now() - this.#since > WORK_MS;
+  }
+
+  async take() {
+    if (!this.isDue) return;
+    await new Promise((resolve) => {
+      const { port1, port2 } = new MessageChannel(); // timers are slow where nobody looks
+      port1.onmessage = () => {
+        port1.close();
+        resolve();
+      };
+      port2.postMessage(null);
+    });
+    this.#since = performance.now();
+  }
 }
 
 /** Open or closed; whoever waits goes on when it opens. */
