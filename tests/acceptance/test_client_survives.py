@@ -155,7 +155,7 @@ async def test_a_directory_of_small_files_arrives_whole_and_is_not_sent_again(tm
         hows = _hows(await _put(commands, "--if-exists", "replace"))
         assert hows == {"present": set(expected) - {"files/00/1.txt"}, "sent": {"files/00/1.txt", "files/00/new.txt"}}
         assert _names(commands) == sorted([*expected, "files/00/new.txt"])
-        listed = checked_events(commands.run("ls", "--json").stdout)
+        listed = checked_events(commands.run("ls", "-r", "--json").stdout)
     database = Database(f"sqlite:///{tmp_path / 'data' / 'uploader.db'}")
     usage = await database.read(lambda connection: queries.usage(connection, "owner"))
     await database.close()
@@ -205,7 +205,7 @@ def _hows(events: list[dict[str, Any]]) -> dict[str, set[str]]:
 
 
 def _names(commands: Commands) -> list[str]:
-    listed = checked_events(commands.run("ls", "--json").stdout)
+    listed = checked_events(commands.run("ls", "-r", "--json").stdout)
     return sorted(event["file"]["name"] for event in listed)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -172,11 +173,24 @@ async def test_a_file_that_was_deleted_is_a_clear_error(client: AsyncClient, fil
     await client.delete(file.id)
     with pytest.raises(NotFound):
         await client.download(file, tmp_path)
+    assert not partial_of(tmp_path).exists()
 
 
 async def test_an_empty_file_is_downloaded_too(client: AsyncClient, tmp_path: Path) -> None:
     file = await client.upload(b"", "nothing")
     assert (await client.download(file, tmp_path)).read_bytes() == b""
+
+
+async def test_a_file_has_the_time_that_the_server_knows(client: AsyncClient, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"source")
+    os.utime(source, ns=(1_500_000_000_123_456_000,) * 2)
+    file = await client.upload(source)
+    fetched = await client.download(file, tmp_path / "copy")
+    assert fetched.stat().st_mtime_ns == 1_500_000_000_123_456_000
+    os.utime(fetched, (0, 0))
+    await client.download(file, fetched)
+    assert fetched.stat().st_mtime_ns == 1_500_000_000_123_456_000
 
 
 async def test_an_answer_that_ignores_the_range_begins_anew(

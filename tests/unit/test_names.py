@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uploader.domain.names import _CONTROL, check_user_id, normalise_name
+from uploader.domain.names import CONTROL, check_user_id, normalise_name
 
 BIDI_CONTROLS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
@@ -41,7 +41,7 @@ def test_control_and_direction_characters_are_refused(character: str) -> None:
 def test_every_control_character_is_one() -> None:
     controls = {chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Zl", "Zp")}
     for character in map(chr, range(0x110000)):
-        assert bool(_CONTROL.search(character)) == (character in controls or character in BIDI_CONTROLS)
+        assert bool(CONTROL.search(character)) == (character in controls or character in BIDI_CONTROLS)
 
 
 def test_a_backslash_is_refused() -> None:

@@ -9,12 +9,14 @@ with Client("https://uploads.example.org", token) as client:
 
 from uploader.client.asynchronous import AsyncClient
 from uploader.client.errors import (
+    AmbiguousName,
     BadAnswer,
     Cancelled,
     ClientError,
     ContentDiffers,
     FileChanged,
     InvalidName,
+    LeadsOutside,
     NotFound,
     QuotaExceeded,
     ServerProblem,
@@ -25,15 +27,18 @@ from uploader.client.errors import (
     Unauthenticated,
     Unreachable,
     Unreadable,
+    Unwritable,
 )
+from uploader.client.fetching.targets import Wanted
 from uploader.client.many.files import LocalFile, Outcome, Watcher
-from uploader.client.model import File, FilePage, How, IfExists, Upload, Usage
+from uploader.client.model import File, FilePage, Folder, How, IfExists, Upload, Usage
 from uploader.client.synchronous import Client, Transfer
 from uploader.client.transfers.progress import Progress
 from uploader.client.transfers.transfer import AsyncTransfer
 from uploader.client.transport import Patience
 
 __all__ = [
+    "AmbiguousName",
     "AsyncClient",
     "AsyncTransfer",
     "BadAnswer",
@@ -44,9 +49,11 @@ __all__ = [
     "File",
     "FileChanged",
     "FilePage",
+    "Folder",
     "How",
     "IfExists",
     "InvalidName",
+    "LeadsOutside",
     "LocalFile",
     "NotFound",
     "Outcome",
@@ -62,7 +69,9 @@ __all__ = [
     "Unauthenticated",
     "Unreachable",
     "Unreadable",
+    "Unwritable",
     "Upload",
     "Usage",
+    "Wanted",
     "Watcher",
 ]

@@ -9,8 +9,9 @@ import httpx2
 import msgspec
 from msgspec.json import Decoder
 
-from uploader.client.errors import BadAnswer, NotFound, ServerProblem
+from uploader.client.errors import BadAnswer, NotFound, ServerProblem, ServerTooOld
 from uploader.client.model import (
+    Changed,
     Complete,
     Config,
     Digests,
@@ -30,6 +31,8 @@ from uploader.client.transport import Retrying, Transport
 
 T = TypeVar("T")
 
+# So long a server may need for all files of a folder.
+_MANY_FILES_SECONDS = 600.0
 # An archive without members: the two blocks of zeros that end one.
 EMPTY_ARCHIVE = bytes(1024)
 _OCTETS = {"Content-Type": "application/octet-stream"}
@@ -41,6 +44,7 @@ _COMPLETE = Decoder(Complete)
 _UPLOADS = Decoder(UploadList)
 _FILE = Decoder(File)
 _PAGE = Decoder(FilePage)
+_CHANGED = Decoder(Changed)
 _USAGE = Decoder(Usage)
 _CONFIG = Decoder(Config)
 _LINES = Decoder(Lines)
@@ -70,7 +74,7 @@ class Api:
             await self._transport.request("POST", "/files/batch", content=EMPTY_ARCHIVE, headers=_TAR)
         except (ServerProblem, BadAnswer) as error:
             # To an older server `batch` is an MD5 that is none, or a path that it lacks.
-            if isinstance(error, BadAnswer) or error.status in (404, 405, 501) or error.code == "invalid-md5":
+            if lacks(error) or error.code == "invalid-md5":
                 return False
             raise
         return True
@@ -156,9 +160,21 @@ class Api:
 
     # Files
 
-    async def page(self, after: str | None, prefix: str | None, limit: int) -> FilePage:
-        params = {name: str(value) for name, value in _without_none(limit=limit, after=after, prefix=prefix).items()}
+    async def page(
+        self, after: str | None, prefix: str | None, limit: int, *, part: str | None = None, one_level: bool = False
+    ) -> FilePage:
+        """An older server gives all levels, and whatever part of a name is asked for."""
+        delimiter = "/" if one_level else None
+        params = _without_none(limit=str(limit), after=after, prefix=prefix, q=part, delimiter=delimiter)
         return await self._call("GET", "/me/files", _PAGE, params=params)
+
+    async def delete_below(self, prefix: str) -> int:
+        """How many there were. Raises ServerTooOld."""
+        return await self._change("delete", "DELETE", {"prefix": prefix})
+
+    async def move_below(self, prefix: str, new_prefix: str) -> int:
+        """How many there were. Raises ServerTooOld."""
+        return await self._change("move", "PATCH", {"prefix": prefix}, body={"prefix": new_prefix})
 
     async def file(self, file_id: str) -> File:
         return await self._call("GET", f"/me/files/{_segment(file_id)}", _FILE)
@@ -181,12 +197,29 @@ class Api:
     async def _call(self, method: str, path: str, decoder: Decoder[T], **more: Any) -> T:
         return _decode(await self._transport.request(method, path, **more), decoder)
 
+    async def _change(self, verb: str, method: str, params: dict[str, str], **more: Any) -> int:
+        """Change all files of a folder, which takes a while for many."""
+        try:
+            changed = await self._call(
+                method, "/me/files", _CHANGED, params=params, timeout_seconds=_MANY_FILES_SECONDS, **more
+            )
+        except (ServerProblem, BadAnswer) as error:
+            if lacks(error):
+                raise ServerTooOld(f"the server is too old to {verb} folders") from error
+            raise
+        return changed.files
+
     async def _delete(self, path: str) -> None:
         try:
             await self._transport.request("DELETE", path)
         except NotFound as error:
             if not error.after_retry:  # else the answer to an earlier attempt was lost
                 raise
+
+
+def lacks(error: ServerProblem | BadAnswer) -> bool:
+    """Whether it is an answer of a server that has no such path, or no such method there."""
+    return isinstance(error, BadAnswer) or error.status in (404, 405, 501)
 
 
 def _segment(text: str) -> str:

@@ -2,20 +2,23 @@
 
 import asyncio
 import os
+import unicodedata
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import Self
+from typing import BinaryIO, Self
 
 import httpx2
 
 from uploader.client.api import Api
-from uploader.client.errors import InvalidName
+from uploader.client.errors import BadAnswer, InvalidName, ServerTooOld
+from uploader.client.fetching.many import ManyDownloads
+from uploader.client.fetching.targets import Wanted
 from uploader.client.many.files import LocalFile, Outcome, Watcher
 from uploader.client.many.uploading import ManyUploads
-from uploader.client.model import File, FilePage, IfExists, Upload, Usage
+from uploader.client.model import File, FilePage, Folder, IfExists, Upload, Usage
 from uploader.client.transfers import plan
 from uploader.client.transfers.download import Downloading
-from uploader.client.transfers.names import checked_name
+from uploader.client.transfers.names import checked_name, folder_name
 from uploader.client.transfers.progress import Meter, OnProgress
 from uploader.client.transfers.shared import Shared
 from uploader.client.transfers.source import Uploadable, open_source
@@ -160,7 +163,7 @@ class AsyncClient:
         """Cancel an open upload: its bytes are freed and its quota is given back."""
         await self._api.cancel(upload_id)
 
-    # Files
+    # Downloading
 
     async def download(
         self,
@@ -172,8 +175,9 @@ class AsyncClient:
     ) -> Path:
         """Download a file to a path, or into a directory under the last part of its name; returns the path.
 
-        It goes on where an earlier run stopped, and the target appears when it is whole and its SHA-256 is right. If the
-        target is there already with this content, nothing is done; with other content, TargetExists is raised.
+        It goes on where an earlier run stopped, and the target appears when it is whole and its SHA-256 is right, with the
+        time of modification that the server knows. If the target is there already with this content, it stays; with other
+        content, TargetExists is raised.
         """
         return await self.start_download(file, target, overwrite=overwrite, on_progress=on_progress)
 
@@ -192,27 +196,117 @@ class AsyncClient:
         meter, gate = Meter(file.name, file.size, on_progress), asyncio.Event()
 
         async def work() -> Path:
-            await Downloading(self._api, file, path, meter, gate).run(overwrite=overwrite)
+            await Downloading(self._api, file, meter, gate).run(path, overwrite=overwrite)
             meter.received(file.size)
             meter.enter("complete")
             return path
 
-        async def discard() -> None:
-            """What has arrived is the beginning of this content for the next run: it stays."""
+        return AsyncTransfer(work(), gate, meter, _leave)
 
-        return AsyncTransfer(work(), gate, meter, discard)
+    async def download_into(self, file: File, opened: BinaryIO, *, on_progress: OnProgress | None = None) -> None:
+        """Write a file into a binary file object while it comes. Its SHA-256 is compared at the end: ContentDiffers."""
+        meter, gate = Meter(file.name, file.size, on_progress), asyncio.Event()
+        gate.set()
+        await Downloading(self._api, file, meter, gate).write(opened)
+        meter.enter("complete")
 
-    async def files(self, prefix: str | None = None) -> AsyncIterator[File]:
-        """All files whose name begins with `prefix`, newest first."""
+    async def download_many(
+        self,
+        wanted: Iterable[Wanted],
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        checksum: bool = False,
+        watcher: Watcher | None = None,
+    ) -> list[Outcome]:
+        """Download many files into a directory, each to a path below it; what became of each that was begun.
+
+        A file that is there with its size and its time of modification is not asked for; with `checksum` it is read and
+        compared by its SHA-256. No path leads out of the directory,
+        whatever the server names its files. A failure of one file holds up no other, and is in its outcome; if the server
+        can't be reached, or knows no such token, the rest is not begun.
+        """
+        return await self.start_download_many(wanted, target, overwrite=overwrite, checksum=checksum, watcher=watcher)
+
+    def start_download_many(
+        self,
+        wanted: Iterable[Wanted],
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        checksum: bool = False,
+        watcher: Watcher | None = None,
+    ) -> AsyncTransfer[list[Outcome]]:
+        """Begin many downloads that can be paused and stopped together. Takes what `download_many` takes."""
+        chosen = list(wanted)
+        meter, gate = Meter("", sum(each.file.size for each in chosen), None), asyncio.Event()
+        downloads = ManyDownloads(
+            self._api, self._shared, watcher or Watcher(), meter, gate, overwrite=overwrite, checksum=checksum
+        )
+        return AsyncTransfer(downloads.run(chosen, Path(target)), gate, meter, _leave)
+
+    async def download_folder(
+        self,
+        folder: str,
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        checksum: bool = False,
+        watcher: Watcher | None = None,
+    ) -> list[Outcome]:
+        """Download all that is below a folder into a directory, as `download_many` does."""
+        prefix = folder_name(folder)
+        wanted = [Wanted(file, file.name.removeprefix(prefix)) async for file in self.files(prefix)]
+        return await self.download_many(wanted, target, overwrite=overwrite, checksum=checksum, watcher=watcher)
+
+    # Files and folders
+
+    async def files(self, prefix: str | None = None, *, part: str | None = None) -> AsyncIterator[File]:
+        """All files whose name begins with `prefix`, and has `part` anywhere in it, newest first."""
+        part = None if part is None else unicodedata.normalize("NFC", part)
+        prefix = None if prefix is None else unicodedata.normalize("NFC", prefix)
         page: FilePage | None = None
         while page is None or page.next is not None:
-            page = await self.page(None if page is None else page.next, prefix=prefix)
+            page = await self._api.page(None if page is None else page.next, prefix, _PAGE, part=part)
             for file in page.files:
-                yield file
+                if not file.name.startswith(prefix or ""):
+                    raise BadAnswer(f"asked for names that begin with {prefix!r}, the server gives {file.name!r}")
+                if part is None or part in file.name:  # an older server gives all
+                    yield file
 
     async def page(self, after: str | None = None, *, prefix: str | None = None, limit: int = _PAGE) -> FilePage:
         """One page of files; its `next` is `after` for the following one."""
         return await self._api.page(after, prefix, limit)
+
+    async def level(self, folder: str = "") -> AsyncIterator[Folder | File]:
+        """The folders and files right below a folder, by name. Raises ServerTooOld."""
+        page: FilePage | None = None
+        while page is None or page.next is not None:
+            after = None if page is None else page.next
+            page = await self._api.page(after, folder_name(folder) or None, _PAGE, one_level=True)
+            if page.folders is None:
+                raise ServerTooOld("the server is too old to list one level of a folder")
+            found: list[Folder | File] = [*page.folders, *page.files]
+            for each in sorted(found, key=lambda each: each.name.encode()):
+                yield each
+
+    async def named(self, name: str) -> list[File]:
+        """All files of exactly this name, newest first."""
+        name = unicodedata.normalize("NFC", name)
+        page = await self._api.page(None, name, _PAGE, one_level=True)
+        if page.folders is None:  # an older server
+            return [file async for file in self.files(name) if file.name == name]
+        return sorted(
+            [file for file in page.files if file.name == name], key=lambda file: file.created_at, reverse=True
+        )
+
+    async def delete_folder(self, folder: str) -> int:
+        """Delete all that is below a folder; how many files. Raises ServerTooOld."""
+        return await self._api.delete_below(folder_name(checked_name(folder.rstrip("/"))))
+
+    async def move_folder(self, folder: str, new_folder: str) -> int:
+        """Give all that is below a folder another one, `""` for none; how many files. Raises ServerTooOld."""
+        return await self._api.move_below(folder_name(checked_name(folder.rstrip("/"))), folder_name(new_folder))
 
     async def file(self, file_id: str) -> File:
         """One file, by its id."""
@@ -227,3 +321,7 @@ class AsyncClient:
     async def usage(self) -> Usage:
         """How much is used, and how much is left."""
         return await self._api.usage()
+
+
+async def _leave() -> None:
+    """What has arrived of a download is the beginning of this content for the next run: it stays."""

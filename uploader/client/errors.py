@@ -8,7 +8,10 @@ ClientError
 ├── Unreachable
 ├── BadAnswer
 ├── Unreadable
+├── Unwritable
 ├── InvalidName
+├── AmbiguousName
+├── LeadsOutside
 ├── ServerTooOld
 ├── FileChanged
 ├── ContentDiffers
@@ -90,10 +93,28 @@ class Unreadable(ClientError):
     code = "unreadable"
 
 
+class Unwritable(ClientError):
+    """What was to be downloaded can't be written."""
+
+    code = "unwritable"
+
+
 class InvalidName(ClientError):
     """The server takes no file of this name."""
 
     code = "invalid-name"
+
+
+class AmbiguousName(ClientError):
+    """Several files have this name."""
+
+    code = "ambiguous-name"
+
+
+class LeadsOutside(ClientError):
+    """A symbolic link is in the way: what is written there would be elsewhere."""
+
+    code = "leads-outside"
 
 
 class ServerTooOld(ClientError):

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 IfExists = Literal["keep", "replace", "fail"]
+# A time without a zone would be none that can be compared.
+Moment = Annotated[datetime, Meta(tz=True)]
 # How a file came to be where it is: sent or fetched now; `instant`, its content was there; `present`, so was this very file.
 How = Literal["sent", "fetched", "instant", "present"]
 
@@ -29,10 +31,10 @@ class File(Struct, frozen=True):
     md5: str | None
     sha256: str
     size: int
-    created_at: datetime
+    created_at: Moment
     instant: bool
     damaged: bool = False
-    modified_at: datetime | None = None
+    modified_at: Moment | None = None
 
 
 class Upload(Struct, frozen=True):
@@ -62,11 +64,27 @@ class Usage(Struct, frozen=True):
     available: int
 
 
+class Folder(Struct, frozen=True):
+    """What lies below a name that ends with a slash: how many files, and their bytes."""
+
+    name: str
+    files: int
+    bytes: int
+
+
 class FilePage(Struct, frozen=True):
-    """A page of files; `next` is the cursor of the following one."""
+    """A page of files; `next` is the cursor of the following one. Of one level it has folders, too; an older server knows no
+    levels, and gives none."""
 
     files: list[File]
     next: str | None
+    folders: list[Folder] | None = None
+
+
+class Changed(Struct, frozen=True):
+    """How many files a call concerned."""
+
+    files: int
 
 
 class UploadList(Struct, frozen=True):

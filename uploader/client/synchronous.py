@@ -3,15 +3,16 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, BinaryIO, Generic, Self, TypeVar
 
 import httpx2
 
 from uploader.client.asynchronous import AsyncClient
+from uploader.client.fetching.targets import Wanted
 from uploader.client.many.files import LocalFile, Outcome, Watcher
-from uploader.client.model import File, FilePage, IfExists, Upload, Usage
+from uploader.client.model import File, FilePage, Folder, IfExists, Upload, Usage
 from uploader.client.transfers import plan
 from uploader.client.transfers.progress import OnProgress, Progress
 from uploader.client.transfers.source import Uploadable
@@ -19,6 +20,8 @@ from uploader.client.transfers.transfer import AsyncTransfer
 from uploader.client.transport import OnRetry, Patience, Token
 
 T = TypeVar("T")
+
+_AT_ONCE = 1000
 
 
 class _Loop:
@@ -59,6 +62,16 @@ async def _end_all_others() -> None:
 async def _call(function: Callable[[], T]) -> T:
     """An event loop's own things are used in its thread only."""
     return function()
+
+
+async def _next_of(found: AsyncIterator[T]) -> list[T]:
+    """A page or so, because the way between two threads is long. Empty at the end."""
+    some = []
+    async for each in found:
+        some.append(each)
+        if len(some) == _AT_ONCE:
+            break
+    return some
 
 
 class Transfer(Generic[T]):
@@ -201,7 +214,7 @@ class Client:
         """Cancel an open upload: its bytes are freed and its quota is given back."""
         self._loop.run(self._client.cancel(upload_id))
 
-    # Files
+    # Downloading
 
     def download(
         self,
@@ -229,12 +242,81 @@ class Client:
 
         return Transfer(self._loop, self._loop.run(_call(begin)))
 
-    def files(self, prefix: str | None = None) -> Iterator[File]:
-        """All files whose name begins with `prefix`, newest first."""
-        page: FilePage | None = None
-        while page is None or page.next is not None:
-            page = self.page(None if page is None else page.next, prefix=prefix)
-            yield from page.files
+    def download_into(self, file: File, opened: BinaryIO, *, on_progress: OnProgress | None = None) -> None:
+        """Write a file into a binary file object while it comes."""
+        self._loop.run(self._client.download_into(file, opened, on_progress=on_progress))
+
+    def download_many(
+        self,
+        wanted: Iterable[Wanted],
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        checksum: bool = False,
+        watcher: Watcher | None = None,
+    ) -> list[Outcome]:
+        """Download many files into a directory, each to a path below it; what became of each that was begun."""
+        return self._loop.run(
+            self._client.download_many(wanted, target, overwrite=overwrite, checksum=checksum, watcher=watcher)
+        )
+
+    def start_download_many(
+        self,
+        wanted: Iterable[Wanted],
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        checksum: bool = False,
+        watcher: Watcher | None = None,
+    ) -> Transfer[list[Outcome]]:
+        """Begin many downloads that can be paused and stopped together."""
+
+        def begin() -> AsyncTransfer[list[Outcome]]:
+            return self._client.start_download_many(
+                wanted, target, overwrite=overwrite, checksum=checksum, watcher=watcher
+            )
+
+        return Transfer(self._loop, self._loop.run(_call(begin)))
+
+    def download_folder(
+        self,
+        folder: str,
+        target: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        checksum: bool = False,
+        watcher: Watcher | None = None,
+    ) -> list[Outcome]:
+        """Download all that is below a folder into a directory, as `download_many` does."""
+        return self._loop.run(
+            self._client.download_folder(folder, target, overwrite=overwrite, checksum=checksum, watcher=watcher)
+        )
+
+    # Files and folders
+
+    def files(self, prefix: str | None = None, *, part: str | None = None) -> Iterator[File]:
+        """All files whose name begins with `prefix`, and has `part` anywhere in it, newest first."""
+        return self._each(self._client.files(prefix, part=part))
+
+    def level(self, folder: str = "") -> Iterator[Folder | File]:
+        """The folders and files right below a folder, by name."""
+        return self._each(self._client.level(folder))
+
+    def _each(self, found: AsyncIterator[T]) -> Iterator[T]:
+        while some := self._loop.run(_next_of(found)):
+            yield from some
+
+    def named(self, name: str) -> list[File]:
+        """All files of exactly this name, newest first."""
+        return self._loop.run(self._client.named(name))
+
+    def delete_folder(self, folder: str) -> int:
+        """Delete all that is below a folder; how many files."""
+        return self._loop.run(self._client.delete_folder(folder))
+
+    def move_folder(self, folder: str, new_folder: str) -> int:
+        """Give all that is below a folder another one, `""` for none; how many files."""
+        return self._loop.run(self._client.move_folder(folder, new_folder))
 
     def page(self, after: str | None = None, *, prefix: str | None = None, limit: int = 1000) -> FilePage:
         """One page of files; its `next` is `after` for the following one."""

@@ -28,7 +28,7 @@ from uploader.client.errors import (
 Token = str | Callable[[], str]
 OnRetry = Callable[[ClientError, float], None]
 
-_TIMEOUT = httpx2.Timeout(60, connect=10, pool=None)
+_TIMEOUT_SECONDS = 60.0
 # What a proxy says while the server behind it is away, with no problem of ours in the body.
 _PASSING_STATUS = frozenset({408, 425, 429, 502, 503, 504})
 _PROBLEMS: dict[str, type[ServerProblem]] = {
@@ -104,7 +104,7 @@ class Transport:
         self._http = httpx2.AsyncClient(
             base_url=_checked_url(url),
             headers={"User-Agent": f"uploader-client/{__version__}"},
-            timeout=_TIMEOUT,
+            timeout=_timeout(_TIMEOUT_SECONDS),
             limits=limits,
             transport=http_transport,
         )
@@ -136,9 +136,13 @@ class Transport:
         content: AsyncIterable[bytes] | bytes | None = None,
         headers: Mapping[str, str] | None = None,
         params: Mapping[str, str] | None = None,
+        timeout_seconds: float = _TIMEOUT_SECONDS,
     ) -> httpx2.Response:
         """One attempt; `body` is sent as JSON, `content` as it is."""
-        request = await self._request(method, path, json=body, content=content, headers=headers, params=params)
+        timeout = _timeout(timeout_seconds)
+        request = await self._request(
+            method, path, json=body, content=content, headers=headers, params=params, timeout=timeout
+        )
         try:
             response = await self._http.send(request)
         except httpx2.RequestError as error:
@@ -183,6 +187,10 @@ def _checked_url(url: str) -> str:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ValueError(f"{url!r} is not a URL such as https://uploads.example.org")
     return url
+
+
+def _timeout(seconds: float) -> httpx2.Timeout:
+    return httpx2.Timeout(seconds, connect=10, pool=None)
 
 
 def _unreachable(error: httpx2.RequestError) -> Unreachable:

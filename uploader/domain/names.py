@@ -9,7 +9,7 @@ MAX_USER_ID_BYTES = 255
 
 # The general category Cc, which never changes; the line and paragraph separators, which forge lines as well as those do; and
 # what changes the direction of the text around it (Unicode Standard Annex #9, section 2).
-_CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -24,7 +24,7 @@ def normalise_name(name: str) -> str:
         raise ValueError(f"is longer than {MAX_NAME_BYTES} bytes")
     if "\\" in name:
         raise ValueError("has a backslash")
-    if _CONTROL.search(name):
+    if CONTROL.search(name):
         raise ValueError("has control characters")
     for segment in name.split("/"):
         if segment in ("", ".", ".."):
@@ -42,6 +42,6 @@ def check_user_id(user_id: str) -> str:
         raise ValueError("is not valid Unicode")
     if len(user_id.encode()) > MAX_USER_ID_BYTES:
         raise ValueError(f"is longer than {MAX_USER_ID_BYTES} bytes")
-    if "/" in user_id or _CONTROL.search(user_id) or any(character.isspace() for character in user_id):
+    if "/" in user_id or CONTROL.search(user_id) or any(character.isspace() for character in user_id):
         raise ValueError("has white space, control characters or '/'")
     return user_id

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from uploader.client import File, How, Upload, Usage
+from uploader.client import File, Folder, How, Upload, Usage
 
 
 class Event(Struct, tag_field="event"):
@@ -63,6 +63,19 @@ class Completed(Event, tag="complete"):
     path: str
     file: File
     how: How
+    # The word that this file came by with others, if one `folder-ended` tells of them all.
+    folder: str | None = None
+
+
+class FolderEnded(Event, tag="folder-ended"):
+    """The files of a folder, or those that a pattern matched, are over; those that failed were told of each for itself."""
+
+    name: str
+    files: int
+    bytes: int
+    fetched: int
+    present: int
+    failed: int
 
 
 class Failed(Event, tag="failed"):
@@ -103,6 +116,12 @@ class Listed(Event, tag="file"):
     file: File
 
 
+class ListedFolder(Event, tag="folder"):
+    """A folder of `ls`, and what is in it."""
+
+    folder: Folder
+
+
 class ListedUpload(Event, tag="upload"):
     """An open upload of `uploads`."""
 
@@ -119,6 +138,27 @@ class Deleted(Event, tag="deleted"):
     """A file is deleted."""
 
     file: File
+
+
+class DeletedFolder(Event, tag="folder-deleted"):
+    """All that was in a folder is deleted: so many files."""
+
+    name: str
+    files: int
+
+
+class MovedFolder(Event, tag="folder-moved"):
+    """All that was in a folder is in another one: so many files."""
+
+    name: str
+    old_name: str
+    files: int
+
+
+class Noted(Event, tag="note"):
+    """Something is not as it might be expected, and did not fail."""
+
+    detail: str
 
 
 class Renamed(Event, tag="renamed"):
@@ -147,15 +187,20 @@ AnyEvent = (
     | Moving
     | Retrying
     | Completed
+    | FolderEnded
     | Failed
     | Skipped
     | TransferSummary
     | Interrupted
     | Listed
+    | ListedFolder
     | ListedUpload
     | ListedUsage
     | Deleted
+    | DeletedFolder
     | Renamed
+    | MovedFolder
+    | Noted
     | CancelledUpload
     | LoggedIn
 )

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from uploader.cli.client.connecting import exit_code_of, run_client, shown_options, worst_of
+from uploader.cli.client.connecting import run_client, shown_options
 from uploader.cli.exits import EXIT_OK
 
 if TYPE_CHECKING:
@@ -13,61 +13,56 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("prefix", required=False)
+@click.argument("words", metavar="[NAME]...", nargs=-1)
+@click.option("--recursive", "-r", is_flag=True, help="All that is below a folder, newest first.")
+@click.option("--find", "part", metavar="TEXT", help="All files, in any folder, that have this in their name.")
 @shown_options
-def ls(prefix: str | None, as_json: bool, quiet: bool) -> None:
-    """List your files, newest first: id, when they were made, size, name. PREFIX: only names that begin so."""
+def ls(words: tuple[str, ...], recursive: bool, part: str | None, as_json: bool, quiet: bool) -> None:
+    """List files: id, when they were made, size, name. Of a folder, or of all there is, one level, by name, with what is
+    in the folders. NAME is a name, an id, a folder, or a pattern such as 'photos/*.jpg', in quotes.
+    """
 
     async def work(client: "AsyncClient", reporter: "Reporter") -> int:
-        from uploader.cli.client.events import Listed
+        from uploader.cli.client.naming.listing import list_all
 
-        async for file in client.files(prefix):
-            reporter.show(Listed(file))
-        return EXIT_OK
+        return await list_all(client, reporter, words, recursive=recursive, part=part)
 
     run_client(work, as_json=as_json, quiet=quiet)
 
 
 @click.command()
-@click.argument("names_or_ids", metavar="NAME_OR_ID...", nargs=-1, required=True)
+@click.argument("words", metavar="NAME...", nargs=-1, required=True)
+@click.option("--recursive", "-r", is_flag=True, help="Delete folders with all that is in them.")
+@click.option("--yes", is_flag=True, help="Really delete folders, and what patterns match.")
 @shown_options
-def rm(names_or_ids: tuple[str, ...], as_json: bool, quiet: bool) -> None:
-    """Delete files. Of several with the same name each has to be named by its id."""
+def rm(words: tuple[str, ...], recursive: bool, yes: bool, as_json: bool, quiet: bool) -> None:
+    """Delete files, what patterns match, and with -r folders. Without --yes it only says how much that would be, unless
+    each file is named. NAME is a name, an id, a folder, or a pattern, in quotes; of several files with the same name each
+    has to be named by its id.
+    """
 
     async def work(client: "AsyncClient", reporter: "Reporter") -> int:
-        from uploader.cli.client.events import Deleted, Failed
-        from uploader.cli.client.getting import the_file
-        from uploader.client import ClientError
+        from uploader.cli.client.naming.removing import remove_all
 
-        failed = set()
-        for name_or_id in names_or_ids:
-            try:
-                file = await the_file(client, name_or_id)
-                await client.delete(file.id)
-            except ClientError as error:
-                failed.add(exit_code_of(error))
-                reporter.show(Failed(name_or_id, error.code, error.detail, error.retryable))
-            else:
-                reporter.show(Deleted(file))
-        return worst_of(failed)
+        return await remove_all(client, reporter, words, recursive=recursive, sure=yes)
 
     run_client(work, as_json=as_json, quiet=quiet)
 
 
 @click.command()
-@click.argument("name_or_id")
+@click.argument("name")
 @click.argument("new_name")
+@click.option("--force", is_flag=True, help="Even if something has that name already; it stays, too.")
 @shown_options
-def mv(name_or_id: str, new_name: str, as_json: bool, quiet: bool) -> None:
-    """Rename a file, or move it to another folder: folders are what names have before a `/`."""
+def mv(name: str, new_name: str, force: bool, as_json: bool, quiet: bool) -> None:
+    """Rename a file or a folder, or move it to another folder: folders are what names have before a `/`. A NEW_NAME that
+    ends with a `/` is the folder to move it into.
+    """
 
     async def work(client: "AsyncClient", reporter: "Reporter") -> int:
-        from uploader.cli.client.events import Renamed
-        from uploader.cli.client.getting import the_file
+        from uploader.cli.client.naming.moving import move_one
 
-        file = await the_file(client, name_or_id)
-        reporter.show(Renamed(await client.rename(file.id, new_name), old_name=file.name))
-        return EXIT_OK
+        return await move_one(client, reporter, name, new_name, force=force)
 
     run_client(work, as_json=as_json, quiet=quiet)
 

@@ -8,7 +8,16 @@ from typing import Self
 import msgspec
 
 from uploader.cli.client.event_text import say
-from uploader.cli.client.events import AnyEvent, Failed, Interrupted, Listed, ListedUpload, ListedUsage, Moving
+from uploader.cli.client.events import (
+    AnyEvent,
+    Failed,
+    Interrupted,
+    Listed,
+    ListedFolder,
+    ListedUpload,
+    ListedUsage,
+    Moving,
+)
 
 _JSON_INTERVAL_SECONDS = 0.5
 
@@ -34,7 +43,7 @@ class Quiet(Reporter):
     """What went wrong, and what was asked for."""
 
     def show(self, event: AnyEvent) -> None:
-        if isinstance(event, Failed | Listed | ListedUpload | ListedUsage):
+        if isinstance(event, Failed | Listed | ListedFolder | ListedUpload | ListedUsage):
             say(event)
 
 

@@ -91,25 +91,55 @@ def put(
 
 
 @click.command()
-@click.argument("name_or_id")
+@click.argument("words", metavar="NAME...", nargs=-1, required=True)
 @click.option(
     "--output",
     "-o",
     "target",
-    type=click.Path(path_type=Path),
-    help="A file or a directory.  [default: this directory]",
+    default=".",
+    metavar="PATH",
+    help="A directory; for one file, also its path, or - for standard output.  [default: this directory]",
 )
-@click.option("--force", is_flag=True, help="Replace a file that is there with other content.")
+@click.option("--force", is_flag=True, help="Replace files that are here with other content.")
+@click.option("--checksum", is_flag=True, help="Compare by content, not by size and time, what is here already.")
+@_connections
 @_patience
+@click.option("--verbose", "-v", is_flag=True, help="A line for each file of a folder.")
 @shown_options
-def get(name_or_id: str, target: Path | None, force: bool, patience: float, as_json: bool, quiet: bool) -> None:
-    """Download a file; of several with the same name, the newest.
+def get(
+    words: tuple[str, ...],
+    target: str,
+    force: bool,
+    checksum: bool,
+    connections: int,
+    patience: float,
+    verbose: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Download files, folders with all that is in them, and what patterns match. NAME is a name, an id, or a pattern such
+    as 'photos/*.jpg' or '**/*.pdf', in quotes.
 
-    Run it again after an interruption: it goes on where it stopped. The file appears when it is whole and was compared.
+    A folder comes under its own name, below the directory of --output. Run it again after an interruption: it goes on
+    where it stopped, and what is here with its size and time is not asked for. A file appears when it is whole and was
+    compared, with the time at which it was last modified.
     """
-    from uploader.cli.client.getting import get_one
+    from uploader.cli.client.getting import STDOUT, get_all
+
+    if target == STDOUT and (as_json or len(words) > 1):
+        fail("-o - is for a single file, and nothing else is printed", EXIT_USAGE)
+    is_directory = target.endswith("/") or Path(target).is_dir()
 
     async def work(client: "AsyncClient", reporter: "Reporter") -> int:
-        return await get_one(client, reporter, name_or_id, target or Path(), overwrite=force)
+        return await get_all(
+            client,
+            reporter,
+            words,
+            target,
+            is_directory=is_directory,
+            overwrite=force,
+            checksum=checksum,
+            verbose=verbose,
+        )
 
-    run_client(work, as_json=as_json, quiet=quiet, patience_seconds=patience)
+    run_client(work, as_json=as_json, quiet=quiet, patience_seconds=patience, connections=connections)

@@ -1,5 +1,7 @@
 """Names of files, as the server keeps them."""
 
+import unicodedata
+
 from uploader.client.errors import InvalidName
 from uploader.domain.names import normalise_name
 
@@ -12,3 +14,9 @@ def checked_name(name: str | None) -> str:
         return normalise_name(name)
     except ValueError as error:
         raise InvalidName(f"the name {name!r} {error}") from error
+
+
+def folder_name(folder: str) -> str:
+    """What the names of all files in it begin with: a slash at its end, but nothing for the folder of all."""
+    folder = unicodedata.normalize("NFC", folder).rstrip("/")
+    return f"{folder}/" if folder else ""

@@ -85,6 +85,11 @@ def moment_of(modified_ns: int) -> datetime | None:
         return None
 
 
+def modified_ns_of(moment: datetime) -> int:
+    """The other way round."""
+    return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
 def wishes(if_exists: IfExists, modified_ns: int | None) -> dict[str, str]:
     """What a server is asked beyond keeping the bytes, as members of a body and as parameters of a query alike."""
     wished: dict[str, str] = {} if if_exists == "keep" else {"if_exists": if_exists}

@@ -1,0 +1,276 @@
+"""Folders by the Python client on the real server: levels, many downloads at once, deleting and moving; and old servers."""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.conftest import MakeStack
+from tests.support.content import KIB, Content
+from tests.support.sockets import serving_stack
+from tests.support.stack import Stack
+from tests.support.uploading import Wire, client_on
+from uploader.client import (
+    AsyncClient,
+    Client,
+    ContentDiffers,
+    Folder,
+    InvalidName,
+    NotFound,
+    Outcome,
+    ServerProblem,
+    ServerTooOld,
+    Stopped,
+    Unauthenticated,
+    Unwritable,
+    Wanted,
+    Watcher,
+)
+
+FILES = {
+    "a.txt": b"a",
+    "photos/2025/x.jpg": b"xx",
+    "photos/2026/x.jpg": b"xxx",
+    "photos/cover.jpg": b"xx",
+    "übung/ß": b"u",
+}
+
+
+class OldWire(Wire):
+    """To a server before folders: their parameters say nothing to it, and what changes them is not there."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.url.path == "/me/files":
+            if request.method != "GET":
+                return httpx2.Response(405, request=request)
+            request.url = request.url.copy_remove_param("delimiter").copy_remove_param("q")
+        return await super().handle_async_request(request)
+
+
+@pytest.fixture
+async def stack(make_stack: MakeStack) -> AsyncIterator[Stack]:
+    async with make_stack(durability="process") as made:
+        yield made
+
+
+@pytest.fixture
+def wire(stack: Stack) -> Wire:
+    return Wire(stack)
+
+
+@pytest.fixture
+async def client(stack: Stack, wire: Wire) -> AsyncIterator[AsyncClient]:
+    async with await client_on(stack, wire) as made:
+        for name, data in FILES.items():
+            await made.upload(data, name)
+        yield made
+
+
+@pytest.fixture
+async def old_client(stack: Stack, client: AsyncClient) -> AsyncIterator[AsyncClient]:
+    async with await client_on(stack, OldWire(stack)) as made:
+        yield made
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """The server has its files in `tmp_path`."""
+    return tmp_path / "here"
+
+
+async def level(client: AsyncClient, folder: str = "") -> list[str | Folder]:
+    return [each if isinstance(each, Folder) else each.name async for each in client.level(folder)]
+
+
+async def names(client: AsyncClient, **asked: str) -> set[str]:
+    return {file.name async for file in client.files(**asked)}
+
+
+def tree_in(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
+
+
+class Seen(Watcher):
+    """Remembers how each ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+
+    def ended(self, outcome: Outcome) -> None:
+        self.ends.append(outcome.how if outcome.error is None else outcome.error.code)
+
+
+async def test_a_level_has_folders_and_files_by_name(client: AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uploader.client.asynchronous._PAGE", 1)
+    assert await level(client) == ["a.txt", Folder("photos/", 3, 7), Folder("übung/", 1, 1)]
+    assert await level(client, "photos") == [
+        Folder("photos/2025/", 1, 2),
+        Folder("photos/2026/", 1, 3),
+        "photos/cover.jpg",
+    ]
+    assert await level(client, "u\u0308bung/") == ["übung/ß"]
+    assert await level(client, "nothing") == []
+
+
+async def test_names_are_searched_by_their_beginning_and_by_any_part(client: AsyncClient) -> None:
+    assert await names(client, part="x.j") == {"photos/2025/x.jpg", "photos/2026/x.jpg"}
+    assert await names(client, prefix="photos/2026", part="x.j") == {"photos/2026/x.jpg"}
+    assert await names(client, part="u\u0308") == {"übung/ß"}
+    await client.upload(b"another", "a.txt")
+    assert [file.size for file in await client.named("a.txt")] == [7, 1]
+    assert await client.named("photos") == []
+
+
+async def test_a_folder_comes_down_and_only_what_changed_comes_again(
+    client: AsyncClient, wire: Wire, here: Path
+) -> None:
+    here.mkdir()
+    (here / "here.jpg").write_bytes(b"here")
+    await client.upload(here / "here.jpg", "photos/2026/here.jpg")
+    outcomes = await client.download_folder("photos", here / "there")
+    assert {outcome.how for outcome in outcomes} == {"fetched"}
+    expected = {"2025/x.jpg": b"xx", "2026/x.jpg": b"xxx", "cover.jpg": b"xx", "2026/here.jpg": b"here"}
+    assert tree_in(here / "there") == expected
+    fetched = wire.count("GET /me/files/[0-9a-f]{32}/content")
+    assert fetched == 4
+    # Those without a time are compared, the one with it is not even read.
+    (here / "there/2026/here.jpg").chmod(0)
+    seen = Seen()
+    await client.download_folder("photos/", here / "there", watcher=seen)
+    assert seen.ends == ["present"] * 4
+    assert wire.count("GET /me/files/[0-9a-f]{32}/content") == fetched
+
+
+async def test_one_content_twice_in_a_folder_is_no_quarrel(client: AsyncClient, here: Path) -> None:
+    content = Content(900 * KIB, seed=190)
+    files = [await client.upload(content.data, f"twins/{number}") for number in range(6)]
+    outcomes = await client.download_many([Wanted(file, file.name) for file in files], here)
+    assert [outcome.error for outcome in outcomes] == [None] * 6
+    assert tree_in(here) == {file.name: content.data for file in files}
+
+
+async def test_a_file_that_fails_harms_no_other(client: AsyncClient, here: Path) -> None:
+    files = {file.name: file async for file in client.files()}
+    await client.delete(files["photos/cover.jpg"].id)
+    (here / "photos").mkdir(parents=True)
+    (here / "photos/2025").write_bytes(b"in the way")
+    (here / "a.txt").write_bytes(b"mine")
+    outcomes = await client.download_many([Wanted(file, name) for name, file in files.items()], here)
+    assert {
+        outcome.local.name: outcome.how if outcome.error is None else outcome.error.code for outcome in outcomes
+    } == {
+        "a.txt": "target-exists",
+        "photos/2025/x.jpg": "unwritable",
+        "photos/2026/x.jpg": "fetched",
+        "photos/cover.jpg": "file-not-found",
+        "übung/ß": "fetched",
+    }
+
+
+async def test_without_a_token_one_is_told_and_the_rest_is_not_begun(
+    stack: Stack, client: AsyncClient, here: Path
+) -> None:
+    wanted = [Wanted(file, file.name) async for file in client.files()]
+    async with AsyncClient("http://test", "wrong", connections=1, http_transport=Wire(stack)) as stranger:
+        [outcome] = await stranger.download_many(wanted, here)
+    assert isinstance(outcome.error, Unauthenticated)
+    assert tree_in(here) == {}
+
+
+async def test_many_downloads_are_stopped_together_and_go_on(client: AsyncClient, wire: Wire, here: Path) -> None:
+    content = Content(900 * KIB, seed=191)
+    await client.upload(content.data, "photos/large")
+    reached = asyncio.Event()
+
+    async def before(request: httpx2.Request) -> None:
+        if request.url.path.endswith("/content"):
+            reached.set()
+            await asyncio.Event().wait()
+
+    wanted = [Wanted(file, file.name) async for file in client.files("photos/")]
+    free, wire.before = wire.before, before
+    transfer = client.start_download_many(wanted, here)
+    await reached.wait()
+    await transfer.stop()
+    with pytest.raises(Stopped):
+        await transfer
+    wire.before = free
+    assert {outcome.error for outcome in await client.download_many(wanted, here)} == {None}
+    assert tree_in(here)["photos/large"] == content.data
+
+
+async def test_a_file_is_written_into_what_is_open(client: AsyncClient, stack: Stack) -> None:
+    content = Content(900 * KIB, seed=192)
+    file = await client.upload(content.data, "film")
+    opened = io.BytesIO(b"before")
+    opened.seek(6)
+    await client.download_into(file, opened)
+    assert opened.getvalue() == b"before" + content.data
+    blob = stack.data / "blobs" / file.sha256[:2] / file.sha256[2:4] / file.sha256
+    blob.chmod(0o600)
+    blob.write_bytes(bytes(content.size))
+    with pytest.raises(ContentDiffers):
+        await client.download_into(file, io.BytesIO())
+    with pytest.raises(Unwritable), Path("/dev/full").open("wb", buffering=0) as full:
+        await client.download_into(file, full)
+
+
+async def test_folders_are_deleted_and_moved(client: AsyncClient) -> None:
+    assert await client.move_folder("photos/2025", "old") == 1
+    assert await client.move_folder("old/", "photos/1999/") == 1
+    assert await names(client, prefix="photos/1") == {"photos/1999/x.jpg"}
+    assert await client.move_folder("photos/1999", "") == 1
+    assert await client.delete_folder("photos") == 2
+    assert await client.delete_folder("photos/") == 0
+    assert await names(client) == {"a.txt", "x.jpg", "übung/ß"}
+    for nothing in ("", "/", "..", "a//b"):
+        with pytest.raises(InvalidName):
+            await client.delete_folder(nothing)
+        with pytest.raises(InvalidName):
+            await client.move_folder(nothing, "x")
+    with pytest.raises(ServerProblem) as refused:
+        await client.move_folder("übung", "../x")
+    assert refused.value.code == "invalid-request"
+
+
+async def test_an_older_server_says_what_it_can_not(old_client: AsyncClient, here: Path) -> None:
+    with pytest.raises(ServerTooOld, match="one level"):
+        await level(old_client)
+    with pytest.raises(ServerTooOld, match="delete folders"):
+        await old_client.delete_folder("photos")
+    with pytest.raises(ServerTooOld, match="move folders"):
+        await old_client.move_folder("photos", "x")
+    assert await names(old_client, part="x.j") == {"photos/2025/x.jpg", "photos/2026/x.jpg"}
+    assert [file.name for file in await old_client.named("a.txt")] == ["a.txt"]
+    await old_client.download_folder("photos", here)
+    assert tree_in(here) == {"2025/x.jpg": b"xx", "2026/x.jpg": b"xxx", "cover.jpg": b"xx"}
+
+
+async def test_without_an_event_loop_it_is_the_same(make_stack: MakeStack, here: Path) -> None:
+    async with serving_stack(make_stack, durability="process") as server:
+        token = await server.stack.services.accounts.create_token("alice", admin=False, total_space=None)
+
+        def use() -> None:
+            with Client(server.url, token) as client:
+                for name, data in FILES.items():
+                    client.upload(data, name)
+                assert len(list(client.level())) == 3
+                assert [file.name for file in client.files(part="ß")] == ["übung/ß"]
+                [file] = client.named("a.txt")
+                opened = io.BytesIO()
+                client.download_into(file, opened)
+                assert opened.getvalue() == b"a"
+                assert len(client.download_folder("photos", here)) == 3
+                assert len(client.start_download_many([Wanted(file, "b")], here).result()) == 1
+                assert client.move_folder("photos", "x") == 3
+                assert client.delete_folder("x") == 3
+                with pytest.raises(NotFound):
+                    client.file("0" * 32)
+
+        await asyncio.to_thread(use)
+        assert (here / "b").read_bytes() == b"a"
