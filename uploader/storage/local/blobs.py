@@ -99,10 +99,13 @@ class Blobs:
     def open(self, sha256: str, size: int | None = None) -> int:
         """A descriptor to read a blob. Raises Gone if it is not there, or has another size than was given."""
         descriptor = self._open(blob_path(sha256))
-        if size in (None, disk.status(descriptor).st_size):
-            return descriptor
-        disk.close(descriptor)
-        raise Gone(sha256)
+        try:
+            if size not in (None, disk.status(descriptor).st_size):
+                raise Gone(sha256)
+        except BaseException:
+            disk.close(descriptor)
+            raise
+        return descriptor
 
     def _open(self, path: str) -> int:
         parent, _, name = path.rpartition("/")
