@@ -188,7 +188,7 @@ if ENDED[state] then""",
         ("Pause.active", "or abs(wall_passed - steady_passed) > _JUMP_SECONDS", ""),
         tests="tests/unit/test_pause.py",
     ),
-    _mutant("an end that is not announced", ("announce", "await self._pending.lease(upload.id)", "pass")),
+    _mutant("an end that is not announced", ("Closers.announce", "await self._pending.lease(upload.id)", "pass")),
     _mutant(
         "the map before the bytes",
         (
@@ -363,17 +363,21 @@ if ENDED[state] then""",
     ),
     _mutant(
         "bytes that are believed though their sync failed",
-        ("_write", "_fill(descriptor, body, cut_off=is_new)", "if is_new: _fill(descriptor, body, cut_off=is_new)"),
+        (
+            "_write_blob",
+            "_fill(descriptor, body, cut_off=is_new)",
+            "if is_new: _fill(descriptor, body, cut_off=is_new)",
+        ),
         tests=_WHOLE,
     ),
     _mutant(
         "a blob that is not looked at once more",
-        ("LocalArrivals._place", "not self._root.has(blob_path(sha256), place)", "False"),
+        ("LocalArrivals._place", "not self._root.has(blob_path(sha256), place, unchanged=True)", "False"),
         tests=_WHOLE,
     ),
     _mutant(
         "a blob that is known by its number alone",
-        ("Directory.has", "and found.st_ctime_ns == opened.st_ctime_ns", ""),
+        ("Directory.has", "found.st_ctime_ns != opened.st_ctime_ns", "False"),
         tests=_WHOLE,
     ),
 )

@@ -135,9 +135,10 @@ class _Making:
         same = next((other for other in of_name if other.sha256 == file.sha256), None)
         replaced = [other for other in of_name if other is not same] if self._if_exists is IfExists.REPLACE else []
         more = (0 if same else file.size) - sum(other.size for other in replaced)
-        if same is not None or (refusal := self._refusal(file, of_name, more)) is not None:
+        refusal = None if same else self._refusal(file, of_name, more)
+        if same or refusal:
             changes.dropped[file.sha256] += 1
-        if same is None and refusal is not None:
+        if refusal:
             changes.verdicts.append(refusal)
             return
         for other in replaced:

@@ -100,7 +100,7 @@ class LocalArrivals:
         if sha256 not in written:
             make = blobs.make if synced else blobs.make_unsynced
             with make(fan_out(sha256)) as directory:
-                written[sha256] = _write(directory, sha256, arrival.body, synced=synced)
+                written[sha256] = _write_blob(directory, sha256, arrival.body, synced=synced)
                 if synced:
                     directory.sync()
         arrival.place = written[sha256]
@@ -134,7 +134,7 @@ def _sha256(arrival: Arrival) -> str:
     return arrival.digests.sha256
 
 
-def _write(directory: Directory, sha256: str, body: Body, *, synced: bool) -> os.stat_result | None:
+def _write_blob(directory: Directory, sha256: str, body: Body, *, synced: bool) -> os.stat_result | None:
     """What has the bytes of a body under the name of their digest: a new file, or one that is there already. None if that
     holds something else, can't be read, or goes at this moment."""
     is_new = True
