@@ -104,4 +104,4 @@ def _hydrate(path: str, uploads: Sequence[Upload], era: str) -> None:
                 count = chunk_count(upload.size, upload.chunk_size)
                 facts = ["", "token", upload.id, era, 0, b"\0", upload.size, upload.chunk_size, count, 0, 5000]
                 pipeline.evalsha(script.sha, len(keys), *keys, *facts)
-            assert all(reply[0] == b"hydrated" for reply in pipeline.execute())
+            assert all(reply.startswith(b"hydrated") for reply in pipeline.execute())

@@ -48,13 +48,13 @@ async def test_a_token_is_made_shown_once_and_works(make_stack_on: MakeStack) ->
         assert (made["user_id"], made["admin"], made["revoked_at"]) == ("new", False, None)
         usage = (await _as(stack, made).get("/me/usage")).json()
         assert usage["total_space"] == 1000
-        assert (await _as(stack, made).get("/me")).json() == {"user_id": "new", "admin": False}
+        assert (await _as(stack, made).get("/me/identity")).json() == {"user_id": "new", "admin": False}
         problem(await _as(stack, made).get("/admin/usage"), 403, "forbidden")
 
         second = await _make(root, "new", admin=True, total_space=5)  # who is there keeps the quota
         usage = (await _as(stack, second).get("/me/usage")).json()
         assert usage["total_space"] == 1000
-        assert (await _as(stack, second).get("/me")).json() == {"user_id": "new", "admin": True}
+        assert (await _as(stack, second).get("/me/identity")).json() == {"user_id": "new", "admin": True}
         listed = await _list(root, "new")
         assert listed == [
             {name: each[name] for name in ("id", "admin", "created_at", "revoked_at")} for each in (second, made)
@@ -116,7 +116,7 @@ async def test_where_tokens_mean_nothing_that_is_said(make_stack: MakeStack, met
         local = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=stack.app), base_url="http://localhost")
         problem(await local.request(method, path), 409, "tokens-unused")
         assert (await local.get("/config")).json()["auth"] == "none"
-        assert (await local.get("/me")).json() == {"user_id": "local", "admin": True}
+        assert (await local.get("/me/identity")).json() == {"user_id": "local", "admin": True}
 
 
 async def test_a_token_that_was_made_is_in_no_log(stack: Stack, caplog: pytest.LogCaptureFixture) -> None:

@@ -120,7 +120,7 @@ def file_operations(handlers: FileHandlers) -> list[Operation]:
         ),
         Operation(
             method="GET",
-            path="/me",
+            path="/me/identity",
             handler=handlers.get_caller,
             summary="Who you are here",
             tag="files",

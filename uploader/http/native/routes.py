@@ -248,7 +248,6 @@ def whole_operations(handlers: WholeHandlers) -> list[Operation]:
             summary="Send many small files as a tar archive",
             tag="uploading",
             takes_bytes=True,
-            bytes_are="application/x-tar",
             responses={200: schemas.BatchResults},
             problems=_BATCH_PROBLEMS,
             parameters=(_TO, _IF_EXISTS),

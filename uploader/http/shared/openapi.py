@@ -108,7 +108,7 @@ def _operation(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
         content = {"application/json": {"schema": schema_of[operation.takes]}}
         described["requestBody"] = {"required": not operation.takes_optional, "content": content}
     elif operation.takes_bytes:
-        described["requestBody"] = {"required": True, "content": {operation.bytes_are: {}}}
+        described["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}
     return described
 
 

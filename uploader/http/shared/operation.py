@@ -61,8 +61,6 @@ class Operation:
     takes: type | None = None
     takes_optional: bool = False
     takes_bytes: bool = False
-    # The media type of the bytes that it takes.
-    bytes_are: str = "application/octet-stream"
     responses: dict[int, Any] = field(default_factory=dict)
     # Media types that the body of a 200 may have beside JSON.
     media_types: tuple[str, ...] = ()

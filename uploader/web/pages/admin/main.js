@@ -26,7 +26,7 @@ mountHeader(header, { links: PAGES });
 const session = new Session();
 const { api } = session;
 await session.start();
-const { admin } = await api.request("GET", "/me", { patienceSeconds: Infinity });
+const { admin } = await api.request("GET", "/me/identity", { patienceSeconds: Infinity });
 const { auth = "token" } = await api.request("GET", "/config", { patienceSeconds: Infinity });
 mountHeader(header, { links: PAGES, signOut: session.hasToken ? () => session.signOut() : null });
 

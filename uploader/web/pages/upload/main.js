@@ -23,7 +23,7 @@ mountHeader(header, {});
 const session = new Session();
 const { api } = session;
 const usage = await session.start();
-const { admin } = await api.request("GET", "/me", { patienceSeconds: Infinity });
+const { admin } = await api.request("GET", "/me/identity", { patienceSeconds: Infinity });
 mountHeader(header, { links: admin ? PAGES : [], signOut: session.hasToken ? () => session.signOut() : null });
 
 const news = new News($("news"));
