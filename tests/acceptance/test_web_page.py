@@ -334,6 +334,9 @@ async def test_ten_thousand_files_cost_no_more_rows_than_are_seen(browser: Brows
             assert await rows.count() < 40
             await visitor.press("Cancel all")
             await visitor.press("Cancel upload")
+            # What two batches may have brought before the pause is there, and stays listed until somebody clears it.
+            if await visitor.page.get_by_role("button", name="Clear finished").is_visible():
+                await visitor.press("Clear finished")
             await expect(visitor.page.locator("#transfers")).to_be_hidden()
 
 

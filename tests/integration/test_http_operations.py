@@ -247,7 +247,7 @@ async def test_the_openapi_document_describes_every_path_of_the_contract(stack: 
         assert required.keys() >= {"sha256", "if_exists", "modified_at", "Content-Digest"}
     batch = document["paths"]["/files/batch"]["post"]
     assert [parameter["name"] for parameter in batch["parameters"]] == ["to", "if_exists"]
-    assert list(batch["requestBody"]["content"]) == ["application/x-tar"]
+    assert list(batch["requestBody"]["content"]) == ["application/octet-stream"]
     assert batch["responses"].keys() >= {"200", "408", "415", "422", "429", "503"}
     opening = document["paths"]["/files/{md5}"]["post"]["responses"]
     assert opening.keys() >= {"200", "201", "401", "409", "413", "422", "429", "503", "507"}
