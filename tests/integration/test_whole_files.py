@@ -406,7 +406,7 @@ async def test_what_came_before_a_batch_broke_off_is_stored(stack: Stack) -> Non
     assert all(body.keepers == 0 for body in bodies)
 
 
-async def test_a_batch_without_a_database_keeps_no_body(stack: Stack) -> None:
+async def test_a_batch_without_a_database_keeps_no_body(make_stack: MakeStack, sqlite_url: str) -> None:
     bodies: list[InPieces] = []
 
     async def entries() -> AsyncIterator[tuple[NewFile, Body] | UploaderError]:
@@ -414,15 +414,15 @@ async def test_a_batch_without_a_database_keeps_no_body(stack: Stack) -> None:
             bodies.append(InPieces(str(number).encode()))
             yield new(str(number)), bodies[-1]
 
-    async with without_database(stack):
-        with pytest.raises(Unavailable):
-            await stack.services.whole.receive_many("alice", entries())
-    assert bodies
-    assert all(body.keepers == 0 for body in bodies)
-    assert await names(stack) == []
+    async with make_stack(database_url=sqlite_url) as stack:
+        async with without_database(stack):
+            with pytest.raises(Unavailable):
+                await stack.services.whole.receive_many("alice", entries())
+        assert bodies
+        assert all(body.keepers == 0 for body in bodies)
+        assert await names(stack) == []
 
-
-# With its own upload
+    # With its own upload
 
 
 async def test_an_upload_its_content_and_its_cancellation_that_race_end_it_once(make_stack_on: MakeStack) -> None:
