@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.problems import problem
 from tests.support.stack import Stack
+from uploader.database import transactions
 
 FILES = {
     "a.txt": b"a",
@@ -168,3 +169,28 @@ async def test_nobody_sees_folders_of_others(filled: Stack) -> None:
     assert (await bob.patch("/me/files", params={"prefix": "photos/"}, json={"prefix": "x/"})).json() == {"files": 0}
     assert read("zip", (await bob.get("/me/archive")).content) == {}
     assert await names(filled) == sorted(FILES)
+
+
+async def test_a_folder_within_one_of_its_own_name_moves_up_whole(stack: Stack) -> None:
+    """What is in the way of a file is to be moved itself: it is no twin."""
+    for name in ("a/a/a/x", "a/x", "a/a/x", "a/a/y"):
+        await put(stack, name, b"same")
+    response = await stack.client.patch("/me/files", params={"prefix": "a/"}, json={"prefix": ""})
+    assert (response.status_code, response.json()) == (200, {"files": 4})
+    assert await names(stack) == ["a/a/x", "a/x", "a/y", "x"]
+    assert (await stack.usage("alice"))["finished"] == 16
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+async def test_a_folder_with_a_damaged_file_is_refused_before_any_byte(filled: Stack, kind: str) -> None:
+    (file,) = (await filled.client.get("/me/files", params={"prefix": "photos/2026/x"})).json()["files"]
+    await filled.services.database.transact(
+        lambda connection: transactions.note_scrub(
+            connection, file["sha256"], damaged=True, now=filled.services.clock.now()
+        )
+    )
+    parameters = {"prefix": "photos/", "format": kind}
+    refused = problem(await filled.client.get("/me/archive", params=parameters), 500, "content-damaged")
+    assert "photos/2026/x.jpg" in refused["detail"]
+    response = await filled.client.get("/me/archive", params={"prefix": "photos/2025/", "format": kind})
+    assert read(kind, response.content) == {"2025/x.jpg": b"xx"}

@@ -85,11 +85,28 @@ async def files_of_folder(
     return [File(**row) for row in (await connection.execute(query)).mappings()]
 
 
-async def files_below(connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: str) -> list[File]:
-    """Files whose names start with a prefix, in the order of their ids, after an id."""
+async def files_below(
+    connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: File | None, shortest: bool = False
+) -> list[File]:
+    """Files whose names start with a prefix, after a file, in the order of their ids; or those with the shortest names
+    first."""
     table = models.file.c
-    query = FILE.where(*_below(user_id, prefix), table.id > after).order_by(table.id).limit(limit)
+    length = func.length(table.name)
+    query = (
+        FILE.where(*_below(user_id, prefix)).order_by(*((length, table.id) if shortest else (table.id,))).limit(limit)
+    )
+    if after is not None:
+        later = table.id > after.id
+        reached = len(after.name.encode())
+        query = query.where(or_(length > reached, and_(length == reached, later)) if shortest else later)
     return [File(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def damaged_below(connection: AsyncConnection, user_id: str, prefix: str) -> File | None:
+    """A file whose name starts with a prefix and whose content is known to be damaged."""
+    query = FILE.where(*_below(user_id, prefix), or_(models.blob.c.damaged, models.blob.c.sha256.is_(None))).limit(1)
+    row = (await connection.execute(query)).mappings().first()
+    return None if row is None else File(**row)
 
 
 def _below(user_id: str, prefix: str) -> list[ColumnElement[bool]]:

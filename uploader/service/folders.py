@@ -14,7 +14,7 @@ from uploader.database.engine import Connection, Database, Duplicate
 from uploader.domain.folder import Folder, Place, place_of
 from uploader.domain.names import normalise_name
 from uploader.domain.upload import File
-from uploader.errors import InvalidRequest, Unavailable
+from uploader.errors import ContentDamaged, InvalidRequest, Unavailable
 
 # Of one transaction: other writers of SQLite wait for it.
 _FILES_AT_ONCE = 200
@@ -58,7 +58,8 @@ class Folders:
             for file in files:
                 _moved(file, prefix, new_prefix)
         moved = 0
-        async for files in self._below(user_id, prefix):
+        # Where names become shorter, one may be that of another file below the prefix: that one goes first.
+        async for files in self._below(user_id, prefix, shortest=prefix.startswith(new_prefix)):
             names = {file.id: _moved(file, prefix, new_prefix) for file in files}
             moved += await self._move(files, names)
         return moved
@@ -68,10 +69,16 @@ class Folders:
             try:
                 return await self._database.transact(partial(transactions.folders.move_files, files=files, names=names))
             except Duplicate:
-                await asyncio.sleep(
-                    _PAUSE_SECONDS
-                )  # a twin came at this moment: then it is there when this is repeated
+                await asyncio.sleep(_PAUSE_SECONDS)  # a twin came at this moment: next time it is there
         raise Unavailable("Files of these names are changing too fast; try again.")
+
+    async def check(self, user_id: str, prefix: str) -> None:
+        """Raises ContentDamaged if a file below a prefix is known to be damaged."""
+        damaged = await self._database.read(partial(listing.damaged_below, user_id=user_id, prefix=prefix))
+        if damaged is not None:
+            raise ContentDamaged(
+                f"The stored bytes of {damaged.name} went bad. Send them again, or fetch the others alone."
+            )
 
     async def read(self, user_id: str, prefix: str) -> AsyncIterator[File]:
         """All files below a prefix, each once, in the order in which they came."""
@@ -79,16 +86,13 @@ class Folders:
             for file in files:
                 yield file
 
-    async def _below(self, user_id: str, prefix: str) -> AsyncIterator[list[File]]:
-        """In batches. In the order of their ids, so that what is moved meanwhile is met once."""
-        after = ""
-        while True:
-            ask = partial(listing.files_below, user_id=user_id, prefix=prefix, limit=_FILES_AT_ONCE, after=after)
-            files = await self._database.read(ask)
-            if not files:
-                return
+    async def _below(self, user_id: str, prefix: str, *, shortest: bool = False) -> AsyncIterator[list[File]]:
+        """In batches, in an order that a move does not change, so that each is met once."""
+        ask = partial(listing.files_below, user_id=user_id, prefix=prefix, limit=_FILES_AT_ONCE, shortest=shortest)
+        after: File | None = None
+        while files := await self._database.read(partial(ask, after=after)):
             yield files
-            after = files[-1].id
+            after = files[-1]
 
 
 def _key(found: object) -> tuple[bytes, str]:

@@ -44,14 +44,15 @@ async def _deleted(connection: AsyncConnection, file: File) -> bool:
 
 
 async def move_files(connection: AsyncConnection, files: Sequence[File], names: Mapping[str, str]) -> int:
-    """Give files of one user, which were read before, other names, by their ids; returns how many were still there.
+    """Give files of one user, which were read before, other names, by their ids and one after the other; returns how many
+    were still there.
 
-    A file whose content has the new name already goes: it would be a twin. Raises Duplicate (from the engine) if one came at
-    this moment.
+    A file whose content has the new name already goes: it would be a twin, unless that one is to be moved itself, which then
+    has to come first. Raises Duplicate (from the engine) if one came at this moment.
     """
     equals = [(file.sha256, names[file.id]) for file in files]
     there = await queries.files_by_contents(connection, files[0].user_id, equals)
-    taken = {(file.sha256, file.name) for file in there}
+    taken = {(file.sha256, file.name) for file in there if file.id not in names}
     twins = [file for file in files if (file.sha256, names[file.id]) in taken]
     moved = await delete_files(connection, twins)
     for file in files:

@@ -57,7 +57,7 @@ def file_operations(handlers: FileHandlers) -> list[Operation]:
             summary="Download a folder as one zip or tar",
             tag="files",
             responses={200: None},
-            problems=("invalid-request",),
+            problems=("invalid-request", "content-damaged"),
             parameters=(PREFIX, _FORMAT),
         ),
         Operation(

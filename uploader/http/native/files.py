@@ -59,6 +59,7 @@ class FileHandlers:
     async def get_archive(self, call: Call) -> Response:
         kind = call.query_word("format", "zip", ("zip", "tar"))
         prefix = _part_of_name(call, "prefix") or ""
+        await self.folders.check(call.user_id, prefix)
         return archive(self.folders.read(call.user_id, prefix), prefix, kind, self.files.open)
 
     async def get_file(self, call: Call) -> Response:
