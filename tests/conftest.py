@@ -4,22 +4,26 @@ import os
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.async_api import Browser
 from redis import Redis
-from sqlalchemy import text
+from sqlalchemy import exists, literal_column, select, text
 
 from tests.support.browser import chromium_path, running_chromium
+from tests.support.certificates import Authority
 from tests.support.clock import ManualClock
 from tests.support.mounting import can_mount
-from tests.support.servers import PRIVATE_DATABASES, PrivateDatabase, PrivateRedis
+from tests.support.proxies import PROXIES, program_of
+from tests.support.servers import PRIVATE_DATABASES, UNPACKED_VALKEY, PrivateDatabase, PrivateRedis
 from tests.support.stack import Stack, running_stack
 from tests.support.storing import running_storage
+from tests.support.terminal import tmux_path
 from uploader.database import migrate, models
 from uploader.database.engine import Database
 from uploader.storage.base import Store
@@ -42,8 +46,17 @@ def _missing() -> dict[str, Callable[[pytest.Item], bool]]:
     for kind, private in PRIVATE_DATABASES.items():
         if not private.is_installed():
             missing[private.product] = partial(_needs_database, kind)
+    if not UNPACKED_VALKEY.is_dir():
+        missing["A Valkey that speaks TLS"] = _needs_valkey_with_tls
     if chromium_path() is None:
         missing["Chromium"] = _needs_chromium
+    if tmux_path() is None:
+        missing["tmux"] = _needs_tmux
+    for proxy in PROXIES:
+        if program_of(proxy) is None:
+            missing[proxy] = partial(_needs_proxy, proxy)
+    if find_spec("confluent_kafka") is None:
+        missing["The client of Kafka"] = _needs_kafka
     if not can_mount():
         missing["The right to mount"] = _needs_mounts
     if len(os.sched_getaffinity(0)) < 2:
@@ -58,7 +71,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without MariaDB, MySQL, Chromium, mounts or a second core their tests are left out, loudly; in CI they fail."""
+    """Without MariaDB, MySQL, Chromium, tmux, proxies, mounts or a second core their tests are left out; in CI they fail."""
     needs = [] if os.environ.get("CI") == "true" else list(_missing().values())
     if _stack_on is not None:
         needs.append(_not_for_the_matrix)
@@ -87,8 +100,25 @@ def _not_for_the_matrix(item: pytest.Item) -> bool:
     return "stack_url" not in names or "sqlite_url" in names or "own_server" in names
 
 
+def _needs_valkey_with_tls(item: pytest.Item) -> bool:
+    return "valkey_authority" in getattr(item, "fixturenames", ())
+
+
 def _needs_chromium(item: pytest.Item) -> bool:
     return "browser" in getattr(item, "fixturenames", ())
+
+
+def _needs_tmux(item: pytest.Item) -> bool:
+    return "tmux" in getattr(item, "fixturenames", ())
+
+
+def _needs_proxy(proxy: str, item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and callspec.params.get("proxy") == proxy
+
+
+def _needs_kafka(item: pytest.Item) -> bool:
+    return "kafka_servers" in getattr(item, "fixturenames", ())
 
 
 def _needs_mounts(item: pytest.Item) -> bool:
@@ -103,6 +133,11 @@ def _needs_two_cores(item: pytest.Item) -> bool:
 def two_cores() -> set[int]:
     """Two of the cores that there are."""
     return set(sorted(os.sched_getaffinity(0))[:2])
+
+
+@pytest.fixture
+def tmux() -> None:
+    """The test looks at a terminal."""
 
 
 @pytest.fixture
@@ -150,6 +185,12 @@ def own_redis(tmp_path: Path) -> Iterator[PrivateRedis]:
     server = PrivateRedis(tmp_path / "own-redis").start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def valkey_authority(tmp_path: Path) -> Authority:
+    """Vouches for a Valkey that speaks TLS."""
+    return Authority(tmp_path / "authority")
 
 
 # Databases
@@ -201,23 +242,27 @@ async def blank_mysql_url(mysql_server_url: str, worker_number: int) -> str:
 
 
 @pytest.fixture(scope="session")
-async def mariadb_template(mariadb_server_url: str, worker_number: int) -> str:
+async def mariadb_template(mariadb_server_url: str, worker_number: int) -> AsyncIterator[tuple[str, Database]]:
     """A migrated database on MariaDB; `mariadb_url` empties it before each test."""
-    return await _migrated(mariadb_server_url, f"uploader_test_{worker_number}")
+    async with _migrated(mariadb_server_url, f"uploader_test_{worker_number}") as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
-async def mysql_template(mysql_server_url: str, worker_number: int) -> str:
+async def mysql_template(mysql_server_url: str, worker_number: int) -> AsyncIterator[tuple[str, Database]]:
     """The same on MySQL."""
-    return await _migrated(mysql_server_url, f"uploader_test_{worker_number}")
+    async with _migrated(mysql_server_url, f"uploader_test_{worker_number}") as made:
+        yield made
 
 
-async def _migrated(server_url: str, name: str) -> str:
+@asynccontextmanager
+async def _migrated(server_url: str, name: str) -> AsyncIterator[tuple[str, Database]]:
+    """A new database: its URL, and connections to it."""
     url = await _create_database(server_url, name)
     database = Database(url)
     await migrate.upgrade(database)
+    yield url, database
     await database.close()
-    return url
 
 
 @pytest.fixture(scope="session")
@@ -239,23 +284,32 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def mariadb_url(mariadb_template: str) -> str:
+async def mariadb_url(mariadb_template: tuple[str, Database]) -> str:
     """A migrated, empty MariaDB database."""
-    return await _emptied(mariadb_template)
+    return await _emptied(*mariadb_template)
 
 
 @pytest.fixture
-async def mysql_url(mysql_template: str) -> str:
+async def mysql_url(mysql_template: tuple[str, Database]) -> str:
     """A migrated, empty MySQL database."""
-    return await _emptied(mysql_template)
+    return await _emptied(*mysql_template)
 
 
-async def _emptied(url: str) -> str:
-    database = Database(url)
+# In which tables anything is, as one row. It waits for what a killed process has not committed yet.
+_FILLED = select(
+    *(
+        exists(select(literal_column("1")).select_from(table).with_for_update()).label(table.name)
+        for table in models.metadata.sorted_tables
+    )
+)
+
+
+async def _emptied(url: str, database: Database) -> str:
     async with database.engine.begin() as connection:
+        filled = (await connection.execute(_FILLED)).mappings().one()
         for table in reversed(models.metadata.sorted_tables):
-            await connection.execute(table.delete())
-    await database.close()
+            if filled[table.name]:
+                await connection.execute(table.delete())
     return url
 
 
@@ -270,7 +324,9 @@ def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Priva
 @pytest.fixture
 async def own_server_url(own_server: PrivateDatabase) -> str:
     """A migrated database on it."""
-    return await _migrated(own_server.url("mysql"), "uploader")
+    async with _migrated(own_server.url("mysql"), "uploader") as (url, _):
+        pass
+    return url
 
 
 @pytest.fixture(params=["sqlite", *PRIVATE_DATABASES])

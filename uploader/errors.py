@@ -1,81 +1,30 @@
-"""Everything that can go wrong and has a name, as one tree.
-
-An error knows its code and whether trying again may help; it knows nothing of HTTP (`http/shared/problem.py` gives each
-code its status). The class docstring is the message a person reads.
+"""Everything that can go wrong and has a name, as one tree. Each knows its code, and nothing of HTTP (`problem.py` of
+`http/shared` does). Its docstring is the message a person reads.
 
 UploaderError
-├── ConfigurationError
 ├── InvalidRequest
-│   ├── InvalidMd5
-│   ├── ChunkNumberOutOfRange
-│   ├── ChunkLengthMismatch
-│   ├── DigestMismatch
-│   └── InvalidArchive
-├── Unauthenticated
-├── Forbidden
-├── ProofFailed
+│   └── InvalidMd5, ChunkNumberOutOfRange, ChunkLengthMismatch, DigestMismatch, InvalidArchive, InvalidDelta
+├── ConfigurationError, Unauthenticated, Forbidden, ProofFailed, NotAllowed, Md5Mismatch, Sha256Mismatch
 ├── NotFound
-│   ├── UploadNotFound
-│   ├── UploadGone
-│   └── FileNotFound
+│   └── UploadNotFound, UploadGone, FileNotFound
 ├── Conflict
-│   ├── SizeMismatch
-│   ├── Sha256Conflict
-│   ├── Md5Conflict
-│   ├── UploadExists
-│   ├── UploadActive
-│   ├── NameTaken
-│   ├── ChunksMissing
-│   ├── TokenInUse
-│   └── TokensUnused
-├── Md5Mismatch
-├── Sha256Mismatch
+│   ├── SizeMismatch, LengthUnknown, Sha256Conflict, Md5Conflict, BytesConflict, UploadExists, UploadActive
+│   └── OffsetMismatch, NameTaken, ChunksMissing, BaseUnusable, TokenInUse, TokensUnused
 ├── Refused
-│   ├── QuotaExceeded
+│   ├── QuotaExceeded, TooManyUploads, TooManyRequests
 │   ├── FileTooLarge
-│   ├── TooManyUploads
-│   ├── TooManyRequests
+│   │   └── LengthExceeded
 │   └── StorageFull
-├── ContentDamaged
-├── BodyTimeout
-├── RangeNotSatisfiable
-├── UnsupportedMediaType
+│       └── StorageTooSmall
+├── ContentDamaged, BodyTimeout, RangeNotSatisfiable, UnsupportedMediaType, MethodNotAllowed
 ├── BadRequest
-│   ├── TargetTooLong
-│   └── HeadersTooLarge
-├── MethodNotAllowed
+│   └── TargetTooLong, HeadersTooLarge
 └── Unavailable
-    ├── DatabaseDamaged
-    ├── StorageFailed
-    └── Unverified
+    └── DatabaseDamaged, UploadBusy, StorageFailed, Unverified
 """
 
-from typing import Any, ClassVar
-
-
-class UploaderError(Exception):
-    """Something went wrong."""
-
-    code: ClassVar[str] = "internal-error"
-    retryable: ClassVar[bool] = False
-
-    def __init__(self, detail: str | None = None, *, inside: str | None = None, **fields: Any) -> None:
-        """`inside`: which host or file it was and what that said, for the log and the commands of the server; no client
-        gets to see it."""
-        self.inside = inside
-        self.detail = detail or message_of(type(self))
-        self.fields = fields
-        super().__init__(self.detail)
-
-    @property
-    def reason(self) -> str:
-        """What to tell whoever runs the server."""
-        return self.inside or self.detail
-
-
-def message_of(error: type[UploaderError]) -> str:
-    """The first line of an error's docstring: what it says when nothing more precise is known."""
-    return (error.__doc__ or "").strip().splitlines()[0]
+from uploader.failure import UploaderError as UploaderError  # noqa: PLC0414 (whoever takes errors takes it from here)
+from uploader.failure import message_of as message_of  # noqa: PLC0414
 
 
 class ConfigurationError(UploaderError):
@@ -123,6 +72,12 @@ class InvalidArchive(InvalidRequest):
     code = "invalid-archive"
 
 
+class InvalidDelta(InvalidRequest):
+    """The body is no instructions to make the chunk from this base: send the chunk whole."""
+
+    code = "invalid-delta"
+
+
 class Unauthenticated(UploaderError):
     """A valid token is needed: `Authorization: Bearer <token>`."""
 
@@ -139,6 +94,12 @@ class ProofFailed(UploaderError):
     """This proves nothing: wrong, too late, used before, or not for you. Send the bytes, with `"instant": false`."""
 
     code = "proof-failed"
+
+
+class NotAllowed(UploaderError):
+    """Whoever decides here what may be uploaded does not allow this."""
+
+    code = "refused"
 
 
 class NotFound(UploaderError):
@@ -175,6 +136,12 @@ class SizeMismatch(Conflict):
     code = "size-mismatch"
 
 
+class LengthUnknown(Conflict):
+    """The length of this upload is not known yet: it takes no chunks and no digests, only what is appended to it."""
+
+    code = "length-unknown"
+
+
 class Sha256Conflict(Conflict):
     """You have an open upload of this MD5 that was claimed with another SHA-256."""
 
@@ -185,6 +152,12 @@ class Md5Conflict(Conflict):
     """Another MD5 was told for this upload before."""
 
     code = "md5-conflict"
+
+
+class BytesConflict(Conflict):
+    """Other bytes were appended to this upload: the chunk begins differently."""
+
+    code = "bytes-conflict"
 
 
 class UploadExists(Conflict):
@@ -199,6 +172,12 @@ class UploadActive(Conflict):
     code = "upload-active"
 
 
+class OffsetMismatch(Conflict):
+    """The upload ends somewhere else: `offset` says where the next bytes belong."""
+
+    code = "offset-mismatch"
+
+
 class NameTaken(Conflict):
     """You have the same content under this name already."""
 
@@ -209,6 +188,12 @@ class ChunksMissing(Conflict):
     """The upload is not complete yet; `missing` holds the ranges of chunks that are still to be sent."""
 
     code = "chunks-missing"
+
+
+class BaseUnusable(Conflict):
+    """The content of the base is damaged or missing: send the chunk whole."""
+
+    code = "base-unusable"
 
 
 class TokenInUse(Conflict):
@@ -251,6 +236,10 @@ class FileTooLarge(Refused):
     code = "file-too-large"
 
 
+class LengthExceeded(FileTooLarge):
+    """More bytes came than the upload has; `limit` is its length."""
+
+
 class TooManyUploads(Refused):
     """You have too many open uploads: finish or cancel one first."""
 
@@ -270,6 +259,12 @@ class StorageFull(Refused):
 
     code = "storage-full"
     retryable = True
+
+
+class StorageTooSmall(StorageFull):
+    """The disk of this server could not hold this file if it were empty; `limit` is in bytes."""
+
+    retryable = False
 
 
 class ContentDamaged(UploaderError):
@@ -306,6 +301,10 @@ class Unavailable(UploaderError):
 
 class DatabaseDamaged(Unavailable):
     """The database is damaged; nothing was acknowledged. `uploader reconcile` says where."""
+
+
+class UploadBusy(Unavailable):
+    """Another request appends to this upload, and does not let go; try again."""
 
 
 class StorageFailed(Unavailable):

@@ -35,6 +35,9 @@ FLUSHED_UPLOADS = Counter("uploader_flushed_uploads", "Uploads whose received by
 INSTANT_UPLOADS = Counter("uploader_instant_uploads", "Files that were finished without sending their bytes.")
 REBUILDS = Counter("uploader_hydrations", "Uploads rebuilt in Redis from the disk.")
 REQUESTS = Counter("uploader_http_requests", "Requests by method, route and status.", ["method", "route", "status"])
+REFUSED_CONNECTIONS = Counter(
+    "uploader_refused_connections", "Connections refused, or closed for a newer one, by limit.", ["limit"]
+)
 DAMAGED_CONTENTS = Counter("uploader_damaged_contents", "Contents that were found to be damaged.")
 HEALED_CONTENTS = Counter("uploader_healed_contents", "Damaged contents that are whole again.")
 QUOTA_REFUSALS = Counter("uploader_quota_refusals", "Openings refused for lack of quota.")
@@ -45,6 +48,12 @@ FLUSH_LAG_SECONDS = Histogram(
     "uploader_flush_lag_seconds",
     "From when the earliest upload of a flush was due to their commit in the database.",
     buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
+)
+EVENT_DELIVERIES = Counter(
+    "uploader_event_deliveries", "Attempts to tell a sink of an event, by outcome.", ["sink", "outcome"]
+)
+EVENT_DELIVERY_SECONDS = Histogram(
+    "uploader_event_delivery_duration_seconds", "How long a sink took for the events it was told of at once.", ["sink"]
 )
 # Asked of the stores when somebody looks; every process says the same.
 OPEN_UPLOADS = Gauge("uploader_open_uploads", "Open uploads.")
@@ -63,6 +72,12 @@ KEPT_STRAYS = Gauge(
 )
 UNSCRUBBED_SECONDS = Gauge(
     "uploader_unscrubbed_seconds", "For how long the content that waits longest was not read back from the disk."
+)
+
+WAITING_EVENTS = Gauge("uploader_waiting_events", "Events that a sink is still to be told of.", ["sink"])
+DEAD_EVENTS = Gauge("uploader_dead_events", "Events that a sink was told of in vain until the last attempt.", ["sink"])
+EVENT_LAG_SECONDS = Gauge(
+    "uploader_event_lag_seconds", "How old the oldest event is that a sink is still to be told of.", ["sink"]
 )
 
 DRIFTS = Gauge("uploader_drifts", "Figures that differed from their definitions when the reconciler last looked.")

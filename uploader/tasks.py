@@ -4,7 +4,7 @@ import asyncio
 import ctypes
 import os
 import platform
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
@@ -48,6 +48,16 @@ async def uninterrupted(work: Awaitable[T]) -> T:
     return task.result()
 
 
+async def all_or_none(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """As `asyncio.gather`; but when one raises, the others end, too, instead of going on for nobody."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
 def _end_of(task: "asyncio.Task[Any]") -> "asyncio.Future[None]":
     """As `asyncio.wait`, in half the time: each chunk goes through here."""
     end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -64,6 +74,8 @@ async def ended(task: "asyncio.Task[Any]") -> None:
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=_PATIENCE_SECONDS)
+    if not task.cancelled():
+        task.exception()
 
 
 # In threads

@@ -4,6 +4,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -93,6 +94,16 @@ def text_of(text: str) -> str:
     if not text:
         raise ValueError("must not be empty")
     return text
+
+
+def path_of(text: str) -> Path:
+    return Path(text_of(text))
+
+
+def mask_password(url: str) -> str:
+    """To the last `@`, because a password may hold one; what is masked beyond the password does no harm."""
+    masked = re.sub(r"(://[^:]*):.*@", r"\1:***@", url, flags=re.DOTALL)
+    return re.sub(r"([?&](?:sentinel_)?pass(?:word|wd)?=)[^&]*", r"\1***", masked, flags=re.IGNORECASE)
 
 
 def list_of(parse: Callable[[str], str]) -> Callable[[str], tuple[str, ...]]:

@@ -1,16 +1,21 @@
-"""What a call of `record_chunk` costs the process that makes it: as the product sends scripts, and by redis-py alone."""
+"""What a call of `record_chunk` costs the process that makes it: as the product sends scripts, and by redis-py alone; to a
+server and to a Cluster of three."""
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import uvloop
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 
 from benchmarks.accounting.scale import Scale
 from benchmarks.accounting.stores import DELAYS, upload_id, valkey
 from benchmarks.report import Row, compared
+from tests.support.servers import PrivateCluster
 from uploader.accounting.connection import connect
+from uploader.accounting.keys import Shards
 from uploader.accounting.pending import Outcome, Pending
 from uploader.accounting.scripting import RedisConnection
 
@@ -25,10 +30,15 @@ async def calling(directory: Path, scale: Scale) -> list[Row]:
 
 
 async def _measure(directory: Path, scale: Scale) -> list[Row]:
-    with valkey(directory, append_only=True) as server:
-        product = connect(server.url)
+    with valkey(directory / "server", append_only=True) as server, _cluster(directory / "cluster") as cluster:
         pool = BlockingConnectionPool.from_url(server.url, protocol=2, socket_timeout=5)
-        clients: dict[str, RedisConnection] = {"one connection, pipelined": product, "redis-py": Redis.from_pool(pool)}
+        port = cluster.nodes[0].port
+        clients: dict[str, RedisConnection] = {
+            "one connection, pipelined": connect(server.url),
+            "redis-py": Redis.from_pool(pool),
+            "a Cluster, pipelined": connect(cluster.url),
+            "a Cluster, redis-py": RedisCluster("127.0.0.1", port, protocol=2, socket_timeout=5),
+        }
         callers = {name: _Callers(client, number) for number, (name, client) in enumerate(clients.items())}
         cpu: dict[str, list[float]] = {name: [] for name in clients}
         for each in callers.values():
@@ -42,11 +52,21 @@ async def _measure(directory: Path, scale: Scale) -> list[Row]:
     return [compared(f"record_chunk, CPU of the caller, {name}", cpu[name], "µs") for name in clients]
 
 
+@contextmanager
+def _cluster(directory: Path) -> Iterator[PrivateCluster]:
+    cluster = PrivateCluster(directory)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
 class _Callers:
     """Requests that record chunks, each one after the other, each of its own upload."""
 
     def __init__(self, redis: RedisConnection, number: int) -> None:
-        self._pending = Pending(redis, shards=1, delays=DELAYS)
+        self._pending = Pending(redis, shards=Shards(1), delays=DELAYS)
         self._uploads = [upload_id(number * _CALLERS + caller) for caller in range(_CALLERS)]
         self._next_chunk = 0
 

@@ -14,7 +14,7 @@ from benchmarks.accounting.worker import TimedQueue, Worker, worker
 from benchmarks.report import Row, amount, at_least, at_most, compared, percentile
 from tests.support.servers import PrivateMySQL
 from tests.support.waiting import eventually
-from uploader.accounting.pending import Claim
+from uploader.accounting.queues import Claim
 from uploader.jobs.flusher import Flusher
 from uploader.jobs.runner import Runner
 

@@ -11,8 +11,9 @@ from benchmarks.accounting.filled import Filled, Shape
 from benchmarks.accounting.stores import DELAYS, connected, cpu_seconds, database_server, open_uploads, valkey
 from tests.support.invariants import checked_accounts
 from uploader.accounting.delay import MAX_CLAIM
-from uploader.accounting.keys import FLUSH_QUEUE
-from uploader.accounting.pending import Claim, Delays, Pending, UploadQueue
+from uploader.accounting.keys import FLUSH_QUEUE, Shards
+from uploader.accounting.pending import Delays, Pending
+from uploader.accounting.queues import Claim, UploadQueue
 from uploader.accounting.scripting import RedisConnection
 from uploader.clock import Clock
 from uploader.database.engine import Database
@@ -73,7 +74,7 @@ class TimedQueue(UploadQueue):
     """The queue of a shard at a time that the benchmark tells: what is to be seen need not be waited for."""
 
     def __init__(self, redis: RedisConnection, delays: Delays, now_ms: Callable[[], int]) -> None:
-        super().__init__(redis, 0, FLUSH_QUEUE, lease_seconds=delays.lease_seconds)
+        super().__init__(redis, Shards(1), 0, FLUSH_QUEUE, lease_seconds=delays.lease_seconds)
         self.now_ms = now_ms
 
     async def claim(self, limit: int = MAX_CLAIM, now_ms: int | None = None) -> list[Claim]:
@@ -95,7 +96,7 @@ async def worker(
         async with connected(server) as redis, database_server(directory / database, database) as (rows, database_pid):
             await open_uploads(rows, count, size=shape.chunk_bytes * shape.chunk_count, chunk_size=shape.chunk_bytes)
             uploads = Filled(server, count, shape)
-            pending = Pending(redis, shards=1, delays=delays)
+            pending = Pending(redis, shards=Shards(1), delays=delays)
             storage = LocalStore(directory / "data", durable=False)
             clock = Clock()
             flushing = Flushing(rows, pending, Closers(rows, storage, pending, clock), clock)

@@ -15,7 +15,7 @@ from uploader.accounting.scripting import Script
 from uploader.bootstrap import create_services, redis_directory
 from uploader.database import models
 from uploader.database.engine import Connection
-from uploader.database.transactions.uploads import row_of
+from uploader.database.transactions.rows import row_of
 from uploader.domain.chunks import chunk_count
 from uploader.domain.upload import State, Upload
 from uploader.embedded import socket_path
@@ -47,7 +47,6 @@ async def open_uploads(data: Path, users: Sequence[str], count: int) -> list[str
             boot_id="",
             keep=lambda _: None,
             forget_digests=lambda _: None,
-            check_stopping=lambda: None,
         )
         for upload in uploads:
             chunk_files.create(upload)

@@ -13,7 +13,7 @@ import sys
 import time
 from collections import deque
 
-from benchmarks.ingest.load import HELD, Outcome, Plan, Request
+from benchmarks.ingest.load import HELD, Outcome, Plan, Request, content_of
 
 _TIMEOUT_SECONDS = 120.0
 _GOOD = (b"200", b"201", b"202", b"204")
@@ -117,7 +117,7 @@ def _closes_after(answer: bytes) -> bool | None:
 def run(plan: Plan) -> Outcome:
     """Send everything; ends with the last answer. Raises Failed."""
     longest = max((request.length for requests in plan.connections for request in requests), default=0)
-    memory = memoryview(os.urandom(longest))
+    memory = memoryview(os.urandom(longest) if plan.seed is None else content_of(longest, plan.seed))
     poll = select.epoll()
     connections = [Connection(poll, plan, requests, memory) for requests in plan.connections]
     began, cpu_began = time.perf_counter(), time.process_time()

@@ -1,6 +1,7 @@
 """What the load generator is told, what it says, and how it is run."""
 
 import pickle
+import random
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import IO
 
 # What the generator says when it is as far as it is to be, and waits.
 HELD = "held"
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class Plan:
     held_bytes: int = 0
     # The connections stay open, idle, when all is answered.
     stays: bool = False
+    # Of the bytes that all bodies begin with, where it matters what they are.
+    seed: int | None = None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -49,6 +53,12 @@ class Outcome:
     body_bytes: int
     # Of each request, from its first byte to its answer.
     took_seconds: list[float] = field(repr=False)
+
+
+def content_of(length: int, seed: int) -> bytes:
+    """The bytes of a seed."""
+    chance = random.Random(seed)
+    return b"".join(chance.randbytes(min(_PIECE_BYTES, length - at)) for at in range(0, length, _PIECE_BYTES))
 
 
 class LoadFailed(Exception):

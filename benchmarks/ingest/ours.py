@@ -93,10 +93,10 @@ class Ours:
 
 
 @contextmanager
-def ours(directory: Path, mode: Mode, users: int = _USERS) -> Iterator[Ours]:
-    """A server as it is by default but for `mode`."""
+def ours(directory: Path, mode: Mode, users: int = _USERS, **more: str) -> Iterator[Ours]:
+    """A server as it is by default but for `mode`, and `more` settings."""
     directory.mkdir(parents=True)
-    settings = {"DATA": str(directory / "data"), "DURABILITY": mode.durability, "WORKERS": str(mode.workers)}
+    settings = {"DATA": str(directory / "data"), "DURABILITY": mode.durability, "WORKERS": str(mode.workers), **more}
     server = Server(directory / "log", settings, program=mode.program)
     with ended(server):
         yield Ours(server, asyncio.run(_make_users(directory / "data", users)))

@@ -133,10 +133,10 @@ def _measure(places: Places, load: Load, contender: Contender, result: Result, *
 def measure(places: Places, load: Load, contender: Contender, *, on_disk: bool = False) -> Round:
     """One round, in warm memory, of a server that has nothing else to do. Raises LoadFailed."""
     plan = contender.plan(load)
-    places.warm(load.total_bytes)
     if on_disk:
         os.sync()
     processes.wait_until_quiet(contender.pids)
+    places.warm(load.total_bytes)  # last: some machines give memory that is free back to their host within seconds
     before = processes.cpu_seconds(contender.pids)
     outcome = send(replace(plan, limit_seconds=load.limit_seconds))
     lag = processes.wait_until_quiet(contender.pids)

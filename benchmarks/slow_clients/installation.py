@@ -35,7 +35,9 @@ class Installation:
 @contextmanager
 def running_installation(directory: Path, slow_users: int) -> Iterator[Installation]:
     data = directory / "data"
-    server = Server(directory / "log", {"DATA": str(data)}, program=(UPLOADER,))
+    # All of them come from one address.
+    settings = {"DATA": str(data), "MAX_CONNECTIONS_PER_ADDRESS": "4096"}
+    server = Server(directory / "log", settings, program=(UPLOADER,))
     with ended(server):
         honest, *slow = asyncio.run(_make_users(data, 1 + slow_users))
         for token in slow:

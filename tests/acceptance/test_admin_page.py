@@ -274,3 +274,15 @@ async def test_who_is_no_administrator_is_told_so(make_stack: MakeStack, browser
         assert await visitor.violations(["light"]) == []
         await page.get_by_label("Language").select_option("zh")
         await expect(page.locator("#refused")).to_contain_text("仅限管理员")
+
+
+async def test_it_shows_what_waits_to_be_accounted(office: Office) -> None:
+    tile = office.page.locator("#queue [data-figure=tasks] .figure")
+    await expect(tile).to_have_text("0")
+    await expect(office.page.locator("#queue .table")).to_contain_text("Nothing waits.")
+    await office.stack.put(HER_OPEN, 1)
+    await office.visitor.press("Refresh")
+    await expect(tile).to_have_text("1")
+    await expect(office.page.locator("#queue [data-figure=pending] .figure")).to_have_text("64 KiB")
+    await expect(office.page.locator("#queue tbody td")).to_have_text(["Accounting", "1", "64 KiB"])
+    assert await office.visitor.violations() == []

@@ -104,6 +104,7 @@ def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
         ("token", "create", "a/b"),
         ("token", "create", "a b"),
         ("token", "create", ""),
+        ("serve", "--host", ""),
         ("user", "set-quota", "bob", "lots"),
         ("serve", "--port", "99999"),
         ("serve", "--workers", "0"),

@@ -1,11 +1,13 @@
 """The server, or a command, dies at every line between two durable effects and is started again, and its client finishes
 as if nothing had been: no acknowledged byte is lost, none is counted twice."""
 
+import base64
 import contextlib
 import json
 import shutil
 import signal
 import subprocess
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,6 +22,7 @@ from sqlalchemy import func, select, update
 from tests.support.archives import Entry, archive
 from tests.support.at_rest import check_at_rest, rests_within
 from tests.support.content import KIB, MIB, Content
+from tests.support.deltas import copied, literal
 from tests.support.invariants import Account, checked_accounts
 from tests.support.layout import blob_path
 from tests.support.process import Process, Server, answers, ended, owner_token, run_cli
@@ -40,6 +43,14 @@ class Zeros(Content):
         return bytes(self.size)
 
 
+class Longer(Content):
+    """That of `KEPT`, with something in front."""
+
+    @cached_property
+    def data(self) -> bytes:
+        return b"front" + KEPT.data
+
+
 KEPT = Content(160 * KIB, seed=1, name="kept.bin")
 LEFT_OPEN = Content(100 * KIB, seed=2, name="open.bin")
 CANCELLED = Content(100 * KIB, seed=3, name="cancelled.bin")
@@ -49,9 +60,15 @@ LARGE = Zeros(
     256 * MIB, chunk_size=64 * MIB, name="large.bin"
 )  # so much to hash at the end that it is accounted for before
 WHOLE = Content(30 * KIB, seed=6, name="whole.bin")
+STREAMED = Content(150 * KIB, seed=20, name="stream.bin")
+JOINED = Content(150 * KIB, seed=21, name="joined.bin")
+DEFERRED = Content(150 * KIB, seed=22, name="deferred.bin")
+MADE = Longer(160 * KIB + 5, seed=1, name="made.bin")
 BATCH = [Content(KIB + number, seed=7 + number, name=f"batch/{number}.bin") for number in range(5)]
 EXPECTED = Account(
-    finished=2 * KEPT.size + ROTTEN.size + sum(content.size for content in (WHOLE, *BATCH)),
+    finished=2 * KEPT.size
+    + ROTTEN.size
+    + sum(content.size for content in (WHOLE, STREAMED, JOINED, DEFERRED, MADE, *BATCH)),
     unfinished=64 * KIB,
     reserved=LEFT_OPEN.size,
 )
@@ -79,6 +96,14 @@ SERVERS = {
         "chunk.after_map_record",
         "chunk.after_map_sync",
         "chunk.after_record",
+    ),
+    "tail": ("tail.after_map_record", "tail.after_map_sync", "tail.after_record"),
+    "deferred length": (
+        "grow.after_commit",
+        "length.after_commit",
+        "length.after_data",
+        "length.after_map_record",
+        "length.after_map",
     ),
     "last chunk": ("chunk.after_record:6",),  # of a file: it settles
     "frontier": ("frontier.after_save", "frontier.after_save:3"),
@@ -108,6 +133,16 @@ SERVERS = {
     ),
     "close": ("instant.after_commit", "close.after_commit"),
     "whole": ("arrival.after_write", "blob.after_draft", "whole.after_commit", "arrival.after_sync"),
+    "join": (
+        "order.after_commit",
+        "join.after_link",
+        "join.after_link:2",
+        "join.after_maps",
+        "join.after_commit",
+        "chunk.after_map_record",  # perhaps while it is filled
+    ),
+    # The first of them while a signature is written; the other one, by then, in the midst of a chunk of instructions.
+    "made": ("signature.after_draft", "chunk.after_map_sync:4"),
     "batch": ("arrival.after_write:2", "whole.after_commit:2"),
 }
 FIRST_STARTS = ("installation.after_proposal", "installation.after_fact", "installation.after_mark")
@@ -120,12 +155,24 @@ CLEANUPS = (
     "stray.after_unlink",
 )
 HEALING, PURGE = "heal.after_restore", "trash.after_purge"
-# In tests/acceptance/test_interrupted_migrations.py, where there are databases that commit with each statement.
+# Of a content that came without an MD5.
+READING_BACK = "md5.after_blob"
+# In tests/acceptance/long/test_interrupted_migrations.py, where there are databases that commit with each statement.
 MIGRATION = "migrate.after_statement"
+# In tests/integration/test_tails.py: a tail that goes with its chunk.
+WITHDRAWN_TAIL = "withdraw.after_tail"
+# In tests/integration/test_backups.py.
+BACKUPS = (
+    "backup.after_dump",
+    "backup.after_blobs",
+    "backup.after_removal",
+    "restore.after_mark",
+    "restore.after_blobs",
+)
 REPAIR, RESETS = "repair.after_commit", ("reset.after_key", "reset.after_keys")
 # After these there may be a directory in temp that nobody asks for any more: it goes when it is an hour old. Jobs die
 # whatever the client is doing at that moment, so also while it opens an upload.
-ORPHANED = ("open.after_", "clear.after_forget", "discard.after_unlink", "flush.", "sweep.")
+ORPHANED = ("open.after_", "clear.after_forget", "discard.after_unlink", "flush.", "sweep.", "join.")
 
 # Of who waits for what is to happen, on a machine that is slow.
 _PATIENCE_SECONDS = 30
@@ -141,6 +188,9 @@ class Client:
     large: bool = False
     acknowledged: dict[str, set[int]] = field(default_factory=dict)
     rotten: bool = False
+    appended: int = 0
+    parts: dict[int, str] = field(default_factory=dict)
+    deferred: str | None = None
 
     async def run(self, url: str, token: str) -> None:
         async with httpx2.AsyncClient(
@@ -153,7 +203,7 @@ class Client:
             if self.large:
                 await self._upload(LARGE, [1, 2, 3, 0])
             await self._upload_what_rots()
-            await self._upload(KEPT, [2, 0, 1])
+            kept = await self._upload(KEPT, [2, 0, 1])
             file = await self._upload(DELETED, [1, 0])
             self.acknowledged.pop(DELETED.md5, None)
             await self._expect("DELETE", f"/me/files/{file['id']}", {204})
@@ -161,6 +211,10 @@ class Client:
             self.acknowledged.pop(CANCELLED.md5)
             await self._expect("DELETE", f"/files/{CANCELLED.md5}", {204})
             await self._send_whole()
+            await self._append()
+            await self._join()
+            await self._append_deferred()
+            await self._make_of(kept["id"])
             await self._compare_files()
 
     async def _expect(self, method: str, path: str, statuses: set[int], **more: Any) -> Any:
@@ -249,12 +303,90 @@ class Client:
         answer = await self._expect("POST", "/files/batch", {200}, content=members)
         assert {each["status"] for each in answer["results"]} <= {200, 201}
 
+    async def _append(self) -> None:
+        """By tus, as a client that asks for the offset after each lost answer."""
+        answer = await self._open_by_id(STREAMED, "stream")
+        path, tus = f"/resumable/{answer.get('upload', {}).get('id')}", {"Tus-Resumable": "1.0.0"}
+        for end in (100, 70 * KIB, 140 * KIB, STREAMED.size) if answer["state"] == "uploading" else ():
+            asked = await self.http.head(path, headers=tus)
+            assert asked.status_code == 200
+            offset = int(asked.headers["upload-offset"])
+            assert offset >= self.appended, "appended bytes are lost"
+            if offset < end:
+                headers = {**tus, "Upload-Offset": str(offset), "Content-Type": "application/offset+octet-stream"}
+                await self._expect("PATCH", path, {204}, content=STREAMED.data[offset:end], headers=headers)
+                self.appended = end
+
+    async def _join(self) -> None:
+        """Two parts that become one file."""
+        tus, length = {"Tus-Resumable": "1.0.0"}, 80 * KIB
+        for number in (0, 1):
+            data = JOINED.data[number * length :][:length]
+            path = await self._part(number, len(data))
+            asked = await self.http.head(path, headers=tus)
+            assert asked.status_code == 200
+            offset = int(asked.headers["upload-offset"])
+            if offset < len(data):
+                headers = {**tus, "Upload-Offset": str(offset), "Content-Type": "application/offset+octet-stream"}
+                await self._expect("PATCH", path, {204}, content=data[offset:], headers=headers)
+        whole = {"Upload-Concat": f"final;{self.parts[0]} {self.parts[1]}", "Upload-Metadata": "name am9pbmVkLmJpbg=="}
+        response = await self.http.post("/resumable", headers={**tus, **whole})
+        assert response.status_code == 201, response.text
+        await eventually(lambda: self._is_joined(response.headers["location"]), _PATIENCE_SECONDS)
+
+    async def _part(self, number: int, size: int) -> str:
+        """One that was opened before, also if its opener did not hear of it; else a new one."""
+        name = f"part-{number}"
+        for upload in (await self._expect("GET", "/uploads", {200}))["uploads"]:
+            if upload["name"] == name:
+                self.parts[number] = f"/resumable/{upload['id']}"
+        if number not in self.parts:
+            said = {"Upload-Concat": "partial", "Upload-Length": str(size)}
+            said["Upload-Metadata"] = f"name {base64.b64encode(name.encode()).decode()}"
+            response = await self.http.post("/resumable", headers={"Tus-Resumable": "1.0.0", **said})
+            assert response.status_code == 201, response.text
+            self.parts[number] = httpx2.URL(response.headers["location"]).path
+        return self.parts[number]
+
+    async def _is_joined(self, url: str) -> bool:
+        return "upload-offset" in (await self.http.head(url, headers={"Tus-Resumable": "1.0.0"})).headers
+
+    async def _append_deferred(self) -> None:
+        """By tus, as a client that tells the length when it comes to the end."""
+        tus = {"Tus-Resumable": "1.0.0", "Content-Type": "application/offset+octet-stream"}
+        if self.deferred is None:
+            said = {"Upload-Defer-Length": "1", "Upload-Metadata": f"name {b64encode(DEFERRED.name.encode()).decode()}"}
+            created = await self.http.post("/resumable", headers={"Tus-Resumable": "1.0.0", **said})
+            assert created.status_code == 201
+            self.deferred = httpx2.URL(created.headers["location"]).path
+        for end in (100, 70 * KIB, DEFERRED.size):
+            asked = await self.http.head(self.deferred, headers=tus)
+            assert asked.status_code == 200
+            offset = int(asked.headers["upload-offset"])
+            if offset < end:
+                said = {"Upload-Length": str(DEFERRED.size)} if end == DEFERRED.size else {}
+                headers = {**tus, **said, "Upload-Offset": str(offset)}
+                await self._expect("PATCH", self.deferred, {204}, content=DEFERRED.data[offset:end], headers=headers)
+
+    async def _make_of(self, base_id: str) -> None:
+        """A content of which most is there."""
+        answer = await self._open(MADE)
+        signature = await self.http.get(f"/me/files/{base_id}/signature")
+        assert signature.status_code == 200
+        bodies = [literal(b"front") + copied(0, 64 * KIB - 5), copied(64 * KIB - 5, 64 * KIB)]
+        bodies.append(copied(128 * KIB - 5, 32 * KIB + 5))
+        for number, body in enumerate(bodies if answer["state"] == "uploading" else []):
+            path = f"/files/{MADE.md5}/chunks/{number}?base={base_id}"
+            await self._expect("PUT", path, {200, 201}, content=body)
+            self.acknowledged[MADE.md5].add(number)
+
     async def _are_flushed(self, received_bytes: int) -> bool:
         usage = await self._expect("GET", "/me/usage", {200})
         return bool(usage["use_space_unfinished"] >= received_bytes)
 
     async def _compare_files(self) -> None:
         contents = {"copy.bin": KEPT, "kept.bin": KEPT, "rotten.bin": ROTTEN}
+        contents |= {content.name: content for content in (STREAMED, JOINED, DEFERRED, MADE)}
         contents |= {content.name: content for content in (WHOLE, *BATCH)}
         if self.large:
             contents["large.bin"] = LARGE
@@ -280,6 +412,13 @@ class Installation:
         path = self.data / "blobs" / content.sha256[:2] / content.sha256[2:4] / content.sha256
         path.parent.mkdir(parents=True)
         path.write_bytes(b"stray")
+
+    async def md5s(self) -> set[str | None]:
+        """Of all blobs and files."""
+        async with self.database.engine.connect() as connection:
+            return {
+                md5 for table in (models.blob, models.file) for (md5,) in await connection.execute(select(table.c.md5))
+            }
 
     def adopt(self) -> None:
         """Let bytes without rows be this database's own."""
@@ -396,6 +535,21 @@ async def test_a_healing_and_a_purge_that_die_are_ended_by_the_next(installation
     assert await installation.run(client) == {"owner": EXPECTED}
 
 
+async def test_a_scrub_that_dies_when_it_has_computed_an_md5_is_ended_by_the_next(installation: Installation) -> None:
+    tus = {"Tus-Resumable": "1.0.0", "Content-Type": "application/offset+octet-stream"}
+    server = Server(installation.log, installation.settings)
+    with ended(server):
+        headers = {"Authorization": f"Bearer {installation.token()}"}
+        async with httpx2.AsyncClient(base_url=server.url, headers=headers) as http:
+            facts = {**tus, "Upload-Length": str(STREAMED.size)}
+            assert (await http.post("/resumable", content=STREAMED.data, headers=facts)).status_code == 201
+    assert await installation.md5s() == {None}
+    await installation.die_running(READING_BACK, "scrub", "--restart")
+    assert await installation.md5s() == {None}, "neither the blob nor the file"
+    assert run_cli(installation.settings, "scrub", "--restart").returncode == 0
+    assert await installation.md5s() == {STREAMED.md5}
+
+
 async def test_a_repair_and_a_reset_that_die_are_ended_by_the_next(installation: Installation) -> None:
     client = Client(installation.data)
     await installation.run(client)
@@ -418,9 +572,12 @@ def test_every_crash_point_is_passed() -> None:
         *FIRST_STARTS,
         *CLEANUPS,
         HEALING,
+        READING_BACK,
         PURGE,
+        WITHDRAWN_TAIL,
         REPAIR,
         *RESETS,
+        *BACKUPS,
         *(name for names in SERVERS.values() for name in names),
     ]
     assert {name.partition(":")[0] for name in armed} == set(NAMES)

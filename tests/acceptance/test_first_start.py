@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import httpx2
+import pytest
 
 from tests.support.process import UPLOADER, Process, Server, ended, environment, processes_in, run_cli, wait_for
 from tests.support.servers import free_port
@@ -64,15 +65,19 @@ def test_a_terminal_is_shown_the_token(tmp_path: Path) -> None:
     assert f"/#token={(data / 'owner.token').read_text().strip()}" in shown.decode()
 
 
-def test_a_server_for_everybody_says_where_others_reach_it(tmp_path: Path) -> None:
-    server = Server(tmp_path / "log", {"DATA": str(tmp_path / "data")}, "--host", "0.0.0.0")
+@pytest.mark.parametrize(("host", "here"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]")])
+def test_a_server_for_everybody_says_where_others_reach_it(tmp_path: Path, host: str, here: str) -> None:
+    server = Server(tmp_path / "log", {"DATA": str(tmp_path / "data")}, "--host", host)
     with ended(server):
         wait_for(lambda: "Try:" in server.output())
-        assert f"{server.url}/docs" in server.output()
-        addresses = outward_address(socket.AF_INET)
+        assert f"http://{here}:{server.port}/docs" in server.output()
+        assert f"listens on all addresses, port {server.port}, " in server.output()
+        families = [socket.AF_INET, socket.AF_INET6] if host == "::" else [socket.AF_INET]
+        addresses = [address for family in families for address in outward_address(family)]
         wait_for(lambda: server.output().count("From elsewhere:") >= len(addresses))
         elsewhere = [line.split()[-1] for line in server.output().splitlines() if "From elsewhere:" in line]
-        assert {f"http://{address}:{server.port}/" for address in addresses} <= set(elsewhere)
+        shown = [f"[{address}]" if ":" in address else address for address in addresses]
+        assert {f"http://{address}:{server.port}/" for address in shown} <= set(elsewhere)
         for url in elsewhere:
             assert httpx2.get(f"{url}livez").status_code == 200
 

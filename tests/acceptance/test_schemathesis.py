@@ -15,7 +15,9 @@ def test_the_server_does_what_its_description_says(tmp_path: Path) -> None:
     data = tmp_path / "data"
     settings = {"DATA": str(data), "DURABILITY": "process", "MAX_OPEN_UPLOADS": "10000", "PROOF_MAX_PROBES": "1000000"}
     # So that no size it thinks of is too large for the disk of this machine.
-    settings |= {"MAX_FILE_SIZE": "256MiB", "FREE_SPACE_FLOOR": "0"}
+    settings |= {"MAX_FILE_SIZE": "256MiB", "FREE_SPACE_FLOOR": "0", "MAX_WRONG_TOKENS": "1000000"}
+    # Its HTTP client takes any interim response but 100 for the answer.
+    settings |= {"INTERIM_RESPONSES": "false"}
     server = Server(tmp_path / "log", settings)
     with ended(server):
         token = owner_token(data)

@@ -35,13 +35,16 @@ def main() -> int:
         metavar="SIZE",
         help="64KiB to 64MiB (default: 64KiB)",
     )
+    parser.add_argument("--failovers", action="store_true", help="two of each store, with failovers; on MySQL")
     given = parser.parse_args()
-    setup = Setup(given.database, given.durability, given.chunk_size)
+    if given.failovers:
+        given.database = "mysql"
+    setup = Setup(given.database, given.durability, given.chunk_size, given.failovers)
     seed = random.randrange(1 << 32) if given.seed is None else given.seed
     directory = Path(tempfile.mkdtemp(prefix="chaos-"))
     summary = asyncio.run(run_round(directory, seconds=given.minutes * 60, seed=seed, setup=setup))
     print(as_table(summary))
-    if summary.violations or summary.errors or summary.drift_bytes:
+    if summary.violations or summary.late or summary.errors or summary.drift_bytes:
         print(json.dumps(asdict(summary), indent=2), file=sys.stderr)
         print(f"kept for a look: {directory}", file=sys.stderr)
         return 1

@@ -33,9 +33,8 @@ class Findings:
 class Auditor:
     """Audits one installation."""
 
-    def __init__(self, database_url: str, redis_url: str, data: Path) -> None:
+    def __init__(self, database_url: str, data: Path) -> None:
         self._database = Database(database_url)
-        self._redis_url = redis_url
         self._data = data
         self.findings = Findings()
 
@@ -52,9 +51,9 @@ class Auditor:
                 self.findings.audits += 1
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def conclude(self, clients: list[Client]) -> int:
+    async def conclude(self, clients: list[Client], redis_url: str) -> int:
         """All invariants, once everything has come to rest by itself; the bytes by which the accounts have drifted."""
-        async with Redis.from_url(self._redis_url) as redis:
+        async with Redis.from_url(redis_url) as redis:
             try:
                 await rests_within(_REST_SECONDS, lambda: self._check(redis))
             except AssertionError as error:
@@ -77,6 +76,18 @@ class Auditor:
             if not acknowledged <= sound:
                 lost = sorted(acknowledged - sound)
                 self.findings.violations.append(f"acknowledged chunks {lost} of {client.user_id}'s {md5} are lost")
+        await self._check_streams(client)
+
+    async def _check_streams(self, client: Client) -> None:
+        """Every upload by tus that was left open has the bytes that it was said to have."""
+        uploads = models.upload.c
+        query = select(uploads.id, uploads.temp_path).where(uploads.user_id == client.user_id, uploads.state == "OPEN")
+        rows = await self._database.read(lambda connection: _pairs(connection, query))
+        promises = client.streams.promises
+        for upload_id in promises.left_open:
+            there = self._on_disk(rows[upload_id]).leading if upload_id in rows else 0
+            if there < promises.appended[upload_id]:
+                self.findings.violations.append(f"{upload_id} has {there} bytes of {promises.appended[upload_id]}")
 
     async def _drift_bytes(self, connection: AsyncConnection) -> int:
         """How far the accounts are from what is on disk, open uploads and finished files."""

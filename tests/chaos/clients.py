@@ -3,22 +3,31 @@
 import asyncio
 import base64
 import random
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
 
+from tests.chaos.streams import Streams
 from tests.support.archives import Entry, archive
 from tests.support.content import MIB, Content
+from tests.support.deltas import Edited
 
 # Contents that everybody has, so that blobs have several refs, and merges meet deletions.
 _SHARED_CHUNKS = (1 / 64, 1, 1.6, 2.1, 3.2, 5)
 _PARALLEL = 3
+# Of uploads by chunks, those to which streams are appended as well.
+_MIXED = 0.3
+# Of new contents, those that others have most of; and of the chunks of these, those that come as instructions.
+_EDITED, _MADE = 0.2, 0.8
 _MAX_LEFT_OPEN = 5
 # Of all files of one user, so that a round takes as much of the disk however long it is, and however large its chunks are.
 _MAX_KEPT_BYTES = 64 * MIB
-_REQUEST_TIMEOUT_SECONDS = 6.0
+# Nobody waits longer than this for any answer, whatever is away.
+ANSWER_SECONDS = 10.0
+_REQUEST_TIMEOUT_SECONDS = 30.0
 
 
 @dataclass
@@ -35,6 +44,8 @@ class Record:
 
     counts: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)  # requests that nobody answered in time
+    longest_seconds: float = 0.0  # that a request waited for its answer, or for its connection to end
 
 
 class Client:
@@ -54,15 +65,18 @@ class Client:
         # Of names that replace others: the file that has it.
         self._slots: dict[str, str] = {}
         self._chunk_size = chunk_size
+        self.streams = Streams(self._request, self._random, self._count_one, self._wrong, self._violate)
         self._shared = [Content(round(count * chunk_size), -1, chunk_size) for count in _SHARED_CHUNKS]
 
     async def live(self, stopping: asyncio.Event) -> None:
         """Upload one thing after the other until told to stop; what was begun is finished first."""
-        fates = ["finish", "cancel", "leave", "lie", "delete", "copy", "whole", "batch"]
+        fates = ["finish", "cancel", "leave", "lie", "delete", "copy", "whole", "batch", "stream"]
         while not stopping.is_set():
-            fate = self._random.choices(fates, [35, 12, 10, 6, 17, 10, 20, 10])[0]
-            content = self._next_content()
+            fate = self._random.choices(fates, [35, 12, 10, 6, 17, 10, 20, 10, 25])[0]
+            content = self._next_stream() if fate == "stream" else self._next_content()
             match fate:
+                case "stream":
+                    await self._stream(content)
                 case "whole":
                     await self._send_whole(content)
                 case "batch":
@@ -77,8 +91,20 @@ class Client:
         left_open = [self._contents[md5] for md5 in self.promises.acknowledged]
         if left_open and (len(left_open) >= _MAX_LEFT_OPEN or self._random.random() < 0.2):
             return self._random.choice(left_open)
+        return self._new_content()
+
+    def _next_stream(self) -> Content:
+        left_open = list(self.streams.promises.left_open.values())
+        if left_open and (len(left_open) >= _MAX_LEFT_OPEN or self._random.random() < 0.3):
+            return self._random.choice(left_open)
+        return self._new_content()
+
+    def _new_content(self) -> Content:
         if self._random.random() < 0.25:
             return self._random.choice(self._shared)
+        bases = [content for content in self.promises.files.values() if type(content) is Content and content.size]
+        if bases and self._random.random() < _EDITED:
+            return Edited.of(self._random.choice(bases), self._random.getrandbits(60))
         chunks = self._random.randint(8, 30) if self._random.random() < 0.1 else self._random.randint(1, 4)
         size = chunks * self._chunk_size - self._random.randrange(self._chunk_size)
         return Content(size, self._random.getrandbits(60), self._chunk_size, f"{self.user_id}.bin")
@@ -98,13 +124,25 @@ class Client:
         self._random.shuffle(missing)
         if fate in ("cancel", "leave"):
             missing = missing[: self._random.randrange(len(missing) + 1)]
-        await self._send_all(content, claimed, missing)
+        sending = [self._send_all(content, claimed, missing)]
+        if answer["state"] == "uploading" and fate not in ("cancel", "leave") and self._random.random() < _MIXED:
+            sending.append(self._append_to(answer["upload"]["id"], content, lie=fate == "lie"))
+        await asyncio.gather(*sending)
         if fate == "cancel":
             await self._cancel(content, claimed)
         elif fate == "lie":
             await self._be_caught(claimed)
         elif fate != "leave" or len(self.promises.acknowledged[claimed]) == content.chunk_count:
             await self._merge(content, claimed, fate)
+
+    async def _append_to(self, upload_id: str, content: Content, *, lie: bool) -> None:
+        """Beside its chunks, and often beside one another: the newest wins, so only one of them goes on and on."""
+        appends = [self.streams.append_to(upload_id, content, content.size, lie=lie)]
+        if self._random.random() < 0.4:
+            appends.append(self.streams.append_to(upload_id, content, content.size, requests=3, lie=lie))
+        await asyncio.gather(*appends)
+        self.streams.forget(upload_id)
+        self._count["mixed"] += 1
 
     async def _open(self, content: Content, md5: str) -> Any:
         self.promises.acknowledged.setdefault(md5, set())
@@ -141,13 +179,28 @@ class Client:
             self._count["wrong_digests_refused"] += refused.status_code == 422
             if refused.status_code != 422:
                 self._after_the_end(refused, "a wrong digest")
-        response = await self._request("PUT", path, content=chunk)
+        response = None
+        if isinstance(content, Edited) and self._random.random() < _MADE:
+            response = await self._send_made(content, path, number)
+        if response is None:
+            response = await self._request("PUT", path, content=chunk)
         if response.status_code in (200, 201, 202):
             self.promises.acknowledged[md5].add(number)
             self._count["chunks"] += 1
             self._count["duplicates"] += bool(response.json().get("duplicate"))
         elif not (response.status_code in (410, 422) and md5 != content.md5):
             self._wrong(f"chunk {number}", response)
+
+    async def _send_made(self, content: Edited, path: str, number: int) -> httpx2.Response | None:
+        """By instructions; None if the base is a file no more."""
+        bases = [file_id for file_id, other in self.promises.files.items() if other == content.base]
+        base = self._random.choice(bases) if bases else f"{self._random.getrandbits(128):032x}"
+        response = await self._request("PUT", path, params={"base": base}, content=content.instructions(number))
+        if response.status_code == 404 and base not in self.promises.files:
+            self._count["without_base"] += 1
+            return None
+        self._count["made"] += response.status_code in (200, 201, 202)
+        return response
 
     def _after_the_end(self, response: httpx2.Response, what: str) -> None:
         """A chunk that counts already, or whose upload is complete, is answered without a look at its body."""
@@ -198,6 +251,34 @@ class Client:
             self._wrong("a lie", response)
         self.promises.acknowledged.pop(md5)
         self._count["lies_caught"] += 1
+
+    # Streams
+
+    async def _stream(self, content: Content) -> None:
+        """By tus alone: to its end, or left open for another time, or given up."""
+        left_open = self.streams.promises.left_open
+        known = next((upload_id for upload_id, other in left_open.items() if other is content), None)
+        upload_id = known or await self.streams.open(content)
+        if self._random.random() < 0.65:
+            await self.streams.append_to(upload_id, content, content.size)
+            await self._keep_stream(upload_id, content)
+            return
+        await self.streams.append_to(upload_id, content, self._random.randrange(content.size))
+        if self._random.random() < 0.4:
+            await self.streams.cancel(upload_id)
+            self._count["cancelled"] += 1
+
+    async def _keep_stream(self, upload_id: str, content: Content) -> None:
+        while (response := await self._request("GET", f"/uploads/{upload_id}")).status_code == 200:
+            if response.json()["state"] == "complete":
+                self._count["streams"] += 1
+                self.streams.forget(upload_id)
+                file_id = response.json()["file"]["id"]
+                self.promises.files[file_id] = content
+                await self.compare(file_id)
+                return
+            await asyncio.sleep(0.1)
+        self._wrong("a stream that came to its end", response)
 
     # Files that come whole
 
@@ -321,15 +402,28 @@ class Client:
     async def _request(self, method: str, path: str, **more: Any) -> httpx2.Response:
         """Ask either server until one gives an answer that is not "try again"."""
         while True:
+            asked_at = time.monotonic()
+            self._count["requests"] += 1
             try:
                 response = await self._http.request(method, self._random.choice(self._urls) + path, **more)
-            except httpx2.TransportError:
+            except httpx2.TransportError as error:
                 self._count["lost_answers"] += 1
+                self._note_wait(asked_at, f"{method} {path}: {error!r}")
             else:
+                self._note_wait(asked_at, f"{method} {path}: {response.status_code}")
                 if response.status_code not in (408, 429, 500, 503):
                     return response
                 self._count[f"status_{response.status_code}"] += 1
             await asyncio.sleep(self._random.uniform(0.02, 0.2))
+
+    def _note_wait(self, asked_at: float, what: str) -> None:
+        seconds = time.monotonic() - asked_at
+        self._record.longest_seconds = max(self._record.longest_seconds, seconds)
+        if seconds > ANSWER_SECONDS:
+            self._record.late.append(f"{time.strftime('%H:%M:%S')} {what} after {seconds:.1f} s")
+
+    def _count_one(self, what: str) -> None:
+        self._count[what] += 1
 
     def _wrong(self, what: str, response: httpx2.Response) -> None:
         self._violate(f"{what} of {self.user_id} was answered {response.status_code} {response.text[:300]}")

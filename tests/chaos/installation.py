@@ -1,4 +1,8 @@
-"""What is killed: two servers, two workers, a Valkey and a database, on one data directory. Each can be started again."""
+"""What is killed: two servers, two workers, a Valkey and a database, on one data directory. Each can be started again.
+
+With failovers there are two of each store. Half of the processes find their Valkey by a Sentinel, the other half by an
+address.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -9,9 +13,11 @@ from redis import Redis
 from redis.exceptions import RedisError
 from sqlalchemy import text
 
+from tests.chaos.mysql_pair import MysqlPair
+from tests.chaos.valkey_pair import ValkeyPair
 from tests.support.content import KIB
 from tests.support.process import Process, answers, wait_for
-from tests.support.servers import PRIVATE_DATABASES, PrivateRedis, free_port
+from tests.support.servers import PRIVATE_DATABASES, PrivateDatabase, PrivateRedis, free_port
 from uploader.database import migrate
 from uploader.database.engine import Database
 
@@ -33,6 +39,7 @@ class Setup:
     database: str = "mariadb"
     durability: str = "power"
     chunk_size: int = 64 * KIB
+    failovers: bool = False  # on MySQL only
 
 
 class Member:
@@ -74,27 +81,44 @@ class Installation:
     def __init__(self, directory: Path, setup: Setup) -> None:
         self.data = directory / "data"
         self.log = directory / "log"
-        self.redis = PrivateRedis(directory / "redis")
-        self.database = PRIVATE_DATABASES[setup.database](directory / setup.database)
-        self.database_url = self.database.url("uploader")
-        self._settings = SETTINGS | {
+        self.valkeys = ValkeyPair(directory / "redis") if setup.failovers else None
+        self.databases = MysqlPair(directory / setup.database) if setup.failovers else None
+        self._redis = PrivateRedis(directory / "redis")
+        self._database: PrivateDatabase = PRIVATE_DATABASES[setup.database](directory / setup.database)
+        self._database_url = (self.databases or self._database).url
+        self.database_url = self._database_url("uploader")
+        # Of all members, but how each finds Redis.
+        self.settings = SETTINGS | {
             "DATA": str(self.data),
             "DATABASE_URL": self.database_url,
-            "REDIS_URL": self.redis.url,
             "DURABILITY": setup.durability,
+            "CHUNK_SIZE": str(setup.chunk_size),
         }
         self._running = contextlib.ExitStack()
         self._ports = [free_port(), free_port()]
         self.urls = [f"http://127.0.0.1:{port}" for port in self._ports]
         directory.mkdir(parents=True, exist_ok=True)
         self.servers = [
-            self._member("server", directory / f"clock-{port}", "serve", "--no-jobs", "--port", str(port))
-            for port in self._ports
+            self._member("server", url, directory / f"clock-{port}", "serve", "--no-jobs", "--port", str(port))
+            for url, port in zip(self._redis_urls, self._ports, strict=True)
         ]
-        self.workers = [self._member("worker", directory / f"clock-worker-{number}", "work") for number in range(2)]
+        self.workers = [
+            self._member("worker", url, directory / f"clock-worker-{number}", "work")
+            for number, url in enumerate(self._redis_urls)
+        ]
 
-    def _member(self, kind: str, clock: Path, *arguments: str) -> Member:
-        settings = self._settings | {"TEST_CLOCK": str(clock)}
+    @property
+    def redis(self) -> PrivateRedis:
+        """The one that takes writes."""
+        return self._redis if self.valkeys is None else self.valkeys.primary
+
+    @property
+    def _redis_urls(self) -> tuple[str, str]:
+        """How the first and the second of each kind find it."""
+        return (self._redis.url,) * 2 if self.valkeys is None else (self.valkeys.sentinel_url, self.valkeys.url)
+
+    def _member(self, kind: str, redis_url: str, clock: Path, *arguments: str) -> Member:
+        settings = self.settings | {"REDIS_URL": redis_url, "TEST_CLOCK": str(clock)}
         return Member(kind, clock, lambda: Process(self.log, settings, *arguments))
 
     @property
@@ -104,11 +128,10 @@ class Installation:
     async def start(self) -> None:
         """Everything from nothing, until both servers are ready."""
         self.data.mkdir(parents=True)
-        self.redis.start()
-        self._running.callback(self.redis.kill)
-        self.database.start()
-        self._running.callback(self.database.kill)
-        server = Database(self.database.url("mysql"))
+        for store in (self.valkeys or self._redis, self.databases or self._database):
+            self._running.callback(store.stop)
+            store.start()
+        server = Database(self._database_url("mysql"))
         async with server.engine.connect() as connection:
             await connection.execute(text("CREATE DATABASE uploader"))
         await server.close()
@@ -123,6 +146,20 @@ class Installation:
     def stop(self) -> None:
         """End everything, however it stands."""
         self._running.close()
+
+    @property
+    def failovers(self) -> dict[str, int]:
+        """How many of each kind there were."""
+        pairs = [pair for pair in (self.valkeys, self.databases) if pair is not None]
+        return {kind: count for pair in pairs for kind, count in sorted(pair.failovers.items())}
+
+    def restart_database(self) -> None:
+        """Kill it, and start it again on the same files."""
+        if self.databases is not None:
+            self.databases.restart()
+            return
+        self._database.kill()
+        self._database.start()
 
     def flush_all(self) -> None:
         """Redis loses everything; nothing happens if it is away itself."""

@@ -8,11 +8,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from tests.chaos.installation import LEASE_SECONDS, Installation, Member
+from tests.chaos.pair import Pair
 from tests.support.servers import PrivateRedis
+from tests.support.switching import Left
 
 # How often each is done, relative to one another. A start of a server or a worker costs most of a second of CPU.
 _WEIGHTS = {"valkey": 48, "database": 14, "worker": 16, "server": 12, "flushall": 5, "freeze": 5, "jump": 5}
+# Who fails over kills less: a store that is away most of the time does nothing, and a replica needs time to come back.
+_FAILOVER_WEIGHTS = _WEIGHTS | {"valkey": 16, "database": 4, "fail_over_valkey": 4, "fail_over_database": 6}
 _AOF_CUTS = 0.4
+# Of the failovers, those that nobody dies at.
+_PLANNED = 0.4
 _SETTLED_SECONDS = 1.5
 _RESTART_SECONDS = 0.3
 # Beyond the expiry, but two clocks are never so far apart that what was closed is forgotten.
@@ -29,6 +35,7 @@ class Tally:
     freezes: int = 0
     clock_jumps: int = 0
     ended_unasked: int = 0
+    longest_act_seconds: float = 0.0  # whoever is stopped meanwhile stays so
 
 
 class Monkey:
@@ -41,6 +48,8 @@ class Monkey:
         self._pause_seconds = 1 / actions_per_second
         self._started_at: dict[Member, float] = {}
         self._database_started_at = 0.0
+        self.pairs = [pair for pair in (installation.valkeys, installation.databases) if pair is not None]
+        self._weights = _FAILOVER_WEIGHTS if self.pairs else _WEIGHTS
         self._frozen: dict[Member | PrivateRedis, float] = {}
         self._stopping, self._healed, self._ending = threading.Event(), threading.Event(), threading.Event()
         self.tally = Tally()
@@ -74,17 +83,23 @@ class Monkey:
             self._thread.join()
 
     def _rage(self) -> None:
-        acts = list(_WEIGHTS)
+        acts = list(self._weights)
         next_at = time.monotonic()
         while not self._stopping.wait(max(0.0, next_at - time.monotonic())):
             # What takes long, on a machine that is slow, is not made up for: nothing would run any more.
             next_at = max(next_at, time.monotonic()) + self._random.expovariate(1 / self._pause_seconds)
             self._thaw(time.monotonic())
             self._revive()
-            getattr(self, f"_{self._random.choices(acts, list(_WEIGHTS.values()))[0]}")()
+            if self._installation.valkeys is not None:
+                self._installation.valkeys.follow()
+            began = time.monotonic()
+            getattr(self, f"_{self._random.choices(acts, list(self._weights.values()))[0]}")()
+            self.tally.longest_act_seconds = max(self.tally.longest_act_seconds, time.monotonic() - began)
 
     def _heal(self) -> None:
         self._thaw(float("inf"))
+        for pair in self.pairs:
+            pair.wait()
         self._revive()
 
     def _thaw(self, now: float) -> None:
@@ -127,6 +142,8 @@ class Monkey:
         self._start(member)
 
     def _valkey(self) -> None:
+        if not self._is_whole(self._installation.valkeys):
+            return
         redis = self._installation.redis
         redis.kill()
         self._frozen.pop(redis, None)
@@ -144,13 +161,35 @@ class Monkey:
         self.tally.aof_cuts += 1
 
     def _database(self) -> None:
-        if self._database_started_at > time.monotonic() - _SETTLED_SECONDS:
+        is_settled = self._database_started_at < time.monotonic() - _SETTLED_SECONDS
+        if not (is_settled and self._is_whole(self._installation.databases)):
             self._valkey()
             return
-        self._installation.database.kill()
         self.tally.kills["database"] += 1
-        self._installation.database.start()
+        self._installation.restart_database()
         self._database_started_at = time.monotonic()
+
+    def _fail_over_valkey(self) -> None:
+        valkeys = self._installation.valkeys
+        assert valkeys is not None
+        if valkeys.is_whole and valkeys.primary not in self._frozen:
+            self._fail_over(valkeys)
+
+    def _fail_over_database(self) -> None:
+        databases = self._installation.databases
+        assert databases is not None
+        if databases.is_whole:
+            self._fail_over(databases)
+
+    def _fail_over(self, pair: Pair) -> None:
+        if self._random.random() < _PLANNED:
+            pair.switch_over(self._random.choice([Left.KEPT, Left.CUT]))
+        else:
+            pair.fail_over(self._random.choice([Left.CUT, Left.SILENT]))
+
+    @staticmethod
+    def _is_whole(pair: Pair | None) -> bool:
+        return pair is None or pair.is_whole
 
     def _flushall(self) -> None:
         self._installation.flush_all()
@@ -160,6 +199,8 @@ class Monkey:
         """SIGSTOP for longer than the lease: whoever wakes up finds that others have taken over."""
         anybody: list[Member | PrivateRedis] = [self._installation.redis, *self._installation.members]
         chosen = self._random.choice(anybody)
+        if chosen is self._installation.redis and not self._is_whole(self._installation.valkeys):
+            return
         if chosen in self._frozen or (isinstance(chosen, Member) and not chosen.alive):
             return
         chosen.send_signal(signal.SIGSTOP)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from tests.chaos.clients import ANSWER_SECONDS
 from tests.chaos.round import Summary
 from tests.support.servers import PRIVATE_DATABASES
 
@@ -21,9 +22,17 @@ def as_table(summary: Summary) -> str:
         "FLUSHALL": f"{summary.flushalls:,}",
         "processes stopped for longer than the lease": f"{summary.freezes:,}",
         "jumps of a clock": f"{summary.clock_jumps:,}",
-        "chunks acknowledged": f"{counts['chunks']:,}, of them {counts['duplicates']:,} again",
+        "failovers": "; ".join(f"{count:,} {kind}" for kind, count in summary.failovers.items()) or "none",
+        "requests, the longest without an answer": f"{counts['requests']:,}, {summary.longest_answer_seconds:g} s",
+        f"of them longer than {ANSWER_SECONDS:g} s": f"{len(summary.late):,}",
+        "the longest act, as which a stop may last": f"{summary.longest_act_seconds:g} s",
+        "chunks acknowledged": f"{counts['chunks']:,}, of them {counts['duplicates']:,} again, "
+        f"{counts['made']:,} by instructions",
         "files finished": f"{counts['files']:,}, every one compared byte for byte",
         "of them in one request, in a batch": f"{counts['whole']:,}, {counts['members']:,}",
+        "appends acknowledged, broken off, displaced": f"{counts['appends']:,}, {counts['appends_broken_off']:,}, "
+        f"{counts['appends_refused']:,}",
+        "of the files by tus alone, beside chunks": f"{counts['streams']:,}, {counts['mixed']:,}",
         "uploads cancelled, lies caught": f"{counts['cancelled']:,}, {counts['lies_caught']:,}",
         "audits": f"{summary.audits:,}, and {summary.audits_missed:,} while the database was away",
         "violations": f"{len(summary.violations) + len(summary.errors):,}",

@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.chaos.auditor import Auditor
 from tests.chaos.clients import Client, Record
@@ -27,14 +28,25 @@ _ERRORS = re.compile(
 )
 
 
+# Who may be.
+KILLED = ("server", "worker", "valkey", "database")
+# Something that is done while everything is killed.
+Errand = Callable[[Installation, list[Client]], Coroutine[Any, Any, None]]
+
+
 @dataclass(frozen=True)
 class Least:
     """What has to happen in a round, however slow the machine is."""
 
     kills: int = 0
+    kills_of_each: int = 0
     chunks: int = 0
+    made: int = 0  # chunks by instructions
+    appends: int = 0
     files: int = 0
     audits: int = 0
+    harms: int = 0  # of each kind that kills nobody
+    failovers: int = 0  # of each kind of store
 
 
 @dataclass(frozen=True)
@@ -50,38 +62,57 @@ class Summary:
     flushalls: int
     freezes: int
     clock_jumps: int
+    failovers: dict[str, int]
+    longest_answer_seconds: float
+    longest_act_seconds: float
     ended_unasked: int
     counts: dict[str, int]
     audits: int
     audits_missed: int
     drift_bytes: int
     violations: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
 
 async def run_round(
-    directory: Path, *, seconds: float, seed: int, setup: Setup | None = None, least: Least | None = None
+    directory: Path,
+    *,
+    seconds: float,
+    seed: int,
+    setup: Setup | None = None,
+    least: Least | None = None,
+    beside: Errand | None = None,
 ) -> Summary:
-    """Kill for `seconds` in a directory that is empty; on a machine that is slow up to twice as long, for the `least`."""
+    """Kill for `seconds` in a directory that is empty; on a machine that is slow up to twice as long, for the `least`.
+    `beside`: what else is done meanwhile."""
     setup = setup or Setup()
     installation = Installation(directory, setup)
     try:
-        return await _run(installation, setup, seconds, seed, least or Least())
+        return await _run(installation, setup, seconds, seed, least or Least(), beside or _nothing_else)
     finally:
         installation.stop()
 
 
-async def _run(installation: Installation, setup: Setup, seconds: float, seed: int, least: Least) -> Summary:
+async def _nothing_else(_installation: Installation, _clients: list[Client]) -> None:
+    pass
+
+
+async def _run(
+    installation: Installation, setup: Setup, seconds: float, seed: int, least: Least, beside: Errand
+) -> Summary:
     await installation.start()
     monkey = Monkey(installation, seed, _ACTIONS_PER_SECOND)
-    auditor = Auditor(installation.database_url, installation.redis.url, installation.data)
+    auditor = Auditor(installation.database_url, installation.data)
     record = Record()
     started = time.monotonic()
     try:
         async with _clients(installation, setup, seed, record) as clients:
+            errand = asyncio.create_task(beside(installation, clients))
             await _under_fire(monkey, clients, auditor, record, seconds, least)
+            await errand
             elapsed = time.monotonic() - started
-            drift_bytes = await auditor.conclude(clients)
+            drift_bytes = await auditor.conclude(clients, installation.redis.url)
             await asyncio.gather(*(client.compare_all() for client in clients))
     finally:
         await auditor.close()
@@ -97,12 +128,16 @@ async def _run(installation: Installation, setup: Setup, seconds: float, seed: i
         flushalls=tally.flushalls,
         freezes=tally.freezes,
         clock_jumps=tally.clock_jumps,
+        failovers=installation.failovers,
+        longest_answer_seconds=round(record.longest_seconds, 1),
+        longest_act_seconds=round(tally.longest_act_seconds, 1),
         ended_unasked=tally.ended_unasked,
         counts=dict(sorted(record.counts.items())),
         audits=findings.audits,
         audits_missed=findings.missed,
         drift_bytes=drift_bytes,
         violations=findings.violations + record.violations,
+        late=record.late,
         errors=_ERRORS.findall(installation.log.read_text()),
     )
 
@@ -132,9 +167,14 @@ async def _under_fire(
 
 
 def _is_enough(least: Least, monkey: Monkey, auditor: Auditor, record: Record) -> bool:
-    done = record.counts["chunks"] >= least.chunks and record.counts["files"] >= least.files
-    seen = monkey.tally.kills.total() >= least.kills and auditor.findings.audits >= least.audits
-    return (done and seen) or monkey.error is not None
+    counts = record.counts
+    done = all(counts[kind] >= getattr(least, kind) for kind in ("chunks", "made", "appends", "files"))
+    tally = monkey.tally
+    killed = tally.kills.total() >= least.kills and min(tally.kills[kind] for kind in KILLED) >= least.kills_of_each
+    seen = killed and auditor.findings.audits >= least.audits
+    harmed = min(tally.aof_cuts, tally.flushalls, tally.freezes, tally.clock_jumps) >= least.harms
+    moved = all(pair.failovers.total() >= least.failovers for pair in monkey.pairs)
+    return (done and seen and harmed and moved) or monkey.error is not None
 
 
 @contextlib.asynccontextmanager

@@ -14,9 +14,10 @@ from tests.support.invariants import Shape, check_pending
 from tests.support.servers import PrivateRedis
 from uploader.accounting.audit import Audit
 from uploader.accounting.delay import MAX_CLAIM
-from uploader.accounting.keys import shard_of
-from uploader.accounting.pending import TOMBSTONE_SECONDS, Claim, Delays, Outcome, Pending, RecordResult, UploadQueue
-from uploader.domain.chunks import chunk_count, chunk_length, to_bitmap
+from uploader.accounting.keys import Shards, shard_of
+from uploader.accounting.pending import TOMBSTONE_SECONDS, Delays, Outcome, Pending, RecordResult
+from uploader.accounting.queues import Claim, Measured, MinuteBucket, UploadQueue
+from uploader.domain.chunks import Tail, chunk_count, chunk_length, to_bitmap
 
 # The clock of these tests is in seconds from here, the first millisecond of a minute.
 MINUTE = 30_000_000
@@ -37,7 +38,7 @@ class Ledger:
 
     def __init__(self, url: str, shards: int = 1) -> None:
         self.redis = Redis.from_url(url, protocol=2)
-        self.pending = Pending(self.redis, shards=shards, delays=DELAYS)
+        self.pending = Pending(self.redis, shards=Shards(shards), delays=DELAYS)
         self.flush = self.pending.flush_queues[0]
         self.merge = self.pending.merge_queues[0]
         self.shapes: dict[str, Shape] = {}
@@ -54,6 +55,8 @@ class Ledger:
         era: str | None = None,
         generation: int = 0,
         flushed: int = 0,
+        tail: Tail | None = None,
+        is_part: bool = False,
         now: float = 0,
     ) -> RecordResult:
         self.shapes[upload_id] = shape
@@ -67,6 +70,8 @@ class Ledger:
             chunk_size=shape.chunk_size,
             chunk_count=count,
             flushed_bytes=flushed,
+            tail=tail,
+            is_part=is_part,
             now_ms=at(now),
         )
         await self.check()
@@ -87,6 +92,11 @@ class Ledger:
         shape = self.shapes.get(upload_id, SHAPE)
         length = chunk_length(number, shape.size, shape.chunk_size)
         figures = await self.pending.record_chunk(upload_id, number, length, at(now))
+        await self.check()
+        return figures
+
+    async def record_tail(self, number: int, length: int, now: float = 0, upload_id: str = "u") -> RecordResult:
+        figures = await self.pending.record_tail(upload_id, Tail(number, length), at(now))
         await self.check()
         return figures
 
@@ -167,6 +177,70 @@ async def test_a_duplicate_counts_nothing_and_pushes_nothing_back(opened: Ledger
     assert await opened.due(opened.flush) == QUIET
 
 
+async def test_a_tail_counts_once_grows_only_and_is_a_part_of_its_chunk(opened: Ledger) -> None:
+    assert await opened.record_tail(0, 100) == RecordResult(Outcome.RECORDED, 100, 0, 10, settled=False)
+    assert await opened.due(opened.flush) == QUIET
+    assert (await opened.record_tail(0, 700, now=4)).received == 700
+    assert await opened.claimed(opened.flush, now=QUIET) == [], "it is pushed back"
+    for length in (700, 100):
+        assert await opened.record_tail(0, length, now=5) == RecordResult(Outcome.DUPLICATE, 700, 0, 10, settled=False)
+    await opened.record(1)
+    assert (await opened.record(0)).received == 2 * CHUNK
+    assert (await opened.held()).tail is None
+    assert (await opened.record_tail(0, 800)).outcome is Outcome.DUPLICATE, "its chunk is there"
+    assert (await opened.record_tail(2, 5)).received == 2 * CHUNK + 5
+    for number in range(3, LAST + 1):
+        await opened.record(number)
+    assert await opened.record(2) == RecordResult(Outcome.RECORDED, SHAPE.size, 10, 10, settled=True)
+    assert (await opened.record_tail(2, 6)).outcome is Outcome.DUPLICATE
+    await opened.introduce("new")
+    assert await opened.record_tail(0, 5, upload_id="new") == RecordResult(Outcome.RECORDED, 5, 0, 10, settled=False)
+
+
+async def test_a_tail_has_the_delays_of_a_chunk(opened: Ledger) -> None:
+    for second in range(0, MAX_DELAY, 4):
+        await opened.record_tail(0, second + 1, now=second)
+    assert await opened.due(opened.flush) == MAX_DELAY
+    [claim] = await opened.claim(opened.flush, now=MAX_DELAY)
+    await opened.record_tail(0, 1000, now=MAX_DELAY + LEASE - 1)
+    assert await opened.due(opened.flush) == MAX_DELAY + LEASE, "never beyond the lease of a claim"
+    assert await opened.ack(claim.received) == 0
+    await opened.hydrate("large", shape=Shape(size=16 * MIB, chunk_size=8 * MIB))
+    await opened.record_tail(0, MIB, upload_id="large")
+    assert await opened.due(opened.flush) == 0
+
+
+async def test_a_tail_of_another_chunk_than_the_first_gap_asks_to_be_hydrated(opened: Ledger) -> None:
+    """The disk has chunks of which nobody told Redis."""
+    await opened.record_tail(0, 100)
+    assert (await opened.record_tail(1, 5)).outcome is Outcome.REHYDRATE
+    assert (await opened.hydrate(present=(0,), tail=Tail(1, 5))).received == CHUNK + 5
+    assert (await opened.record_tail(1, 5)).outcome is Outcome.DUPLICATE
+    assert (await opened.record_tail(9, 5)).outcome is Outcome.REHYDRATE
+    await opened.redis.hset(UP, "tail", b"1 \xb5")
+    assert (await opened.pending.record_tail("u", Tail(1, 6), at(0))).outcome is Outcome.REHYDRATE
+    assert (await opened.pending.record_chunk("u", 1, CHUNK, at(0))).outcome is Outcome.REHYDRATE
+
+
+async def test_to_hydrate_brings_the_tail_of_the_map_and_takes_away_what_is_none_any_more(opened: Ledger) -> None:
+    assert (await opened.hydrate(tail=Tail(0, 100))).received == 100
+    assert await opened.due(opened.flush) == QUIET
+    assert (await opened.hydrate(tail=Tail(0, 300), flushed=100)).received == 300
+    assert (await opened.hydrate(present=(0, LAST), tail=Tail(1, 1))).received == 2 * CHUNK - 999
+    assert (await opened.hydrate(present=(LAST,), generation=1)).received == CHUNK - 1000
+    assert (await opened.held()).tail is None
+
+
+@pytest.mark.parametrize("ending", ["unknown", "cancelled", "another era"])
+async def test_a_tail_of_an_upload_that_is_not_known_or_closed_counts_nothing(opened: Ledger, ending: str) -> None:
+    if ending == "cancelled":
+        await opened.forget("cancelled")
+        assert (await opened.record_tail(0, 5)).outcome is Outcome.CANCELLED
+        return
+    await (opened.redis.delete(UP) if ending == "unknown" else opened.redis.flushall())
+    assert (await opened.record_tail(0, 5)).outcome is Outcome.REHYDRATE
+
+
 async def test_an_unknown_upload_asks_to_be_hydrated_and_leaves_nothing(ledger: Ledger) -> None:
     assert (await ledger.record(0)).outcome is Outcome.REHYDRATE
     assert await ledger.redis.keys() == [b"era:{s00}"]
@@ -196,6 +270,21 @@ async def test_to_introduce_after_a_loss_of_redis_is_left_to_whoever_reads_the_m
     assert (await ledger.record(1)).outcome is Outcome.REHYDRATE
 
 
+async def test_a_part_stays_open_with_its_last_chunk_and_is_accounted_for(ledger: Ledger) -> None:
+    await ledger.hydrate(is_part=True)
+    last = await ledger.settle()
+    assert (last.outcome, last.settled, last.chunks) == (Outcome.RECORDED, False, last.chunk_count)
+    again = await ledger.hydrate(present=tuple(range(LAST + 1)), is_part=True)
+    assert (again.received, again.settled) == (SHAPE.size, False)
+    assert (await ledger.record(LAST)).outcome is Outcome.DUPLICATE
+    assert await ledger.claimed(ledger.pending.merge_queues[0], 1000) == []
+    (claim,) = await ledger.claim(ledger.pending.flush_queues[0], 1000)
+    assert claim.received == SHAPE.size
+    assert await ledger.ack(SHAPE.size) == 1
+    await ledger.forget("consumed")
+    assert (await ledger.record(0)).outcome is Outcome.CONSUMED
+
+
 async def test_after_flushall_a_chunk_asks_to_be_hydrated(opened: Ledger) -> None:
     await opened.record(0)
     await opened.redis.flushall()
@@ -222,7 +311,7 @@ async def test_what_an_older_version_wrote_is_rebuilt_and_not_read(opened: Ledge
     await opened.redis.zadd(f"due:{{s00}}:flush:{MINUTE}", {"u": at(QUIET)})
     await opened.redis.zadd("minutes:{s00}:flush", {str(MINUTE): MINUTE})
     assert (await opened.pending.read("u")).state == ""
-    assert (await Audit(opened.redis, shards=1).upload("u")).state == ""
+    assert (await Audit(opened.redis, shards=Shards(1)).upload("u")).state == ""
     assert (await opened.flush.claim(300, at(QUIET))) == []
     assert (await opened.pending.record_chunk("u", 3, CHUNK, at(0))).outcome is Outcome.REHYDRATE
     assert (await opened.pending.claim_sweep(0)) == era, "all of it"
@@ -350,6 +439,24 @@ async def test_lateness_goes_by_when_a_task_is_due_not_by_where_it_waits(opened:
     assert claim.late_ms == (44 - (3 + QUIET)) * 1000
     assert (await opened.flush.measure(at(44))).lag_seconds == 0
     assert await opened.due(opened.flush) == 40 + QUIET
+
+
+async def test_what_waits_is_told_by_minute_of_all_and_of_one(ledger: Ledger) -> None:
+    """More than a page of uploads, in two minutes; those of one that has no bytes wait nowhere."""
+    uploads = [f"upload-{number:03d}" for number in range(MAX_CLAIM + 5)]
+    for number, upload_id in enumerate(uploads):
+        await ledger.hydrate(upload_id)
+        await ledger.pending.record_chunk(upload_id, 0, CHUNK, at(0 if number < 3 else 60))
+    first, second = (await ledger.flush.measure(at(0))).buckets
+    assert (first.tasks, first.pending_bytes) == (3, 3 * CHUNK)
+    assert (second.tasks, second.pending_bytes) == (MAX_CLAIM + 2, (MAX_CLAIM + 2) * CHUNK)
+    assert first.minute is not None
+    assert second.minute == first.minute + 1
+    one = await ledger.pending.measure(uploads[-1], at(60 + QUIET + 4))
+    assert one == {"flush": Measured([MinuteBucket(second.minute, 1, CHUNK)], 4.0)}
+    await ledger.hydrate("idle")
+    assert await ledger.pending.measure("idle") == {"flush": Measured([], 0.0)}
+    assert await ledger.pending.measure("nobody") == {}
 
 
 async def test_where_many_were_pushed_back_a_worker_looks_again_before_the_earliest_is_due(ledger: Ledger) -> None:
@@ -772,6 +879,6 @@ async def test_reading_tells_what_is_known(opened: Ledger) -> None:
 
 
 async def test_the_era_is_the_same_for_every_process(opened: Ledger) -> None:
-    other = Pending(opened.redis, shards=1, delays=DELAYS)
+    other = Pending(opened.redis, shards=Shards(1), delays=DELAYS)
     assert (await other.read("u")).era == (await opened.pending.read("u")).era
     assert (await other.record_chunk("u", 0, CHUNK, at(0))).outcome is Outcome.RECORDED

@@ -323,7 +323,9 @@ async def test_a_row_that_came_after_the_look_at_its_directory_keeps_it(
             cleaning = await while_paused(pause, services.cleanup.clean(opened_before=ALL))
             [late] = [upload for upload in uploads if (stack.data / upload.place / "map").exists()]
             await services.database.transact(
-                lambda connection: transactions.open_upload(connection, late, max_open_uploads=10)
+                lambda connection: transactions.open_upload(
+                    connection, late, max_open_uploads=10, expires_at=late.created_at
+                )
             )
             pause.go_on.set()
             assert (await cleaning).directories == 1

@@ -16,6 +16,10 @@ from tests.support.sockets import serving_stack
 from tests.support.stack import Stack
 from tests.support.uploading import Wire, client_on
 from tests.support.waiting import eventually
+from uploader.cli.client.local.finding import FoundFiles
+from uploader.cli.client.putting import put_found
+from uploader.cli.client.showing.events import AnyEvent, Noted
+from uploader.cli.client.showing.reporters import Reporter
 from uploader.client import (
     AsyncClient,
     Cancelled,
@@ -458,3 +462,14 @@ async def test_an_older_server_is_served_as_ever(stack: Stack, tmp_path: Path) -
             await client.upload(b"x", "x", if_exists="replace")
         [refused] = await client.upload_many(files, if_exists="fail")
         assert isinstance(refused.error, ServerTooOld)
+        # The command's default is to replace; nobody asked for it.
+        assert not await client.can_replace()
+        (tmp_path / "here" / "0001").write_bytes(b"other")
+        heard: list[AnyEvent] = []
+        reporter = Reporter()
+        reporter.show = heard.append  # type: ignore[assignment,method-assign]
+        found = FoundFiles(found_in(tmp_path / "here"))
+        assert await put_found(client, reporter, found, if_exists=None, checksum=False, verbose=True) == 0
+        [noted] = [event for event in heard if isinstance(event, Noted)]
+        assert noted.detail.startswith("the server is too old")
+        assert (await names_of(client)).count("to/0001") == 2

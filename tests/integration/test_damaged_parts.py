@@ -527,7 +527,12 @@ async def test_bytes_that_could_not_be_removed_go_with_the_next_collection(stack
     upload = await sent(stack, content, 1)
     services = stack.services
     collector = Collector(
-        services.files, services.closers, services.cleanup, services.clock, closed_retention_seconds=30 * DAY
+        services.files,
+        services.closers,
+        services.cleanup,
+        services.trail,
+        services.clock,
+        closed_retention_seconds=30 * DAY,
     )
     with failing_call("unlink", times=None):
         assert (await stack.client.delete(f"/files/{content.md5}")).status_code == 204

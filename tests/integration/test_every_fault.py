@@ -65,7 +65,7 @@ GROUPS = [
     ["upload", "twin", "leftovers"],
     ["withdrawal"],
     ["rot", "purge"],
-    ["cancel", "spool"],
+    ["cancel", "spool", "append"],
     ["cleanup"],
     ["whole", "batch"],
 ]

@@ -8,6 +8,7 @@ import random
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -30,7 +31,8 @@ from uploader.database.transactions import NotOpen
 from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed
 from uploader.service.uploads import merging
-from uploader.storage.base import Busy, Digests, Gone, Store
+from uploader.storage.base import Busy, Gone, Store
+from uploader.storage.contents import Digests
 from uploader.storage.disk import try_lock
 from uploader.storage.hashes import PrefixHashes
 from uploader.storage.local import digests, formats, frontier, frontier_states
@@ -203,6 +205,68 @@ async def test_of_senders_with_different_bytes_those_are_hashed_that_are_stored(
         hashed = PrefixHashes()
         hashed.update(memoryview(stored))
         assert await storage.digest(upload) == hashed.digests()
+
+
+# Without an MD5, until one is told
+
+
+def without_md5(upload: Upload) -> Upload:
+    return replace(upload, md5=None, computes_md5=False)
+
+
+async def test_of_what_needs_no_md5_none_is_computed(storage: Store, upload: Upload, tmp_path: Path) -> None:
+    upload = without_md5(upload)
+    await put_and_follow(storage, upload, 0, 1, 2)
+    async with a_worker(tmp_path) as another:
+        with counted_reads("data") as read:
+            await put(another, upload, *range(3, LAST + 1))
+            assert await another.digest(upload) == Digests(None, CONTENT.sha256)
+        assert read.bytes == 0
+
+
+async def test_an_md5_that_is_told_starts_at_the_first_byte(storage: Store, upload: Upload) -> None:
+    await put_and_follow(storage, without_md5(upload), 0, 1, 2)
+    assert await storage.digested_bytes(upload) == 0
+    with counted_reads("data") as read:
+        storage.follow(upload)
+        await storage.drain()
+        assert (await storage.digested_bytes(upload), read.bytes) == (3 * CHUNK, 3 * CHUNK)
+        await put(storage, upload, *range(3, LAST + 1))
+        assert await storage.digest(upload) == RIGHT
+    assert read.bytes == 3 * CHUNK
+
+
+async def test_who_has_not_heard_of_it_goes_on_with_both(storage: Store, upload: Upload, tmp_path: Path) -> None:
+    await put_and_follow(storage, upload, 0, 1)
+    async with a_worker(tmp_path) as another:
+        with counted_reads("data") as read:
+            await put_and_follow(another, without_md5(upload), *range(2, LAST + 1))
+            assert await storage.digest(upload) == RIGHT
+        assert read.bytes == 0
+
+
+async def test_who_follows_it_already_hears_of_it(storage: Store, upload: Upload) -> None:
+    """Of several chunks at once: the follower has begun without."""
+    early = without_md5(upload)
+    await asyncio.gather(*(put(storage, early, number) for number in range(LAST)), _told(storage, upload))
+    await storage.drain()
+    assert await storage.digested_bytes(upload) == LAST * CHUNK
+    await put(storage, early, LAST)
+    assert await storage.digest(upload) == RIGHT
+
+
+async def _told(storage: Store, upload: Upload) -> None:
+    storage.follow(upload)
+
+
+async def test_digests_that_were_finished_without_are_finished_again(storage: Store, upload: Upload) -> None:
+    early = without_md5(upload)
+    await put(storage, early, *range(LAST + 1))
+    assert await storage.digest(early) == Digests(None, CONTENT.sha256)
+    assert await storage.digested_bytes(early) == CONTENT.size
+    assert await storage.digested_bytes(upload) == 0
+    assert await storage.digest(upload) == RIGHT
+    assert await storage.digest(early) == RIGHT, "more than is needed"
 
 
 # What is saved, and not believed

@@ -15,7 +15,7 @@ from uploader.domain.upload import Upload
 from uploader.storage.base import Store
 from uploader.storage.disk import try_lock
 from uploader.storage.local import chunkfiles
-from uploader.storage.local import store as local
+from uploader.storage.local.uploads import waiting
 
 CHUNK_BYTES = 64 * KIB
 CLOSINGS = 10
@@ -71,7 +71,7 @@ async def test_writers_that_never_pause_do_not_keep_a_closer_out(
         return try_lock(descriptor, start, length)
 
     monkeypatch.setattr(chunkfiles, "try_lock", dawdle_and_lock)
-    monkeypatch.setattr(local, "try_lock", note_and_lock)
+    monkeypatch.setattr(waiting, "try_lock", note_and_lock)
     upload = upload_row(size=count * CHUNK_BYTES, chunk_size=CHUNK_BYTES)
     await storage.create(upload)
     writers = Writers(storage, upload)

@@ -22,7 +22,7 @@ from tests.support.rot import flip_bit
 from tests.support.stack import Stack
 from uploader.jobs.scrubber import Scrubber
 from uploader.service.contents.healing import BlobProblem
-from uploader.storage.contents import Found, Pace
+from uploader.storage.contents import Digests, Found, Pace
 
 CONTENT = Content(3 * 64 * KIB - 100)
 DAY = 86_400.0
@@ -210,8 +210,8 @@ async def test_only_the_bytes_that_were_read_are_called_damaged(stack: Stack, mo
     storage = stack.services.storage
     before = storage.hash_blob
 
-    async def replaced_meanwhile(found: Found, pace: Pace | None) -> str | None:
-        digest = await before(found, pace)
+    async def replaced_meanwhile(found: Found, pace: Pace | None, *, with_md5: bool) -> Digests | None:
+        digest = await before(found, pace, with_md5=with_md5)
         good = stack.data / "good"
         good.write_bytes(CONTENT.data)
         await asyncio.to_thread(shutil.move, good, blob)

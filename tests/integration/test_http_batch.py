@@ -17,6 +17,7 @@ from tests.support.content import KIB, MIB, Content
 from tests.support.faults import failing_call, open_files_under
 from tests.support.problems import problem
 from tests.support.stack import Stack
+from tests.support.stalling import send_stalled
 from uploader.http.bodies import archive as archive_module
 
 MANY = [Content(seed * 37, seed=seed, name=f"photos/{seed}.jpg") for seed in range(120)]
@@ -246,12 +247,8 @@ async def test_more_members_than_may_be_are_refused_and_those_before_stand(
 
 
 async def test_a_body_that_stands_still_is_given_up_and_what_came_before_stands(make_stack: MakeStack) -> None:
-    async def body() -> AsyncIterator[bytes]:
-        yield WHOLE[:2000]
-        await asyncio.Event().wait()
-
     async with make_stack(body_idle_timeout_seconds=0.2) as stack:
-        refused = problem(await _post(stack, body()), 408, "body-timeout")
+        refused = problem(await send_stalled(stack.client, "POST", "/files/batch", WHOLE[:2000]), 408, "body-timeout")
         assert _shown(refused["results"]) == [("a", 201)]
 
 

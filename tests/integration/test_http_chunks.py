@@ -16,6 +16,7 @@ from tests.support.merging import merge_held_up
 from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
+from tests.support.stalling import send_stalled
 from uploader.domain.upload import Upload
 from uploader.service.uploads.results import Target
 
@@ -330,13 +331,9 @@ async def test_an_encoded_body_is_refused(stack: Stack, encoding: str) -> None:
 
 
 async def test_a_body_that_stands_still_is_given_up(make_stack: MakeStack) -> None:
-    async def stalled() -> AsyncIterator[bytes]:
-        yield CONTENT.chunk(0)[:1000]
-        await asyncio.Event().wait()
-
     async with make_stack(body_idle_timeout_seconds=0.1) as stack:
         await stack.open(CONTENT)
-        response = await stack.client.put(f"{URL}/chunks/0", content=stalled())
+        response = await send_stalled(stack.client, "PUT", f"{URL}/chunks/0", CONTENT.chunk(0)[:1000])
         assert problem(response, 408, "body-timeout")["retryable"] is True
         assert (await stack.client.get(URL)).json()["upload"]["missing"] == [[0, 3]]
         assert (await stack.put(CONTENT, 0)).json()["duplicate"] is False

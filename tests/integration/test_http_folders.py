@@ -1,15 +1,20 @@
 """Folders: one level of names, what lies below a prefix as one archive, deleted, or moved."""
 
 import io
+import json
 import tarfile
 import zipfile
 from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
 
+from tests.conftest import MakeStack
+from tests.support.clock import ManualClock
 from tests.support.problems import problem
 from tests.support.stack import Stack
 from uploader.database import transactions
+from uploader.http.bodies.intake import MAX_JSON_BYTES
 
 FILES = {
     "a.txt": b"a",
@@ -194,3 +199,212 @@ async def test_a_folder_with_a_damaged_file_is_refused_before_any_byte(filled: S
     assert "photos/2026/x.jpg" in refused["detail"]
     response = await filled.client.get("/me/archive", params={"prefix": "photos/2025/", "format": kind})
     assert read(kind, response.content) == {"2025/x.jpg": b"xx"}
+
+
+# A selection
+
+
+async def ids_of(stack: Stack, *names: str) -> list[str]:
+    files = (await stack.client.get("/me/files", params={"limit": 1000})).json()["files"]
+    by_name = {file["name"]: file["id"] for file in files}
+    return [by_name[name] for name in names]
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+async def test_a_selection_is_one_archive_named_from_what_it_has_in_common_on(filled: Stack, kind: str) -> None:
+    await put(filled, "photos/cover.jpg", b"another")
+    files = (await filled.client.get("/me/files", params={"prefix": "photos/cover"})).json()["files"]
+    covers = [file["id"] for file in files]
+    (deeper,) = await ids_of(filled, "photos/2026/x.jpg")
+    body = {"ids": [*covers, *covers, deeper], "prefixes": ["photos/2026/", "photos/2026/x"], "format": kind}
+    response = await filled.client.post("/me/archive", json=body)
+    assert response.status_code == 200
+    assert f'filename="photos.{kind}"' in response.headers["content-disposition"]
+    found = read(kind, response.content)
+    assert sorted(found) == ["2026/x.jpg", "2026/y.jpg", "cover (2).jpg", "cover.jpg"]
+    assert {found["cover.jpg"], found["cover (2).jpg"]} == {b"cover", b"another"}
+
+
+@pytest.mark.parametrize(
+    ("names", "prefixes", "title", "members"),
+    [
+        (["a.txt"], [], "a.txt", ["a.txt"]),
+        (["photos/2025/x.jpg"], [], "x.jpg", ["x.jpg"]),
+        (["a.txt", "photos/2025/x.jpg"], [], "files", ["a.txt", "photos/2025/x.jpg"]),
+        (["photos/2025/x.jpg", "photos/2026/y.jpg"], [], "photos", ["2025/x.jpg", "2026/y.jpg"]),
+        (["photos/cover.jpg"], ["photos/2025/"], "photos", ["2025/x.jpg", "cover.jpg"]),
+        ([], ["photos/2025/"], "2025", ["2025/x.jpg"]),
+        ([], ["photos/2025/", "u\u0308bung/"], "files", ["photos/2025/x.jpg", "übung/ß.txt"]),
+        ([], [""], "files", sorted(FILES)),
+    ],
+)
+async def test_the_names_in_an_archive_begin_where_the_selected_differ(
+    filled: Stack, names: list[str], prefixes: list[str], title: str, members: list[str]
+) -> None:
+    body = {"ids": await ids_of(filled, *names), "prefixes": prefixes}
+    response = await filled.client.post("/me/archive", json=body)
+    assert f'filename="{title}.zip"' in response.headers["content-disposition"]
+    assert sorted(read("zip", response.content)) == members
+
+
+async def link_to(stack: Stack, body: dict[str, Any]) -> str:
+    response = await stack.client.post("/me/archive/link", json=body)
+    assert response.status_code == 200, response.text
+    url: str = response.json()["url"]
+    return url
+
+
+def form(body: dict[str, Any]) -> dict[str, str]:
+    return {"selection": json.dumps(body)}
+
+
+async def test_a_form_gets_an_archive_without_a_token_for_a_while(make_stack: MakeStack, clock: ManualClock) -> None:
+    async with make_stack(clock=clock) as stack:
+        for name, data in FILES.items():
+            await put(stack, name, data)
+        body = {"ids": await ids_of(stack, "a.txt"), "prefixes": ["photos/2025/"]}
+        url = await link_to(stack, body)
+        response = await stack.anonymous().post(url, data=form(body))
+        assert read("zip", response.content) == {"a.txt": b"a", "photos/2025/x.jpg": b"xx"}
+        assert len(url) < 400
+        reordered = {"prefixes": ["photos/2025/", "photos/2025/"], "ids": body["ids"], "format": "tar"}
+        tar = await stack.anonymous().post(url, data=form(reordered))
+        assert sorted(read("tar", tar.content)) == ["a.txt", "photos/2025/x.jpg"]
+        clock.advance(301)
+        problem(await stack.anonymous().post(url, data=form(body)), 401, "unauthenticated")
+
+
+async def test_nothing_of_a_link_to_a_selection_can_be_changed(filled: Stack) -> None:
+    first, second = await ids_of(filled, "a.txt", "photos.txt")
+    body = {"ids": [first]}
+    url = await link_to(filled, body)
+    query = dict(parse_qsl(urlsplit(url).query))
+    bob, anonymous = await filled.client_of("bob"), filled.anonymous()
+    file_link = (await filled.client.post(f"/me/files/{first}/link", json={})).json()["url"]
+    for other in (
+        {"ids": [second]},
+        {"ids": [first, second]},
+        {"prefixes": [""]},
+        {"ids": [first], "prefixes": ["p"]},
+        {},
+    ):
+        problem(await anonymous.post(url, data=form(other)), 401, "unauthenticated")
+        problem(await bob.post(url, data=form(other)), 401, "unauthenticated")
+    digest = query["selection"]
+    for changed in (
+        *({"user": "bob"}, {"expires": str(int(query["expires"]) + 1)}, {"signature": "0" * 64}, {"selection": ""}),
+        *({"selection": first}, {"selection": digest.upper()}),
+    ):
+        problem(
+            await anonymous.post(f"/me/archive?{urlencode(query | changed)}", data=form(body)), 401, "unauthenticated"
+        )
+    for forged in (
+        f"{url}&selection={digest}",
+        f"/me/archive?{urlsplit(file_link).query}",
+        f"/me/archive?{urlsplit(file_link).query}&selection={first}",
+        "/me/archive",
+    ):
+        assert (await anonymous.post(forged, data=form(body))).status_code in (401, 422)
+    # It opens the archive of this selection, and nothing else.
+    for method, path in (("GET", "/me/archive"), ("POST", "/me/files/delete"), ("GET", f"/me/files/{first}/content")):
+        problem(await anonymous.request(method, f"{path}?{urlsplit(url).query}", json={}), 401, "unauthenticated")
+    assert (await anonymous.post(url, data=form(body))).status_code == 200
+
+
+async def test_what_a_link_is_made_for_fits_into_the_form_that_goes_to_it(filled: Stack) -> None:
+    """Though a form has three bytes for each that is not ASCII."""
+    folders = f"{'я' * 120}/" * 4
+    body = {"ids": await ids_of(filled, "a.txt"), "prefixes": [f"{folders}{number}/" for number in range(200)]}
+    url = await link_to(filled, body)
+    sent = {"selection": json.dumps(body, ensure_ascii=False)}
+    assert len(urlencode(sent)) > 2 * MAX_JSON_BYTES
+    answer = await filled.anonymous().post(url, data=sent)
+    assert read("zip", answer.content) == {"a.txt": b"a"}
+
+
+async def test_nobody_selects_files_of_others(filled: Stack) -> None:
+    """Nor learns that they are there."""
+    body = {"ids": await ids_of(filled, *FILES), "prefixes": ["photos/"]}
+    bob = await filled.client_of("bob")
+    for path in ("/me/archive", "/me/archive/link"):
+        told = [
+            problem(await bob.post(path, json=each), 404, "file-not-found")["detail"]
+            for each in (body, {"ids": ["0" * 32]})
+        ]
+        assert told[0] == told[1]
+    assert (await bob.post("/me/files/delete", json=body)).json() == {"files": 0}
+    assert (await bob.post("/me/files/move", json={**body, "to": "x/"})).json() == {"files": 0}
+    await bob.post("/me/files", params={"name": "own.txt"}, content=b"own")
+    own = (await bob.get("/me/files")).json()["files"][0]["id"]
+    answer = await bob.post("/me/archive", json={"ids": [*body["ids"], own]})
+    assert read("zip", answer.content) == {"own.txt": b"own"}
+    assert await names(filled) == sorted(FILES)
+
+
+async def test_a_selection_is_asked_for_strictly(filled: Stack) -> None:
+    ids = ["0" * 32] * 5001
+    bodies: list[dict[str, Any]] = [{"ids": ids}, {"prefixes": [""] * 5001}, {"ids": "x"}, {"x": []}, {"ids": [1]}]
+    for path in ("/me/archive", "/me/archive/link", "/me/files/delete", "/me/files/move"):
+        more = {"to": "x/"} if path.endswith("move") else {}
+        for body in bodies:
+            problem(await filled.client.post(path, json={**more, **body}), 422, "invalid-request")
+        for content in (b"", b"[", b'{"ids": ["\\ud800"]}' if not more else b"{}"):
+            problem(await filled.client.post(path, content=content), 422, "invalid-request")
+    for to in ("x", "/", "../", "a//", "x\\/", "l" * 256 + "/"):
+        problem(
+            await filled.client.post("/me/files/move", json={"ids": await ids_of(filled, "a.txt"), "to": to}),
+            422,
+            "invalid-request",
+        )
+    for path in ("/me/files/delete", "/me/files/move"):
+        more = {"to": "x/"} if path.endswith("move") else {}
+        problem(await filled.client.post(path, json={"prefixes": [""], **more}), 422, "invalid-request")
+        assert (await filled.client.post(path, json={"ids": ["é" * 32, "'"], **more})).json() == {"files": 0}
+    for data in ({}, {"selection": "{"}, {"selection": ""}, {"x": "{}"}):
+        problem(await filled.client.post("/me/archive", data=data or {"x": ""}), 422, "invalid-request")
+    assert await names(filled) == sorted(FILES)
+
+
+async def test_a_selection_is_deleted(filled: Stack) -> None:
+    body = {"ids": await ids_of(filled, "a.txt", "photos/2025/x.jpg"), "prefixes": ["photos/"]}
+    assert (await filled.client.post("/me/files/delete", json=body)).json() == {"files": 5}
+    assert (await filled.client.post("/me/files/delete", json=body)).json() == {"files": 0}
+    assert await names(filled) == ["photos.txt", "übung/ß.txt"]
+    assert (await filled.usage("alice"))["finished"] == 2
+
+
+async def test_a_selection_moves_into_a_folder(filled: Stack) -> None:
+    body = {"ids": await ids_of(filled, "a.txt", "photos/cover.jpg"), "prefixes": ["photos/2026/", "übung/"]}
+    moved = await filled.client.post("/me/files/move", json={**body, "to": "u\u0308ber/"})
+    assert moved.json() == {"files": 5}
+    expected = ["photos.txt", "photos/2025/x.jpg", "über/2026/x.jpg", "über/2026/y.jpg", "über/a.txt", "über/cover.jpg"]
+    assert await names(filled) == [*expected, "über/übung/ß.txt"]
+    again = await filled.client.post(
+        "/me/files/move", json={"ids": body["ids"], "prefixes": ["über/2026/"], "to": "über/"}
+    )
+    assert again.json() == {"files": 0}
+    up = await filled.client.post(
+        "/me/files/move", json={"prefixes": ["über/2026/"], "ids": [body["ids"][0]], "to": ""}
+    )
+    assert up.json() == {"files": 3}
+    assert "2026/x.jpg" in await names(filled)
+    assert "a.txt" in await names(filled)
+
+
+async def test_no_folder_moves_into_itself(filled: Stack) -> None:
+    body = {"ids": await ids_of(filled, "a.txt"), "prefixes": ["photos/"], "to": "photos/2026/"}
+    problem(await filled.client.post("/me/files/move", json=body), 422, "invalid-request")
+    assert await names(filled) == sorted(FILES)
+
+
+async def test_a_damaged_file_of_a_selection_is_told_where_the_link_is_made(filled: Stack) -> None:
+    (file,) = (await filled.client.get("/me/files", params={"prefix": "photos/2026/x"})).json()["files"]
+    await filled.services.database.transact(
+        lambda connection: transactions.note_scrub(
+            connection, file["sha256"], damaged=True, now=filled.services.clock.now()
+        )
+    )
+    for body in ({"ids": [file["id"]]}, {"prefixes": ["photos/"]}):
+        for path in ("/me/archive/link", "/me/archive"):
+            refused = problem(await filled.client.post(path, json=body), 500, "content-damaged")
+            assert "photos/2026/x.jpg" in refused["detail"]

@@ -47,23 +47,48 @@ async def test_a_link_downloads_without_a_token_whole_or_in_part(stack: Stack) -
     assert token not in url
 
 
-async def test_an_empty_body_asks_for_the_longest_link_and_the_answer_says_until_when(
+async def test_a_link_works_for_as_long_as_its_maker_and_the_settings_say(
     make_stack: MakeStack, clock: ManualClock
 ) -> None:
-    async with make_stack(clock=clock, link_lifetime_seconds=100.0) as stack:
-        path = f"/me/files/{(await a_file(stack))['id']}/link"
-        for body, seconds in ((b"", 100), (b"{}", 100), (b'{"expires_in": 30}', 30), (b'{"expires_in": 86400}', 100)):
-            made = (await stack.client.post(path, content=body)).json()
-            left = datetime.fromisoformat(made["expires_at"]) - clock.now()
-            assert seconds - 1 <= left.total_seconds() <= seconds
+    week = 7 * 86400
+    asked = (b"", 300), (b"{}", 300), (b'{"expires_in": 30}', 30), (b'{"expires_in": 2592000}', week)
+    for longest, bodies in ((week, asked), (100, tuple((body, min(seconds, 100)) for body, seconds in asked))):
+        async with make_stack(clock=clock, link_lifetime_seconds=float(longest)) as stack:
+            path = f"/me/files/{(await a_file(stack))['id']}/link"
+            for body, seconds in bodies:
+                made = (await stack.client.post(path, content=body)).json()
+                left = datetime.fromisoformat(made["expires_at"]) - clock.now()
+                assert seconds - 1 <= left.total_seconds() <= seconds
 
 
 async def test_a_link_is_asked_for_strictly(stack: Stack) -> None:
     path = f"/me/files/{(await a_file(stack))['id']}/link"
-    for body in ("0", "-1", "86401", '"60"', "1.5", "true", "null"):
+    for body in ("0", "-1", "2592001", '"60"', "1.5", "true", "null"):
         problem(await stack.client.post(path, content=f'{{"expires_in": {body}}}'), 422, "invalid-request")
     for body in ('{"x": 1}', '{"expires_in": 1, "expires_in": 1}', "["):
         problem(await stack.client.post(path, content=body), 422, "invalid-request")
+
+
+async def test_what_is_shown_runs_nothing(stack: Stack) -> None:
+    """Its type is that of its name, and what browsers could run in the origin of the pages stays a download."""
+    page = b"<script>alert(1)</script>"
+    for name, media_type in (
+        *(("a.png", "image/png"), ("a/b.MP4", "video/mp4"), ("x.flac", "audio/flac"), ("x.pdf", "application/pdf")),
+        *((name, None) for name in ("a.html", "a.svg", "a.xhtml", "a.png.htm", "png", "a.js", "a.xml", "a.swf", "a.")),
+    ):
+        added = await stack.client.post("/me/files", params={"name": name}, content=page + name.encode())
+        url = await a_link(stack, added.json()["file"]["id"])
+        shown, saved = [await stack.anonymous().get(each) for each in (f"{url}&show=inline", url)]
+        assert saved.headers["content-type"] == "application/octet-stream"
+        assert shown.headers["content-type"] == (media_type or "application/octet-stream")
+        assert shown.headers["content-disposition"].split(";")[0] == ("inline" if media_type else "attachment")
+        assert shown.headers["x-content-type-options"] == "nosniff"
+        policy = shown.headers["content-security-policy"]
+        assert "script-src" not in policy
+        assert policy == "sandbox" if media_type is None else "default-src 'none'" in policy
+        assert ("sandbox" in policy) is (media_type != "application/pdf")
+        assert shown.content == saved.content
+    problem(await stack.anonymous().get(f"{url}&show=it"), 422, "invalid-request")
 
 
 async def test_a_link_ends_when_it_says(make_stack: MakeStack, clock: ManualClock) -> None:

@@ -284,7 +284,8 @@ async def test_too_many_open_uploads_are_refused(make_stack: MakeStack) -> None:
 
 async def test_an_opening_that_the_disk_has_no_room_for_is_refused(make_stack: MakeStack) -> None:
     async with make_stack(free_space_floor_bytes=2**62) as stack:
-        problem(await stack.open(CONTENT), 507, "storage-full")
+        refused = problem(await stack.open(CONTENT), 507, "storage-full")
+        assert (refused["retryable"], refused["limit"]) == (False, 0), "it would not fit on an empty disk"
         assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
         assert stack.bytes_on_disk() == []
 
@@ -301,9 +302,12 @@ async def test_room_is_promised_to_each_upload_and_free_again_at_once_when_it_en
         contents = [Content(1000, seed=seed) for seed in range(3)]
         for content in contents[:2]:
             assert (await stack.open(content)).status_code == 201
-        problem(await stack.open(contents[2]), 507, "storage-full")
+        refused = problem(await stack.open(contents[2]), 507, "storage-full")
+        assert (refused["retryable"], refused["requested"], refused["available"]) == (True, 1000, 500)
         await stack.client.delete(f"/files/{contents[0].md5}")
         assert (await stack.open(contents[2])).status_code == 201
+        refused = problem(await stack.open(Content(10**6 + 1)), 507, "storage-full")
+        assert (refused["retryable"], refused["limit"]) == (False, 10**6)
 
 
 async def test_a_refused_opening_leaves_nothing(stack: Stack) -> None:

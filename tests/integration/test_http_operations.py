@@ -161,7 +161,7 @@ async def test_every_documented_metric_is_exposed_and_none_names_a_user(stack: S
     assert "alice" not in exposed
     labels = {label for line in exposed.splitlines() for label in re.findall(r'[{,](\w+)="', line)}
     assert labels <= {"outcome", "le", "queue", "method", "route", "status", "implementation", "major", "minor"} | {
-        *("patchlevel", "version", "generation")
+        *("patchlevel", "version", "generation", "sink", "limit")
     }
 
 
@@ -192,6 +192,7 @@ async def test_the_configuration_says_what_a_client_needs(make_stack: MakeStack)
             "max_chunks": 10_000,
             "instant": "own",
             "upload_expiry_seconds": 60,
+            "link_lifetime_seconds": 604800,
         }
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 
@@ -17,6 +18,11 @@ STATIC = ROOT / "uploader" / "web"
 PARTS = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.glob("pages/**/*.*") if path.suffix != ".html")
 MODULES = [name for name in PARTS if name.endswith(".js")]
 PAGES = ["/", "/admin/"]
+APPLICATION = "https://app.example"
+
+
+def imports_of(source: str) -> list[str]:
+    return re.findall(r'^(?:import|export) [^"\n]*"([^"]+)";', source, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -36,15 +42,16 @@ async def test_the_policy_of_a_page_allows_what_the_server_serves_and_no_more(st
     policy = (await stack.anonymous().get(page)).headers["content-security-policy"]
     directives = dict(directive.split(" ", 1) for directive in policy.split("; "))
     assert directives.pop("default-src") == "'none'"
-    assert {directives.pop(name) for name in ("frame-ancestors", "base-uri", "form-action")} == {"'none'"}
+    nowhere = ("frame-ancestors", "base-uri") if page == "/" else ("frame-ancestors", "base-uri", "form-action")
+    assert {directives.pop(name) for name in nowhere} == {"'none'"}
     assert set(directives.values()) == {"'self'"}
 
 
 async def test_only_the_worker_that_hashes_may_compile_web_assembly(stack: Stack) -> None:
     anonymous = stack.anonymous()
     policies = {name: (await anonymous.get(f"/static/{name}")).headers["content-security-policy"] for name in PARTS}
-    assert [name for name, policy in policies.items() if "wasm" in policy] == ["pages/upload/hash-worker.js"]
-    assert "connect-src" not in policies["pages/upload/hash-worker.js"]
+    assert [name for name, policy in policies.items() if "wasm" in policy] == ["pages/client/hash-worker.js"]
+    assert "connect-src" not in policies["pages/client/hash-worker.js"]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -52,7 +59,7 @@ async def test_a_module_imports_only_what_is_served(stack: Stack, name: str) -> 
     source = (STATIC / name).read_text()
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", source)
     assert len(source.splitlines()) < 400
-    for imported in re.findall(r'^(?:import|export) [^"\n]*"([^"]+)";', source, flags=re.MULTILINE):
+    for imported in imports_of(source):
         assert imported.startswith(("./", "../"))
         part = (STATIC / name).parent.joinpath(imported).resolve().relative_to(STATIC)
         assert (await stack.anonymous().get(f"/static/{part}")).status_code == 200
@@ -69,9 +76,32 @@ async def test_a_browser_that_has_a_part_is_not_sent_it_again(stack: Stack) -> N
         assert (other.status_code, other.content) == (200, first.content)
 
 
-async def test_a_page_is_no_part_of_itself(stack: Stack) -> None:
-    """It would be there under another policy."""
-    problem(await stack.anonymous().get("/static/pages/upload/index.html"), 404, "not-found")
+async def test_what_has_an_address_of_its_own_is_no_part(stack: Stack) -> None:
+    """A page would be there under another policy, and what the client imports would be elsewhere."""
+    for name in ("pages/home/index.html", "client.js", "client.d.ts"):
+        problem(await stack.anonymous().get(f"/static/{name}"), 404, "not-found")
+
+
+async def test_pages_of_allowed_origins_may_import_the_client_and_all_its_modules(make_stack: MakeStack) -> None:
+    async with make_stack(cors_origins=(APPLICATION,), web_pages=False) as stack:
+        seen: set[str] = set()
+        left = ["/client.js", "/static/pages/client/hash-worker.js"]
+        while left:
+            path = left.pop()
+            seen.add(path)
+            answer = await stack.anonymous().get(path, headers={"Origin": APPLICATION})
+            assert (answer.status_code, answer.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
+            assert answer.headers["access-control-allow-origin"] == APPLICATION
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            again = {"Origin": APPLICATION, "If-None-Match": answer.headers["etag"]}
+            renewed = await stack.anonymous().get(path, headers=again)
+            assert (renewed.status_code, renewed.headers["cache-control"]) == (304, "no-cache")
+            assert renewed.headers["access-control-allow-origin"] == APPLICATION
+            left += [part for part in (urljoin(path, each) for each in imports_of(answer.text)) if part not in seen]
+        assert len(seen) > 15
+        types = await stack.anonymous().get("/client.d.ts")
+        assert types.headers["content-type"] == "text/plain; charset=utf-8"
+        assert "export class Client" in types.text
 
 
 async def test_switched_off_the_start_leads_to_the_documentation(make_stack: MakeStack) -> None:

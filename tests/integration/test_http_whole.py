@@ -15,6 +15,7 @@ from tests.support.content import KIB, MIB, Content
 from tests.support.faults import failing_call
 from tests.support.problems import problem
 from tests.support.stack import Stack
+from tests.support.stalling import send_stalled
 from uploader.domain.digest import EMPTY_MD5
 
 CONTENT = Content(100 * KIB, name="docs/a.bin")
@@ -237,12 +238,8 @@ async def test_an_encoded_body_is_refused(stack: Stack, method: str, path: str) 
 
 
 async def test_a_body_that_stands_still_is_given_up(make_stack: MakeStack) -> None:
-    async def body() -> AsyncIterator[bytes]:
-        yield b"x"
-        await asyncio.Event().wait()
-
     async with make_stack(body_idle_timeout_seconds=0.05) as stack:
-        problem(await stack.client.put(f"{URL}?name=a", content=body()), 408, "body-timeout")
+        problem(await send_stalled(stack.client, "PUT", f"{URL}?name=a", b"x"), 408, "body-timeout")
 
 
 async def test_too_many_at_once_are_refused(make_stack: MakeStack) -> None:

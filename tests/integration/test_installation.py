@@ -17,6 +17,7 @@ from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
+from uploader.accounting import keys
 from uploader.accounting.keys import INSTALLATION
 from uploader.bootstrap import create_services, reset_redis
 from uploader.bootstrap.running import _jobs
@@ -26,6 +27,7 @@ from uploader.errors import ConfigurationError
 from uploader.service.installation import FACT
 from uploader.service.upkeep.cleanup import Cleanup
 from uploader.settings import Settings
+from uploader.storage.local.marks import FORMAT
 
 CONTENT = Content(3 * 64 * KIB - 100)
 OTHER = "0123456789abcdef0123456789abcdef"
@@ -67,11 +69,21 @@ async def test_the_first_start_makes_an_id_and_every_other_finds_it(make_stack_o
     async with make_stack_on() as stack:
         (first,) = await said(stack)
         assert first is not None
-        assert json.loads((stack.data / "installation").read_text()) == {"format": 1, "id": first}
-        assert await stack.services.redis.get(INSTALLATION) == f"2 {first}".encode()
+        assert json.loads((stack.data / "installation").read_text()) == {"format": FORMAT, "id": first}
+        assert await stack.services.redis.get(INSTALLATION) == f"{keys.FORMAT} {first}".encode()
         assert [path.name for path in stack.data.glob("installation*")] == ["installation"]
     async with make_stack_on() as stack:
         assert await said(stack) == {first}
+
+
+async def test_a_start_marks_what_an_older_version_left_before_that_could_misread_it(make_stack_on: MakeStack) -> None:
+    async with make_stack_on() as stack:
+        (mine,) = await said(stack)
+        mark = stack.data / "installation"
+        mark.write_text(json.dumps({"format": FORMAT - 1, "id": mine}))
+    async with make_stack_on():
+        assert json.loads(mark.read_text()) == {"format": FORMAT, "id": mine}
+        assert [path.name for path in mark.parent.glob("installation*")] == ["installation"]
 
 
 async def test_an_empty_database_stops_and_gets_nothing(make_stack: MakeStack, empty_url: str) -> None:
@@ -170,7 +182,7 @@ async def test_an_open_upload_that_has_a_row_is_content_that_is_named(make_stack
         assert None not in await said(stack)
 
 
-@pytest.mark.parametrize(("place", "newer"), [("disk", 2), ("redis", 3)])
+@pytest.mark.parametrize(("place", "newer"), [("disk", FORMAT + 1), ("redis", keys.FORMAT + 1)])
 async def test_what_a_newer_version_wrote_is_refused(make_stack: MakeStack, place: str, newer: int) -> None:
     async with make_stack() as stack:
         (mine,) = await said(stack)
@@ -187,7 +199,7 @@ async def test_what_an_older_version_marked_is_marked_anew_and_only_if_it_belong
         (mine,) = await said(stack)
         await stack.services.redis.set(INSTALLATION, f"1 {mine}")
         await stack.services.installation.check()
-        assert await stack.services.redis.get(INSTALLATION) == f"2 {mine}".encode()
+        assert await stack.services.redis.get(INSTALLATION) == f"{keys.FORMAT} {mine}".encode()
         await stack.services.redis.set(INSTALLATION, f"1 {OTHER}")
         with pytest.raises(ConfigurationError, match=OTHER):
             await stack.services.installation.check()

@@ -22,7 +22,7 @@ from tests.support.rows import NOW
 from tests.support.servers import PrivateDatabase, PrivateRedis
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
-from uploader.accounting.pending import UploadQueue
+from uploader.accounting.queues import UploadQueue
 from uploader.database import models, queries, transactions
 from uploader.domain.upload import File, Reason, Upload
 from uploader.errors import Unavailable
@@ -57,7 +57,12 @@ def collector_of(stack: Stack, closed_retention_seconds: float = 30 * DAY) -> Co
     services = stack.services
     retention = closed_retention_seconds
     return Collector(
-        services.files, services.closers, services.cleanup, services.clock, closed_retention_seconds=retention
+        services.files,
+        services.closers,
+        services.cleanup,
+        services.trail,
+        services.clock,
+        closed_retention_seconds=retention,
     )
 
 

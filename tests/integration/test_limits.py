@@ -26,45 +26,6 @@ async def status_of(connection: Connection) -> tuple[int, str]:
     return answer.status, answer.code if answer.status >= 400 else ""
 
 
-# Connections
-
-
-async def test_connections_beyond_the_limit_are_told_so_and_make_room_again(make_stack: MakeStack) -> None:
-    async with serving_stack(make_stack, max_connections=3) as server, AsyncExitStack() as open_connections:
-        kept = [await open_connections.enter_async_context(server.connection()) for _ in range(3)]
-        for connection in kept:
-            await connection.send(GET)
-            assert (await status_of(connection))[0] == 200
-        async with server.connection() as beyond:
-            answer = await beyond.answer()
-            assert (answer.status, answer.code) == (503, "unavailable")
-            assert int(answer.headers["retry-after"]) > 0
-            assert await beyond.is_closed()
-        await kept[0].send(GET)
-        assert (await status_of(kept[0]))[0] == 200
-        await kept[1].close()
-        await eventually(lambda: _is_served(server))
-
-
-async def _is_served(server: Any) -> bool:
-    async with server.connection() as connection:
-        await connection.send(GET)
-        answer = await connection.answer()
-        return bool(answer.status == 200)
-
-
-async def test_refused_connections_do_not_pile_up(make_stack: MakeStack) -> None:
-    async with serving_stack(make_stack, max_connections=1) as server, AsyncExitStack() as open_connections:
-        for _ in range(400):
-            await open_connections.enter_async_context(server.connection())
-        await eventually(lambda: _has_at_most(server, 1 + 256))
-        await eventually(lambda: _has_at_most(server, 1))
-
-
-async def _has_at_most(server: Any, count: int) -> bool:
-    return len(server.uvicorn.server_state.connections) <= count
-
-
 # Heads
 
 

@@ -25,10 +25,12 @@ from tests.support.storing import new_storage, running_storage
 from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable, Unverified, UploaderError
-from uploader.storage.base import Busy, Digests, Gone, Stopping, Store
-from uploader.storage.disk import is_locked, try_lock
+from uploader.storage.base import Busy, Gone, Stopping, Store
+from uploader.storage.contents import Digests
+from uploader.storage.disk import is_locked, try_lock, write
 from uploader.storage.local import chunkfiles, digests, formats, frontier
 from uploader.storage.local import store as local
+from uploader.storage.local.uploads import closing
 from uploader.storage.spool import Spool
 
 CONTENT = Content(8 * 64 * KIB + 1000)
@@ -279,7 +281,8 @@ async def test_a_writer_that_waits_too_long_gives_up(
     storage: Store, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = await storage.hold_chunk(upload, 0, InPieces(CONTENT.chunk(0)))
-    monkeypatch.setattr(local, "_LOCK_TIMEOUT_SECONDS", 0.02)
+    for module in (local, closing):
+        monkeypatch.setattr(module, "LOCK_TIMEOUT_SECONDS", 0.02)
     with pytest.raises(Unavailable):
         await put(storage, upload, 0)
     with pytest.raises(Unavailable):
@@ -296,6 +299,20 @@ async def test_a_write_tells_when_the_last_chunk_arrived(storage: Store, tmp_pat
     assert written > 1000
     await put(storage, upload, 0)
     assert await storage.last_write(upload) == written, "a repeated chunk writes nothing"
+
+
+async def test_nothing_is_written_in_long_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content, lengths, written = os.urandom(300 * KIB + 1), list[int](), os.pwrite
+
+    def noting(descriptor: int, piece: memoryview, offset: int) -> int:
+        lengths.append(len(piece))
+        return written(descriptor, piece, offset)
+
+    monkeypatch.setattr(os, "pwrite", noting)
+    with (tmp_path / "long").open("wb") as file:
+        write(file.fileno(), memoryview(content), 7)
+    assert lengths == [128 * KIB, 128 * KIB, 44 * KIB + 1]
+    assert (tmp_path / "long").read_bytes() == bytes(7) + content
 
 
 # The order of effects

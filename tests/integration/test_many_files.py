@@ -14,7 +14,7 @@ from tests.support.stack import Stack
 from tests.support.statements import sqlite_steps
 from uploader.database import models
 from uploader.database.engine import Connection
-from uploader.database.transactions.uploads import row_of
+from uploader.database.transactions.rows import row_of
 from uploader.domain.upload import State
 
 FEW, MANY = 10, 3_000

@@ -154,7 +154,9 @@ async def test_what_is_another_users_was_never_there(make_stack: MakeStack, stat
 
 
 async def _clean_up(client: httpx2.AsyncClient) -> None:
-    """End what an opening opened, so that no answer depends on the ones before."""
+    """End what an opening opened, and delete what came whole, so that no answer depends on the ones before."""
+    for file in (await client.get("/me/files")).json()["files"]:
+        assert (await client.delete(f"/me/files/{file['id']}")).status_code == 204
     for upload in (await client.get("/uploads")).json()["uploads"]:
         assert (await client.delete(f"/uploads/{upload['id']}")).status_code == 204
 

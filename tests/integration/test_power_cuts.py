@@ -35,6 +35,7 @@ from tests.support.journey import (
     Journey,
     Rotten,
     RottenBlob,
+    Streamed,
     Withdrawn,
 )
 from tests.support.layout import blob_path
@@ -62,6 +63,7 @@ from uploader.errors import ChunksMissing
 from uploader.service.uploads.results import Complete, Opening, Target, UploadStatus
 from uploader.settings import Settings
 from uploader.storage import disk
+from uploader.storage.local.marks import FORMAT
 
 # In how many states, all different, the server is started: together more than a thousand.
 STATES = {
@@ -71,12 +73,16 @@ STATES = {
     ("power", "withdrawal"): 90,
     ("power", "rot"): 60,
     ("power", "cancel"): 30,
+    ("power", "append"): 60,
+    ("power", "mixed"): 25,
     ("power", "at once"): 60,
     ("power", "whole"): 40,
     ("power", "batch"): 40,
     ("process", "upload"): 160,
     ("process", "leftovers"): 160,
     ("process", "withdrawal"): 100,
+    ("process", "append"): 60,
+    ("process", "mixed"): 25,
     ("process", "at once"): 60,
     ("process", "whole"): 20,
 }
@@ -154,6 +160,7 @@ class Promises:
 
     snapshot: Snapshot
     acknowledged: frozenset[tuple[str, int]]
+    streamed: Streamed
     rotten: frozenset[tuple[str, int]]
     # Contents of files that were deleted: nothing is deleted at once.
     deleted: frozenset[str]
@@ -178,7 +185,7 @@ class Promises:
         """What the database says is on the disk, too, or proposed there; and never a part of it."""
         said = [json.loads(tree[name] or b"null") for name in ("installation.new", "installation") if name in tree]
         wanted = self.snapshot.installation
-        if wanted is not None and {"format": 1, "id": wanted} not in said:
+        if wanted is not None and {"format": FORMAT, "id": wanted} not in said:
             raise Violation("the disk does not say of which installation it is")
 
     def _check_upload(self, upload: Upload, tree: Tree, durable: bool) -> None:
@@ -197,12 +204,17 @@ class Promises:
         acknowledged = {number for upload_id, number in self.acknowledged if upload_id == upload.id}
         if not acknowledged - rotten <= disk.present:
             raise Violation(f"{upload.id} lost chunks that were acknowledged")
+        if not disk.tail_is_sound:
+            raise Violation(f"the map of {upload.id} claims a tail that is not there")
+        if upload.id == self.streamed.upload_id and disk.leading < self.streamed.offset:
+            raise Violation(f"{upload.id} lost bytes that were appended")
 
 
 def promises(states: States) -> Iterator[tuple[int, Promises]]:
     """What is promised after each number of events."""
     snapshot: Snapshot | None = None
     acknowledged: set[tuple[str, int]] = set()
+    streamed = Streamed("", 0)
     rotten: set[tuple[str, int]] = set()
     finished: set[str] = set()
     rotten_blobs: set[str] = set()
@@ -213,6 +225,8 @@ def promises(states: States) -> Iterator[tuple[int, Promises]]:
                 finished |= set(newest.sha256s)
             case Mark(Chunk(upload_id, _, number)):
                 acknowledged.add((upload_id, number))
+            case Mark(Streamed() as farthest):
+                streamed = farthest
             case Mark(Rotten(upload_id, number)):
                 rotten.add((upload_id, number))
             case Mark(RottenBlob(sha256)):
@@ -224,7 +238,7 @@ def promises(states: States) -> Iterator[tuple[int, Promises]]:
                 rotten.remove((upload_id, number))
         if snapshot is not None:
             deleted = frozenset(finished - set(snapshot.sha256s))
-            chunks_of = frozenset(acknowledged), frozenset(rotten)
+            chunks_of = frozenset(acknowledged), streamed, frozenset(rotten)
             yield count, Promises(snapshot, *chunks_of, deleted, frozenset(rotten_blobs))
 
 
@@ -240,6 +254,7 @@ def cuts(states: States, seed: str, by_chance_each: int) -> Iterator[tuple[Tree,
             key = (
                 id(promised.snapshot),
                 promised.acknowledged,
+                promised.streamed,
                 promised.rotten,
                 promised.rotten_blobs,
                 tuple(tree.items()),
@@ -334,7 +349,7 @@ class Restarter:
             **SETTINGS,
         )
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(services_module, "Database", lambda _url: self.database)
+            patched.setattr(services_module, "Database", lambda _url, **_: self.database)
             return create_services(settings, self._clock)
 
     async def _go_on(self, services: Services, uploads: list[Upload]) -> None:

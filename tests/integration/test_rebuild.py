@@ -12,6 +12,9 @@ from tests.support.process import run_cli
 from tests.support.servers import PrivateCluster, PrivateRedis, PrivateSentinel
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
+from uploader.accounting.keys import tag_of
+from uploader.bootstrap.running import reset_redis
+from uploader.database import meta
 from uploader.errors import ConfigurationError
 
 CONTENT = Content(200 * KIB)
@@ -116,12 +119,29 @@ async def test_another_number_of_shards_is_refused_until_redis_is_reset(make_sta
     assert (done.returncode, done.stdout.split()[1:]) == (0, ["keys", "deleted"]), done.stderr
 
     async with make_stack(shards=4) as stack:
-        shard = stack.services.pending.shard_of(upload_id)
+        shard = stack.services.pending.shards.of(upload_id)
         assert await stack.services.sweeping.sweep(shard) == 1
         assert (await stack.services.pending.read(upload_id)).received == HELD
         for number in range(2, CONTENT.chunk_count):
             response = await stack.put(CONTENT, number)
         assert response.status_code == 201
+
+
+async def test_an_installation_keeps_the_tags_that_it_has_until_redis_is_reset(make_stack: MakeStack) -> None:
+    async with make_stack() as stack:  # with the one tag that a single shard always has
+        await stack.services.database.transact(lambda connection: meta.replace_fact(connection, "shards", "4"))
+    for _ in range(2):  # as 0.1.0 left it, and once more
+        async with make_stack(shards=4, jobs=True) as stack:
+            upload_id = (await stack.open(CONTENT)).json()["upload"]["id"]
+            shard = stack.services.pending.shards.of(upload_id)
+            assert await stack.services.redis.exists(f"up:{{s{shard:02d}}}:{upload_id}")
+    async with make_stack(shards=4) as stack:
+        await reset_redis(stack.services)
+        assert await stack.services.redis.keys() == []
+    async with make_stack(shards=4, jobs=True) as stack:
+        await stack.put(CONTENT, 0)
+        assert await stack.services.redis.exists(f"up:{tag_of(shard, 4)}:{upload_id}")
+        assert await reset_redis(stack.services) > 0  # a job may make it known again at once
 
 
 async def check_that_all_is_accounted_for(stack: Stack, count: int) -> None:

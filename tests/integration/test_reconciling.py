@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.support.content import KIB, Content
 from tests.support.held import held_of
 from tests.support.invariants import Account, Shape, check_pending, checked_accounts
 from tests.support.layout import blob_path
-from tests.support.process import Server, ended, run_cli
+from tests.support.process import Server, client_of_owner, ended, run_cli
 from tests.support.rows import file_row, upload_row
 from tests.support.stack import Stack, go_on
 from uploader.accounting.audit import AuditedUpload
@@ -31,9 +32,10 @@ from uploader.domain.upload import IfExists, Upload
 from uploader.jobs.reconciler import Reconciler
 from uploader.observability import DRIFTS
 from uploader.service.audit import reconciling
+from uploader.service.audit.comparing import drifts_of_upload
 from uploader.service.audit.drift import Drift, Findings, Kind
-from uploader.service.audit.reconciling import drifts_of_upload
 from uploader.service.upkeep.flushing import FlushedBatch
+from uploader.storage.local.formats import ChunkMap, MapShape
 
 CHUNK = 64 * KIB
 # Finished, so that there are a file and a blob.
@@ -331,6 +333,32 @@ async def _chunk_without_bit(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
     return [(Kind.CHUNKS, scene.open.id, STORED + CHUNK, STORED)]
 
 
+async def _tail(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    """A server that died between the map and Redis, in an append."""
+    held = await scene.stack.services.storage.hold_chunk(scene.open, 3, InPieces(OPEN.chunk(3)[:70]))
+    held.release()
+    return [(Kind.TAIL, scene.open.id, STORED + 70, None)]
+
+
+async def _tail_in_redis_alone(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    """A restored disk under a Redis that knows more."""
+    await _tail(scene)
+    await scene.redis("HSET", scene.up, "tail", "3 90")
+    await scene.add("received", 90)
+    await scene.add("flushed", 90)
+    on_disk, in_redis = STORED + 70, STORED + 90
+    return [
+        (Kind.FLUSHED_BYTES, scene.open.id, on_disk, STORED),
+        (Kind.TAIL, scene.open.id, on_disk, in_redis),
+        (Kind.FLUSHED, scene.open.id, on_disk, in_redis),
+    ]
+
+
+async def _tail_that_is_none(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
+    await scene.garble("tail", b"3 7\xb0")
+    return [(Kind.RECEIVED, scene.open.id, STORED, -1), (Kind.TASK, scene.open.id, "flush", None)]
+
+
 async def _redis_lost(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
     await _chunk_without_bit(scene)
     await scene.redis("DEL", scene.up, scene.chunks)
@@ -464,7 +492,16 @@ async def _task_of_closed(scene: Scene) -> list[tuple[Kind, str, Any, Any]]:
 
 PLANTS: list[Plant] = [
     *(_finished, _unfinished, _reserved, _refs, _flushed_too_much, _flushed_too_little, _received),
-    *(_bit_without_chunk, _chunk_without_bit, _redis_lost, _task_missing, _merge_task_missing),
+    *(
+        _bit_without_chunk,
+        _chunk_without_bit,
+        _tail,
+        _tail_in_redis_alone,
+        _tail_that_is_none,
+        _redis_lost,
+        _task_missing,
+        _merge_task_missing,
+    ),
     *(_bucket_not_indexed, _index_without_bucket, _stray, _task_of_closed),
     *(_received_that_is_no_number, _flushed_that_is_no_number, _state_that_is_no_word, _minute_that_is_no_number),
     *(_bucket_of_no_minute, _bucket_indexed_for_another_minute, _task_due_in_another_minute),
@@ -704,7 +741,8 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
 
 
 async def test_the_command_tells_and_mends_while_the_server_runs(tmp_path: Path, settings: dict[str, str]) -> None:
-    url = settings.get("DATABASE_URL", f"sqlite:///{tmp_path}/data/uploader.db")
+    data = tmp_path / "data"
+    url = settings.get("DATABASE_URL", f"sqlite:///{data}/uploader.db")
     server = Server(tmp_path / "server.log", settings)
     with ended(server):
         clean = run_cli(settings, "reconcile")
@@ -725,6 +763,18 @@ async def test_the_command_tells_and_mends_while_the_server_runs(tmp_path: Path,
 
         again = run_cli(settings, "reconcile", "--json")
         assert (again.returncode, json.loads(again.stdout)["drifts"]) == (0, [])
+
+        with client_of_owner(server.url, data) as client:
+            opened = client.post(f"/files/{'0' * 32}", json={"name": "a", "size": 1, "instant": False}).json()["upload"]
+        for year in (data / "temp").iterdir():  # as after a restore without it
+            shutil.rmtree(year)
+        told = run_cli(settings, "reconcile")
+        assert told.stdout.splitlines()[0].startswith(f"temp of {opened['id']}: ")
+        assert "its chunks are lost, as after a restore" in told.stdout.splitlines()[0]
+        assert "`uploader reset-unfinished --lost --yes`" in told.stdout.splitlines()[1]
+        closed = run_cli(settings, "reset-unfinished", "--lost", "--yes")
+        assert closed.stdout.splitlines()[0] == "uploads cancelled: 1"
+        assert run_cli(settings, "reconcile").returncode == 0
         assert server.process.poll() is None
 
 
@@ -753,11 +803,12 @@ def test_a_bitmap_is_read_back_as_it_was_written() -> None:
 def test_pending_bytes_may_be_accounted_up_to_what_is_on_disk(scene_row: Upload) -> None:
     """A commit whose ack has not come is no drift, and nothing below the ack or above the disk is right."""
     present = bytearray([1, 1, 1, 0])
+    stored = ChunkMap("", MapShape(4 * CHUNK, CHUNK, 4), present, b"", None, None)
     snapshot = AuditedUpload("open", 3 * CHUNK, CHUNK, to_bitmap(present), "flush")
     wrong = []
     for accounted in range(5):
         row = replace(scene_row, flushed_bytes=accounted * CHUNK)
-        wrong += [(accounted, drift.kind, drift.expected) for drift in drifts_of_upload(row, present, snapshot)]
+        wrong += [(accounted, drift.kind, drift.expected) for drift in drifts_of_upload(row, stored, snapshot)]
     assert wrong == [(0, Kind.FLUSHED_BYTES, CHUNK), (4, Kind.FLUSHED_BYTES, 3 * CHUNK)]
 
 

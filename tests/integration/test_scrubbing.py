@@ -13,7 +13,7 @@ from tests.support.rot import flip_bit
 from tests.support.stack import Stack
 from uploader.service.contents.healing import BlobProblem, Damage
 from uploader.storage.base import Stopping
-from uploader.storage.contents import Found, Pace
+from uploader.storage.contents import Digests, Found, Pace
 
 CONTENTS = [Content(3 * 64 * KIB - 100, seed=seed, name=f"{seed}.bin") for seed in range(4)]
 
@@ -98,8 +98,8 @@ async def test_a_blob_that_is_deleted_while_it_is_read_is_not_reported(
     storage = stack.services.storage
     before = storage.hash_blob
 
-    async def delete_in_between(found: Found, pace: Pace | None) -> str | None:
-        digest = await before(found, pace)
+    async def delete_in_between(found: Found, pace: Pace | None, *, with_md5: bool) -> Digests | None:
+        digest = await before(found, pace, with_md5=with_md5)
         if found.name == contents[1].sha256:
             await stack.client.delete(f"/me/files/{files[found.name]}")
         return digest

@@ -113,7 +113,7 @@ async def test_a_client_that_takes_little_does_not_stand_still(make_stack: MakeS
         await connection.request("GET", await upload(server))
         [protocol] = cast(set[LimitedProtocol], server.uvicorn.server_state.connections)
         await eventually(lambda: _has_paused(protocol))
-        untaken = protocol.untaken_bytes()
+        untaken = protocol.stalls.untaken_bytes()
         await connection.take(400 * KIB)
         await eventually(lambda: _has_untaken_below(protocol, untaken))
 
@@ -123,7 +123,7 @@ async def _has_paused(protocol: LimitedProtocol) -> bool:
 
 
 async def _has_untaken_below(protocol: LimitedProtocol, count: int) -> bool:
-    return protocol.untaken_bytes() < count
+    return protocol.stalls.untaken_bytes() < count
 
 
 @on_both_loops

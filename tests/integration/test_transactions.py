@@ -1,6 +1,7 @@
 """Each transaction on each kind of database; after each the accounts are computed anew from their definitions."""
 
 import asyncio
+import re
 from collections import Counter
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.conftest import MakeStack
 from tests.support.content import KIB
 from tests.support.invariants import Account, checked_accounts
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
+from tests.support.statements import statements
 from uploader.database import contents, meta, models, queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import BlobLost, ClaimsChanged, NotOpen, users
@@ -201,12 +203,20 @@ async def test_an_md5_is_not_told_twice_by_one_user(act: Transactions) -> None:
 
 async def test_a_flush_sets_the_absolute_figure_and_adds_the_difference(act: Transactions) -> None:
     upload = await act.open(upload_row())
-    for received in (300, 1000):
+    for received in (300, 999):
         flushed = await act.flush((upload, 0, received))
         assert (flushed.changed, flushed.open_ids) == (1, frozenset({upload.id}))
         assert await account_of(act) == Account(unfinished=received, reserved=1000)
     row = await row_of(act, upload)
-    assert (row.flushed_bytes, row.flushed_generation, row.updated_at) == (1000, 0, NOW)
+    assert (row.flushed_bytes, row.flushed_generation, row.updated_at) == (999, 0, NOW)
+
+
+async def test_what_is_flushed_when_it_is_whole_has_to_be_looked_at(act: Transactions) -> None:
+    """Redis would have it merged, if it had heard of its length. While that is not known, nothing is whole."""
+    whole, growing = await act.open(upload_row()), await act.open(upload_row(length_known=False))
+    flushed = await act.flush((whole, 0, 1000), (growing, 0, 1000))
+    assert (flushed.changed, flushed.open_ids) == (2, frozenset({growing.id}))
+    assert await account_of(act) == Account(unfinished=2000, reserved=2000)
 
 
 async def test_a_replayed_and_a_late_flush_change_nothing(act: Transactions) -> None:
@@ -635,7 +645,15 @@ async def test_the_contents_of_a_users_own_files_are_found_by_md5(act: Transacti
     await act.create_user("bob")
     own, foreign = await act.upload_and_merge(seed="own"), await act.upload_and_merge("bob", seed="foreign")
     await act.instant(file_row(seed="own", name="the same again"))
-    md5s = [own.md5, foreign.md5, "0" * 32, "é'\\", own.md5]
+    md5s = [own.md5 or "", foreign.md5 or "", "0" * 32, "é'\\", own.md5 or ""]
     found = await act.database.read(lambda connection: contents.contents_by_md5(connection, "alice", md5s))
     assert [(blob.sha256, blob.md5, blob.size, blob.refs) for blob in found] == [(own.sha256, own.md5, own.size, 2)]
     assert await act.database.read(lambda connection: contents.contents_by_md5(connection, "alice", [])) == []
+
+
+async def test_what_was_promised_is_known_without_a_look_at_each_upload(database: Database) -> None:
+    with statements(database) as sent:
+        assert await database.read(queries.promised_bytes) == 0
+    asked = " ".join(sent)
+    assert re.search(r"\buser_info\b", asked)
+    assert not re.search(r"\bupload\b", asked)

@@ -20,7 +20,7 @@ from uploader.database import models
 from uploader.jobs.trash import TrashKeeper
 from uploader.service.contents.trash import Purged
 from uploader.storage.base import Space
-from uploader.storage.contents import Found, Pace
+from uploader.storage.contents import Digests, Found, Pace
 
 CONTENT = Content(3 * 64 * KIB - 100)
 OTHERS = [Content(100 * KIB + seed, seed=seed, name=f"{seed}.bin") for seed in range(1, 4)]
@@ -96,9 +96,9 @@ async def test_what_went_bad_in_the_trash_does_not_come_back(stack: Stack, monke
     storage = stack.services.storage
     before = storage.hash_blob
 
-    async def counted(found: Found, pace: Pace | None) -> str | None:
+    async def counted(found: Found, pace: Pace | None, *, with_md5: bool) -> Digests | None:
         read.append(found.name)
-        return await before(found, pace)
+        return await before(found, pace, with_md5=with_md5)
 
     monkeypatch.setattr(storage, "hash_blob", counted)
     for _ in range(2):

@@ -7,6 +7,7 @@ import random
 import socket
 import struct
 from collections import Counter
+from collections.abc import Set
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ async def test_a_thousand_vanishing_clients_leave_nothing_behind(
 ) -> None:
     async with serving_stack(make_stack, max_concurrent_chunks=CLIENTS, body_budget_bytes=16 * MIB) as server:
         stack = server.stack
+        idle = _descriptors()["files"]
         await stack.open(OPEN)
         file_id = (await stack.upload(FILE)).json()["file"]["id"]
         requests = _requests(stack, file_id)
@@ -46,8 +48,8 @@ async def test_a_thousand_vanishing_clients_leave_nothing_behind(
 
         await eventually(lambda: _is_quiet(server, tasks), seconds=30)
         # Stores keep connections, up to their bound; what belongs to clients and to files has gone.
-        await eventually(lambda: _are_closed(stack, descriptors))
-        budgets = [known for known in gc.get_objects() if isinstance(known, BodyBudget)]
+        await eventually(lambda: _are_closed(stack, descriptors.keys(), idle))
+        budgets = [known for known in gc.get_objects() if type(known) is BodyBudget]
         assert [budget._charged for budget in budgets] == [{}] * len(budgets)
         await _every_store_answers_what_it_is_asked(stack)
         await _no_chunk_is_locked(stack)
@@ -117,11 +119,11 @@ def _descriptors() -> Counter[str]:
     return kinds
 
 
-async def _are_closed(stack: Stack, before: Counter[str]) -> bool:
+async def _are_closed(stack: Stack, kinds: Set[str], files: int) -> bool:
     """Threads may be about to close what nobody waits for."""
     await stack.services.storage.drain()
     now = _descriptors()
-    return now.keys() <= before.keys() and now["files"] == before["files"]
+    return now.keys() <= kinds and now["files"] == files
 
 
 async def _is_quiet(server: Server, tasks: dict[str, int]) -> bool:

@@ -10,6 +10,11 @@ PACKAGE = Path(__file__).parents[2] / "uploader"
 MACHINE = "tests/stateful/test_accounting_machine.py"
 
 _ADDING = "tests/integration/test_adding_files.py"
+_APPENDS = "tests/integration/test_appends.py"
+_CONCATENATION = "tests/integration/test_concatenation.py"
+_CROWDS = "tests/integration/test_crowds.py"
+_DEFERRED = "tests/integration/test_deferred_length.py"
+_TAILS = "tests/integration/test_tails.py"
 _ACCOUNTING = "tests/integration/test_accounting.py"
 _CLEANUP = "tests/integration/test_cleanup.py"
 _JOBS = "tests/integration/test_jobs.py"
@@ -17,6 +22,7 @@ _KEPT_FILES = "tests/integration/test_kept_files.py"
 _LIMITS = "tests/integration/test_limits.py"
 _PROOFS = "tests/integration/test_proof_of_possession.py"
 _UNCERTAIN = "tests/integration/test_uncertain_commits.py"
+_UNKNOWN_MD5 = "tests/integration/test_unknown_md5.py"
 _WHOLE = "tests/integration/test_whole_files.py"
 _CUT_OFF = "tests/integration/test_power_cuts.py"
 
@@ -135,8 +141,8 @@ if ENDED[state] then""",
         "settle apart from the last record",
         ("record_chunk.lua", "chunk_total == chunk_count", "false"),
         (
-            "_hold_and_record",
-            "if result.outcome is not Outcome.REHYDRATE:",
+            "hold_and_record",
+            "if result.outcome is not Outcome.REHYDRATE and is_known:",
             "if result.chunks == result.chunk_count and not result.settled:\n"
             "    result = await self._closers.hydrate(upload)  # which settles\n"
             "if result.outcome is not Outcome.REHYDRATE:",
@@ -173,14 +179,14 @@ if ENDED[state] then""",
     _mutant(
         "a steady uploader is never accounted for",
         (
-            "record_chunk.lua",
-            "math.min(now + ARGV[6], since + ARGV[7])",
-            "now + ARGV[6]",
+            "_upload.lua",
+            "math.min(now + quiet_ms, since + max_delay_ms)",
+            "now + quiet_ms",
         ),
     ),
     _mutant(
         "a claim that never comes back is pushed back",
-        ("record_chunk.lua", "math.min(due, lease_until)", "due"),
+        ("_upload.lua", "math.min(due_ms, lease_until)", "due_ms"),
         tests=_ACCOUNTING,
     ),
     _mutant(
@@ -193,14 +199,14 @@ if ENDED[state] then""",
         "the map before the bytes",
         (
             "_write_missing",
-            "self._write_data(files.data, number * upload.chunk_size, body)",
+            "self._write_data(files.data, number * upload.chunk_size + head.length, pieces, head.checksum)",
             "crc32(b''.join(body.pieces()))",
         ),
         (
             "_write_missing",
             "self._write_record(files.map, formats.map_record(checksum), record)",
             "self._write_record(files.map, formats.map_record(checksum), record)\n"
-            "self._write_data(files.data, number * upload.chunk_size, body)",
+            "self._write_data(files.data, number * upload.chunk_size, body.pieces(), 0)",
         ),
     ),
     _mutant("open files are believed without a look", ("try_hold", "files.check()", "pass"), tests=_KEPT_FILES),
@@ -212,7 +218,7 @@ if ENDED[state] then""",
     _mutant(
         "a chunk on the map is not recorded again",
         (
-            "_hold_and_record",
+            "hold_and_record",
             "result = await self._pending.record_chunk(upload.id, number, length)",
             "from types import SimpleNamespace\n"
             "if held.written:\n"
@@ -300,6 +306,31 @@ if ENDED[state] then""",
         tests=_LIMITS,
     ),
     _mutant(
+        "connections that wait and keep others out",
+        ("_dismiss_one", "if found is None:", "if True:"),
+        tests=_CROWDS,
+    ),
+    _mutant(
+        "a probe that is refused with the others",
+        ("Connections.probe", "return connection in self._probing", "return False"),
+        tests=_CROWDS,
+    ),
+    _mutant(
+        "a reserve without end",
+        ("_retire", "oldest.cut()", "pass"),
+        tests=_CROWDS,
+    ),
+    _mutant(
+        "addresses of a network that count apart",
+        ("party_of", "if isinstance(address, IPv6Address):", "if False:"),
+        tests=_CROWDS,
+    ),
+    _mutant(
+        "a guesser who locks everybody out",
+        ("Accounts.knows", "return self._believed.remembers(_hash(token))", "return False"),
+        tests=_CROWDS,
+    ),
+    _mutant(
         "an upload that is tidied by what was read before its locks",
         ("_tidy", "self._tidy_held(row, closer)", "self.clear(row, row.state, closer)"),
         tests=_UNCERTAIN,
@@ -379,6 +410,116 @@ if ENDED[state] then""",
         "a blob that is known by its number alone",
         ("Directory.has", "found.st_ctime_ns != opened.st_ctime_ns", "False"),
         tests=_WHOLE,
+    ),
+    _mutant(
+        "an offset from Redis",
+        (
+            "Appends._append",
+            "_check_offset(stored, offset)",
+            "known = (await self._pending.read(upload.id)).received\n"
+            "if known != offset: raise OffsetMismatch(offset=known)",
+        ),
+        tests=_APPENDS,
+    ),
+    _mutant(
+        "a late append of an old request",
+        ("AppendedStream._receive", "self._appender.is_claimed", "False"),
+        tests=_APPENDS,
+    ),
+    _mutant("an append wherever it says", ("_check_offset", "stored.leading_bytes != offset", "False"), tests=_APPENDS),
+    _mutant("a reservation that grew and is not given back", ("_reserve", "more < 0", "False"), tests=_DEFERRED),
+    _mutant(
+        "bytes that are stored before they are reserved",
+        (
+            "AppendedStream._store",
+            "self._upload = await self._reserve(self._upload, end)\nawait self._put(self._upload, number, start, body)",
+            "await self._put(self._upload, number, start, body)\nself._upload = await self._reserve(self._upload, end)",
+        ),
+        tests=_DEFERRED,
+    ),
+    _mutant(
+        "a length that Redis never hears of after a crash",
+        ("flush", "item.received != length", "True"),
+        tests=_DEFERRED,
+    ),
+    _mutant("bytes that go with their connection", ("_fill_part", "return ending", "raise"), tests=_APPENDS),
+    _mutant(
+        "a tail record before its bytes",
+        (
+            "_write_missing",
+            "checksum = self._write_data(files.data, number * upload.chunk_size + head.length, pieces, head.checksum)",
+            "if not is_whole:\n"
+            "    checksum = crc32(b''.join(body.pieces()), head.checksum)\n"
+            "    early = formats.TailRecord(number, start + body.length, checksum)\n"
+            "    self._write_tail(files.map, formats.tail_record(early), tail_field(header))\n"
+            "checksum = self._write_data"
+            "(files.data, number * upload.chunk_size + head.length, pieces, head.checksum)",
+        ),
+        tests=_TAILS,
+    ),
+    _mutant("a tail that is not synced", ("_write_tail", "self._sync_data(map_descriptor)", "pass"), tests=_TAILS),
+    _mutant(
+        "a tail that comes back when its chunk goes",
+        ("_withdraw_tail", "all(number > tail.number for number in numbers)", "True"),
+        tests=_TAILS,
+    ),
+    _mutant(
+        "a chunk that only has the checksum of the tail",
+        (
+            "_check_head",
+            "disk.read(data, len(part), offset + start) != part",
+            "crc32(disk.read(data, len(part), offset + start)) != crc32(part)",
+        ),
+        tests=_TAILS,
+    ),
+    _mutant("a tail counted twice when its chunk is full", ("record_chunk.lua", "received = received - tail", "")),
+    _mutant(
+        "a tail beside what Redis does not know",
+        (
+            "record_tail.lua",
+            "math.max(redis.call('BITPOS', chunks, 0), 0) ~= number or tail_number and tail_number ~= number",
+            "false",
+        ),
+        tests=_ACCOUNTING,
+    ),
+    _mutant(
+        "an instant upload from files whose MD5 nobody knows",
+        (
+            "_newest_file",
+            "models.file.c[fact] == bindparam(fact)",
+            "(models.file.c[fact] == bindparam(fact)) | models.file.c[fact].is_(None)",
+        ),
+        tests=_UNKNOWN_MD5,
+    ),
+    _mutant(
+        "a blob that knows its MD5 alone",
+        ("fill_md5s", "await _fill(connection, models.file, md5s)", "pass"),
+        tests=_UNKNOWN_MD5,
+    ),
+    _mutant(
+        "a file that does not know what its blob knows",
+        ("merge", "replace(file, md5=await contents.md5_of(connection, sha256))", "file"),
+        tests=_UNKNOWN_MD5,
+    ),
+    _mutant(
+        "digests without the MD5 that was told",
+        ("LockedDigests._is_enough", "has_md5 or not self._upload.needs_md5", "True"),
+        tests=_UNKNOWN_MD5,
+    ),
+    _mutant(
+        "a part counted in the whole",
+        ("join", "held = sum(part.size for part in parts.values())", "held = 0"),
+        tests=_CONCATENATION,
+    ),
+    _mutant(
+        "a part that is merged",
+        ("record_chunk.lua", "chunk_total == chunk_count and not facts[6]", "chunk_total == chunk_count"),
+        tests=_CONCATENATION,
+    ),
+    _mutant(
+        "a whole of bytes that went bad in a part",
+        ("LocalParts._read_part", "!= file.checksums[number]", "is None"),
+        tests=_CONCATENATION,
     ),
 )
 

@@ -16,7 +16,7 @@ from tests.support.rows import upload_row
 from uploader.bootstrap import Services
 from uploader.database import models, transactions
 from uploader.database.engine import Connection
-from uploader.database.transactions.uploads import row_of
+from uploader.database.transactions.rows import row_of
 from uploader.domain.chunks import to_bitmap
 from uploader.domain.upload import Upload
 from uploader.service.ids import new_id

@@ -32,7 +32,7 @@ from hypothesis.stateful import (
 from sqlalchemy import select
 
 from tests.support.at_rest import OnDisk, read_directory
-from tests.support.bodies import InPieces
+from tests.support.bodies import Arrived, InPieces
 from tests.support.dying import Death, dying
 from tests.support.faults import sync_nothing
 from tests.support.held import held_of
@@ -40,16 +40,25 @@ from tests.support.invariants import OPEN_STATES, Shape, check_pending, checked_
 from tests.support.rows import Transactions, upload_row
 from tests.support.servers import PrivateRedis
 from uploader.accounting.keys import upload_keys
-from uploader.accounting.pending import Claim, Outcome, RecordResult, UploadQueue
+from uploader.accounting.pending import Outcome, RecordResult
+from uploader.accounting.queues import Claim, UploadQueue
 from uploader.bootstrap import create_services
 from uploader.database import models
 from uploader.database.engine import Connection, Duplicate
 from uploader.database.transactions import NotOpen
 from uploader.domain.chunks import chunk_length, from_bitmap
 from uploader.domain.upload import Reason, State, Upload
-from uploader.errors import ChunksMissing, UploadGone
+from uploader.errors import (
+    ChunksMissing,
+    FileTooLarge,
+    OffsetMismatch,
+    QuotaExceeded,
+    SizeMismatch,
+    UploadBusy,
+    UploadGone,
+)
 from uploader.service.uploads.receiving import AlreadyComplete
-from uploader.service.uploads.results import Target
+from uploader.service.uploads.results import Appended, Complete, Target
 from uploader.settings import Settings
 from uploader.storage.base import Gone
 
@@ -95,6 +104,7 @@ class Transfer:
     upload: Upload
     content: bytes
     acknowledged: set[int] = field(default_factory=set)
+    appended: int = 0  # up to where it was acknowledged by appends
     is_open: bool = True
     accounted: tuple[int, int] = (0, 0)  # generation and bytes
     era: tuple[str, int] = ("", 0)  # in which the arrivals were seen, and the generation
@@ -105,6 +115,16 @@ class Transfer:
 
     def __str__(self) -> str:
         return self.upload.id[-4:]
+
+
+@dataclass(eq=False)
+class Grown:
+    """An upload whose length is told late, if at all; it never becomes whole."""
+
+    upload: Upload
+    appended: int = 0
+    is_open: bool = True
+    leased_at_ms: int = 0
 
 
 class Meanwhile(Enum):
@@ -137,6 +157,7 @@ class AccountingMachine(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.all: list[Transfer] = []
+        self.grown: list[Grown] = []
         self.late: list[list[Claim]] = []
         self.snapshot: list[tuple[bytes, int, bytes]] = []
         self.losses = 0
@@ -159,6 +180,7 @@ class AccountingMachine(RuleBasedStateMachine):
             data=root,
             redis_url=self.server.url,
             durability="process",
+            free_space_floor_bytes=0,
             quiet_interval_seconds=QUIET,
             max_delay_seconds=MAX_DELAY,
             max_pending_bytes=4 * CHUNK,
@@ -170,7 +192,7 @@ class AccountingMachine(RuleBasedStateMachine):
         sync_nothing(self.database)
         self.act = Transactions(self.database)
         self.queue = self.pending.flush_queues[0]
-        for verb in ("record_chunk", "hydrate", "lease"):
+        for verb in ("record_chunk", "record_tail", "hydrate", "lease"):
             setattr(self.pending, verb, self._at_my_time(getattr(self.pending, verb)))
         self.runner.run(self._prepare())
         return multiple(*(self._open(*first, None) for first in (("alice", 0), ("alice", 1), ("bob", 0))))
@@ -188,7 +210,7 @@ class AccountingMachine(RuleBasedStateMachine):
         await self.redis.flushall()
         await self.services.storage.prepare()
         for user_id in USERS:
-            await self.act.create_user(user_id)
+            await self.act.create_user(user_id, 1 << 40)
 
     def teardown(self) -> None:
         if hasattr(self, "services"):
@@ -203,7 +225,7 @@ class AccountingMachine(RuleBasedStateMachine):
         """Invariant 7: once all is swept, merged and flushed, disk, Redis and database say the same."""
         await self.services.sweeping.sweep(0)
         for transfer in self.all:
-            if transfer.is_open and self._disk(transfer).present - transfer.acknowledged:
+            if transfer.is_open and self._has_more_on_disk(transfer):
                 await self._hydrate(transfer)  # as its client's question would: a worker died before Redis knew
         rounds = 0
         while (waits := await self._next_due()) is not None:
@@ -223,6 +245,10 @@ class AccountingMachine(RuleBasedStateMachine):
             elif not transfer.may_be_left:
                 state = await self.redis.hget(up, "state")
                 assert state is None or state.decode() not in OPEN_STATES, f"{transfer} is left in Redis"
+
+    def _has_more_on_disk(self, transfer: Transfer) -> bool:
+        disk = self._disk(transfer)
+        return bool(disk.present - transfer.acknowledged) or disk.leading > transfer.appended
 
     async def _do_what_is_due(self) -> None:
         await self.services.flushing.flush_due(_held(await self.queue.claim(300, self.now_ms)))
@@ -256,6 +282,95 @@ class AccountingMachine(RuleBasedStateMachine):
             await asyncio.gather(*(self._store(transfer, number) for number in numbers), return_exceptions=True)
 
         self.run(all_of_them(), dies_at)
+
+    @rule(transfer=transfers, length=st.sampled_from([1, 30, CHUNK, 3 * CHUNK - 50]), dies_at=_deaths(15))
+    def append(self, transfer: Transfer, length: int, dies_at: int | None) -> None:
+        """A stream goes on where the upload ends, and ends anywhere."""
+        transfer = self._unfinished(transfer)
+        self.run(self._append(transfer, length), dies_at)
+
+    @rule(
+        transfer=transfers,
+        lengths=st.lists(st.sampled_from([30, 3 * CHUNK - 50]), min_size=2, max_size=3),
+        number=CHUNKS,
+    )
+    def append_at_once(self, transfer: Transfer, lengths: list[int], number: int) -> None:
+        """Several streams on one upload, of which the newest wins, beside a chunk of it."""
+        transfer = self._unfinished(transfer)
+
+        async def all_of_them() -> None:
+            streams = (self._append(transfer, length) for length in lengths)
+            await asyncio.gather(*streams, self._store(transfer, number))
+
+        self.runner.run(all_of_them())
+
+    @rule(transfer=transfers, dies_at=_deaths(40))
+    def append_all(self, transfer: Transfer, dies_at: int | None) -> None:
+        """A stream that makes it whole, and so makes the file."""
+        transfer = self._unfinished(transfer)
+        transfer.leased_at_ms = self.now_ms
+        told = self.run(self._append(transfer, SHAPE.size, up_to=SHAPE.size), dies_at)
+        assert dies_at or isinstance(told, Complete)
+
+    async def _append(self, transfer: Transfer, length: int, up_to: int = SHAPE.size - 1) -> object:
+        """As a client that lost the answer: it asks first. What makes it whole comes otherwise, by default, so that a merge
+        is where the machine expects one."""
+        with suppress(NotOpen, Gone, OffsetMismatch, UploadGone, UploadBusy):
+            target = Target(transfer.upload.user_id, upload_id=transfer.upload.id)
+            match await self.services.appends.status(target):
+                case Appended(offset=offset):
+                    data = transfer.content[offset : min(offset + length, up_to)]
+                    told = await self.services.appends.append(target, offset, Arrived(data))
+                    if isinstance(told, Appended):
+                        transfer.appended = max(told.offset, transfer.appended)
+                    return told
+                case complete:
+                    return complete
+        return None
+
+    @rule(
+        user_id=st.sampled_from(USERS),
+        length=st.sampled_from([1, 30, CHUNK, 3 * CHUNK - 50]),
+        end=st.sampled_from(["", "", "told", "cancelled"]),
+        dies_at=_deaths(15),
+    )
+    def grow(self, user_id: str, length: int, end: str, dies_at: int | None) -> None:
+        """A stream goes on in an upload whose length is not known, and then perhaps it is told, or the upload cancelled."""
+        grown = next((each for each in self.grown if each.is_open and each.upload.user_id == user_id), None)
+        if grown is None:
+            upload_id = f"{0xF << 120 | len(self.grown):032x}"
+            grown = Grown(upload_row(user_id, 0, id=upload_id, md5=None, chunk_size=CHUNK, length_known=False))
+            self.runner.run(self.services.openings._create(grown.upload))
+            self.grown.append(grown)
+        self.run(self._grow(grown, length, end), dies_at)
+
+    async def _grow(self, grown: Grown, length: int, end: str) -> None:
+        target, appends = Target(grown.upload.user_id, upload_id=grown.upload.id), self.services.appends
+        with suppress(QuotaExceeded, FileTooLarge, SizeMismatch):
+            told = await appends.status(target)
+            assert isinstance(told, Appended)
+            data = CONTENTS[0][told.offset : told.offset + length]
+            await appends.append(target, told.offset, Arrived(data))
+            grown.appended = told.offset + len(data)
+            if end == "told":
+                await appends.append(target, grown.appended, Arrived(b""), length=len(CONTENTS[0]) + 1)
+        if end == "cancelled":
+            await appends.cancel(target)
+
+    @rule(
+        transfer=transfers,
+        length=st.sampled_from([30, CHUNK + 30]),
+        number=CHUNKS,
+        meanwhile=st.sampled_from(Meanwhile),
+    )
+    def append_while(self, transfer: Transfer, length: int, number: int, meanwhile: Meanwhile) -> None:
+        """A worker stands still after a tail is on disk, and records it late."""
+        transfer = self._unfinished(transfer)
+        transfer.leased_at_ms = self.now_ms
+        deed = self._do(meanwhile, transfer, number)
+        self.runner.run(self._beside("record_tail", self._append(transfer, length), deed))
+        if meanwhile in WITHDRAWALS:  # it waits for the tail, and comes after it
+            transfer.appended = min(transfer.appended, number * CHUNK)
 
     @rule(transfer=transfers, last_dies_at=st.sampled_from([None, 1, 2, 3, 4, 5]))
     def record_all(self, transfer: Transfer, last_dies_at: int | None) -> None:
@@ -339,7 +454,7 @@ class AccountingMachine(RuleBasedStateMachine):
     def _claim(self, limit: int) -> list[Claim]:
         claims = self.runner.run(self.queue.claim(limit, self.now_ms))
         for claim in claims:
-            self._of(claim).leased_at_ms = self.now_ms
+            self._lease(claim)
         return claims
 
     @rule(
@@ -484,7 +599,7 @@ class AccountingMachine(RuleBasedStateMachine):
         self.now_ms += LEASE * 1000
         claims = await self.queue.claim(300, self.now_ms)
         for claim in claims:
-            self._of(claim).leased_at_ms = self.now_ms
+            self._lease(claim)
         await self.services.flushing.flush_due(_held(claims))
 
     async def _beside(self, verb: str, work: Coroutine[Any, Any, object], deed: Coroutine[Any, Any, None]) -> None:
@@ -532,6 +647,7 @@ class AccountingMachine(RuleBasedStateMachine):
 
     async def _withdraw(self, transfer: Transfer, numbers: list[int]) -> None:
         transfer.acknowledged -= set(numbers)
+        transfer.appended = min(transfer.appended, min(numbers) * CHUNK)
         with suppress(Gone, NotOpen):
             await self.services.closers.withdraw(transfer.upload, numbers)
             transfer.may_be_old = False
@@ -589,8 +705,11 @@ class AccountingMachine(RuleBasedStateMachine):
 
     async def _check(self) -> None:
         await checked_accounts(self.database)
-        await check_pending(self.redis, {transfer.upload.id: SHAPE for transfer in self.all})
         rows = await self.database.read(_rows)
+        shapes = {transfer.upload.id: SHAPE for transfer in self.all}
+        await check_pending(
+            self.redis, shapes | {grown.upload.id: self._check_grown(grown, rows) for grown in self.grown}
+        )
         for transfer in self.all:
             row = rows[transfer.upload.id]
             assert transfer.is_open or row.state != State.OPEN, f"{transfer} was closed"
@@ -602,10 +721,23 @@ class AccountingMachine(RuleBasedStateMachine):
             else:
                 await self._check_closed(transfer)
 
+    def _check_grown(self, grown: Grown, rows: dict[str, Any]) -> Shape:
+        row = rows[grown.upload.id]
+        grown.is_open = row.state == State.OPEN
+        if not grown.is_open:
+            return SHAPE
+        disk = read_directory(self.services.settings.data / grown.upload.place)
+        assert disk.sound == disk.present
+        assert disk.tail_is_sound
+        assert grown.appended <= disk.leading == disk.received <= row.size, f"{row} was not reserved before its bytes"
+        return disk.shape
+
     def _check_disk(self, transfer: Transfer, disk: OnDisk, row: Any) -> None:
         assert disk.sound == disk.present, f"invariant 6: {transfer} lost bytes of {disk.present - disk.sound}"
         lost = transfer.acknowledged - disk.present
         assert not lost, f"invariant 6: {transfer} lost {lost} of what was acknowledged"
+        assert disk.tail_is_sound, f"invariant 6: {transfer} lost bytes of its tail"
+        assert disk.leading >= transfer.appended, f"invariant 6: {transfer} lost bytes that were appended"
         assert row.flushed_bytes <= disk.received, f"{transfer}: bytes were invented"
         accounted = (row.flushed_generation, row.flushed_bytes)
         assert accounted >= transfer.accounted, f"{transfer}: what is accounted went down within a generation"
@@ -625,6 +757,10 @@ class AccountingMachine(RuleBasedStateMachine):
         counted = {number for number, bit in enumerate(bits) if bit}
         assert transfer.acknowledged <= counted, f"{transfer}: an acknowledged chunk does not count"
         assert counted <= disk.present, f"{transfer}: {counted - disk.present} count and are not on disk"
+        assert held.received <= disk.received, f"{transfer}: {held.tail} counts and is not on disk"
+        if counted >= set(range(transfer.appended // CHUNK)):
+            in_tail = transfer.appended % CHUNK if transfer.appended // CHUNK not in counted else 0
+            assert (held.tail.length if held.tail else 0) >= in_tail, f"{transfer}: appended bytes do not count"
         assert held.flushed <= row.flushed_bytes, f"{transfer}: Redis takes for accounted what is not"
         if known.state == "open" and known.received != row.flushed_bytes:
             assert held.due_ms is not None
@@ -679,6 +815,12 @@ class AccountingMachine(RuleBasedStateMachine):
 
     def _directory(self, transfer: Transfer) -> Path:
         return self.services.settings.data / transfer.upload.place
+
+    def _lease(self, claim: Claim) -> None:
+        leased: list[Transfer | Grown] = [*self.all, *self.grown]
+        for each in leased:
+            if each.upload.id == claim.upload_id:
+                each.leased_at_ms = self.now_ms
 
     def _of(self, claim: Claim) -> Transfer:
         return next(transfer for transfer in self.all if transfer.upload.id == claim.upload_id)

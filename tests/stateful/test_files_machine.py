@@ -1,12 +1,13 @@
-"""Files that come whole, in batches and by uploads, under names that others have, at the edge of the quota, in any order and
-with workers that die at any step: the services themselves on a real disk, a real Valkey and a real SQLite, compared with a
-model of names and sizes."""
+"""Files that come whole, in batches, by uploads and from others, under names that others have, at the edge of the quota, in
+any order and with workers that die at any step: the services themselves on a real disk, a real Valkey and a real SQLite,
+compared with a model of names and sizes."""
 
 import asyncio
 import itertools
 import os
 import shutil
 from collections.abc import AsyncIterator, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,9 +16,11 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from sqlalchemy import select
+from starlette.requests import Request
 
 from tests.support.bodies import InPieces
 from tests.support.content import Content
+from tests.support.deltas import Edited
 from tests.support.dying import Death, dying
 from tests.support.faults import sync_nothing, without_syncs
 from tests.support.invariants import checked_accounts
@@ -27,8 +30,11 @@ from tests.support.servers import PrivateRedis
 from uploader.bootstrap import create_services
 from uploader.database import models
 from uploader.database.engine import Connection
+from uploader.domain.digest import ClaimedDigests
 from uploader.domain.upload import IfExists
-from uploader.errors import NameTaken, QuotaExceeded, UploaderError, UploadNotFound
+from uploader.errors import FileNotFound, NameTaken, QuotaExceeded, UploaderError, UploadNotFound
+from uploader.http.bodies.intake import Intake
+from uploader.http.bodies.made import MadeChunk
 from uploader.service.uploads.results import Complete, NewFile, Opening, Target, UploadStatus
 from uploader.settings import Settings
 from uploader.storage.base import Body
@@ -38,6 +44,7 @@ T = TypeVar("T")
 USERS = ("alice", "bob")
 TOTAL_SPACE = 2000
 CONTENTS = [Content(size, seed) for seed, size in enumerate((0, 100, 300, 300, 700, 900))]
+CONTENTS += [Edited.of(CONTENTS[base], seed=base) for base in (1, 3, 4)]
 BY_SHA256 = {content.sha256: number for number, content in enumerate(CONTENTS)}
 NAMES = ("a", "b", "c")
 # At which crash point from here on the worker dies, if it does.
@@ -54,6 +61,7 @@ SETTINGS = settings(
 )
 
 user_ids, names, numbers = st.sampled_from(USERS), st.sampled_from(NAMES), st.integers(0, len(CONTENTS) - 1)
+edited = st.sampled_from([number for number, content in enumerate(CONTENTS) if isinstance(content, Edited)])
 choices = st.sampled_from(IfExists)
 
 
@@ -122,6 +130,7 @@ class FilesMachine(RuleBasedStateMachine):
         root.mkdir()
         shutil.copy(self.template, root / "uploader.db")
         self.services = create_services(Settings(data=root, redis_url=self.server.url, free_space_floor_bytes=0))
+        self.intake = Intake(self.services.settings, self.services.spool)
         self.database = self.services.database
         sync_nothing(self.database)
         self.runner.run(self._prepare())
@@ -221,7 +230,9 @@ class FilesMachine(RuleBasedStateMachine):
         if not books.uploads:
             return
         wanted = list(books.uploads.values())[which % len(books.uploads)]
-        outcome = self.run(self._finish(user_id, CONTENTS[wanted.number]), dies_at)
+        self._note_finish(books, wanted, self.run(self._finish(user_id, CONTENTS[wanted.number]), dies_at))
+
+    def _note_finish(self, books: Books, wanted: Wanted, outcome: str | None) -> None:
         if outcome is not None:
             expected = books.add(wanted, reserved=True)
             assert (outcome == "taken") == (expected == "taken")
@@ -234,6 +245,35 @@ class FilesMachine(RuleBasedStateMachine):
         try:
             stored = await self.services.receiving.store(target, upload, 0, InPieces(content.data))
             return _said(await self.services.receiving.answer(stored))
+        except UploaderError as error:
+            return _said(error)
+
+    @rule(user_id=user_ids, owner=user_ids, name=names, number=edited, which=numbers, dies_at=DEATHS)
+    def make(self, user_id: str, owner: str, name: str, number: int, which: int, dies_at: int | None) -> None:
+        """By instructions, from any of the files that have what the content was edited from: anybody's."""
+        books, content = self.books[user_id], CONTENTS[number]
+        assert isinstance(content, Edited)
+        self.send(owner, name, BY_SHA256[content.base.sha256], IfExists.KEEP, None)
+        self.open(user_id, name, number, IfExists.KEEP)
+        bases = [row for row in self.runner.run(self.database.read(_rows)) if row.sha256 == content.base.sha256]
+        if number not in books.uploads or not bases:
+            return
+        base = bases[which % len(bases)]
+        outcome = self.run(self._make(user_id, content, base.id), dies_at)
+        if base.user_id == user_id:
+            self._note_finish(books, books.uploads[number], outcome)
+        else:
+            assert outcome in (None, "no base")
+
+    async def _make(self, user_id: str, content: Edited, base: str) -> str:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": content.instructions(0), "more_body": False}
+
+        services, none = self.services, ClaimedDigests()
+        request = Request({"type": "http", "headers": []}, receive)
+        source = MadeChunk(self.intake, request, none, partial(services.bases.open, user_id, base))
+        try:
+            return _said(await services.receiving.receive(Target(user_id, content.md5), 0, source, none))
         except UploaderError as error:
             return _said(error)
 
@@ -306,6 +346,8 @@ def _said(outcome: object) -> str:
             return "taken"
         case QuotaExceeded():
             return "no room"
+        case FileNotFound():
+            return "no base"
     raise AssertionError(outcome)
 
 

@@ -1,6 +1,7 @@
 """What has to hold when nothing is under way: database, disk and Redis agree to the byte, and nothing is left over."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from tests.support.maps import parsed_map, shape_of
 from uploader.accounting.keys import shard_of, upload_keys
 from uploader.database import models
 from uploader.database.engine import Database
-from uploader.domain.chunks import chunk_length
+from uploader.domain.chunks import Tail, chunk_length
 from uploader.storage.local import formats
 
 T = TypeVar("T")
@@ -31,10 +32,20 @@ class OnDisk:
     shape: Shape
     present: frozenset[int]
     sound: frozenset[int]  # those whose bytes match their checksum
+    tail: Tail | None = None
+    tail_is_sound: bool = True
 
     @property
     def received(self) -> int:
-        return sum(chunk_length(number, self.shape.size, self.shape.chunk_size) for number in self.present)
+        whole = sum(chunk_length(number, self.shape.size, self.shape.chunk_size) for number in self.present)
+        return whole + (self.tail.length if self.tail else 0)
+
+    @property
+    def leading(self) -> int:
+        """What is there before the first gap."""
+        gap = next(number for number in itertools.count() if number not in self.present)
+        whole = min(gap * self.shape.chunk_size, self.shape.size)
+        return whole + (self.tail.length if self.tail else 0)
 
 
 def read_directory(directory: Path) -> OnDisk:
@@ -56,7 +67,12 @@ def read_files(content: bytes, data: BinaryIO) -> OnDisk:
         offset = formats.map_record_offset(number)
         if content[offset : offset + formats.MAP_RECORD_LENGTH] == formats.map_record(checksum):
             sound.add(number)
-    return OnDisk(shape, present, frozenset(sound))
+    if chunk_map.tail is None:
+        return OnDisk(shape, present, frozenset(sound))
+    tail = Tail(chunk_map.tail.number, chunk_map.tail.length)
+    data.seek(tail.number * shape.chunk_size)
+    tail_is_sound = crc32(data.read(tail.length)) == chunk_map.tail.checksum
+    return OnDisk(shape, present, frozenset(sound), tail, tail_is_sound)
 
 
 async def rests_within(seconds: float, check: Callable[[], Awaitable[T]]) -> T:
@@ -85,6 +101,7 @@ async def check_at_rest(
     for upload_id, _, flushed in rows.open_uploads:
         disk = on_disk[upload_id]
         assert disk.sound == disk.present, f"invariant 6: {upload_id} lost bytes of {disk.present - disk.sound}"
+        assert disk.tail_is_sound, f"invariant 6: {upload_id} lost bytes of {disk.tail}"
         assert disk.received == flushed, f"invariant 7: {upload_id} has {disk.received} on disk, {flushed} flushed"
         known = await held_of(redis, upload_keys(shard_of(upload_id, shards), upload_id).up)
         assert known.received == known.flushed == flushed, (

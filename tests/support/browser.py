@@ -62,10 +62,14 @@ class Visitor:
 
     async def drop(self, *paths: Path) -> None:
         """Drop files and folders from the desktop onto the page."""
+        for step in ("dragEnter", "dragOver", "drop"):
+            await self.drag(step, *paths)
+
+    async def drag(self, step: str, *paths: Path) -> None:
+        """One step of a drag of files and folders from the desktop: `dragEnter`, `dragOver` or `drop`."""
         data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
         session = await self.context.new_cdp_session(self.page)
-        for kind in ("dragEnter", "dragOver", "drop"):
-            await session.send("Input.dispatchDragEvent", {"type": kind, "x": 200, "y": 200, "data": data})
+        await session.send("Input.dispatchDragEvent", {"type": step, "x": 200, "y": 200, "data": data})
         await session.detach()
 
     async def drop_many(self, files: int) -> None:
@@ -92,8 +96,14 @@ class Visitor:
     async def press(self, name: str) -> None:
         await self.page.get_by_role("button", name=name, exact=True).click()
 
+    async def ask_for(self, action: str, name: str) -> None:
+        """What the menu of a finished file or folder offers."""
+        await self.press(f"More actions for {name}")
+        await self.page.get_by_role("menuitem", name=action, exact=True).click()
+
     async def violations(self, schemes: Sequence[Scheme] = ("light", "dark")) -> list[str]:
-        """What axe-core finds serious in what is shown now, in each colour scheme."""
+        """What axe-core finds serious in what is shown once it is up to date, in each colour scheme."""
+        await expect(self.page.locator("[aria-busy='true']")).to_have_count(0)  # which is faint until then
         found = []
         for scheme in schemes:
             await self.page.emulate_media(color_scheme=scheme)

@@ -4,12 +4,15 @@ import asyncio
 import json
 import subprocess
 from asyncio.subprocess import Process
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from jsonschema import Draft202012Validator
 
-from tests.support.process import UPLOADER, environment, run_to_end
+from tests.support.process import UPLOADER, Server, ended, environment, run_cli, run_to_end
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "events.schema.json"
 _TIMEOUT_SECONDS = 300
@@ -34,10 +37,10 @@ class Commands:
 
     def events(self, *arguments: str | Path, code: int = 0) -> list[dict[str, Any]]:
         """Run a command with `--json`; its events, each checked against the schema."""
-        ended = self.run(*arguments, "--json")
-        assert ended.returncode == code, ended.stdout + ended.stderr
-        assert ended.stderr == ""
-        return checked_events(ended.stdout)
+        run = self.run(*arguments, "--json")
+        assert run.returncode == code, run.stdout + run.stderr
+        assert run.stderr == ""
+        return checked_events(run.stdout)
 
     async def start(self, *arguments: str | Path) -> Process:
         """Begin a command in the event loop of the test, which may serve it."""
@@ -50,6 +53,21 @@ class Commands:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
+
+
+@contextmanager
+def serving(directory: Path) -> Iterator[Server]:
+    """A server for commands, below a directory."""
+    settings = {"DATA": str(directory / "data"), "FREE_SPACE_FLOOR": "0", "DURABILITY": "process"}
+    server = Server(directory / "log", settings)
+    with ended(server):
+        yield server
+
+
+def token_of_somebody(server: Server, *options: str) -> str:
+    """Of a user whom nobody else is."""
+    data = server.log.parent / "data"
+    return run_cli({"DATA": str(data)}, "token", "create", f"user-{uuid4().hex}", *options).stdout.split()[-1]
 
 
 def checked_events(output: str) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ Every call that the storage makes for files goes through `disk.py`, so what that
 is put in between.
 """
 
+import asyncio
 import ctypes
 import errno
 import os
@@ -272,3 +273,31 @@ async def left_open(storage: Store, directory: Path) -> list[str]:
     """As `open_files_under`, without what this storage keeps open from chunk to chunk."""
     await storage.drain()
     return open_files_under(directory)
+
+
+@contextmanager
+def cancelling(task: "asyncio.Task[Any]", *, at: int, only: Callable[[Call], bool], then: int = 0) -> Iterator[Fault]:
+    """Cancel a task of this loop in the middle of the `at`th call that `only` accepts, which fails with `then`, if told."""
+    fault, lock, loop = Fault(), threading.Lock(), asyncio.get_running_loop()
+
+    async def cancel() -> None:
+        task.cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)  # whoever it waits for has seen it
+
+    def around(call: Call) -> Any:
+        with lock:
+            fault.calls += 1 if (chosen := only(call)) else 0
+            hits = chosen and fault.calls == at
+        if hits:
+            fault.hits += 1
+            if threading.current_thread() is threading.main_thread():
+                task.cancel()
+            else:
+                asyncio.run_coroutine_threadsafe(cancel(), loop).result(30)
+            if then:
+                raise OSError(then, os.strerror(then))
+        return call.make()
+
+    with intercepting(around):
+        yield fault

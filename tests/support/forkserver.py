@@ -18,8 +18,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,9 +32,11 @@ _IMPORTED = (
         "uploader.client",
         "uploader.http.server.http11",
         "uploader.cli.server.running",
+        "uploader.database.ddl",
     ),
     *("uvicorn", "uvicorn.supervisors", "uvicorn.lifespan.on", "uvicorn.loops.uvloop", "uvloop", "httptools", "httpx2"),
-    *("alembic.command", "asyncmy", "sqlalchemy.dialects.sqlite.pysqlite", "hiredis"),
+    *("uvicorn.loops.auto", "h11", "httpcore2", "truststore", "anyio._backends._asyncio", "encodings.idna"),
+    *("alembic.command", "alembic.config", "asyncmy", "sqlalchemy.dialects.sqlite.pysqlite", "hiredis"),
     *("sqlalchemy.dialects.mysql.asyncmy", "rich.progress", "tests.races.racer"),
 )
 # What reads the environment when it is imported.
@@ -134,6 +136,8 @@ def start(
 
 # The process that forks, from the inside
 
+_at_the_end = ExitStack()
+
 
 def _serve(orders: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """In each process that was forked what it is to do, and its descriptors; None in this one, at its end."""
@@ -180,12 +184,31 @@ def _become(order: dict[str, Any], standard: list[int]) -> None:
     os.environ.update(order["environment"])
     _read_environment()
     script, *arguments = order["arguments"]
-    if script == "-m":
-        sys.argv = arguments
-        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = [script, *arguments]
-        runpy.run_path(script, run_name="__main__")
+    with _leaving():
+        if script == "-m":
+            sys.argv = arguments
+            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = [script, *arguments]
+            runpy.run_path(script, run_name="__main__")
+
+
+@contextmanager
+def _leaving() -> Iterator[None]:
+    """After its threads and all that it does at its end, the process is gone: to take apart everything that was imported
+    costs more than most of them do."""
+    try:
+        yield
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            _at_the_end.callback(_leave, end.code or 0)
+        raise
+
+
+def _leave(code: int) -> None:
+    for file in (sys.stdout, sys.stderr):
+        file.flush()
+    os._exit(code)
 
 
 def _read_environment() -> None:
@@ -199,6 +222,7 @@ def _read_environment() -> None:
 
 
 def _main() -> None:
+    atexit.register(_at_the_end.close)  # first, and so after whatever is registered later
     for name in _IMPORTED:
         importlib.import_module(name)
     gc.freeze()

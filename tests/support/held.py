@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from uploader.domain.chunks import Tail
+
 
 @dataclass(frozen=True)
 class HeldUpload:
@@ -19,14 +21,20 @@ class HeldUpload:
     due_ms: int | None = None
     pending_since: int = 0
     lease_until: int = 0
+    tail: Tail | None = None
 
 
 def held(facts: Mapping[bytes, bytes]) -> HeldUpload:
     """Of the fields of a hash."""
-    figures = [int(figure) for figure in facts.get(b"figures", b"").split()]
-    times = [int(time) for time in facts.get(b"timer", b"").split()]
-    timer = dict(zip(("at_ms", "due_ms", "pending_since", "lease_until"), times, strict=bool(times)))
-    return HeldUpload(facts.get(b"state", b"").decode(), *figures, **timer)
+    figures = _named(facts.get(b"figures", b""), "received", "flushed", "chunks", "chunk_count", "generation")
+    timer = _named(facts.get(b"timer", b""), "at_ms", "due_ms", "pending_since", "lease_until")
+    tail = Tail(*map(int, facts[b"tail"].split())) if b"tail" in facts else None
+    return HeldUpload(facts.get(b"state", b"").decode(), tail=tail, **figures, **timer)
+
+
+def _named(field: bytes, *names: str) -> dict[str, Any]:
+    numbers = [int(number) for number in field.split()]
+    return dict(zip(names, numbers, strict=bool(numbers)))
 
 
 async def held_of(redis: Any, up: str) -> HeldUpload:

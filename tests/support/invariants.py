@@ -9,9 +9,9 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.support.held import held
-from uploader.database import models
+from uploader.database import models, queries
 from uploader.database.engine import Database
-from uploader.domain.chunks import chunk_count, chunk_length
+from uploader.domain.chunks import chunk_count, chunk_length, from_bitmap
 
 OPEN_STATES = ("open", "merging")
 
@@ -52,6 +52,10 @@ async def _checked_accounts(connection: AsyncConnection, lowered: bool) -> dict[
         accounts[user_id] = account
     assert not open_sums, f"uploads without a user: {open_sums}"
     assert not file_sums, f"files without a user: {file_sums}"
+    promised = sum(account.reserved - account.unfinished for account in accounts.values())
+    assert await queries.promised_bytes(connection) == promised, (
+        "what was promised is not what the uploads may still write"
+    )
 
     counted = select(files.sha256, func.count()).group_by(files.sha256)
     refs_expected = {row[0]: int(row[1]) for row in await connection.execute(counted)}
@@ -103,9 +107,13 @@ async def check_pending(redis: Redis, shapes: Mapping[str, Shape]) -> None:
         assert ttl == -1, f"{upload_id} is open and goes away by itself"
         assert upload_id in shapes, f"{upload_id} is not open, and Redis has {facts}"
         _, bits = snapshot.get(key.replace("up:", "chunks:", 1), (-1, b""))
-        assert facts.received == _bytes_of(bits, shapes[upload_id]), f"invariant 4: {upload_id} has {facts}"
+        in_tail = 0
+        if facts.tail is not None:
+            assert facts.tail.number == _first_gap(bits), f"invariant 4: {upload_id} has {facts.tail} somewhere else"
+            in_tail = facts.tail.length
+        assert facts.received == _bytes_of(bits, shapes[upload_id]) + in_tail, f"invariant 4: {upload_id} has {facts}"
         assert facts.chunks == sum(byte.bit_count() for byte in bits)
-        settled = facts.chunks == facts.chunk_count
+        settled = facts.chunks == facts.chunk_count and b"part" not in content
         assert facts.state == ("merging" if settled else "open")
         if facts.received != facts.flushed or settled:
             assert len(waiting) == 1, f"invariant 5: {upload_id} with {facts} waits in {waiting}"
@@ -139,6 +147,10 @@ def _tasks_by_upload(snapshot: Mapping[str, tuple[int, Any]]) -> dict[str, list[
 
 def _pairs(flat: list[bytes]) -> list[tuple[str, bytes]]:
     return [(name.decode(), value) for name, value in zip(flat[::2], flat[1::2], strict=True)]
+
+
+def _first_gap(bits: bytes) -> int:
+    return from_bitmap(bits, len(bits) * 8 + 1).find(0)
 
 
 def _bytes_of(bits: bytes, shape: Shape) -> int:

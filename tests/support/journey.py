@@ -10,13 +10,16 @@ from typing import Any
 import httpx2
 
 from tests.support.archives import Entry, archive
+from tests.support.bodies import Arrived
 from tests.support.content import Content
 from tests.support.faults import EachInTurn, failing_call
 from tests.support.layout import blob_path
 from tests.support.rows import upload_row
 from tests.support.stack import Stack
 from uploader.errors import StorageFull, Unavailable
+from uploader.http.shared.problem import STATUS
 from uploader.service.ids import new_id
+from uploader.service.uploads.results import Appended, Complete, Target
 from uploader.storage.local.temp import month_path
 
 # So small that a whole upload is a few kilobytes: three sectors. It takes the place of CHUNK_SIZE_STEP_BYTES.
@@ -43,7 +46,9 @@ CANCELLED = _content("cancelled.bin", 3)
 STANDING = _content("standing.bin", 4, 2 * STEP_BYTES)
 LARGE = Content(5 * STEP_BYTES - 1, 5, STEP_BYTES, "large.bin")
 LARGER = Content(5 * STEP_BYTES, 6, STEP_BYTES, "larger.bin")
-CONTENTS = (SHARED, ROTTING, CANCELLED, STANDING, LARGE, LARGER)
+STREAMED = _content("streamed.bin", 7)
+MIXED = _content("mixed.bin", 8)
+CONTENTS = (STREAMED, MIXED, SHARED, ROTTING, CANCELLED, STANDING, LARGE, LARGER)
 # What comes whole, with several sectors each: the first two have their names on the disk before, of which one has no bytes
 # and the other one bytes whose sync failed.
 WHOLE = [Content(STEP_BYTES + number, 10 + number, name=f"whole-{number}.bin") for number in range(6)]
@@ -62,6 +67,14 @@ class Chunk:
     @property
     def bytes(self) -> bytes:
         return self.content.chunk(self.number)
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """An upload whose bytes were acknowledged up to here."""
+
+    upload_id: str
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -119,6 +132,7 @@ class Journey:
         # Told of each chunk that is acknowledged, rots, or is missing again.
         self.mark = mark
         self.acknowledged: list[Chunk] = []
+        self.streamed: Streamed | None = None
         # The status codes of what was refused because the disk failed.
         self.refusals: list[int] = []
         self.files: dict[httpx2.AsyncClient, list[str]] = {self.alice: [], bob: []}
@@ -213,6 +227,45 @@ class Journey:
     async def stand(self) -> None:
         """An upload stays open, with a chunk that was spooled."""
         await self.begin(self.alice, STANDING, [0])
+
+    async def append(self) -> None:
+        """Streams that end within chunks and at their ends, and one that makes the file."""
+        upload_id = await self.open(self.alice, STREAMED)
+        for end in (100, 700, STEP_BYTES, 2 * STEP_BYTES + 30, STREAMED.size - 5, STREAMED.size):
+            await self._append_up_to(end, STREAMED, upload_id)
+
+    async def mix(self) -> None:
+        """Chunks before a stream, over its tail, and at its end."""
+        upload_id = await self.open(self.alice, MIXED)
+        await self.send(self.alice, MIXED, upload_id, 1)
+        await self._append_up_to(700, MIXED, upload_id)
+        await self.send(self.alice, MIXED, upload_id, 0)
+        await self._append_up_to(2 * STEP_BYTES + 30, MIXED, upload_id)
+        self.finished(self.alice, await self.put(self.alice, MIXED, 2))
+
+    async def _append_up_to(self, end: int, content: Content, upload_id: str) -> None:
+        self.each.step = f"append {end}"
+        target, offset = Target("alice", upload_id=upload_id), 0
+        for _ in range(self.attempts):
+            try:
+                match await self.stack.services.appends.status(target):
+                    case Appended(offset=offset):
+                        assert offset >= (self.streamed.offset if self.streamed else 0)
+                        self._stream(upload_id, offset)
+                source = Arrived(content.data[offset:end])
+                match await self.stack.services.appends.append(target, offset, source):
+                    case Appended(offset=offset):
+                        self._stream(upload_id, offset)
+                    case Complete(file=file):
+                        self.finished(self.alice, {"state": "complete", "file": {"id": file.id}})
+                return
+            except (Unavailable, StorageFull) as error:
+                self.refusals.append(STATUS[error.code])
+        raise AssertionError(f"refused to the end: {self.refusals}")
+
+    def _stream(self, upload_id: str, offset: int) -> None:
+        self.streamed = Streamed(upload_id, offset)
+        self.mark(self.streamed)
 
     async def send_all_at_once(self) -> None:
         """Two users, each with several chunks under way."""
@@ -361,6 +414,8 @@ WAYS = {
     "rot": (Journey.let_a_blob_rot, Journey.scrub),
     "purge": (Journey.let_a_blob_rot, Journey.empty_the_trash),
     "cancel": (Journey.begin_what_is_cancelled, Journey.cancel),
+    "append": (Journey.nothing, Journey.append),
+    "mixed": (Journey.nothing, Journey.mix),
     "spool": (Journey.nothing, Journey.stand),
     "at once": (Journey.nothing, Journey.send_all_at_once),
     "cleanup": (Journey.leave_orphans, Journey.clean),

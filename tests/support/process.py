@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -95,9 +96,13 @@ class Process:
         return self.log.read_text()
 
 
-def answers(port: int) -> bool:
-    """Whether the server on this port is ready."""
+def answers(port: int, *, secure: bool = False) -> bool:
+    """Whether the server on this port is ready, whatever its certificate."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    if secure:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=2, context=context)
     try:
         connection.request("GET", "/readyz")
         return connection.getresponse().status == 200
@@ -119,7 +124,8 @@ class Server(Process):
         program: Sequence[str | Path] | None = None,
     ) -> None:
         self.port = port or free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self._is_secure = "TLS_CERTIFICATE" in settings
+        self.url = f"{'https' if self._is_secure else 'http'}://127.0.0.1:{self.port}"
         super().__init__(log, settings, "serve", "--port", str(self.port), *arguments, program=program)
         self._wait_until_ready()
 
@@ -127,7 +133,7 @@ class Server(Process):
         deadline = time.monotonic() + _START_TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.output()
-            if answers(self.port):
+            if answers(self.port, secure=self._is_secure):
                 return
             time.sleep(0.05)
         raise AssertionError(f"the server did not become ready: {self.output()}")

@@ -71,7 +71,9 @@ class Transactions:
 
     async def open(self, upload: Upload, max_open_uploads: int = 1000) -> Upload:
         await self.database.transact(
-            lambda connection: transactions.open_upload(connection, upload, max_open_uploads=max_open_uploads)
+            lambda connection: transactions.open_upload(
+                connection, upload, max_open_uploads=max_open_uploads, expires_at=NOW
+            )
         )
         return upload
 

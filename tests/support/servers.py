@@ -1,37 +1,55 @@
 """Private servers: a real Valkey, MariaDB and MySQL in directories of their own, ended with the tests."""
 
+import atexit
 import contextlib
+import functools
 import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from redis import Redis
+
+from tests.support.certificates import Authority
 from uploader.embedded import end_with_parent, find_binary
 
 _START_TIMEOUT_SECONDS = 30.0
-# Where tests/run unpacks it.
+# Where tests/run unpacks them.
 UNPACKED_MYSQL = Path(__file__).parents[2] / ".mysql"
+UNPACKED_VALKEY = Path(__file__).parents[2] / ".valkey"
 
 
 class PrivateRedis:
     """A Valkey on a TCP port of its own. It can be killed and started again on the same files."""
 
-    def __init__(self, directory: Path, *, append_only: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        append_only: bool = True,
+        authority: Authority | None = None,
+        password: str | None = None,
+    ) -> None:
+        """`authority`: it speaks TLS only, and asks for certificates. `password`: of the user who has no name."""
         self._directory = directory
         self.append_only = append_only
         self._process: subprocess.Popen[bytes] | None = None
+        self._authority = authority
+        self._password = password
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
     def start(self, *more: str) -> "PrivateRedis":
         """Start it; `more` are arguments of the server."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        arguments = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", ".", "--save", ""]
+        arguments = [word for name, *values in self._listening() for word in (f"--{name}", *values)]
+        arguments += ["--dir", ".", "--save", ""]
         arguments += ["--appendonly", "yes" if self.append_only else "no", "--appendfsync", "everysec"]
         self._launch([*arguments, "--loglevel", "warning", "--logfile", "server.log", *more])
         return self
@@ -39,22 +57,43 @@ class PrivateRedis:
     def start_sentinel(self, configuration: str) -> None:
         """Start it as a Sentinel instead, which writes into its configuration."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        (self._directory / "sentinel.conf").write_text(f"port {self.port}\nbind 127.0.0.1\n{configuration}")
+        listening = "".join(" ".join(words) + "\n" for words in self._listening())
+        (self._directory / "sentinel.conf").write_text(listening + configuration)
         self._launch(["sentinel.conf", "--sentinel", "--logfile", "server.log"])
 
+    def _listening(self) -> list[tuple[str, ...]]:
+        """Where and how it listens, and speaks to its like."""
+        words: list[tuple[str, ...]] = [("bind", "127.0.0.1")]
+        if self._password is not None:
+            words.append(("requirepass", self._password))
+        if self._authority is None:
+            return [*words, ("port", str(self.port))]
+        mine = self._authority.issue(f"valkey-{self.port}")
+        words += [("port", "0"), ("tls-port", str(self.port)), ("tls-ca-cert-file", str(self._authority.file))]
+        words += [("tls-cert-file", str(mine.certificate)), ("tls-key-file", str(mine.key))]
+        return [*words, ("tls-replication", "yes")]
+
     def _launch(self, arguments: list[str]) -> None:
+        program = [str(find_binary())] if self._authority is None else _valkey_with_tls()
         self._process = subprocess.Popen(
-            [find_binary(), *arguments], cwd=self._directory, preexec_fn=end_with_parent, start_new_session=True
+            [*program, *arguments], cwd=self._directory, preexec_fn=end_with_parent, start_new_session=True
         )
-        _wait(lambda: _answers_ping(self.port), "Valkey")
+        _wait(lambda: self.raw("PING").startswith(b"+PONG"), "Valkey")
 
     def raw(self, *words: str | int) -> bytes:
         """The reply to one command, however long it takes: its line, and for a bulk string its content, too."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=_START_TIMEOUT_SECONDS) as connection:
-            connection.sendall(b" ".join(str(word).encode() for word in words) + b"\r\n")
-            with connection.makefile("rb") as replies:
+        commands = [words] if self._password is None else [("AUTH", self._password), words]
+        with self._connected() as connection, connection.makefile("rb") as replies:
+            for command in commands:
+                connection.sendall(b" ".join(str(word).encode() for word in command) + b"\r\n")
                 line = replies.readline()
-                return line + replies.read(int(line[1:]) + 2) if line.startswith(b"$") else line
+            return line + replies.read(int(line[1:]) + 2) if line.startswith(b"$") else line
+
+    def _connected(self) -> socket.socket:
+        plain = socket.create_connection(("127.0.0.1", self.port), timeout=_START_TIMEOUT_SECONDS)
+        if self._authority is None:
+            return plain
+        return self._authority.client().wrap_socket(plain, server_hostname="127.0.0.1")
 
     def command(self, *words: str | int) -> None:
         """One command that has to succeed."""
@@ -82,6 +121,10 @@ class PrivateRedis:
         return sorted(self._directory.glob("appendonlydir/*.incr.aof"))
 
 
+# Servers are killed here, machines are not: what a process wrote is there, synced or not.
+_NO_SYNC = "--innodb-flush-method=nosync"
+
+
 class PrivateDatabase(ABC):
     """A MariaDB or MySQL on a socket and a TCP port of its own. It can be killed and started again on the same files."""
 
@@ -96,17 +139,20 @@ class PrivateDatabase(ABC):
     def url(self, database: str) -> str:
         return f"mysql+asyncmy://{self._user}@127.0.0.1:{self.port}/{database}?charset=utf8mb4"
 
-    def start(self) -> Self:
+    def start(self, *more: str) -> Self:
+        """Start it; `more` are arguments of the server."""
         data = self._directory / "data"
         # A directory of its own: a server that starts removes the temporary tables of another one from a shared one.
         temporary = self._directory / "tmp"
         temporary.mkdir(parents=True, exist_ok=True)
         if not data.exists():
-            self._initialize(data, os.environ | {"TMPDIR": str(temporary)})
+            # But for who it is: two of one UUID don't replicate.
+            shutil.copytree(_initialized(type(self)), data, ignore=shutil.ignore_patterns("auto.cnf"))
         arguments = [*self._server(), f"--datadir={data}", f"--pid-file={data / 'pid'}", f"--tmpdir={temporary}"]
         arguments += [f"--socket={self._directory / 's'}", f"--port={self.port}", "--bind-address=127.0.0.1"]
+        arguments += [_NO_SYNC]
         arguments += ["--innodb-buffer-pool-size=64M", "--max-connections=200", "--skip-name-resolve"]
-        arguments += [f"--log-error={self._directory / 'err'}"]
+        arguments += [f"--log-error={self._directory / 'err'}", *more]
         self._process = subprocess.Popen(
             arguments, preexec_fn=end_with_parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -135,6 +181,16 @@ class PrivateDatabase(ABC):
             self._process.kill()  # nothing of it is wanted any more
             self._process.wait()
 
+    def wait(self, timeout_seconds: float) -> None:
+        """Until it has ended by itself. Raises subprocess.TimeoutExpired."""
+        assert self._process is not None
+        self._process.wait(timeout_seconds)
+
+    def send_signal(self, number: int) -> None:
+        """SIGSTOP, SIGCONT and the like."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
 
 class PrivateMariaDB(PrivateDatabase):
     """A MariaDB, as Debian installs it."""
@@ -149,7 +205,7 @@ class PrivateMariaDB(PrivateDatabase):
     def _initialize(self, data: Path, environment: dict[str, str]) -> None:
         data.mkdir()
         install = [_program("mariadb-install-db"), "--no-defaults", f"--datadir={data}", "--skip-test-db"]
-        install += ["--auth-root-authentication-method=normal", "--skip-name-resolve"]
+        install += ["--auth-root-authentication-method=normal", "--skip-name-resolve", _NO_SYNC]
         _run_quietly(install, environment)
 
     def _server(self) -> list[str]:
@@ -157,7 +213,7 @@ class PrivateMariaDB(PrivateDatabase):
 
 
 class PrivateMySQL(PrivateDatabase):
-    """A genuine MySQL, as `tests/support/unpack-mysql` brings it; its user has a password, as everywhere."""
+    """A genuine MySQL, as `tests/support/unpack` brings it; its user has a password, as everywhere."""
 
     product = "MySQL"
     _user = "tests:password"
@@ -170,23 +226,41 @@ class PrivateMySQL(PrivateDatabase):
         users = self._directory / "users.sql"
         users.write_text("CREATE USER tests IDENTIFIED BY 'password';\nGRANT ALL ON *.* TO tests WITH GRANT OPTION;\n")
         data.mkdir(mode=0o700)
-        _run_quietly(
-            [*self._server(), "--initialize-insecure", f"--datadir={data}", f"--init-file={users}"], environment
-        )
+        initialize = [*self._server(), "--initialize-insecure", f"--datadir={data}", f"--init-file={users}", _NO_SYNC]
+        _run_quietly(initialize, environment)
 
     def _server(self) -> list[str]:
         assert self.is_installed(), "MySQL is not unpacked: see tests/run"
-        # Its own loader and libraries: it was built for another release of Debian than this one.
-        (loader,) = (UNPACKED_MYSQL / "usr").glob("lib*/ld-linux-*.so.*")
-        (libraries,) = (UNPACKED_MYSQL / "usr/lib").glob("*-linux-gnu")
         shared = UNPACKED_MYSQL / "usr/share/mysql"
-        program = [str(loader), "--library-path", str(libraries), str(UNPACKED_MYSQL / "usr/sbin/mysqld")]
+        program = _unpacked(UNPACKED_MYSQL, "usr/sbin/mysqld")
         program += ["--no-defaults", f"--basedir={UNPACKED_MYSQL / 'usr'}", f"--lc-messages-dir={shared}"]
         program += [f"--character-sets-dir={shared / 'charsets'}", "--secure-file-priv=", "--mysqlx=OFF"]
         return [*program, *_as_root()]
 
 
 PRIVATE_DATABASES: dict[str, type[PrivateDatabase]] = {"mariadb": PrivateMariaDB, "mysql": PrivateMySQL}
+
+
+@functools.cache
+def _initialized(kind: type[PrivateDatabase]) -> Path:
+    """The data directory of a new server, for all of a kind that this process starts."""
+    directory = Path(tempfile.mkdtemp(prefix="uploader-"))
+    atexit.register(shutil.rmtree, directory)
+    kind(directory)._initialize(directory / "data", os.environ | {"TMPDIR": str(directory)})
+    return directory / "data"
+
+
+def _valkey_with_tls() -> list[str]:
+    """Debian's; the one of the wheel speaks no TLS."""
+    assert UNPACKED_VALKEY.is_dir(), "Valkey is not unpacked: see tests/run"
+    return _unpacked(UNPACKED_VALKEY, "usr/bin/valkey-server")
+
+
+def _unpacked(directory: Path, program: str) -> list[str]:
+    """With its own loader and libraries: it was built for another release of Debian than this one."""
+    (loader,) = (directory / "usr").glob("lib*/ld-linux-*.so.*")
+    (libraries,) = (directory / "usr/lib").glob("*-linux-gnu")
+    return [str(loader), "--library-path", str(libraries), str(directory / program)]
 
 
 def _as_root() -> list[str]:
@@ -231,24 +305,22 @@ def _accepts(port: int) -> bool:
     return True
 
 
-def _answers_ping(port: int) -> bool:
-    with socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
-        connection.sendall(b"PING\r\n")
-        return connection.recv(16).startswith(b"+PONG")
-
-
 class PrivateCluster:
     """Three masters of one Cluster."""
 
-    def __init__(self, directory: Path) -> None:
-        self.nodes = [PrivateRedis(directory / str(number)) for number in range(3)]
+    def __init__(self, directory: Path, authority: Authority | None = None, password: str | None = None) -> None:
+        self.nodes = [
+            PrivateRedis(directory / str(number), authority=authority, password=password) for number in range(3)
+        ]
+        self._more = () if authority is None else ("--tls-cluster", "yes")
         self.url = f"redis+cluster://127.0.0.1:{self.nodes[0].port}"
 
     def start(self) -> None:
         # The bus port is 10,000 above the other one unless it is named, which may be no port at all.
         buses = [free_port() for _ in self.nodes]
         for node, bus in zip(self.nodes, buses, strict=True):
-            node.start("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", str(bus))
+            timing = ("--cluster-node-timeout", "2000", "--cluster-port", str(bus))
+            node.start("--cluster-enabled", "yes", *timing, *self._more)
         share = 16384 // len(self.nodes) + 1
         for number, node in enumerate(self.nodes):
             first = number * share
@@ -266,24 +338,45 @@ class PrivateCluster:
 class PrivateSentinel:
     """A master, its replica, and the Sentinel that watches them."""
 
-    def __init__(self, directory: Path) -> None:
-        self.master, self.replica = PrivateRedis(directory / "master"), PrivateRedis(directory / "replica")
-        self._sentinel = PrivateRedis(directory / "sentinel")
-        self.url = f"redis+sentinel://127.0.0.1:{self._sentinel.port}/accounts"
+    def __init__(
+        self,
+        directory: Path,
+        authority: Authority | None = None,
+        password: str | None = None,
+        sentinel_password: str | None = None,
+        down_after_ms: int = 500,
+    ) -> None:
+        """`down_after_ms`: after how much silence the Sentinel calls a server down."""
+        self.master = PrivateRedis(directory / "master", authority=authority, password=password)
+        self.replica = PrivateRedis(directory / "replica", authority=authority, password=password)
+        self.sentinel = PrivateRedis(directory / "sentinel", authority=authority, password=sentinel_password)
+        self._password = password
+        self._down_after_ms = down_after_ms
+        self.address = f"127.0.0.1:{self.sentinel.port}"
+        self.url = f"redis+sentinel://{self.address}/accounts"
 
     def start(self) -> None:
-        self.master.start()
-        self.replica.start("--replicaof", "127.0.0.1", str(self.master.port))
+        known = () if self._password is None else ("--primaryauth", self._password)
+        self.master.start(*known)
+        self.replica.start("--replicaof", "127.0.0.1", str(self.master.port), *known)
         _wait(lambda: b"master_link_status:up" in self.replica.raw("INFO", "replication"), "the replica")
         configuration = f"sentinel monitor accounts 127.0.0.1 {self.master.port} 1\n"
-        configuration += "sentinel down-after-milliseconds accounts 500\nsentinel failover-timeout accounts 2000\n"
-        self._sentinel.start_sentinel(configuration)
-        _wait(lambda: b"slaves=1" in self._sentinel.raw("INFO", "sentinel"), "the Sentinel")
+        configuration += f"sentinel down-after-milliseconds accounts {self._down_after_ms}\n"
+        configuration += "sentinel failover-timeout accounts 3000\n"
+        if self._password is not None:
+            configuration += f"sentinel auth-pass accounts {self._password}\n"
+        self.sentinel.start_sentinel(configuration)
+        _wait(lambda: b"slaves=1" in self.sentinel.raw("INFO", "sentinel"), "the Sentinel")
+
+    def master_port(self) -> int:
+        """That of the one it calls the master."""
+        with Redis(port=self.sentinel.port, decode_responses=True) as asked:
+            return int(asked.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "accounts")[1])
 
     def wait_for_failover(self) -> None:
         """Until the replica is the master."""
         _wait(lambda: b"role:master" in self.replica.raw("INFO", "replication"), "the failover")
 
     def stop(self) -> None:
-        for server in (self._sentinel, self.replica, self.master):
+        for server in (self.sentinel, self.replica, self.master):
             server.stop()

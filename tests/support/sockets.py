@@ -3,8 +3,9 @@
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,8 @@ from starlette.types import ASGIApp
 
 from tests.conftest import MakeStack
 from tests.support.stack import Stack
-from uploader.bootstrap import build_application
-from uploader.http.server import http11
-from uploader.http.server.limits import LIMITS_STATE, connection_limits
-from uploader.http.server.sendfile import SENDERS_STATE, Senders
+from uploader.bootstrap import build_application, server_config
+from uploader.bootstrap.application import listening_state
 
 _READ_TIMEOUT_SECONDS = 10.0
 # On the event loop of the server, too, which has a transport of its own.
@@ -94,7 +93,7 @@ class Connection:
 
     async def close(self) -> None:
         self._writer.close()
-        with suppress(ConnectionError):
+        with suppress(ConnectionError, ssl.SSLError):  # it may have unread answers
             await self._writer.wait_closed()
 
 
@@ -112,17 +111,25 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.trust is None else 'https'}://127.0.0.1:{self.port}"
+
+    @property
+    def trust(self) -> ssl.SSLContext | None:
+        """Of a client that knows its certificate, if it has one."""
+        certificate = self.stack.services.settings.tls_certificate
+        return None if certificate is None else ssl.create_default_context(cafile=certificate)
 
     @asynccontextmanager
-    async def connection(self, *, narrow: bool = False) -> AsyncIterator[Connection]:
-        """A connection; a `narrow` one takes a few kilobytes in advance, not megabytes."""
+    async def connection(self, *, narrow: bool = False, source: str = "127.0.0.1") -> AsyncIterator[Connection]:
+        """A connection from this address; a `narrow` one takes a few kilobytes in advance, not megabytes."""
         client = socket.socket()
+        client.bind((source, 0))
         if narrow:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.setblocking(False)
         await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", self.port))
-        reader, writer = await asyncio.open_connection(sock=client)
+        secure: dict[str, Any] = {} if self.trust is None else {"ssl": self.trust, "server_hostname": "127.0.0.1"}
+        reader, writer = await asyncio.open_connection(sock=client, **secure)
         connection = Connection(reader, writer, self.stack.client.headers["authorization"])
         try:
             yield connection
@@ -136,22 +143,24 @@ async def serving_stack(
 ) -> AsyncIterator[Server]:
     """A stack behind uvicorn on a free port, its application inside `around`."""
     async with make_stack(**settings) as stack:
+        in_force = stack.services.settings
 
         @asynccontextmanager
         async def lifespan(_app: Any) -> AsyncIterator[dict[str, Any]]:
-            with closing(Senders()) as senders:
-                yield {LIMITS_STATE: connection_limits(stack.services.settings), SENDERS_STATE: senders}
+            async with listening_state(in_force) as state:
+                yield state
 
         application = build_application(stack.services, lifespan)
         config = uvicorn.Config(
             application if around is None else around(application),
             port=0,
-            http=http11.HttpConnection,  # type: ignore[arg-type]
+            http=server_config(in_force).http,
             ws="none",
             lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=1,
         )
         server = uvicorn.Server(config)

@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,9 +25,9 @@ class Stack:
 
     services: Services
     app: Any
-    client: httpx2.AsyncClient
     data: Path
     clock: ManualClock | None
+    client: httpx2.AsyncClient = field(init=False)
 
     async def client_of(
         self, user_id: str, *, admin: bool = False, total_space: int | None = None
@@ -115,7 +115,6 @@ async def running_stack(
         await services.installation.adopt()
     async with running(services, jobs=jobs):
         app = build_application(services)
-        stack = Stack(services, app, httpx2.AsyncClient(), data, clock)
-        await stack.client.aclose()
+        stack = Stack(services, app, data, clock)
         stack.client = await stack.client_of("alice", total_space=10 * GIB)
         yield stack

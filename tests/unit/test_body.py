@@ -17,6 +17,7 @@ from starlette.types import Message
 from tests.support.content import KIB, MIB, Content
 from tests.support.faults import failing_call, open_files_under, paused_call, short_writes
 from uploader.errors import BodyTimeout, ChunkLengthMismatch, FileTooLarge, StorageFull, TooManyRequests
+from uploader.http.bodies import intake as intake_module
 from uploader.http.bodies import pace as pace_module
 from uploader.http.bodies.intake import Intake
 from uploader.http.bodies.received import BodyBudget, ReceivedBody, Segments
@@ -433,6 +434,30 @@ async def test_a_body_that_is_there_in_another_length_is_refused(spool: Spool, c
         await intake.receive(Waiting(content), "alice", 4)
     assert caught.value.fields == {"expected": 4, "received": len(content)}
     assert charged(intake._budget) == 0
+
+
+async def test_a_part_of_a_stream_waits_for_memory_that_others_give_back(spool: Spool, tmp_path: Path) -> None:
+    intake = an_intake(spool, body_budget_bytes=64)
+    assert intake._budget.charge("alice", 16)
+    receiving = asyncio.create_task(intake.receive_part(MessageBody(Sender(b"abcd").receive), "alice", 4, lambda: True))
+    await asyncio.sleep(0.01)
+    assert not receiving.done()
+    intake._budget.release("alice", 16)
+    part = await receiving
+    assert (content_of(part.body), open_files_under(tmp_path / "spool")) == (b"abcd", [])
+    part.body.close()
+
+
+async def test_a_part_of_a_stream_does_not_wait_for_memory_for_long(
+    spool: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake_module, "_PATIENCE_SECONDS", 0.01)
+    intake = an_intake(spool, body_budget_bytes=64)
+    assert intake._budget.charge("alice", 16)
+    part = await intake.receive_part(MessageBody(Sender(b"abcd").receive), "alice", 4, lambda: True)
+    assert len(open_files_under(tmp_path / "spool")) == 1
+    assert (content_of(part.body), part.error) == (b"abcd", None)
+    part.body.close()
 
 
 async def test_a_user_sends_so_many_chunks_at_once_and_no_more() -> None:

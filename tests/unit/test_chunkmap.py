@@ -1,6 +1,7 @@
 """The format of the chunk map."""
 
 from collections.abc import Callable, Collection
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -94,6 +95,66 @@ def test_a_flipped_byte_of_the_header_shows(boot_id: str, place: int) -> None:
     defect = formats.parse_map(bytes(content), shape(3), 300).defect
     assert defect is not None
     assert defect.part == "map"
+
+
+# Tails: of three chunks of 100 bytes
+
+
+def with_tail(number: int, length: int, present: Collection[int] = ()) -> bytearray:
+    content = bytearray(a_map(3, present))
+    record = formats.tail_record(formats.TailRecord(number, length, 77))
+    content[formats.TAIL_OFFSET : formats.TAIL_OFFSET + formats.TAIL_LENGTH] = record
+    return content
+
+
+@pytest.mark.parametrize(
+    ("number", "present", "in_force", "leading"),
+    [
+        (0, (), True, 40),
+        (2, {0, 1}, True, 240),
+        (0, {1}, True, 40),
+        (0, {0}, False, 100),  # its chunk is whole
+        (1, {0, 1, 2}, False, 300),
+        (1, (), False, 0),  # a chunk before it went bad
+    ],
+)
+def test_a_tail_is_in_force_while_its_chunk_is_the_first_that_is_not_there(
+    number: int, present: Collection[int], in_force: bool, leading: int
+) -> None:
+    parsed = formats.parse_map(bytes(with_tail(number, 40, present)), shape(3), 300)
+    assert (parsed.tail, parsed.defect) == (formats.TailRecord(number, 40, 77) if in_force else None, None)
+    assert parsed.leading_bytes == leading
+    assert parsed.received_bytes == 100 * len(present) + (40 if in_force else 0)
+
+
+@pytest.mark.parametrize(("number", "length"), [(0, 0), (0, 100), (3, 1), (2**63, 1), (0, 2**63)])
+def test_what_can_be_no_tail_of_an_upload_shows(number: int, length: int) -> None:
+    parsed = formats.parse_map(bytes(with_tail(number, length)), shape(3), 300)
+    assert parsed.tail is None
+    assert parsed.defect is not None
+
+
+@pytest.mark.parametrize("place", range(formats.TAIL_OFFSET, formats.TAIL_OFFSET + formats.TAIL_LENGTH))
+def test_a_flipped_byte_of_a_tail_shows(place: int) -> None:
+    content = with_tail(0, 40)
+    assert formats.holds_chunks(bytes(content))
+    content[place] ^= 0x80
+    parsed = formats.parse_map(bytes(content), shape(3), 300)
+    assert parsed.tail is None
+    assert parsed.defect is not None
+    assert not formats.holds_chunks(bytes(content))
+
+
+def test_data_ends_no_earlier_than_its_tail() -> None:
+    content = bytes(with_tail(1, 40, {0}))
+    assert formats.parse_map(content, shape(3), 140).defect is None
+    assert formats.parse_map(content, shape(3), 139).defect == Defect("data", 140, 139)
+
+
+def test_a_tail_lies_in_the_sector_of_the_header_and_no_byte_is_used_twice() -> None:
+    fields = [(0, 72), (formats.TAIL_OFFSET, formats.TAIL_LENGTH), (formats.GATE_OFFSET, formats.GATE_LENGTH)]
+    fields += [(formats.APPEND_OFFSET, 1), (formats.CLAIM_OFFSET, 1), (formats.MAP_RECORDS_OFFSET, 8)]
+    assert all(first + length <= start for (first, length), (start, _) in pairwise(fields))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from uploader.client.many.batch import (
     Batch,
     TooLarge,
     bytes_for,
+    first_bytes,
     length_of,
     next_batch,
     pieces_of,
@@ -96,6 +97,10 @@ def test_on_a_slow_line_a_batch_is_smaller() -> None:
     assert bytes_for(1 << 20, 8.0) == 256 << 10
     assert bytes_for(1 << 20, 1000.0) == 64 << 10
     assert bytes_for(1 << 20, 0.0) == bytes_for(1 << 20, 0.01) == 8 << 20
+
+
+def test_the_first_batch_is_no_larger_than_a_rate_allows() -> None:
+    assert [first_bytes(rate) for rate in (None, 1 << 30, 100 << 10, 1)] == [2 << 20, 2 << 20, 200 << 10, 64 << 10]
 
 
 async def test_what_a_batch_sends_is_as_long_as_was_announced(tmp_path: Path) -> None:

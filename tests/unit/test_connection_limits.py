@@ -12,15 +12,15 @@ INFINITE = resource.RLIM_INFINITY
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "raised_to", "connections"),
+    ("soft", "hard", "raised_to", "connections", "reserved"),
     [
-        (1024, 1024, None, 256),
-        (1024, 4096, 4096, 1792),
-        (1024, 524_288, 65_536, 4096),
-        (1024, INFINITE, 65_536, 4096),
-        (100_000, 524_288, None, 4096),
-        (INFINITE, INFINITE, None, 4096),
-        (100, 100, None, 1),
+        (1024, 1024, None, 192, 128),
+        (1024, 4096, 4096, 1536, 512),
+        (1024, 524_288, 65_536, 4096, 1024),
+        (1024, INFINITE, 65_536, 4096, 1024),
+        (100_000, 524_288, None, 4096, 1024),
+        (INFINITE, INFINITE, None, 4096, 1024),
+        (100, 100, None, 1, 12),
     ],
 )
 def test_the_limit_on_open_files_is_raised_and_kept(
@@ -30,6 +30,7 @@ def test_the_limit_on_open_files_is_raised_and_kept(
     hard: int,
     raised_to: int | None,
     connections: int,
+    reserved: int,
 ) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (soft, hard))
@@ -37,5 +38,6 @@ def test_the_limit_on_open_files_is_raised_and_kept(
     limits = connection_limits(Settings(max_connections=4096))
     assert asked == ([] if raised_to is None else [(raised_to, hard)])
     assert limits.max_connections == connections
+    assert limits.reserved_connections == reserved
     warned = any(record.levelno == logging.WARNING for record in caplog.records)
     assert warned == (connections < 4096)

@@ -29,6 +29,7 @@ records = st.one_of(
         state=st.one_of(st.just(b""), st.binary(min_size=STATE_BYTES, max_size=STATE_BYTES)),
     ),
     st.just(FINISHED),
+    st.just(Finished(generation=1, md5=None, sha256="b" * 64)),
     st.just(DataLost()),
 )
 

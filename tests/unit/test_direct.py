@@ -21,10 +21,18 @@ from uvicorn.server import ServerState
 
 from uploader.http.bodies.intake import source_of
 from uploader.http.bodies.source import DIRECT_BODY
+from uploader.http.server.connections import CONNECTIONS_STATE, Connections
 from uploader.http.server.http11 import HttpConnection
-from uploader.http.server.limits import LIMITS_STATE, ConnectionLimits
+from uploader.http.server.limits import ConnectionLimits
+from uploader.http.shared.networks import Networks
 
-LIMITS = ConnectionLimits(max_connections=10, header_timeout_seconds=60, idle_timeout_seconds=60)
+LIMITS = ConnectionLimits(
+    max_connections=10,
+    max_connections_per_address=10,
+    reserved_connections=1,
+    header_timeout_seconds=60,
+    idle_timeout_seconds=60,
+)
 TURNS = 12
 
 
@@ -34,7 +42,9 @@ class Wire:
     def __init__(self, make_protocol: Callable[..., Any], app: ASGIApp) -> None:
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
         self.state = ServerState()
-        self.protocol = make_protocol(config=config, server_state=self.state, app_state={LIMITS_STATE: LIMITS})
+        self.protocol = make_protocol(
+            config=config, server_state=self.state, app_state={CONNECTIONS_STATE: Connections(LIMITS, Networks(None))}
+        )
         self.answers = b""
         self.reading = True
         self.closing = False

@@ -1,6 +1,7 @@
 """The documents say what the code does: every setting, command, metric, error code and script is compared with its page."""
 
 import ast
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -66,12 +67,15 @@ def anchors(path: Path) -> set[str]:
 def metrics() -> dict[str, tuple[str, str]]:
     """Every metric by the name that Prometheus shows: its type and what it says."""
     found = {}
-    for metric in vars(observability).values():
-        if isinstance(metric, MetricWrapperBase):
-            for family in metric.describe():
-                suffix = "_total" if family.type == "counter" else ""
-                found[family.name + suffix] = (family.type, family.documentation)
+    for metric in _made():
+        for family in metric.describe():
+            suffix = "_total" if family.type == "counter" else ""
+            found[family.name + suffix] = (family.type, family.documentation)
     return found
+
+
+def _made() -> list[MetricWrapperBase]:
+    return [metric for metric in vars(observability).values() if isinstance(metric, MetricWrapperBase)]
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
@@ -133,6 +137,25 @@ def test_the_operations_page_lists_every_metric_with_its_type_and_meaning() -> N
     rows = table(ROOT / "docs" / "operations.md", "## Metrics")
     assert {name.strip("`"): (kind, about) for name, kind, about in rows} == metrics()
     assert len(rows) == len(metrics()), "a metric is listed twice"
+
+
+def test_the_dashboard_asks_for_metrics_that_exist_by_labels_that_they_have() -> None:
+    dashboard = json.loads((ROOT / "docs" / "grafana.json").read_text())
+    known = metrics()
+    labels = {metric._name: set(metric._labelnames) for metric in _made()}
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    for expression in expressions:
+        names = re.findall(r"\buploader_\w+", expression)
+        assert names, expression
+        for name in names:
+            plain = name.removesuffix("_bucket")
+            assert plain in known, expression
+            assert (known[plain][0] == "histogram") == (plain != name), expression
+            by = set(re.findall(r"\w+", " ".join(re.findall(r"by \((.*?)\)", expression)))) - {"le"}
+            assert by <= labels[plain.removesuffix("_total")], expression
+    assert {"uploader_pending_bytes", "uploader_queue_lag_seconds"} <= set(re.findall(r"\w+", " ".join(expressions)))
+    places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
+    assert len(set(places)) == len(places)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
@@ -197,7 +220,13 @@ def test_every_relative_link_leads_somewhere(document: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "document", [*DOCUMENTS, ROOT / "docker-compose.yml", ROOT / "pyproject.toml", ROOT / "tests" / "run"], ids=name_of
+    "document",
+    [
+        *DOCUMENTS,
+        *(ROOT / name for name in ("docker-compose.yml", "pyproject.toml", "tests/run")),
+        *(ROOT / "tests" / "clients" / name for name in ("run", "package.json", "package-lock.json", ".npmrc")),
+    ],
+    ids=name_of,
 )
 def test_no_document_names_a_directory_of_one_machine_or_the_host_of_a_registry(document: Path) -> None:
     assert _ELSEWHERE.findall(document.read_text()) == []
@@ -222,7 +251,8 @@ def test_every_error_of_the_tree_has_a_status_and_every_status_an_error() -> Non
 
 
 def test_the_docstring_of_the_error_tree_names_every_error() -> None:
-    drawn = re.findall(r"^[│├└─ ]*([A-Z]\w+)$", errors.__doc__ or "", flags=re.MULTILINE)
+    lines = re.findall(r"^[│├└─ ]*([A-Z]\w+(?:, [A-Z]\w+)*)$", errors.__doc__ or "", flags=re.MULTILINE)
+    drawn = [name for line in lines for name in line.split(", ")]
     assert sorted(drawn) == sorted(error.__name__ for error in errors_below(UploaderError))
 
 

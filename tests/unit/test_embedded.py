@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import pytest
@@ -40,12 +39,9 @@ def make() -> Iterator[Make]:
 def path_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory that is all of PATH, on a machine without the wheel of the engine."""
 
-    def no_wheel(_package: str) -> Traversable:
-        raise ModuleNotFoundError
-
     directory = tmp_path / "bin"
     directory.mkdir()
-    monkeypatch.setattr(embedded, "files", no_wheel)
+    monkeypatch.setattr(embedded, "find_spec", {}.get)
     monkeypatch.setenv("PATH", str(directory))
     return directory
 

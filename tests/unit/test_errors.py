@@ -15,12 +15,25 @@ def tree_of(error: type[UploaderError], depth: int = 0) -> list[tuple[int, str]]
 def drawn_tree() -> list[tuple[int, str]]:
     lines = [line.rstrip() for line in (errors.__doc__ or "").splitlines() if line.strip()]
     drawing = lines[lines.index("UploaderError") :]
-    return [((len(line) - len(line.lstrip("│├└─ "))) // 4, line.lstrip("│├└─ ")) for line in drawing]
+    depths = [(len(line) - len(line.lstrip("│├└─ "))) // 4 for line in drawing]
+    return [
+        (depth, name) for depth, line in zip(depths, drawing, strict=True) for name in line.lstrip("│├└─ ").split(", ")
+    ]
 
 
 ALL = [getattr(errors, name) for _, name in tree_of(UploaderError)]
-# Two that group others, one that never reaches a client, and one that is to a client what its parent is.
-WITHOUT_CODE = {"DatabaseDamaged", "ConfigurationError", "Conflict", "Refused", "StorageFailed", "Unverified"}
+# Two that group others, one that never reaches a client, and those that are to a client what their parent is.
+WITHOUT_CODE = {
+    "DatabaseDamaged",
+    "LengthExceeded",
+    "ConfigurationError",
+    "Conflict",
+    "Refused",
+    "StorageFailed",
+    "StorageTooSmall",
+    "Unverified",
+    "UploadBusy",
+}
 RETRYABLE = {
     "body-timeout",
     "digest-mismatch",

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uploader.storage import hashes
-from uploader.storage.base import Digests
+from uploader.storage.contents import Digests
 from uploader.storage.hashes import STATE_BYTES, PrefixHashes, states_are_portable
 
 CONTENT = random.Random(0).randbytes(3 << 20)
@@ -62,6 +62,17 @@ def test_any_cuts_and_any_changes_of_hands_give_what_hashlib_gives(
     assert hashed.digests() == expected(CONTENT[:6000])
 
 
+@pytest.mark.parametrize("length", [0, 1, 1000, len(CONTENT)])
+def test_sha256_alone_is_carried_on_alone(length: int) -> None:
+    hashed = PrefixHashes(with_md5=False)
+    hashed.update(memoryview(CONTENT)[:length])
+    assert hashes.is_without_md5(hashed.state())
+    hashed = carried_on(hashed)
+    hashed.update(memoryview(CONTENT)[length:])
+    assert (hashed.has_md5, hashed.position) == (False, len(CONTENT))
+    assert hashed.digests() == Digests(None, expected(CONTENT).sha256)
+
+
 def test_megabytes_at_once_give_what_hashlib_gives() -> None:
     hashed = PrefixHashes()
     hashed.update(memoryview(bytearray(CONTENT)))
@@ -107,6 +118,10 @@ def test_without_the_states_hashlib_computes_and_nothing_is_carried_on() -> None
     assert hashed.digests() == expected(CONTENT)
     assert hashed.state() == b""
     assert PrefixHashes.restore(0, bytes(STATE_BYTES)) is None
+    alone = PrefixHashes(with_md5=False)
+    alone.update(memoryview(CONTENT))
+    assert alone.digests() == Digests(None, expected(CONTENT).sha256)
+    assert not hashes.is_without_md5(alone.state())
 
 
 class Impostor:

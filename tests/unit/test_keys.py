@@ -1,4 +1,4 @@
-"""Every Redis key of an upload lies in the slot of its shard."""
+"""Every Redis key of an upload lies in the slot of its shard, and the slots of a Cluster's shards lie apart."""
 
 import re
 from zlib import crc32
@@ -6,8 +6,19 @@ from zlib import crc32
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.crc import key_slot
 
-from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, QueueKeys, shard_of, upload_keys, upload_queue_keys
+from uploader.accounting.keys import (
+    FLUSH_QUEUE,
+    MERGE_QUEUE,
+    SLOTS,
+    QueueKeys,
+    Shards,
+    shard_of,
+    tag_of,
+    upload_keys,
+    upload_queue_keys,
+)
 from uploader.service.ids import new_id
 
 UPLOAD = "00064a5f0c9d7e0123456789abcdef01"
@@ -50,3 +61,30 @@ def test_a_queue_finds_the_hash_of_a_task_by_its_prefix() -> None:
     for name in (FLUSH_QUEUE, MERGE_QUEUE):
         queue: QueueKeys = upload_queue_keys(3, name)
         assert queue.task_prefix + UPLOAD == upload_keys(3, UPLOAD).up
+
+
+@pytest.mark.parametrize("shards", [2, 3, 8, 16, 32, 100])
+def test_every_number_of_masters_has_its_part_of_the_shards(shards: int) -> None:
+    slots = [key_slot(tag_of(shard, shards).encode()) for shard in range(shards)]
+    for masters in range(1, shards + 1):
+        # As `valkey-cli --cluster create` divides them.
+        per_master = [0] * masters
+        for slot in slots:
+            per_master[min(round((slot + 0.5) * masters / SLOTS - 0.5), masters - 1)] += 1
+        assert max(per_master) - min(per_master) <= 1, (masters, per_master)
+
+
+@pytest.mark.parametrize("shards", [1, 16])
+def test_the_keys_of_an_installation_are_in_the_slots_of_its_shards(shards: int) -> None:
+    plain, spread = Shards(shards), Shards(shards)
+    spread.spread()
+    shard = spread.of(UPLOAD)
+    assert plain.upload(UPLOAD) == upload_keys(shard, UPLOAD)
+    for family, tag in ((plain, tag_of(shard)), (spread, tag_of(shard, shards))):
+        queue = family.queue(shard, FLUSH_QUEUE)
+        keys = [*family.upload(UPLOAD), *family.sweep(shard), family.prefix(shard), queue.due, queue.wake]
+        assert all(tag in key for key in keys)
+        assert family.prefix(shard) + UPLOAD == family.upload(UPLOAD).up
+    assert not set(plain.upload(UPLOAD)) & set(spread.upload(UPLOAD))
+    challenge = spread.challenge("alice", "c")
+    assert len({key_slot(key.encode()) for key in challenge}) == 1

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,6 +90,22 @@ def test_a_bad_element_of_a_list_is_named_by_its_place() -> None:
 )
 def test_what_is_not_json_in_utf_8_is_refused(content: bytes) -> None:
     assert refusal(content) == ("body", "is not valid JSON in UTF-8")
+
+
+class Tolerant(msgspec.Struct):
+    """Lets others be."""
+
+    name: str
+
+
+@pytest.mark.parametrize("nested", ["[" * 64 + "]" * 64, '{"x":' * 64 + "1" + "}" * 64, "[[]," * 64 + "1" + "]" * 64])
+def test_what_is_nested_too_deep_is_refused_whatever_the_parser_bears(nested: str) -> None:
+    assert refusal(f'{{"name": "a", "other": {nested}}}'.encode(), Tolerant) == ("body", "is nested too deep")
+
+
+def test_brackets_side_by_side_or_in_strings_are_no_depth() -> None:
+    content = json.dumps({"name": "a", "other": [{"a": ["[", '"{', "\\["]}] * 100})
+    assert decode_json(content.encode(), Tolerant) == Tolerant("a")
 
 
 @pytest.mark.parametrize("content", [b"null", b"[]", b'"text"', b"12", b"[" * 100_000])

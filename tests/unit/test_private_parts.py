@@ -3,6 +3,7 @@ that names the part and the module to adapt."""
 
 import asyncio
 import inspect
+import signal
 from collections import deque
 from collections.abc import Callable
 from importlib.metadata import version
@@ -22,6 +23,7 @@ from redis.exceptions import NoScriptError
 from uvicorn.protocols.http import flow_control
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
+from uvicorn.supervisors import Multiprocess
 
 REQUEST = b"POST /path HTTP/1.1\r\nHost: here\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
 
@@ -39,11 +41,11 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 
 # redis-py
 
-SCRIPTING = "uploader/accounting/scripting.py"
+PIPELINE = "uploader/accounting/pipeline.py"
 
 
 def as_redis_has_it(part: str, there: bool) -> None:
-    as_used("redis", part, there, SCRIPTING)
+    as_used("redis", part, there, PIPELINE)
 
 
 def test_redis_names_the_errors_of_replies() -> None:
@@ -240,3 +242,14 @@ def test_uvicorn_pauses_above_a_mark() -> None:
 @pytest.mark.parametrize("name", ["ASGI3Application", "ASGIReceiveCallable", "ASGISendCallable", "Scope"])
 def test_uvicorn_names_the_types_of_asgi(name: str) -> None:
     as_uvicorn_has_it(f"uvicorn._types.{name}", hasattr(uvicorn._types, name))
+
+
+def test_uvicorn_leaves_the_signals_of_several_processes_to_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda _number, _handler: None)
+    supervisor = Multiprocess(uvicorn.Config("none"), [])
+    there = getattr(supervisor, "processes", None) == []
+    for name in ("handle_hup", "handle_term"):
+        method: Any = getattr(supervisor, name, None)
+        there = there and method is not None and parameters(method) == []
+    used_in = "uploader/bootstrap/reloading.py"
+    as_used("uvicorn", "Multiprocess.processes, .handle_hup() or .handle_term()", there, used_in)

@@ -7,6 +7,7 @@ from redis.asyncio import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from uploader.accounting.connection import connect
+from uploader.accounting.keys import Shards
 from uploader.accounting.pending import Delays, Pending
 from uploader.accounting.scripting import away
 from uploader.errors import Unavailable
@@ -28,7 +29,7 @@ async def test_a_connection_that_is_lost_in_the_middle_of_a_script_is_unavailabl
     redis = connect("redis://127.0.0.1:9/0")
     monkeypatch.setattr(redis, "evalsha", evalsha)
     with pytest.raises(Unavailable):
-        await Pending(redis, shards=1, delays=DELAYS).read("upload")
+        await Pending(redis, shards=Shards(1), delays=DELAYS).read("upload")
     await redis.aclose()
 
 
@@ -58,7 +59,7 @@ async def test_a_cluster_whose_connections_keep_being_closed_is_unavailable(monk
     monkeypatch.setattr(RedisCluster, "execute_command", execute_command)
     cluster = connect("redis+cluster://127.0.0.1:9")
     with pytest.raises(Unavailable):
-        await Pending(cluster, shards=1, delays=DELAYS).read("upload")
+        await Pending(cluster, shards=Shards(1), delays=DELAYS).read("upload")
     await cluster.aclose()
 
 
@@ -66,9 +67,13 @@ async def test_a_cluster_whose_connections_keep_being_closed_is_unavailable(monk
     ("url", "place"),
     [
         ("redis://me:a-secret@127.0.0.1:9/0", "127.0.0.1:9 (UPLOADER_REDIS_URL)"),
+        ("redis://nowhere.invalid", "nowhere.invalid:6379 (UPLOADER_REDIS_URL)"),
         ("unix:///nowhere/redis.sock", "/nowhere/redis.sock"),
         ("redis+cluster://me:a-secret@127.0.0.1:9", "127.0.0.1:9 (UPLOADER_REDIS_URL)"),
-        ("redis+sentinel://:a-secret@127.0.0.1:9/mymaster", "mymaster (UPLOADER_REDIS_URL)"),
+        (
+            "redis+sentinel://:a-secret@127.0.0.1:9/mymaster",
+            "mymaster of the Sentinels 127.0.0.1:9 (UPLOADER_REDIS_URL)",
+        ),
     ],
 )
 async def test_whoever_runs_the_server_is_told_which_redis_is_away(url: str, place: str) -> None:

@@ -2,7 +2,8 @@
 
 from uploader.domain.upload import REDIS_WORDS, STATE_OF_REASON, TRANSITIONS, Reason, State
 
-ENDED_WITHOUT_FILE = frozenset(State) - {State.OPEN, State.DONE}
+# A part that is consumed has not ended in vain.
+ENDED_WITHOUT_FILE = frozenset(State) - {State.OPEN, State.DONE, State.CONSUMED}
 
 
 def test_every_state_has_its_transitions() -> None:

@@ -3,14 +3,14 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, keys_of_upload, upload_queue_keys
+from uploader.accounting.keys import Shards
+from uploader.accounting.queues import STATES
 from uploader.accounting.scripting import AWAY, RedisConnection, Script, away
+from uploader.domain.chunks import Tail
 
 # How much one script, or one step of a scan, looks at: so little that it holds up no other caller of Redis.
 _TASKS_A_STEP = 300
 _KEYS_A_STEP = 1000
-# The state that an upload has while its task waits in each queue.
-_STATES = {FLUSH_QUEUE: "open", MERGE_QUEUE: "merging"}
 
 _AUDIT_UPLOAD = Script("audit_upload")
 _AUDIT_BUCKET = Script("audit_bucket")
@@ -20,13 +20,14 @@ _TIDY_BUCKET = Script("tidy_bucket")
 @dataclass(frozen=True, slots=True)
 class AuditedUpload:
     """What Redis holds of an upload. `state` is empty if it holds nothing, `queue` if the upload's task waits nowhere. A
-    figure that is no number is -1."""
+    figure that is no number is -1; so is `received` if the tail is none."""
 
     state: str
     received: int
     flushed: int
     bitmap: bytes
     queue: str
+    tail: Tail | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,28 +55,30 @@ class BucketStep:
 class Audit:
     """Reads all shards. Every method raises Unavailable if Redis is away."""
 
-    def __init__(self, redis: RedisConnection, *, shards: int) -> None:
+    def __init__(self, redis: RedisConnection, *, shards: Shards) -> None:
         self._redis = redis
         self._shards = shards
 
     async def upload(self, upload_id: str) -> AuditedUpload:
-        keys = keys_of_upload(upload_id, self._shards)
-        state, received, flushed, bitmap, queue = await _AUDIT_UPLOAD.run(self._redis, keys, [upload_id])
-        return AuditedUpload(state.decode(errors="replace"), received, flushed, bitmap, queue.decode())
+        keys = self._shards.upload(upload_id)
+        reply = await _AUDIT_UPLOAD.run(self._redis, keys, [upload_id])
+        state, received, flushed, bitmap, queue, number, length = reply
+        tail = Tail(number, length) if length else None
+        return AuditedUpload(state.decode(errors="replace"), received, flushed, bitmap, queue.decode(), tail)
 
     async def buckets(self) -> list[Bucket]:
         """Every bucket that exists, and every bucket that an index names."""
         found = set()
         try:
-            for shard in range(self._shards):
-                for queue in _STATES:
+            for shard in range(self._shards.number):
+                for queue in STATES:
                     found |= {Bucket(shard, queue, minute) async for minute in self._minutes(shard, queue)}
         except AWAY as error:
             raise away(self._redis, error) from error
         return sorted(found, key=lambda bucket: (bucket.shard, bucket.queue, bucket.minute))
 
     async def _minutes(self, shard: int, queue: str) -> AsyncIterator[bytes]:
-        keys = upload_queue_keys(shard, queue)
+        keys = self._shards.queue(shard, queue)
         async for minute, _ in self._redis.zscan_iter(keys.minutes, count=_TASKS_A_STEP):
             yield minute
         async for key in self._redis.scan_iter(match=f"{keys.due}:*", count=_KEYS_A_STEP):
@@ -83,7 +86,7 @@ class Audit:
 
     async def bucket(self, bucket: Bucket) -> AsyncIterator[BucketStep]:
         """A bucket in steps. A task that moves meanwhile may come twice, or not at all."""
-        keys, cursor = upload_queue_keys(bucket.shard, bucket.queue), b""
+        keys, cursor = self._shards.queue(bucket.shard, bucket.queue), b""
         while cursor != b"0":
             arguments = [*self._arguments(bucket), cursor or 0, _TASKS_A_STEP]
             cursor, exists, indexed, tasks, strays = await _AUDIT_BUCKET.run(
@@ -93,12 +96,12 @@ class Audit:
 
     async def tidy(self, bucket: Bucket, strays: list[str]) -> None:
         """Take strays out of a bucket, but those that have become tasks since, and let the index name it if it exists."""
-        keys = upload_queue_keys(bucket.shard, bucket.queue)
+        keys = self._shards.queue(bucket.shard, bucket.queue)
         await _TIDY_BUCKET.run(self._redis, [keys.due, keys.minutes], [*self._arguments(bucket), *strays])
 
     def _arguments(self, bucket: Bucket) -> list[str | bytes]:
-        prefix = upload_queue_keys(bucket.shard, bucket.queue).task_prefix
-        return [prefix, _STATES[bucket.queue], bucket.minute]
+        prefix = self._shards.queue(bucket.shard, bucket.queue).task_prefix
+        return [prefix, STATES[bucket.queue], bucket.minute]
 
 
 def _ids(members: list[bytes]) -> list[str]:

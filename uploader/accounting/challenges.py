@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from uploader.accounting.keys import ChallengeKeys, challenge_keys, shard_of
+from uploader.accounting.keys import ChallengeKeys, Shards
 from uploader.accounting.scripting import AWAY, RedisConnection, Script, away, time_argument
 from uploader.domain.proof import Challenge
 
@@ -27,7 +27,7 @@ class Budgets:
 class Challenges:
     """The challenges of all users."""
 
-    def __init__(self, redis: RedisConnection, *, shards: int, budgets: Budgets) -> None:
+    def __init__(self, redis: RedisConnection, *, shards: Shards, budgets: Budgets) -> None:
         self._redis = redis
         self._shards = shards
         self._budgets = budgets
@@ -56,6 +56,14 @@ class Challenges:
             raise away(self._redis, error) from error
         return None if kept is None else msgspec.json.decode(kept, type=Challenge)
 
+    async def give_back(self, challenge: Challenge, ttl_seconds: float) -> None:
+        """Keep a challenge again that was taken and led to nothing. Raises Unavailable."""
+        key = self._keys(challenge.user_id, challenge.id).challenge
+        try:
+            await self._redis.set(key, msgspec.json.encode(challenge), px=max(1, round(ttl_seconds * 1000)))
+        except AWAY as error:
+            raise away(self._redis, error) from error
+
     async def count_as_proven(self, challenge: Challenge) -> None:
         """Give back to the user what the challenge took of the budget. Raises Unavailable."""
         try:
@@ -64,4 +72,4 @@ class Challenges:
             raise away(self._redis, error) from error
 
     def _keys(self, user_id: str, challenge_id: str) -> ChallengeKeys:
-        return challenge_keys(shard_of(user_id, self._shards), user_id, challenge_id)
+        return self._shards.challenge(user_id, challenge_id)

@@ -1,18 +1,27 @@
-"""Every Redis key is made here. The hash tag `{sNN}` keeps the keys of a shard in one slot of a Cluster."""
+"""Every Redis key is made here. The hash tag `{sNN}` keeps the keys of a shard in one slot of a Cluster.
 
+The slots of these tags lie so close together that many masters get none. So a new installation has tags that are spread
+(decision 0026), `{sNN.suffix}`; one from before keeps those it has.
+"""
+
+from binascii import crc_hqx
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import count
 from typing import NamedTuple
 from zlib import crc32
 
 # The version of all keys and values, a part of every era: what an older version wrote is rebuilt, not read.
-FORMAT = 2
+FORMAT = 3
 
 FLUSH_QUEUE = "flush"
 MERGE_QUEUE = "merge"
 
 # Whose keys all others are. No script touches it, so it needs no slot.
 INSTALLATION = "installation"
+
+# Of a Cluster; its masters have parts of them that follow each other.
+SLOTS = 16384
 
 # How many uploads' keys a process keeps at hand: each chunk needs them.
 _REMEMBERED_UPLOADS = 1000
@@ -59,32 +68,76 @@ def shard_of(identifier: str, shards: int) -> int:
     return crc32(identifier.encode()) % shards
 
 
-def _tag(shard: int) -> str:
-    return f"{{s{shard:02d}}}"
+@cache
+def tag_of(shard: int, spread_over: int = 0) -> str:
+    """`spread_over`: of how many shards the slots lie equally far apart; 0: wherever they lie."""
+    tag = f"s{shard:02d}"
+    if not spread_over:
+        return f"{{{tag}}}"
+    slot = (2 * shard + 1) * SLOTS // (2 * spread_over)
+    # CRC-16/XMODEM: https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/
+    begun = crc_hqx(f"{tag}.".encode(), 0)
+    suffix = next(suffix for suffix in count() if crc_hqx(b"%x" % suffix, begun) % SLOTS == slot)
+    return f"{{{tag}.{suffix:x}}}"
+
+
+class Shards:
+    """The shards of an installation, and the keys that are in them."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._spread_over = 0
+
+    def spread(self) -> None:
+        """The database says that this installation has tags that are spread; called before any key is used."""
+        self._spread_over = self.number
+
+    def of(self, identifier: str) -> int:
+        """The shard of an upload, or of the challenges of a user."""
+        return shard_of(identifier, self.number)
+
+    def upload(self, upload_id: str) -> UploadKeys:
+        return _keys_of_upload(upload_id, self.number, self._spread_over)
+
+    def queue(self, shard: int, name: str) -> QueueKeys:
+        """Of a queue of uploads."""
+        return upload_queue_keys(shard, name, self._spread_over)
+
+    def prefix(self, shard: int) -> str:
+        """What the hashes of all uploads of a shard begin with; the upload's id follows."""
+        return f"up:{tag_of(shard, self._spread_over)}:"
+
+    def sweep(self, shard: int) -> list[str]:
+        """The keys of the sweep of a shard, in the order the scripts take them."""
+        tag = tag_of(shard, self._spread_over)
+        return [f"era:{tag}", f"swept:{tag}", f"sweeping:{tag}"]
+
+    def challenge(self, user_id: str, challenge_id: str) -> ChallengeKeys:
+        return challenge_keys(self.of(user_id), user_id, challenge_id, self._spread_over)
+
+
+@lru_cache(_REMEMBERED_UPLOADS)
+def _keys_of_upload(upload_id: str, shards: int, spread_over: int) -> UploadKeys:
+    return upload_keys(shard_of(upload_id, shards), upload_id, spread_over)
 
 
 def queue_keys(shard: int, queue: str) -> QueueKeys:
     """The keys of a plain queue, whose tasks are hashes of their own."""
-    tag = _tag(shard)
+    tag = tag_of(shard)
     return QueueKeys(f"due:{tag}:{queue}", f"minutes:{tag}:{queue}", f"task:{tag}:{queue}:", f"wake:{tag}:{queue}")
 
 
 @cache
-def upload_queue_keys(shard: int, queue: str) -> QueueKeys:
+def upload_queue_keys(shard: int, queue: str, spread_over: int = 0) -> QueueKeys:
     """The keys of a queue of uploads, whose tasks are the uploads' hashes."""
-    tag = _tag(shard)
+    tag = tag_of(shard, spread_over)
     return QueueKeys(f"due:{tag}:{queue}", f"minutes:{tag}:{queue}", f"up:{tag}:", f"wake:{tag}:{queue}")
 
 
-@lru_cache(_REMEMBERED_UPLOADS)
-def keys_of_upload(upload_id: str, shards: int) -> UploadKeys:
-    """The keys of an upload where there are so many shards."""
-    return upload_keys(shard_of(upload_id, shards), upload_id)
-
-
-def upload_keys(shard: int, upload_id: str) -> UploadKeys:
+def upload_keys(shard: int, upload_id: str, spread_over: int = 0) -> UploadKeys:
     """The keys of an upload in its shard."""
-    tag, flush, merge = _tag(shard), upload_queue_keys(shard, FLUSH_QUEUE), upload_queue_keys(shard, MERGE_QUEUE)
+    tag = tag_of(shard, spread_over)
+    flush, merge = (upload_queue_keys(shard, queue, spread_over) for queue in (FLUSH_QUEUE, MERGE_QUEUE))
     return UploadKeys(
         up=f"up:{tag}:{upload_id}",
         chunks=f"chunks:{tag}:{upload_id}",
@@ -96,20 +149,9 @@ def upload_keys(shard: int, upload_id: str) -> UploadKeys:
     )
 
 
-def upload_prefix(shard: int) -> str:
-    """What the hashes of all uploads of a shard begin with; the upload's id follows."""
-    return f"up:{_tag(shard)}:"
-
-
-def sweep_keys(shard: int) -> list[str]:
-    """The keys of the sweep of a shard, in the order the scripts take them."""
-    tag = _tag(shard)
-    return [f"era:{tag}", f"swept:{tag}", f"sweeping:{tag}"]
-
-
-def challenge_keys(shard: int, user_id: str, challenge_id: str) -> ChallengeKeys:
+def challenge_keys(shard: int, user_id: str, challenge_id: str, spread_over: int = 0) -> ChallengeKeys:
     """No user's key is another's: ids of users hold no `/`, those of challenges are made here or matched whole."""
-    tag = _tag(shard)
+    tag = tag_of(shard, spread_over)
     return ChallengeKeys(
         challenge=f"challenge:{tag}:{user_id}/{challenge_id}",
         probes=f"probes:{tag}:{user_id}",

@@ -9,37 +9,34 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from redis.exceptions import ResponseError
 
-from uploader.accounting.delay import MAX_CLAIM, POLL_SECONDS, next_due
+from uploader.accounting.delay import MAX_CLAIM
 from uploader.accounting.keys import (
     FLUSH_QUEUE,
     INSTALLATION,
     KINDS,
     MERGE_QUEUE,
-    keys_of_upload,
-    shard_of,
-    sweep_keys,
-    upload_prefix,
-    upload_queue_keys,
+    Shards,
 )
+from uploader.accounting.queues import STATES, Claim, Measured, MinuteBucket, UploadQueue, added_up, epoch_minute
 from uploader.accounting.scripting import AWAY, RedisConnection, Script, away, time_argument
 from uploader.crashpoints import crash_point
+from uploader.domain.chunks import Tail
 
 # While Redis keeps a tombstone, it answers for a closed upload; after that the row in the database does.
 TOMBSTONE_SECONDS = 3600
 
 _RECORD_CHUNK = Script("record_chunk")
+_RECORD_TAIL = Script("record_tail")
 _HYDRATE = Script("hydrate")
 _ACK_FLUSH = Script("ack_flush")
 _FORGET = Script("forget")
 _LEASE_UPLOAD = Script("lease_upload")
 _READ_UPLOAD = Script("read_upload")
-_CLAIM_DUE = Script("claim_due")
-_MEASURE_QUEUE = Script("measure_queue")
+_MEASURE_UPLOAD = Script("measure_upload")
 _CLAIM_SWEEP = Script("claim_sweep")
 _END_SWEEP = Script("end_sweep")
 
@@ -57,11 +54,12 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     FAILED = "failed"
+    CONSUMED = "consumed"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordResult:
-    """The answer of `record_chunk` and `hydrate`: the outcome, and the figures of the upload after it."""
+    """The answer of `record_chunk`, `record_tail` and `hydrate`: the outcome, and the figures of the upload after it."""
 
     outcome: Outcome
     received: int
@@ -80,28 +78,6 @@ class KnownUpload:
     chunks: int
 
 
-class Claim(NamedTuple):
-    """A claimed task of an upload: the upload's figures at that moment, and when the lease of the claimant ends."""
-
-    upload_id: str
-    generation: int
-    received: int
-    state: str
-    lease_until_ms: int
-    # By how much the earliest of the tasks that were claimed with it was overdue.
-    late_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A queue of uploads as it stood a moment ago."""
-
-    tasks: int
-    pending_bytes: int
-    # By how much the earliest task is overdue.
-    lag_seconds: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delays:
     """When tasks are due."""
@@ -112,76 +88,10 @@ class Delays:
     lease_seconds: float
 
 
-class UploadQueue:
-    """A queue of uploads in one shard: to be flushed, or to be merged."""
-
-    def __init__(self, redis: RedisConnection, shard: int, queue: str, *, lease_seconds: float) -> None:
-        self._redis = redis
-        self._keys = upload_queue_keys(shard, queue)
-        self._lease_ms = round(lease_seconds * 1000)
-        self.shard = shard
-
-    @property
-    def wake_channel(self) -> str:
-        """The channel on which scripts announce a task of this queue that is due soon."""
-        return self._keys.wake
-
-    async def claim(self, limit: int = MAX_CLAIM, now_ms: int | None = None) -> list[Claim]:
-        """Claim at most `limit` due tasks, none only if none is due. Each is due again when the lease ends.
-
-        Raises Unavailable.
-        """
-        while True:
-            looked, claims = await self._look(limit, now_ms)
-            if claims or looked < limit:
-                return claims
-
-    async def claim_many(self, scripts: int, now_ms: int | None = None) -> tuple[list[Claim], bool]:
-        """Claim what is due by at most so many scripts, and tell whether more may be due. Where one leaves some, all
-        others are on their way at once. Raises Unavailable."""
-        looked, claims = await self._look(MAX_CLAIM, now_ms)
-        if looked < MAX_CLAIM:
-            return claims, False
-        others = await asyncio.gather(*(self._look(MAX_CLAIM, now_ms) for _ in range(scripts - 1)))
-        claims += chain.from_iterable(more for _, more in others)
-        return claims, all(looked == MAX_CLAIM for looked, _ in others)
-
-    async def _look(self, limit: int, now_ms: int | None) -> tuple[int, list[Claim]]:
-        """How many due places were looked at, and what was claimed; a task that was pushed back is not."""
-        arguments = [time_argument(now_ms), self._lease_ms, limit, self._keys.task_prefix]
-        reply = await _CLAIM_DUE.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
-        looked, late_ms, lease_until_ms = reply[:3]
-        tasks = zip(reply[3::4], reply[4::4], reply[5::4], reply[6::4], strict=True)
-        return looked, [
-            Claim(_text(task), generation, received, _text(state), lease_until_ms, late_ms)
-            for task, generation, received, state in tasks
-        ]
-
-    async def next_due(self, now_ms: int | None = None) -> float | None:
-        """Seconds until the earliest task is due, or None if the queue is empty. Raises Unavailable."""
-        return await next_due(self._redis, self._keys, now_ms)
-
-    async def pause_seconds(self) -> float:
-        """How long a worker may sleep that has nothing to do in this queue. Raises Unavailable."""
-        next_due = await self.next_due()
-        return POLL_SECONDS if next_due is None else min(next_due, POLL_SECONDS)
-
-    async def measure(self, now_ms: int | None = None) -> Measured:
-        """How much waits, read in pages: a task that moves meanwhile may count twice, or not at all. Raises Unavailable."""
-        tasks, pending, lag_ms, minute, position = 0, 0, 0, b"", 0
-        while True:
-            arguments = [time_argument(now_ms), self._keys.task_prefix, minute, position, MAX_CLAIM]
-            page = await _MEASURE_QUEUE.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
-            tasks, pending, lag_ms = tasks + page[0], pending + page[1], max(lag_ms, page[2])
-            minute, position = page[3], page[4]
-            if not minute:
-                return Measured(tasks, pending, lag_ms / 1000)
-
-
 class Pending:
     """The accounting store of all shards."""
 
-    def __init__(self, redis: RedisConnection, *, shards: int, delays: Delays) -> None:
+    def __init__(self, redis: RedisConnection, *, shards: Shards, delays: Delays) -> None:
         self._redis = redis
         self._delays = delays
         self._delays_of_chunk = (
@@ -190,16 +100,21 @@ class Pending:
         )
         self._claimant = secrets.token_hex(8)
         self.shards = shards
-        lease = delays.lease_seconds
-        self.flush_queues = [UploadQueue(redis, n, FLUSH_QUEUE, lease_seconds=lease) for n in range(shards)]
-        self.merge_queues = [UploadQueue(redis, n, MERGE_QUEUE, lease_seconds=lease) for n in range(shards)]
+        lease, numbers = delays.lease_seconds, range(shards.number)
+        self.flush_queues = [UploadQueue(redis, shards, n, FLUSH_QUEUE, lease_seconds=lease) for n in numbers]
+        self.merge_queues = [UploadQueue(redis, shards, n, MERGE_QUEUE, lease_seconds=lease) for n in numbers]
 
     async def record_chunk(
         self, upload_id: str, chunk_number: int, length_bytes: int, now_ms: int | None = None
     ) -> RecordResult:
         """Count a chunk that is on disk. Raises Unavailable."""
         arguments = [time_argument(now_ms), _era_token(), upload_id, chunk_number, length_bytes, *self._delays_of_chunk]
-        return _result(await _RECORD_CHUNK.run(self._redis, keys_of_upload(upload_id, self.shards), arguments))
+        return _result(await _RECORD_CHUNK.run(self._redis, self.shards.upload(upload_id), arguments))
+
+    async def record_tail(self, upload_id: str, tail: Tail, now_ms: int | None = None) -> RecordResult:
+        """Count the bytes of a tail that is on disk. Raises Unavailable."""
+        arguments = [time_argument(now_ms), _era_token(), upload_id, tail.number, tail.length, *self._delays_of_chunk]
+        return _result(await _RECORD_TAIL.run(self._redis, self.shards.upload(upload_id), arguments))
 
     async def hydrate(
         self,
@@ -212,34 +127,50 @@ class Pending:
         chunk_size: int,
         chunk_count: int,
         flushed_bytes: int,
+        tail: Tail | None = None,
+        is_part: bool = False,
         now_ms: int | None = None,
     ) -> RecordResult:
         """Rebuild an upload from its map. The caller is its closer, and read `era` before the map. Raises Unavailable."""
         arguments = [
             *(time_argument(now_ms), _era_token(), upload_id, era, generation, bitmap, size, chunk_size, chunk_count),
-            *(flushed_bytes, _ms(self._delays.quiet_seconds), ""),
+            *(flushed_bytes, _ms(self._delays.quiet_seconds), "", f"{tail.number} {tail.length}" if tail else ""),
+            "1" if is_part else "",
         ]
-        return _result(await _HYDRATE.run(self._redis, keys_of_upload(upload_id, self.shards), arguments))
+        return _result(await _HYDRATE.run(self._redis, self.shards.upload(upload_id), arguments))
 
     async def introduce(self, upload_id: str, *, era: str, size: int, chunk_size: int, chunk_count: int) -> None:
-        """Tell Redis of an upload without chunks that the caller opened after it read `era`. Raises Unavailable.
+        """Tell Redis of an upload without chunks, no part, that the caller opened after it read `era`. Raises Unavailable.
 
-        The caller need not be a closer. Redis records chunks only of uploads that it knows in the present era. So if `era`
-        still is the present one and Redis does not know the upload, no chunk of it was recorded that this could lose. If
-        the era has moved, or Redis knows the upload, this changes nothing.
+        The caller need not be a closer: if `era` still is the present one and Redis does not know the upload, no chunk of
+        it was recorded that this could lose. If the era has moved, or Redis knows the upload, this changes nothing.
         """
-        arguments = ["", _era_token(), upload_id, era, 0, b"", size, chunk_size, chunk_count, 0, 0, "1"]
-        await _HYDRATE.run(self._redis, keys_of_upload(upload_id, self.shards), arguments)
+        arguments = ["", _era_token(), upload_id, era, 0, b"", size, chunk_size, chunk_count, 0, 0, "1", "", ""]
+        await _HYDRATE.run(self._redis, self.shards.upload(upload_id), arguments)
 
     async def read(self, upload_id: str) -> KnownUpload:
         """Raises Unavailable."""
-        keys = keys_of_upload(upload_id, self.shards)
+        keys = self.shards.upload(upload_id)
         era, state, received, chunks = await _READ_UPLOAD.run(self._redis, [keys.up, keys.era], [_era_token()])
         return KnownUpload(era.decode(), state.decode(errors="replace"), received, chunks)
 
+    async def measure_all(self) -> dict[str, Measured]:
+        """What waits in each queue, of all shards. Raises Unavailable."""
+        queues = {FLUSH_QUEUE: self.flush_queues, MERGE_QUEUE: self.merge_queues}
+        return {name: added_up([await queue.measure() for queue in shards]) for name, shards in queues.items()}
+
+    async def measure(self, upload_id: str, now_ms: int | None = None) -> dict[str, Measured]:
+        """What waits of one upload, by the queue it belongs to; nothing if Redis does not know it. Raises Unavailable."""
+        keys = self.shards.upload(upload_id)
+        state, minute, pending_bytes, lag_ms = await _MEASURE_UPLOAD.run(
+            self._redis, [keys.up], [time_argument(now_ms)]
+        )
+        found = Measured([MinuteBucket(epoch_minute(minute), 1, pending_bytes)] if minute else [], lag_ms / 1000)
+        return {queue: found for queue, its_state in STATES.items() if its_state.encode() == state}
+
     async def ack_flush(self, shard: int, flushed: list[Claim]) -> int:
         """Say that the database has the figures of these claims; returns how many tasks are done. Raises Unavailable."""
-        keys = upload_queue_keys(shard, FLUSH_QUEUE)
+        keys = self.shards.queue(shard, FLUSH_QUEUE)
 
         def ack(claims: list[Claim]) -> Awaitable[int]:
             arguments: list[Any] = [keys.task_prefix]
@@ -255,12 +186,12 @@ class Pending:
         """Drop a closed upload and leave a tombstone that says `word`. Without a word leave none: the database does not know
         the upload. Raises Unavailable."""
         stays = TOMBSTONE_SECONDS if word else 0
-        await _FORGET.run(self._redis, keys_of_upload(upload_id, self.shards), [upload_id, word or "", stays])
+        await _FORGET.run(self._redis, self.shards.upload(upload_id), [upload_id, word or "", stays])
 
     async def lease(self, upload_id: str, now_ms: int | None = None) -> None:
         """Keep the upload's task away from other workers for another lease. Raises Unavailable."""
         arguments = [time_argument(now_ms), upload_id, _ms(self._delays.lease_seconds)]
-        await _LEASE_UPLOAD.run(self._redis, keys_of_upload(upload_id, self.shards), arguments)
+        await _LEASE_UPLOAD.run(self._redis, self.shards.upload(upload_id), arguments)
 
     async def configuration(self, *names: str) -> dict[str, str]:
         """These settings of the Redis server, without those that it keeps to itself. Raises Unavailable."""
@@ -280,16 +211,16 @@ class Pending:
         The sweeper calls it again within each lease while the sweep goes on. Raises Unavailable.
         """
         arguments = [_era_token(), self._claimant, _ms(self._delays.lease_seconds)]
-        era: bytes = await _CLAIM_SWEEP.run(self._redis, sweep_keys(shard), arguments)
+        era: bytes = await _CLAIM_SWEEP.run(self._redis, self.shards.sweep(shard), arguments)
         return era.decode() or None
 
     async def end_sweep(self, shard: int, era: str) -> None:
         """Note that this process has swept a shard in `era`, unless the era has moved since. Raises Unavailable."""
-        await _END_SWEEP.run(self._redis, sweep_keys(shard), [_era_token(), self._claimant, era])
+        await _END_SWEEP.run(self._redis, self.shards.sweep(shard), [_era_token(), self._claimant, era])
 
     async def not_closed(self, shard: int) -> AsyncIterator[str]:
         """The uploads of a shard that Redis calls open or merging, of any era. Raises Unavailable."""
-        prefix = upload_prefix(shard)
+        prefix = self.shards.prefix(shard)
         try:
             async for key in self._redis.scan_iter(match=f"{prefix}*", count=1000):
                 if await self._redis.hget(key, "state") in (b"open", b"merging"):
@@ -303,17 +234,13 @@ class Pending:
         deleted = 0
         try:
             for kind in KINDS:
-                async for key in self._redis.scan_iter(match=f"{kind}:{{s[0-9][0-9]}}*", count=1000):
+                async for key in self._redis.scan_iter(match=f"{kind}:{{s[0-9][0-9]*}}*", count=1000):
                     deleted += await self._redis.unlink(key)
                     crash_point("reset.after_key")
             deleted += await self._redis.unlink(INSTALLATION)
         except AWAY as error:
             raise away(self._redis, error) from error
         return deleted
-
-    def shard_of(self, upload_id: str) -> int:
-        """The shard of an upload."""
-        return shard_of(upload_id, self.shards)
 
 
 def _era_token() -> str:

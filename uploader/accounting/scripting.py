@@ -1,31 +1,18 @@
-"""Runs the Lua scripts: over one connection, those of one turn of the event loop together.
+"""Runs the Lua scripts."""
 
-redis-py costs ten times as much per call, and a chunk is one call. It still finds the server, logs in and pools the
-connections for everything else; this module takes over one connection once redis-py has made it. To do so it touches private
-parts of redis-py, which `tests/unit/test_private_parts.py` names.
-"""
-
-import asyncio
 import hashlib
 import logging
 import re
-from collections import deque
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-import hiredis
 from redis.asyncio import Redis, RedisCluster
-from redis.asyncio.connection import AbstractConnection, DefaultParser
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 
 from uploader.accounting.keys import FORMAT
+from uploader.accounting.pipeline import Pipeline, PipelineFull, packed_script
 from uploader.errors import Unavailable
-from uploader.tasks import ended
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +26,6 @@ _FOLDER = files("uploader.accounting.scripts")
 PRELUDES = ("_delay.lua", "_era.lua", "_upload.lua")
 _COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 _DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
-# Calls whose replies are outstanding. A call beyond takes a connection of the pool, or waits for one.
-_MAX_OUTSTANDING = 1000
 
 
 class Script:
@@ -64,16 +49,18 @@ class Script:
             except NoScriptError:
                 return await redis.eval(self.source, len(keys), *keys, *arguments)
         except AWAY as error:
-            if isinstance(error, ResponseError):
-                # Redis is there and refuses (out of memory, read-only, or a fault in a script): somebody has to look.
+            if isinstance(error, ResponseError) and not isinstance(error, ReadOnlyError):
+                # Redis is there and refuses (out of memory, or a fault in a script): somebody has to look. What a failover
+                # demoted refuses as well, for a moment.
                 logger.error("Redis refuses a script", extra={"script": self.name, "reason": str(error)})
             raise away(redis, error) from error
 
 
 def away(redis: RedisConnection, error: Exception) -> Unavailable:
     """That Redis is away, as `error` says, to be raised."""
-    inside = f"Redis at {_place_of(redis)} is away: {str(error) or type(error).__name__}"
-    return Unavailable("The accounting store is away; nothing was acknowledged.", inside=inside)
+    how = "is read-only, as after a failover" if isinstance(error, ReadOnlyError) else "is away"
+    inside = f"Redis at {_place_of(redis)} {how}: {str(error) or type(error).__name__}"
+    return Unavailable(f"The accounting store {how}; nothing was acknowledged.", inside=inside)
 
 
 def _place_of(redis: RedisConnection) -> str:
@@ -83,8 +70,11 @@ def _place_of(redis: RedisConnection) -> str:
     facts = vars(redis.connection_pool) | redis.connection_pool.connection_kwargs
     if "path" in facts:
         return str(facts["path"])
-    # A Sentinel's pool knows its master by name.
-    return f"{facts.get('service_name') or '{host}:{port}'.format_map(facts)} (UPLOADER_REDIS_URL)"
+    if "service_name" in facts:  # a Sentinel's pool knows its master by name
+        asked = [sentinel.connection_pool.connection_kwargs for sentinel in facts["sentinel_manager"].sentinels]
+        sentinels = ", ".join(f"{each['host']}:{each['port']}" for each in asked)
+        return f"{facts['service_name']} of the Sentinels {sentinels} (UPLOADER_REDIS_URL)"
+    return f"{facts['host']}:{facts['port']} (UPLOADER_REDIS_URL)"
 
 
 def assembled(*parts: str) -> str:
@@ -106,157 +96,36 @@ def time_argument(now_ms: int | None) -> int | str:
 class PipelinedRedis(Redis):
     """A client of one server whose scripts share a connection."""
 
-    _link: "_Link | None" = None
-    _connecting: "asyncio.Task[_Link] | None" = None
-    _closed = False
+    _pipeline: Pipeline | None = None
 
     async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
         """As of redis-py, with its retries: for scripts that may be run twice."""
-        command = hiredis.pack_command(("EVALSHA", sha, numkeys, *keys_and_args))
-        retry: Retry = self.connection_pool.connection_kwargs["retry"]
+        command = packed_script(sha, numkeys, keys_and_args)
+        pipeline, retry = self._shared(), self.connection_pool.connection_kwargs["retry"]
         try:
-            return await retry.call_with_retry(lambda: self._call(command), _try_again)
-        except _Full:
+            return await retry.call_with_retry(lambda: pipeline.call(command), _try_again)
+        except PipelineFull:
             return await super().evalsha(sha, numkeys, *keys_and_args)
 
-    async def _call(self, command: bytes) -> Any:
-        link = self._link
-        if link is None or link.lost:
-            link = await self._connect()
-        return await link.call(command)
+    def _shared(self) -> Pipeline:
+        if self._pipeline is None:
+            pool = self.connection_pool
+            self._pipeline = Pipeline(pool.connection_class, pool.connection_kwargs)
+        return self._pipeline
 
-    async def _connect(self) -> "_Link":
-        """All calls that wait for a connection share one attempt to make it."""
-        if self._closed:
-            raise RedisConnectionError("The client is closed.")
-        if self._connecting is None or self._connecting.done():
-            self._connecting = asyncio.create_task(self._make_link(), name="connecting to redis")
-        return await asyncio.shield(self._connecting)
-
-    async def _make_link(self) -> "_Link":
-        pool = self.connection_pool
-        once = {"retry": Retry(NoBackoff(), 0), "protocol": 2}  # each call tries again by itself
-        connection: AbstractConnection = pool.connection_class(**{**pool.connection_kwargs, **once})
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        """As of redis-py. The connections to a server that takes no writes any more are dropped: by its address, or from its
+        Sentinels, the next ones may find the one that took its place."""
         try:
-            await connection.connect()  # type: ignore[no-untyped-call]
-        except BaseException:
-            await connection.disconnect(nowait=True)
+            return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        except ReadOnlyError:
+            await self.connection_pool.disconnect(inuse_connections=False)
             raise
-        writer, connection._writer = connection._writer, None
-        assert writer is not None
-        self._link = _Link(writer, connection.socket_timeout)
-        return self._link
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
-        self._closed = True
-        if self._connecting is not None:
-            await ended(self._connecting)
-        if self._link is not None:
-            self._link.end(RedisConnectionError("The client is closed."))
+        await self._shared().aclose()  # also one that nobody has used: nobody is let in after
         await super().aclose(close_connection_pool)
 
 
 async def _try_again(_error: Exception) -> None:
     """Nothing to tidy up: the next call replaces a lost connection."""
-
-
-class _Full(Exception):
-    """So many replies are outstanding that the link sends no more commands."""
-
-
-class _Link(asyncio.Protocol):
-    """A connection that was taken over from redis-py, logged in. The server replies in the order of the commands."""
-
-    def __init__(self, writer: asyncio.StreamWriter, timeout_seconds: float | None) -> None:
-        self._timeout_seconds = timeout_seconds
-        self._loop = asyncio.get_running_loop()
-        self._writer = writer  # kept, because a writer without references closes its transport
-        self._transport = writer.transport
-        self._transport.set_protocol(self)
-        self._parser = hiredis.Reader(protocolError=InvalidResponse, replyError=DefaultParser.parse_error)
-        self._unsent: list[bytes] = []
-        # One entry a command, sent or about to be, with its time. A cancelled call keeps its entry, because its reply comes.
-        self._outstanding: deque[tuple[asyncio.Future[Any], float]] = deque()
-        self._watch: asyncio.TimerHandle | None = None
-        self._clogged = False
-        self.lost = False
-
-    def call(self, command: bytes) -> "asyncio.Future[Any]":
-        """The reply to come. Raises _Full, and ConnectionError if the connection is lost."""
-        if self.lost:
-            raise RedisConnectionError("The connection was lost.")
-        if self._clogged or len(self._outstanding) >= _MAX_OUTSTANDING:
-            raise _Full
-        if not self._unsent:
-            self._loop.call_soon(self._send)
-        self._unsent.append(command)
-        reply = self._loop.create_future()
-        now = self._loop.time()
-        self._outstanding.append((reply, now))
-        if self._watch is None and self._timeout_seconds is not None:
-            self._watch = self._loop.call_at(now + self._timeout_seconds, self._look_for_late_replies)
-        return reply
-
-    def _send(self) -> None:
-        unsent, self._unsent = self._unsent, []
-        if self.lost:
-            return
-        try:
-            self._transport.write(b"".join(unsent))
-        except (OSError, RuntimeError) as error:  # the transport closes; `connection_lost` is still to come
-            self.end(RedisConnectionError(f"Error while writing: {error}"))
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed(data)
-            while (reply := self._parser.gets()) is not False:
-                self._take(reply)
-        except (RedisError, IndexError) as error:  # the server sent no reply, or one too many
-            self.end(RedisConnectionError(f"The server broke the protocol: {error}"))
-
-    def _take(self, reply: Any) -> None:
-        waiting, _ = self._outstanding.popleft()
-        if waiting.done():
-            return  # the call was cancelled
-        if isinstance(reply, Exception):
-            _refuse(waiting, reply)
-        else:
-            waiting.set_result(reply)
-
-    def _look_for_late_replies(self) -> None:
-        """One timer serves all calls: the first outstanding reply is the oldest."""
-        self._watch = None
-        if self.lost or not self._outstanding or self._timeout_seconds is None:
-            return
-        due = self._outstanding[0][1] + self._timeout_seconds
-        if due <= self._loop.time():
-            self.end(RedisTimeoutError("The server does not answer."))
-        else:
-            self._watch = self._loop.call_at(due, self._look_for_late_replies)
-
-    def pause_writing(self) -> None:
-        self._clogged = True
-
-    def resume_writing(self) -> None:
-        self._clogged = False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.end(RedisConnectionError(f"The server closed the connection: {exc}"))
-
-    def end(self, error: RedisError) -> None:
-        """Let go of the connection; every waiting call raises `error`."""
-        if self.lost:
-            return
-        self.lost = True
-        if self._watch is not None:
-            self._watch.cancel()
-        self._transport.abort()
-        for waiting, _ in self._outstanding:
-            if not waiting.done():
-                _refuse(waiting, error)
-        self._outstanding.clear()
-
-
-def _refuse(waiting: "asyncio.Future[Any]", error: Exception) -> None:
-    waiting.set_exception(error)
-    waiting.exception()  # retrieved, because the call may be cancelled at this moment and never ask

@@ -3,7 +3,7 @@
 Decides nothing but what is given to whom; refuses to serve a request or to run a job by itself.
 """
 
-from uploader.bootstrap.application import build_application, create_app, server_config
+from uploader.bootstrap.application import build_application, create_app, create_connections, server_config
 from uploader.bootstrap.installation import (
     begin_installation,
     check_redis,
@@ -24,6 +24,7 @@ __all__ = [
     "check_redis",
     "check_settings",
     "create_app",
+    "create_connections",
     "create_services",
     "database_url",
     "prepare_database",

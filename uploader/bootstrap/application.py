@@ -6,32 +6,47 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any
 
+from uploader.bootstrap.reloading import reloading
 from uploader.bootstrap.running import running
 from uploader.bootstrap.services import Services, create_services
 from uploader.clock import Clock
 from uploader.cores import run_anywhere, share_a_core
 from uploader.embedded import end_with_parent
+from uploader.http.admin.events import EventHandlers
 from uploader.http.admin.handlers import AdminHandlers
 from uploader.http.admin.routes import admin_operations
 from uploader.http.admin.tokens import TokenHandlers
+from uploader.http.admin.trail import TrailHandlers
 from uploader.http.app import Application, Lifespan
+from uploader.http.auth.at_once import AtOnce
 from uploader.http.auth.authenticator import Authenticator
 from uploader.http.auth.origins import Origins
+from uploader.http.auth.proxies import Proxies
 from uploader.http.bodies.intake import Intake
 from uploader.http.native import file_routes
 from uploader.http.native import routes as native
 from uploader.http.native.files import FileHandlers
+from uploader.http.native.selections import SelectionHandlers
 from uploader.http.native.uploads import UploadHandlers
 from uploader.http.native.whole import WholeHandlers
 from uploader.http.ops import routes as ops
 from uploader.http.ops.handlers import OpsHandlers
 from uploader.http.ops.pages import PageHandlers
+from uploader.http.resumable.dialect import ResumableDialect
+from uploader.http.resumable.routes import resumable_operations
+from uploader.http.resumable.rufh.dialect import RufhDialect
+from uploader.http.resumable.rufh.handlers import RufhHandlers
+from uploader.http.resumable.tus import TusDialect, TusHandlers
+from uploader.http.resumable.wholes import TusWholes
 from uploader.http.server.allocation import collect_seldom, keep_freed_memory
-from uploader.http.server.limits import LIMITS_STATE, connection_limits
+from uploader.http.server.certificate import CertificateInForce
+from uploader.http.server.connections import CONNECTIONS_STATE, Connections
+from uploader.http.server.limits import connection_limits
 from uploader.http.server.sendfile import SENDERS_STATE, Senders
+from uploader.http.shared.networks import Networks
 from uploader.observability import configure_logging
 from uploader.settings import Settings
 
@@ -51,11 +66,29 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
     verifier = create_verifier(settings, services.clock)
     authenticator = Authenticator(settings, services.accounts, services.links, origins, verifier)
     intake = Intake(settings, services.spool)
-    uploads = UploadHandlers(services.openings, services.receiving, services.uploads, services.instant)
+    proxies = Proxies(settings.trusted_proxies)
+    uploads = UploadHandlers(services.openings, services.receiving, services.uploads, services.instant, services.bases)
     operations = [
         *native.upload_operations(uploads),
         *native.whole_operations(WholeHandlers(services.whole)),
-        *file_routes.file_operations(FileHandlers(services.files, services.folders, services.links)),
+        *resumable_operations(
+            TusHandlers(
+                services.openings,
+                services.appends,
+                services.uploads,
+                TusWholes(services.concatenations, proxies),
+                proxies,
+            ),
+            RufhHandlers(
+                services.openings,
+                services.appends,
+                services.uploads,
+                services.clock,
+                sends_interim=settings.interim_responses,
+            ),
+        ),
+        *file_routes.file_operations(FileHandlers(services.files, services.folders, services.links, services.bases)),
+        *file_routes.selection_operations(SelectionHandlers(services.files, services.folders, services.links)),
         *admin_operations(
             AdminHandlers(
                 services.reports,
@@ -63,9 +96,12 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
                 services.recounting,
                 services.accounts,
                 services.uploads,
+                services.queues,
                 services.clock,
             ),
             TokenHandlers(services.accounts, settings.auth),
+            EventHandlers(services.watching, services.reviewing, services.clock),
+            TrailHandlers(services.trail_reports, services.clock),
         ),
         *ops.open_operations(
             OpsHandlers(settings, services.openings, services.health, services.gauges, services.exposition),
@@ -73,7 +109,24 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
         ),
         *ops.page_operations(PageHandlers(settings)),
     ]
-    return Application(operations, authenticator, lifespan, origins=origins, intake=intake)
+    max_size_bytes = services.openings.max_file_size_bytes
+    dialect = ResumableDialect(TusDialect(max_size_bytes), RufhDialect(max_size_bytes, settings.upload_expiry_seconds))
+    return Application(
+        operations,
+        authenticator,
+        lifespan,
+        origins=origins,
+        at_once=AtOnce(settings, proxies),
+        intake=intake,
+        proxies=proxies,
+        asks=services.asking.is_on,
+        dialect=dialect,
+    )
+
+
+def create_connections(settings: Settings) -> Connections:
+    """Those of this process, none yet."""
+    return Connections(connection_limits(settings), Networks(settings.trusted_proxies))
 
 
 def create_verifier(settings: Settings, clock: Clock) -> "Verifier | None":
@@ -92,12 +145,13 @@ def server_config(settings: Settings) -> "uvicorn.Config":
     import uvicorn
 
     from uploader.http.server.http11 import HttpConnection
+    from uploader.http.server.tls import Handshake
 
     return uvicorn.Config(
         APPLICATION,
         factory=True,
         workers=settings.workers,
-        http=HttpConnection,  # type: ignore[arg-type]
+        http=HttpConnection if settings.tls_certificate is None else Handshake,  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         log_config=None,
@@ -106,6 +160,21 @@ def server_config(settings: Settings) -> "uvicorn.Config":
         proxy_headers=False,
         timeout_graceful_shutdown=max(1, round(settings.shutdown_timeout_seconds)),
     )
+
+
+@asynccontextmanager
+async def listening_state(settings: Settings) -> AsyncIterator[dict[str, Any]]:
+    """What connections find in the application's lifespan state. Raises ConfigurationError."""
+    from uploader.http.server.tls import HANDSHAKES_STATE, Handshakes
+
+    state: dict[str, Any] = {CONNECTIONS_STATE: create_connections(settings)}
+    certificate = None if settings.tls_certificate is None else CertificateInForce(settings)
+    with ExitStack() as stack:
+        state[SENDERS_STATE] = stack.enter_context(closing(Senders()))
+        if certificate is not None:
+            state[HANDSHAKES_STATE] = stack.enter_context(closing(Handshakes(certificate)))
+        stack.enter_context(reloading(certificate))
+        yield state
 
 
 def _follow_parent() -> None:
@@ -134,8 +203,7 @@ def create_app() -> Application:
         asyncio.get_running_loop().set_default_executor(
             ThreadPoolExecutor(thread_name_prefix="default", initializer=run_anywhere)
         )
-        async with running(services, jobs=settings.jobs):
-            with closing(Senders()) as senders:
-                yield {LIMITS_STATE: connection_limits(settings), SENDERS_STATE: senders}
+        async with running(services, jobs=settings.jobs), listening_state(settings) as state:
+            yield state
 
     return build_application(services, lifespan)

@@ -14,8 +14,10 @@ from uploader.clock import Clock
 from uploader.database import migrate
 from uploader.database.engine import Database, unfitness
 from uploader.errors import ConfigurationError, Unavailable
+from uploader.http.server.certificate import read_certificate
 from uploader.service.access.owner import owner_token
 from uploader.settings import Settings
+from uploader.sinks.configuration import load_events
 from uploader.storage.local.marks import MARK
 
 T = TypeVar("T")
@@ -30,6 +32,9 @@ def check_settings(settings: Settings) -> None:
             f"UPLOADER_AUTH: 'none' lets everybody in; it is refused on {settings.host}, which is not a loopback address"
         )
     create_verifier(settings, Clock())
+    load_events(settings.events)
+    if settings.tls_certificate is not None:
+        read_certificate(settings).warn_unless_valid(Clock().now())
 
 
 def _is_loopback(host: str) -> bool:
@@ -51,8 +56,7 @@ def warn_of_settings(settings: Settings) -> None:
 
 async def upgrade_database(settings: Settings) -> str | None:
     """Bring the database to the schema of this version; the revision. Raises ConfigurationError, Unavailable."""
-    # A change of a large table takes as long as it takes.
-    database = Database(database_url(settings), read_timeout_seconds=None, creates=True)
+    database = Database(database_url(settings), creates=True)
     try:
         with _fit(settings):
             await migrate.upgrade(database)

@@ -8,9 +8,14 @@ from uploader.accounting.wakeups import Wakeups
 from uploader.bootstrap.services import Services
 from uploader.crashpoints import crash_point
 from uploader.database import meta, migrate
+from uploader.database.engine import Connection
+from uploader.database.trail.acts import note
+from uploader.domain.trail.acts import Action
 from uploader.errors import ConfigurationError, Unavailable
 from uploader.jobs.cleanup import Cleaner
 from uploader.jobs.collector import Collector
+from uploader.jobs.concatenation.joiner import Joiner
+from uploader.jobs.events.relay import EventKeeper, relay_job, wake_channel
 from uploader.jobs.expirer import Expirer
 from uploader.jobs.flusher import Flusher
 from uploader.jobs.merger import Merger
@@ -21,6 +26,7 @@ from uploader.jobs.snapshot import Snapshot
 from uploader.jobs.sweeper import Sweeper
 from uploader.jobs.trash import TrashKeeper
 from uploader.service.installation import Installation
+from uploader.service.trail.acting import act
 
 
 @asynccontextmanager
@@ -70,15 +76,23 @@ async def _jobs(services: Services) -> AsyncIterator[None]:
 
 
 async def check_shards(services: Services) -> None:
-    """The number of shards is part of every key in Redis: another one would not find them. Raises ConfigurationError,
-    Unavailable."""
-    wanted = str(services.settings.shards)
-    stored = await meta.remember(services.database, "shards", wanted)
-    if stored != wanted:
+    """The number of shards is part of every key in Redis: another one would not find them. So are their tags, and an
+    installation keeps those it has. Raises ConfigurationError, Unavailable."""
+    number = services.settings.shards
+    stored = await meta.remember(services.database, "shards", _spread(number))
+    if stored not in (str(number), _spread(number)):
+        told = stored.removesuffix(" spread")
         raise ConfigurationError(
-            f"UPLOADER_SHARDS: this installation has {stored}, not {wanted}: stop all servers and workers, then run "
-            "`uploader redis reset --yes`"
+            f"UPLOADER_SHARDS: this installation has {told}, not {number}: stop all servers and workers, then "
+            "run `uploader redis reset --yes`"
         )
+    if number > 1 and stored == _spread(number):
+        services.pending.shards.spread()
+
+
+def _spread(number: int) -> str:
+    """What the database remembers of so many shards whose tags are spread. A single one has the tag it always had."""
+    return f"{number} spread" if number > 1 else "1"
 
 
 async def reset_redis(services: Services) -> int:
@@ -90,9 +104,13 @@ async def reset_redis(services: Services) -> int:
     await services.installation.check_redis()
     deleted = await services.pending.reset()
     crash_point("reset.after_keys")
-    await services.database.transact(
-        lambda connection: meta.replace_fact(connection, "shards", str(services.settings.shards))
-    )
+    told = act(Action.REDIS_RESET, services.clock.now(), subject="redis", details={"keys": deleted})
+
+    async def replace_number(connection: Connection) -> None:
+        await meta.replace_fact(connection, "shards", _spread(services.settings.shards))
+        await note(connection, told)
+
+    await services.database.transact(replace_number)
     return deleted
 
 
@@ -116,11 +134,16 @@ def _create_runner(services: Services, wakeups: Wakeups) -> Runner:
     settings, clock, pending = services.settings, services.clock, services.pending
     jobs = [job for queue in pending.flush_queues for job in Flusher(queue, services.flushing).as_jobs()]
     jobs += [Merger(queue, services.merging).as_job() for queue in pending.merge_queues]
-    jobs += [Sweeper(shard, services.sweeping).as_job() for shard in range(pending.shards)]
+    jobs += [Sweeper(shard, services.sweeping).as_job() for shard in range(pending.shards.number)]
     retention = settings.closed_retention_seconds
     removing = [
         Collector(
-            services.files, services.closers, services.cleanup, clock, closed_retention_seconds=retention
+            services.files,
+            services.closers,
+            services.cleanup,
+            services.trail,
+            clock,
+            closed_retention_seconds=retention,
         ).as_job(),
         Expirer(services.expiry, clock).as_job(),
         Cleaner(services.cleanup, clock).as_job(),
@@ -128,8 +151,12 @@ def _create_runner(services: Services, wakeups: Wakeups) -> Runner:
         TrashKeeper(services.trash, services.admission, clock).as_job(),
     ]
     jobs += [_checked(job, services.installation) for job in removing]
+    jobs += [relay_job(relay) for relay in services.relays]
     jobs += [
+        Joiner(services.concatenations).as_job(),
+        EventKeeper(services.watching, clock).as_job(),  # also of sinks that are no more
         Reconciler(services.reconciling).as_job(),
         Snapshot(services.overview, clock).as_job(),
     ]
-    return Runner(jobs, wakeups.events)
+    bells = {wake_channel(name): bell for name, bell in services.bells.of_sink.items()}
+    return Runner(jobs, {**wakeups.events, **bells})

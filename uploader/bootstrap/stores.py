@@ -27,6 +27,8 @@ def redis_directory(settings: Settings) -> Path:
 
 def create_redis(settings: Settings) -> RedisConnection:
     """Connects to nothing yet."""
+    connections, timeout_seconds = settings.redis_connections, settings.redis_timeout_seconds
     if settings.redis_url is not None:
-        return connect(settings.redis_url)
-    return connect_to_socket(socket_path(redis_directory(settings)))
+        return connect(settings.redis_url, connections=connections, timeout_seconds=timeout_seconds)
+    path = socket_path(redis_directory(settings))
+    return connect_to_socket(path, connections=connections, timeout_seconds=timeout_seconds)

@@ -1,4 +1,6 @@
-"""Figures as a person reads them: sizes, durations, shares."""
+"""What a person reads: sizes, durations, shares, paths."""
+
+import os
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -42,3 +44,8 @@ def human_seconds(seconds: float) -> str:
 def percent(part: int, whole: int) -> str:
     """A share in whole percent; a share of nothing is 100 %."""
     return f"{100 * part // whole if whole else 100} %"
+
+
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """A path as text; names that are no UTF-8 are shown as near as can be."""
+    return os.fsencode(path).decode("utf-8", "replace")

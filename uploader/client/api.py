@@ -31,7 +31,7 @@ from uploader.client.transport import Retrying, Transport
 
 T = TypeVar("T")
 
-# So long a server may need for all files of a folder.
+# So long a server may need for all files of a folder, or to read a large one.
 _MANY_FILES_SECONDS = 600.0
 # An archive without members: the two blocks of zeros that end one.
 EMPTY_ARCHIVE = bytes(1024)
@@ -143,11 +143,16 @@ class Api:
     async def status(self, upload_id: str) -> UploadStatus:
         return await self._call("GET", f"/uploads/{_segment(upload_id)}", _STANDING)
 
-    async def put_chunk_once(self, upload_id: str, number: int, length: int, pieces: AsyncIterator[bytes]) -> Sent:
-        """One attempt: the caller decides what to send after a failure."""
+    async def put_chunk_once(
+        self, upload_id: str, number: int, length: int, pieces: AsyncIterator[bytes], *, base_id: str | None = None
+    ) -> Sent:
+        """One attempt: the caller decides what to send after a failure. With a base the pieces are instructions."""
+        params = _without_none(base=base_id)
         headers = {"Content-Length": str(length), **_OCTETS}
         path = f"/uploads/{_segment(upload_id)}/chunks/{number}"
-        return _decode(await self._transport.request_once("PUT", path, content=pieces, headers=headers), _SENT)
+        return _decode(
+            await self._transport.request_once("PUT", path, content=pieces, headers=headers, params=params), _SENT
+        )
 
     async def merge(self, upload_id: str) -> UploadStatus:
         return await self._call("POST", f"/uploads/{_segment(upload_id)}/merge", _STANDING)
@@ -179,6 +184,11 @@ class Api:
     async def file(self, file_id: str) -> File:
         return await self._call("GET", f"/me/files/{_segment(file_id)}", _FILE)
 
+    async def signature(self, file_id: str) -> bytes:
+        """Of which pieces a file is made. A server that computes it first may take long."""
+        path = f"/me/files/{_segment(file_id)}/signature"
+        return (await self._transport.request("GET", path, timeout_seconds=_MANY_FILES_SECONDS)).content
+
     async def rename(self, file_id: str, name: str) -> File:
         return await self._call("PATCH", f"/me/files/{_segment(file_id)}", _FILE, body={"name": name})
 
@@ -191,6 +201,10 @@ class Api:
     def content_once(self, file_id: str, headers: dict[str, str]) -> AbstractAsyncContextManager[httpx2.Response]:
         """One attempt to read a file's content."""
         return self._transport.stream(f"/me/files/{_segment(file_id)}/content", headers)
+
+    def blocks(self, response: httpx2.Response, most_bytes: int) -> AsyncIterator[bytes]:
+        """The content that comes by it."""
+        return self._transport.blocks(response, most_bytes)
 
     # All calls
 

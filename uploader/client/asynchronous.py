@@ -16,12 +16,13 @@ from uploader.client.fetching.targets import Wanted
 from uploader.client.many.files import LocalFile, Outcome, Watcher
 from uploader.client.many.uploading import ManyUploads
 from uploader.client.model import File, FilePage, Folder, IfExists, Upload, Usage
+from uploader.client.pace import Pace
 from uploader.client.transfers import plan
 from uploader.client.transfers.download import Downloading
 from uploader.client.transfers.names import checked_name, folder_name
 from uploader.client.transfers.progress import Meter, OnProgress
 from uploader.client.transfers.shared import Shared
-from uploader.client.transfers.source import Uploadable, open_source
+from uploader.client.transfers.source import Source, Uploadable, open_source
 from uploader.client.transfers.transfer import AsyncTransfer
 from uploader.client.transfers.upload import Destination, Uploading
 from uploader.client.transport import OnRetry, Patience, Token, Transport
@@ -36,7 +37,9 @@ class AsyncClient:
     expires can be replaced in the middle of a long upload. `connections` chunks are sent at the same time at most, over
     all uploads of the client. A file of at most `hash_first_bytes` is hashed before it is sent, because the content may
     be on the server already; a larger one is hashed beside its upload. `patience` says how long calls that fail for the
-    moment are tried again; `on_retry` is told of each pause and why.
+    moment are tried again; `on_retry` is told of each pause and why. `most_bytes_per_second` bounds what all transfers of
+    the client together send and receive; a low one leaves it fewer connections. Without `delta` a file that replaces
+    another one is sent as a whole.
 
     Every method raises `ClientError`; its `code` says what went wrong, its `retryable` whether later may be better.
     """
@@ -51,10 +54,14 @@ class AsyncClient:
         hash_first_bytes: int = plan.HASH_FIRST_BYTES,
         patience: Patience | None = None,
         on_retry: OnRetry | None = None,
+        most_bytes_per_second: float | None = None,
+        delta: bool = True,
         http_transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        """Raises ValueError for a URL that is none."""
-        self._shared = Shared(connections, hash_first_bytes, chunk_size)
+        """Raises ValueError for a URL that is none, or a rate that is none."""
+        pace = Pace(most_bytes_per_second)
+        connections = pace.connections(connections)
+        self._shared = Shared(connections, hash_first_bytes, chunk_size, most_bytes_per_second, delta)
         self._api = Api(
             Transport(
                 url,
@@ -63,6 +70,7 @@ class AsyncClient:
                 connections=connections,
                 on_retry=on_retry,
                 http_transport=http_transport,
+                pace=pace,
             )
         )
 
@@ -112,8 +120,18 @@ class AsyncClient:
         except InvalidName:
             opened.close()
             raise
-        meter, gate = Meter(checked, opened.size, on_progress), asyncio.Event()
-        uploading = Uploading(self._api, opened, Destination(checked, if_exists), meter, self._shared, gate)
+        return self._begin(opened, Destination(checked, if_exists), on_progress)
+
+    def go_on(
+        self, upload: Upload, source: Uploadable, *, on_progress: OnProgress | None = None
+    ) -> AsyncTransfer[File]:
+        """Go on with an open upload, whoever began it and by whatever protocol. If it turns out to be of other bytes, what
+        it has is dropped, and the source is uploaded under its name."""
+        return self._begin(open_source(source), Destination(upload.name, upload=upload), on_progress)
+
+    def _begin(self, opened: Source, destination: Destination, on_progress: OnProgress | None) -> AsyncTransfer[File]:
+        meter, gate = Meter(destination.name, opened.size, on_progress), asyncio.Event()
+        uploading = Uploading(self._api, opened, destination, meter, self._shared, gate)
 
         async def work() -> File:
             try:
@@ -162,6 +180,10 @@ class AsyncClient:
     async def cancel(self, upload_id: str) -> None:
         """Cancel an open upload: its bytes are freed and its quota is given back."""
         await self._api.cancel(upload_id)
+
+    async def can_replace(self) -> bool:
+        """Whether the server knows `if_exists`; one before 0.2.0 does not. It is asked once."""
+        return await self._shared.at_once_bytes(self._api) > 0
 
     # Downloading
 

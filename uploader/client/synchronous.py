@@ -1,16 +1,15 @@
 """`Client`: the public API for programs without an event loop: an `AsyncClient` in a thread of its own, and no logic."""
 
-import asyncio
 import os
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, Self, TypeVar
+from typing import BinaryIO, Generic, Self, TypeVar
 
 import httpx2
 
 from uploader.client.asynchronous import AsyncClient
 from uploader.client.fetching.targets import Wanted
+from uploader.client.looping import Loop, call, next_of
 from uploader.client.many.files import LocalFile, Outcome, Watcher
 from uploader.client.model import File, FilePage, Folder, IfExists, Upload, Usage
 from uploader.client.transfers import plan
@@ -21,69 +20,17 @@ from uploader.client.transport import OnRetry, Patience, Token
 
 T = TypeVar("T")
 
-_AT_ONCE = 1000
-
-
-class _Loop:
-    """An event loop in a thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="uploader-client", daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T], timeout_seconds: float | None = None) -> T:
-        """Run it there and wait here; whatever interrupts the waiting ends the work first."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(timeout_seconds)
-        except BaseException:
-            future.cancel()
-            raise
-
-    def stop(self, last: Coroutine[Any, Any, None]) -> None:
-        """End everything that runs there, do one thing more, then end the thread."""
-        self.run(_end_all_others())
-        self.run(last)
-        self.run(self._loop.shutdown_asyncgens())
-        self.run(self._loop.shutdown_default_executor())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-async def _end_all_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-
-
-async def _call(function: Callable[[], T]) -> T:
-    """An event loop's own things are used in its thread only."""
-    return function()
-
-
-async def _next_of(found: AsyncIterator[T]) -> list[T]:
-    """A page or so, because the way between two threads is long. Empty at the end."""
-    some = []
-    async for each in found:
-        some.append(each)
-        if len(some) == _AT_ONCE:
-            break
-    return some
-
 
 class Transfer(Generic[T]):
     """An upload or a download that runs in the background."""
 
-    def __init__(self, loop: _Loop, transfer: AsyncTransfer[T]) -> None:
+    def __init__(self, loop: Loop, transfer: AsyncTransfer[T]) -> None:
         self._loop = loop
         self._transfer = transfer
 
     @property
     def progress(self) -> Progress:
-        return self._loop.run(_call(lambda: self._transfer.progress))
+        return self._loop.run(call(lambda: self._transfer.progress))
 
     @property
     def done(self) -> bool:
@@ -91,10 +38,10 @@ class Transfer(Generic[T]):
 
     def pause(self) -> None:
         """Begin no further chunk; those that are on their way arrive."""
-        self._loop.run(_call(self._transfer.pause))
+        self._loop.run(call(self._transfer.pause))
 
     def resume(self) -> None:
-        self._loop.run(_call(self._transfer.resume))
+        self._loop.run(call(self._transfer.resume))
 
     def stop(self) -> None:
         """End it and keep what has arrived: the same call goes on from there, also elsewhere."""
@@ -127,9 +74,11 @@ class Client:
         hash_first_bytes: int = plan.HASH_FIRST_BYTES,
         patience: Patience | None = None,
         on_retry: OnRetry | None = None,
+        most_bytes_per_second: float | None = None,
+        delta: bool = True,
         http_transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        """Raises ValueError for a URL that is none."""
+        """Raises ValueError for a URL that is none, or a rate that is none."""
         self._client = AsyncClient(
             url,
             token,
@@ -138,9 +87,11 @@ class Client:
             hash_first_bytes=hash_first_bytes,
             patience=patience,
             on_retry=on_retry,
+            most_bytes_per_second=most_bytes_per_second,
+            delta=delta,
             http_transport=http_transport,
         )
-        self._loop = _Loop()
+        self._loop = Loop()
 
     def __enter__(self) -> Self:
         return self
@@ -178,7 +129,15 @@ class Client:
         def begin() -> AsyncTransfer[File]:
             return self._client.start(source, name, if_exists=if_exists, on_progress=on_progress)
 
-        return Transfer(self._loop, self._loop.run(_call(begin)))
+        return Transfer(self._loop, self._loop.run(call(begin)))
+
+    def go_on(self, upload: Upload, source: Uploadable, *, on_progress: OnProgress | None = None) -> Transfer[File]:
+        """Go on with an open upload, whoever began it."""
+
+        def begin() -> AsyncTransfer[File]:
+            return self._client.go_on(upload, source, on_progress=on_progress)
+
+        return Transfer(self._loop, self._loop.run(call(begin)))
 
     def upload_many(
         self,
@@ -204,7 +163,11 @@ class Client:
         def begin() -> AsyncTransfer[list[Outcome]]:
             return self._client.start_many(files, if_exists=if_exists, checksum=checksum, watcher=watcher)
 
-        return Transfer(self._loop, self._loop.run(_call(begin)))
+        return Transfer(self._loop, self._loop.run(call(begin)))
+
+    def can_replace(self) -> bool:
+        """Whether the server knows `if_exists`."""
+        return self._loop.run(self._client.can_replace())
 
     def uploads(self) -> list[Upload]:
         """The open uploads, newest first, also those of other devices."""
@@ -240,7 +203,7 @@ class Client:
         def begin() -> AsyncTransfer[Path]:
             return self._client.start_download(file, target, overwrite=overwrite, on_progress=on_progress)
 
-        return Transfer(self._loop, self._loop.run(_call(begin)))
+        return Transfer(self._loop, self._loop.run(call(begin)))
 
     def download_into(self, file: File, opened: BinaryIO, *, on_progress: OnProgress | None = None) -> None:
         """Write a file into a binary file object while it comes."""
@@ -276,7 +239,7 @@ class Client:
                 wanted, target, overwrite=overwrite, checksum=checksum, watcher=watcher
             )
 
-        return Transfer(self._loop, self._loop.run(_call(begin)))
+        return Transfer(self._loop, self._loop.run(call(begin)))
 
     def download_folder(
         self,
@@ -303,7 +266,7 @@ class Client:
         return self._each(self._client.level(folder))
 
     def _each(self, found: AsyncIterator[T]) -> Iterator[T]:
-        while some := self._loop.run(_next_of(found)):
+        while some := self._loop.run(next_of(found)):
             yield from some
 
     def named(self, name: str) -> list[File]:

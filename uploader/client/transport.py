@@ -16,14 +16,14 @@ import httpx2
 
 from uploader import __version__
 from uploader.client.errors import (
-    BadAnswer,
     ClientError,
     NotFound,
     QuotaExceeded,
     ServerProblem,
     Unauthenticated,
-    Unreachable,
 )
+from uploader.client.pace import Pace
+from uploader.client.reaching import origin_of, stranger, unreachable
 
 Token = str | Callable[[], str]
 OnRetry = Callable[[ClientError, float], None]
@@ -95,10 +95,13 @@ class Transport:
         connections: int,
         on_retry: OnRetry | None = None,
         http_transport: httpx2.AsyncBaseTransport | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self._patience = patience
+        self._pace = pace or Pace(None)
         self._on_retry = on_retry
         self._token = token
+        self._answered = False
         # Beside the connections that send chunks there are always some for questions.
         limits = httpx2.Limits(max_connections=connections + 4, max_keepalive_connections=connections + 4)
         self._http = httpx2.AsyncClient(
@@ -138,15 +141,18 @@ class Transport:
         params: Mapping[str, str] | None = None,
         timeout_seconds: float = _TIMEOUT_SECONDS,
     ) -> httpx2.Response:
-        """One attempt; `body` is sent as JSON, `content` as it is."""
+        """One attempt; `body` is sent as JSON, `content` as it is, if it comes in pieces then no faster than the pace."""
         timeout = _timeout(timeout_seconds)
+        if isinstance(content, AsyncIterable):
+            content = self._pace.paced(content)
         request = await self._request(
             method, path, json=body, content=content, headers=headers, params=params, timeout=timeout
         )
         try:
             response = await self._http.send(request)
         except httpx2.RequestError as error:
-            raise _unreachable(error) from error
+            raise unreachable(error, answered=self._answered) from error
+        self._answered = True
         _raise_for_problem(response)
         return response
 
@@ -156,6 +162,7 @@ class Transport:
         request = await self._request("GET", path, headers={**headers, "Accept-Encoding": "identity"})
         try:
             response = await self._http.send(request, stream=True)
+            self._answered = True
             try:
                 if response.status_code >= 300:
                     await response.aread()
@@ -164,7 +171,13 @@ class Transport:
             finally:
                 await response.aclose()
         except httpx2.RequestError as error:
-            raise _unreachable(error) from error
+            raise unreachable(error, answered=self._answered) from error
+
+    async def blocks(self, response: httpx2.Response, most_bytes: int) -> AsyncIterator[bytes]:
+        """What comes as the body of a stream, no faster than the pace."""
+        async for block in response.aiter_raw(self._pace.piece_bytes(most_bytes)):
+            await self._pace.take(len(block))
+            yield block
 
     async def _request(self, method: str, path: str, headers: Mapping[str, str] | None, **more: Any) -> httpx2.Request:
         token = await asyncio.to_thread(self._token) if callable(self._token) else self._token
@@ -193,12 +206,6 @@ def _timeout(seconds: float) -> httpx2.Timeout:
     return httpx2.Timeout(seconds, connect=10, pool=None)
 
 
-def _unreachable(error: httpx2.RequestError) -> Unreachable:
-    why = str(error) or type(error).__name__
-    # A certificate does not become good by waiting.
-    return Unreachable(f"{error.request.url.host}: {why}", retryable="CERTIFICATE_VERIFY_FAILED" not in why)
-
-
 def _raise_for_problem(response: httpx2.Response) -> None:
     status = response.status_code
     if status < 300:
@@ -207,15 +214,28 @@ def _raise_for_problem(response: httpx2.Response) -> None:
     if problem is None:
         if status in _PASSING_STATUS:
             raise ServerProblem(
-                f"{response.url.host} answers {status} {response.reason_phrase}",
+                f"{origin_of(response.url)} answers {status} {response.reason_phrase}",
                 code="unavailable",
                 status=status,
                 retryable=True,
                 retry_after_seconds=_retry_after_seconds(response),
             )
-        hint = f"; it leads to {response.headers['location']}" if "location" in response.headers else ""
-        raise BadAnswer(f"{response.url} is answered {status} {response.reason_phrase}{hint}")
+        raise stranger(response)
+    if problem["code"] == "unauthenticated":
+        problem = problem | {"detail": _why_unknown(response.request, str(problem.get("detail")))}
+    if problem["code"] == "not-found":  # no file and no upload, but the path itself
+        problem = problem | {"detail": f"there is nothing at {response.url}: is the server's URL right?"}
     raise error_of(problem, status, _retry_after_seconds(response))
+
+
+def _why_unknown(request: httpx2.Request, detail: str) -> str:
+    """What the server says, but that it speaks of a header, which is for those who write requests."""
+    origin = origin_of(request.url)
+    if "Authorization" not in detail:
+        return f"{origin}: {detail}"
+    if "Authorization" in request.headers:
+        return f"{origin} does not know the token: it is mistyped, was revoked, or is of another server"
+    return f"{origin} asks for a token, and none was given"
 
 
 def error_of(problem: dict[str, Any], status: int, retry_after_seconds: float | None = None) -> ServerProblem:

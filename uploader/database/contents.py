@@ -15,7 +15,7 @@ class Blob:
     """One row of `blob`."""
 
     sha256: str
-    md5: str
+    md5: str | None
     size: int
     refs: int
     damaged: bool
@@ -51,6 +51,7 @@ def _of_user(statement: str) -> TextualSelect:
 
 _OF_USER = {"sqlite": _of_user(_OF_USER_SQLITE), "mysql": _of_user(_OF_USER_MYSQL)}
 _BLOB_BY_SHA256 = _BLOB.where(models.blob.c.sha256 == bindparam("sha256")).limit(1)
+_MD5_OF_BLOB = select(models.blob.c.md5).where(models.blob.c.sha256 == bindparam("of_blob"))
 _LOCKED_BLOB_BY_SHA256 = _BLOB_BY_SHA256.with_for_update()
 
 
@@ -66,6 +67,12 @@ async def blobs_by_md5(connection: AsyncConnection, md5: str, size: int) -> list
     rows = (await connection.execute(_BLOBS_BY_MD5, {"md5": md5, "size": size})).mappings()
     # Asked for those that are not damaged, SQLite walks over them all, by the index of `damaged`.
     return [blob for blob in (Blob(**row) for row in rows) if blob.refs > 0 and not blob.damaged]
+
+
+async def md5_of(connection: AsyncConnection, sha256: str) -> str | None:
+    """The MD5 of a blob, as far as it is known."""
+    md5: str | None = (await connection.execute(_MD5_OF_BLOB, {"of_blob": sha256})).scalar()
+    return md5
 
 
 async def blobs_by_sha256(connection: AsyncConnection, sha256s: list[str]) -> dict[str, Blob]:

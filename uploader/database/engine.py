@@ -7,17 +7,27 @@ import asyncio
 import logging
 import random
 import sqlite3
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
-from sqlalchemy import delete, event, insert, make_url
+from sqlalchemy import delete, insert, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from uploader.database import models
+from uploader.database.events.outbox import Outbox
+from uploader.database.mysql import (
+    CONNECTIONS,
+    POOL_TIMEOUT_SECONDS,
+    READ_TIMEOUT_SECONDS,
+    TIMEOUT_SECONDS,
+    Mysql,
+    is_read_only,
+)
 from uploader.database.sqlite import FileLost, Sqlite, SqliteEngine, is_unfit, on_the_loop
 from uploader.errors import DatabaseDamaged, Unavailable
 
@@ -30,21 +40,22 @@ Work = Callable[[AsyncConnection], Awaitable[T]]
 
 # Lock wait timeout and deadlock of MySQL and MariaDB, and what MySQL says to NOWAIT (MariaDB: the first): the whole
 # transaction is to be run again.
-_MYSQL_RETRIED = frozenset({1205, 1213, 3572})
+_MYSQL_LOCK_WAIT_TIMEOUT = 1205
+_MYSQL_RETRIED = frozenset({_MYSQL_LOCK_WAIT_TIMEOUT, 1213, 3572})
 _MYSQL_DUPLICATE = 1062
+# What one that takes no writes says to them.
+_MYSQL_READ_ONLY = frozenset({1290, 1836})
 # A value out of range, and a failed CHECK of MySQL and of MariaDB: the driver calls them operational, but waiting helps
 # none of them.
 _MYSQL_BAD_FIGURES = frozenset({1690, 3819, 4025})
-# The code of a connection that was lost.
-_MYSQL_LOST = 2013
+# What a server says to whoever speaks without TLS and should not: that, or no more than to a wrong password.
+_MYSQL_WANTS_TLS: dict[object, str] = {
+    3159: "it wants TLS: add ssl_ca=… to the URL",
+    1045: "or it wants TLS: ssl_ca=… in the URL",
+}
 _SQLITE_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT})
 _ATTEMPTS = 10
 _MYSQL_PORT = 3306
-_CONNECTIONS = 20
-_POOL_TIMEOUT_SECONDS = 10
-_SYNCING_CONNECTIONS = 2
-# Longer than a lock wait of InnoDB (50 s), which has an error of its own.
-_READ_TIMEOUT_SECONDS = 60.0
 
 
 class Duplicate(Exception):
@@ -59,17 +70,31 @@ class Database:
     is_lost = False
 
     def __init__(
-        self, url: str, *, read_timeout_seconds: float | None = _READ_TIMEOUT_SECONDS, creates: bool = False
+        self,
+        url: str,
+        *,
+        read_timeout_seconds: float | None = READ_TIMEOUT_SECONDS,
+        connections: int = CONNECTIONS,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        creates: bool = False,
+        outbox: Outbox | None = None,
     ) -> None:
-        """`read_timeout_seconds`: how long an answer may take, so that a server that hangs is given up. `creates`: the file
-        of a SQLite may be made; without, one that is missing is away."""
+        """Of a MySQL, `read_timeout_seconds`: how long an answer may take at the most; `connections`: how many at most;
+        `timeout_seconds`: after how much silence one that hangs is given up. `creates`: the file of a SQLite may be made;
+        without, one that is missing is away. `outbox`: where transactions tell what they do."""
         self._sqlite = Sqlite(url, self._tell_lost, creates=creates) if url.startswith("sqlite") else None
-        self.engine: AsyncEngine | SqliteEngine = (
-            self._sqlite.engine if self._sqlite else _create_mysql_engine(url, read_timeout_seconds, _CONNECTIONS)
-        )
+        self._mysql = None if self._sqlite else Mysql(url, read_timeout_seconds, connections, timeout_seconds)
+        self.engine = self._engine()
+        self._outbox = outbox
+        if outbox is not None:
+            outbox.attach(self.engine.sync_engine)
         self._place = _place_of(url)
-        # Of its own: who syncs in the middle of a transaction must not wait for a connection that such another one has.
-        self._syncing = None if self._sqlite else _create_mysql_engine(url, read_timeout_seconds, _SYNCING_CONNECTIONS)
+
+    def _engine(self) -> AsyncEngine | SqliteEngine:
+        if self._sqlite is not None:
+            return self._sqlite.engine
+        assert self._mysql is not None
+        return self._mysql.engine
 
     def _tell_lost(self, lost: bool) -> None:
         self.is_lost = lost
@@ -92,13 +117,14 @@ class Database:
         """
         if self.is_lost:
             await self.look()
-        return await self._tried_again(lambda: self._write(work, alone))
+        written = self._tried_again(lambda: self._write(work, alone))
+        return await (written if self._outbox is None else self._outbox.waking(written))
 
     async def _write(self, work: "Work[T]", alone: bool) -> T:
         if self._sqlite is not None:
             return await self._sqlite.write(work, alone=alone)
-        async with self.engine.begin() as connection:
-            return await work(connection)
+        assert self._mysql is not None
+        return await self._mysql.write(work)
 
     async def read(self, work: "Work[T]", *, snapshot: bool = False, brief: bool = False) -> T:
         """Run `work` in a transaction that writes nothing. Raises Unavailable, and what `work` raises.
@@ -111,11 +137,8 @@ class Database:
         try:
             if self._sqlite is not None:
                 return await self._sqlite.read(work, brief=brief)
-            async with self.engine.connect() as connection:
-                if snapshot:
-                    # For one transaction; an execution option would let the driver's own errors through.
-                    await connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-                return await work(connection)
+            assert self._mysql is not None
+            return await self._mysql.read(work, snapshot=snapshot)
         except (DBAPIError, PoolTimeoutError, OSError, FileLost) as error:
             raise self._translated(error) from error
 
@@ -141,15 +164,14 @@ class Database:
 
         May be called in the middle of a transaction. Raises Unavailable.
         """
-        if self._syncing is None:
-            return
-        syncing = self._syncing
+        if self._mysql is not None:
+            mysql = self._mysql
+            await self._tried_again(lambda: mysql.write(_write_something, syncs=True))
 
-        async def write() -> None:
-            async with syncing.begin() as connection:
-                await _write_something(connection)
-
-        await self._tried_again(write)
+    async def check_writable(self) -> None:
+        """Whether a MySQL is no primary any more, nor was set to take no writes. Raises Unavailable."""
+        if self._mysql is not None and await self.read(is_read_only):
+            raise self._demoted("read_only is set")
 
     def outside(self, work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
         """`work`, which waits for something else, as a transaction may call it."""
@@ -168,14 +190,13 @@ class Database:
     async def close(self) -> None:
         if self._sqlite is not None:
             await self._sqlite.close()
-        else:
-            await self.engine.dispose()
-        if self._syncing is not None:
-            await self._syncing.dispose()
+        if self._mysql is not None:
+            await self._mysql.close()
 
     async def _tried_again(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """A transaction, again after a deadlock."""
         for number in range(1, _ATTEMPTS + 1):
+            began = time.monotonic()
             try:
                 return await attempt()
             except IntegrityError as error:
@@ -185,10 +206,16 @@ class Database:
             except (DBAPIError, PoolTimeoutError, OSError, FileLost) as error:
                 if not is_retried(error):
                     raise self._translated(error) from error
-                if number == _ATTEMPTS:
+                if number == _ATTEMPTS or self._has_waited(error, time.monotonic() - began):
                     raise Unavailable("The database is busy; nothing was acknowledged.") from error
                 await asyncio.sleep(random.uniform(0, 0.02 * number))  # noqa: S311 (jitter)
         raise AssertionError("unreachable")
+
+    def _has_waited(self, error: Exception, seconds: float) -> bool:
+        """Whether a row was waited for as long as anybody waits. Whoever asked for one without waiting has not."""
+        if self._mysql is None or _code(error) != _MYSQL_LOCK_WAIT_TIMEOUT:
+            return False
+        return seconds >= self._mysql.lock_wait_seconds / 2  # InnoDB looks at its clock once a second
 
     def _translated(self, error: Exception) -> Exception:
         """What the database's own troubles are to the rest of the server."""
@@ -202,11 +229,21 @@ class Database:
             return DatabaseDamaged()
         if _code(error) in _MYSQL_BAD_FIGURES and not unfitness(error):
             return error
+        if _code(error) in _MYSQL_READ_ONLY:
+            return self._demoted(_said(error))
         lost = isinstance(error, DBAPIError) and error.connection_invalidated
         if lost or unfitness(error) or isinstance(error, (OperationalError, InterfaceError, PoolTimeoutError, OSError)):
-            inside = f"{self._place} is away: {_said(error)}"
+            hint = None if self._mysql is None or self._mysql.speaks_tls else _MYSQL_WANTS_TLS.get(_code(error))
+            inside = f"{self._place} is away: {_said(error)}" + (f" ({hint})" if hint else "")
             return Unavailable("The database is away; nothing was acknowledged.", inside=inside)
         return error
+
+    def _demoted(self, said: str) -> Unavailable:
+        """That it takes no writes. By the same address the next connections may find the server that took its place."""
+        if self._mysql is not None:
+            self._mysql.drop_connections()
+        inside = f"{self._place} is read-only, as after a failover: {said}"
+        return Unavailable("The database is read-only, as after a failover; nothing was acknowledged.", inside=inside)
 
 
 async def _write_something(connection: AsyncConnection) -> None:
@@ -214,31 +251,6 @@ async def _write_something(connection: AsyncConnection) -> None:
     name = f"written {uuid4().hex}"
     await connection.execute(insert(models.meta).values(name=name, value=""))
     await connection.execute(delete(models.meta).where(models.meta.c.name == name))
-
-
-def _create_mysql_engine(url: str, read_timeout_seconds: float | None, connections: int) -> AsyncEngine:
-    """`connections`: how many at most; half of them are kept."""
-    engine = create_async_engine(
-        url,
-        isolation_level="READ COMMITTED",
-        pool_size=connections // 2,
-        max_overflow=connections // 2,
-        pool_timeout=_POOL_TIMEOUT_SECONDS,
-        pool_pre_ping=True,
-        pool_recycle=1800,
-        connect_args={"connect_timeout": 5, "read_timeout": read_timeout_seconds},
-        hide_parameters=True,  # names and token hashes do not belong into logs
-    )
-    event.listen(engine.sync_engine, "do_connect", _connect_mysql)
-    return engine
-
-
-def _connect_mysql(dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
-    """asyncmy raises RuntimeError where the server goes away in the middle of a connect."""
-    try:
-        return dialect.connect(*arguments, **options)
-    except RuntimeError as error:
-        raise dialect.loaded_dbapi.OperationalError(_MYSQL_LOST, str(error)) from error
 
 
 def _code(error: Exception) -> object:
@@ -283,6 +295,6 @@ def _place_of(url: str) -> str:
 def _said(error: Exception) -> str:
     """The reason in the words of whoever told it, without the statement."""
     if isinstance(error, PoolTimeoutError):
-        return f"no connection came free within {_POOL_TIMEOUT_SECONDS} s"
+        return f"no connection came free within {POOL_TIMEOUT_SECONDS} s"
     told = getattr(error, "orig", error)
     return str(told.args[-1] if told.args else told) or type(told).__name__

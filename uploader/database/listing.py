@@ -1,5 +1,6 @@
 """Pages of a user's files: newest first, or as folders."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, LargeBinary, and_, func, literal, or_, select
@@ -99,6 +100,13 @@ async def files_below(
         later = table.id > after.id
         reached = len(after.name.encode())
         query = query.where(or_(length > reached, and_(length == reached, later)) if shortest else later)
+    return [File(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def files_by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[str]) -> list[File]:
+    """Those of the files with these ids that are a user's."""
+    table = models.file.c
+    query = FILE.where(table.user_id == user_id, table.id.in_(ids)).order_by(table.id)
     return [File(**row) for row in (await connection.execute(query)).mappings()]
 
 

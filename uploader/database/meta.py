@@ -1,12 +1,22 @@
 """Facts about this installation that outlive its settings, and about the server that keeps them."""
 
 from datetime import UTC, datetime
+from typing import Any
 
-from sqlalchemy import delete, insert, select, text
+from sqlalchemy import Insert, bindparam, delete, insert, select, text, update
+from sqlalchemy.dialects.mysql import insert as mysql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
 from uploader.database.engine import Database, Duplicate
+
+_GIVEN: dict[str, Any] = {"name": bindparam("of_name"), "value": bindparam("new_value")}
+_NEW: dict[str, Any] = {"value": bindparam("new_value")}
+_REPLACE: dict[str, Insert] = {
+    "sqlite": sqlite_insert(models.meta).values(_GIVEN).on_conflict_do_update(index_elements=["name"], set_=_NEW),
+    "mysql": mysql_insert(models.meta).values(_GIVEN).on_duplicate_key_update(**_NEW),
+}
 
 
 async def durability(connection: AsyncConnection) -> dict[str, str]:
@@ -20,8 +30,7 @@ async def durability(connection: AsyncConnection) -> dict[str, str]:
 
 async def replace_fact(connection: AsyncConnection, name: str, value: str) -> None:
     """Store a fact about this installation, whatever was stored before."""
-    await forget_fact(connection, name)
-    await connection.execute(insert(models.meta).values(name=name, value=value))
+    await connection.execute(_REPLACE[connection.dialect.name], {"of_name": name, "new_value": value})
 
 
 async def forget_fact(connection: AsyncConnection, name: str) -> None:
@@ -46,7 +55,11 @@ async def lease(connection: AsyncConnection, name: str, owner: str, *, now: date
     holder, _, ends_at = (stored or "").partition(" ")
     if holder not in ("", owner) and now < _moment(ends_at, now) <= until:
         return False
-    await replace_fact(connection, name, f"{owner} {until.isoformat()}")
+    value = f"{owner} {until.isoformat()}"
+    if stored is None:
+        await connection.execute(insert(models.meta).values(name=name, value=value))
+    else:
+        await connection.execute(update(models.meta).where(models.meta.c.name == name).values(value=value))
     return True
 
 

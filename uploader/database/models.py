@@ -8,129 +8,20 @@ is read as one that matches nothing (U+FFFD, the epoch, 0): what is wrong with o
 `audit/integrity.py` names it.
 """
 
-from collections.abc import Callable
-from datetime import UTC, date, datetime
-from typing import Any
-
 from sqlalchemy import (
-    VARBINARY,
-    BigInteger,
     Boolean,
     CheckConstraint,
     Column,
-    Date,
-    DateTime,
-    Dialect,
     Index,
     LargeBinary,
     MetaData,
     SmallInteger,
     Table,
-    TypeDecorator,
     UniqueConstraint,
     text,
 )
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.dialects.mysql import DATETIME
-from sqlalchemy.types import TypeEngine
 
-_NO_TEXT = "\ufffd"
-_NO_MOMENT = datetime(1970, 1, 1)  # noqa: DTZ001 (the databases keep no zone)
-
-
-class Bytewise(TypeDecorator[str]):
-    """Text that is compared byte by byte: UTF-8 in a VARBINARY of `length` bytes."""
-
-    impl = LargeBinary
-    cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        length = self.impl.length
-        return dialect.type_descriptor(LargeBinary() if dialect.name == "sqlite" else VARBINARY(length))
-
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> bytes | None:
-        return None if value is None else value.encode()
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
-        if value is None:
-            return None
-        if not isinstance(value, (bytes, bytearray)):
-            return _NO_TEXT
-        return value.decode(errors="replace")
-
-
-class PathWord(Bytewise):
-    """What paths are made of: a NUL, which a damaged row may have, is none of a path."""
-
-    cache_ok = True
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
-        word = super().process_result_value(value, dialect)
-        return word and word.replace("\0", _NO_TEXT)
-
-
-class _SqliteDateTime(sqlite.DATETIME):
-    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
-        return _or_else(super().result_processor(dialect, coltype), _NO_MOMENT)
-
-
-class _SqliteDate(sqlite.DATE):
-    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
-        return _or_else(super().result_processor(dialect, coltype), _NO_MOMENT.date())
-
-
-def _or_else(parse: Callable[[Any], Any] | None, fallback: date) -> Callable[[Any], Any]:
-    """Parse a value of a column; the fallback where it can't be."""
-    assert parse is not None
-
-    def process(value: Any) -> Any:
-        try:
-            return parse(value)
-        except (TypeError, ValueError):
-            return fallback
-
-    return process
-
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """A moment in UTC, to the microsecond; the databases keep no zone, this type gives it back."""
-
-    impl = DateTime
-    cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        return dialect.type_descriptor(DATETIME(fsp=6) if dialect.name != "sqlite" else _SqliteDateTime())  # type: ignore[no-untyped-call]
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        return None if value is None else value.astimezone(UTC).replace(tzinfo=None)
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        return None if value is None else value.replace(tzinfo=UTC)
-
-
-class _Day(TypeDecorator[date]):
-    """A day in UTC."""
-
-    impl = Date
-    cache_ok = True
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        return dialect.type_descriptor(Date() if dialect.name != "sqlite" else _SqliteDate())  # type: ignore[no-untyped-call]
-
-
-class Integer64(TypeDecorator[int]):
-    """A whole number, and a sum of such."""
-
-    impl = BigInteger
-    cache_ok = True
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> int | None:
-        if value is None or type(value) is int:
-            return value
-        try:
-            return int(value)
-        except (TypeError, ValueError, OverflowError):
-            return 0
+from uploader.database.columns.types import Bytewise, Integer64, PathWord, UtcDateTime, UtcDay
 
 
 def _figure(name: str) -> Column[int]:
@@ -175,11 +66,45 @@ upload = Table(
     Column("open_flag", SmallInteger),
     Column("if_exists", Bytewise(16)),
     Column("modified_at", UtcDateTime),
+    Column("metadata", Bytewise(4096)),
+    Column("length_known", Boolean, nullable=False, server_default=text("1")),
+    Column("computes_md5", Boolean, nullable=False, server_default=text("1")),
+    Column("kind", Bytewise(8)),
     UniqueConstraint("user_id", "md5", "open_flag", name="uq_upload_open"),
     UniqueConstraint("user_id", "idempotency_key", name="uq_upload_idempotency"),
     Index("ix_upload_user_open", "user_id", "open_flag"),
     Index("ix_upload_open_updated", "open_flag", "updated_at"),
     Index("ix_upload_closed", "closed_at"),
+    mysql_engine="InnoDB",
+)
+
+# How a whole is made of parts: its id is the upload's that it becomes, once all of them are complete.
+concatenation = Table(
+    "concatenation",
+    metadata,
+    Column("id", Bytewise(32), primary_key=True),
+    Column("user_id", Bytewise(255), nullable=False),
+    Column("name", Bytewise(1024), nullable=False),
+    Column("metadata", Bytewise(4096)),
+    # As it was ordered in the protocol of its client.
+    Column("ordered", Bytewise(16384), nullable=False),
+    # Of the ids of its parts, in their order: who lost the answer gets the same whole.
+    Column("parts_sha256", Bytewise(64), nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    # 1 until its upload is closed, NULL after.
+    Column("open_flag", SmallInteger),
+    UniqueConstraint("user_id", "parts_sha256", name="uq_concatenation_parts"),
+    Index("ix_concatenation_open", "open_flag", "id"),
+    mysql_engine="InnoDB",
+)
+
+concatenation_part = Table(
+    "concatenation_part",
+    metadata,
+    Column("concatenation_id", Bytewise(32), primary_key=True),
+    Column("position", Integer64, primary_key=True, autoincrement=False),
+    Column("part_id", Bytewise(32), nullable=False),
+    Index("ix_concatenation_part", "part_id"),
     mysql_engine="InnoDB",
 )
 
@@ -243,7 +168,7 @@ token = Table(
 usage_daily = Table(
     "usage_daily",
     metadata,
-    Column("day", _Day, primary_key=True),
+    Column("day", UtcDay, primary_key=True),
     Column("taken_at", UtcDateTime, nullable=False),
     *(
         _figure(name)
@@ -261,6 +186,58 @@ usage_daily = Table(
             "free_disk_bytes",
         )
     ),
+    mysql_engine="InnoDB",
+)
+
+# What others are to be told. The ids grow with time.
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("id", Bytewise(32), primary_key=True),
+    Column("type", Bytewise(32), nullable=False),
+    # The id of the upload or file that it is about.
+    Column("subject", Bytewise(32), nullable=False),
+    Column("user_id", Bytewise(255), nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    # JSON, as it is told.
+    Column("data", LargeBinary, nullable=False),
+    mysql_engine="InnoDB",
+)
+
+# Who is to be told of each, and whether they were.
+delivery = Table(
+    "delivery",
+    metadata,
+    Column("outbox_id", Bytewise(32), primary_key=True),
+    Column("sink", Bytewise(64), primary_key=True),
+    # How many have failed.
+    Column("attempt", Integer64, nullable=False, server_default=text("0")),
+    # When the next one is to be; of one under way, when it is given up; of one that has ended, when that was.
+    Column("due_at", UtcDateTime, nullable=False),
+    Column("state", Bytewise(16), nullable=False),
+    Column("last_error", Bytewise(1024)),
+    Index("ix_delivery_due", "state", "sink", "due_at"),
+    mysql_engine="InnoDB",
+)
+
+# Who did what to whom. The ids grow with time; no row is ever changed.
+trail = Table(
+    "trail",
+    metadata,
+    Column("id", Bytewise(32), primary_key=True),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("action", Bytewise(32), nullable=False),
+    # How somebody came to act, and who: a user, one of the operating system, or a job.
+    Column("via", Bytewise(16), nullable=False),
+    Column("actor", Bytewise(255)),
+    Column("token_id", Bytewise(16)),
+    Column("address", Bytewise(64)),
+    # Whose the subject is.
+    Column("user_id", Bytewise(255)),
+    Column("subject", Bytewise(255), nullable=False),
+    # JSON.
+    Column("details", LargeBinary, nullable=False),
+    Index("ix_trail_created", "created_at", "id"),
     mysql_engine="InnoDB",
 )
 

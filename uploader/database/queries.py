@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
 from uploader.domain.quota import Usage
-from uploader.domain.upload import File, Upload, if_exists_of, state_of
+from uploader.domain.upload import File, Upload, if_exists_of, kind_of, state_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,8 @@ _LOCKED_USAGE = _USAGE.with_for_update()
 
 def upload_of(row: RowMapping) -> Upload:
     state = state_of(row["state"], is_closed=row["closed_at"] is not None)
-    return Upload(**{**row, "state": state, "if_exists": if_exists_of(row["if_exists"])})
+    words = {"state": state, "if_exists": if_exists_of(row["if_exists"]), "kind": kind_of(row["kind"])}
+    return Upload(**{**row, **words})
 
 
 async def _first(connection: AsyncConnection, query: "Select[Any]", **values: object) -> RowMapping | None:
@@ -198,9 +199,10 @@ async def all_open_uploads(connection: AsyncConnection, *, after: str, limit: in
 
 
 async def promised_bytes(connection: AsyncConnection) -> int:
-    """What open uploads of everybody may still write: the sum of sizes less flushed bytes."""
-    table = models.upload.c
-    query = select(func.coalesce(func.sum(table.size - table.flushed_bytes), 0)).where(table.open_flag == 1)
+    """What open uploads of everybody may still write, by the counters of the users: the uploads are far more, and a counter
+    of all would be a row that everybody waits for."""
+    table = models.user_info.c
+    query = select(func.coalesce(func.sum(table.reserved - table.use_space_unfinished), 0))
     return int((await connection.execute(query)).scalar_one())
 
 
@@ -259,9 +261,9 @@ async def files_by_contents(connection: AsyncConnection, user_id: str, contents:
     return [File(**row) for row in rows.mappings()]
 
 
-async def files_by_sha256(connection: AsyncConnection, sha256: str) -> list[File]:
-    """The files of all users that have this content."""
-    query = FILE.where(models.file.c.sha256 == sha256).order_by(models.file.c.id)
+async def files_by_sha256(connection: AsyncConnection, sha256: str, limit: int | None = None) -> list[File]:
+    """The files of all users that have this content, the oldest first."""
+    query = FILE.where(models.file.c.sha256 == sha256).order_by(models.file.c.id).limit(limit)
     return [File(**row) for row in (await connection.execute(query)).mappings()]
 
 

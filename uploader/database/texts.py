@@ -133,6 +133,11 @@ class Statements:
         text = self.texts.of(statement, values) if values else None
         return self._plain.execute(statement, values) if text is None else text.run(self.driver, values or {})
 
+    @property
+    def info(self) -> dict[Any, Any]:
+        """What is noted of the driver's connection, as long as there is one."""
+        return self._pooled.info
+
     async def run_sync(self, work: Callable[..., T], *arguments: Any) -> T:
         return work(self._plain, *arguments)
 

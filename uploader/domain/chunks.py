@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 MAX_CHUNK_COUNT = 10_000
+# Of an upload whose length is not known: one more than it may ever have, so that none of its chunks is the last.
+UNBOUNDED_CHUNK_COUNT = MAX_CHUNK_COUNT + 1
 CHUNK_SIZE_STEP_BYTES = 64 * 1024
 
 
@@ -45,12 +47,21 @@ def chunk_length(number: int, size: int, chunk_size: int) -> int:
     return min(chunk_size, size - number * chunk_size)
 
 
-def received_bytes(present: Sequence[bool] | bytearray, size: int, chunk_size: int) -> int:
-    """The bytes of the chunks that are present."""
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The first bytes of the first chunk that is not whole, `length` of them, as appends have brought them."""
+
+    number: int
+    length: int
+
+
+def received_bytes(present: Sequence[bool] | bytearray, size: int, chunk_size: int, tail: Tail | None = None) -> int:
+    """The bytes of the chunks that are present, and of a tail."""
     if not present:
         return 0
     last = bool(present[-1])
-    return (sum(map(bool, present)) - last) * chunk_size + last * chunk_length(len(present) - 1, size, chunk_size)
+    whole = (sum(map(bool, present)) - last) * chunk_size + last * chunk_length(len(present) - 1, size, chunk_size)
+    return whole + (tail.length if tail else 0)
 
 
 def missing_ranges(present: Sequence[bool] | bytearray) -> list[tuple[int, int]]:

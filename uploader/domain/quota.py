@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from uploader.errors import QuotaExceeded
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
@@ -21,3 +23,13 @@ class Usage:
     def fits(self, size: int) -> bool:
         """Whether a file of `size` bytes may be opened; an empty one may only while nothing is over the total."""
         return size <= self.total_space - self.use_space_finished - self.reserved
+
+    def refusal(self, requested: int) -> QuotaExceeded:
+        """Why there is no room for so many bytes."""
+        return QuotaExceeded(
+            total_space=self.total_space,
+            use_space_finished=self.use_space_finished,
+            use_space_unfinished=self.use_space_unfinished,
+            reserved=self.reserved,
+            requested=requested,
+        )

@@ -22,6 +22,11 @@ class Room:
         """What may still be opened."""
         return max(0, self.free_bytes - self.promised_bytes - self.floor_bytes)
 
+    @property
+    def limit_bytes(self) -> int:
+        """What the disk could hold at most, if there were nothing on it."""
+        return max(0, self.total_bytes - self.floor_bytes)
+
     def fits(self, size: int) -> bool:
         """Whether a file of `size` bytes may be opened; an empty one may only while the floor is kept."""
         return self.free_bytes - self.promised_bytes - size >= self.floor_bytes

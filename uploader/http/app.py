@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import cached_property, partial
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -10,16 +11,28 @@ from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
-from uploader.errors import BadRequest, MethodNotAllowed, NotFound, RangeNotSatisfiable, UploaderError
+from uploader.errors import (
+    BadRequest,
+    MethodNotAllowed,
+    NotFound,
+    RangeNotSatisfiable,
+    UploaderError,
+)
+from uploader.http.auth.at_once import AtOnce
 from uploader.http.auth.authenticator import Authenticator
 from uploader.http.auth.origins import Origins
+from uploader.http.auth.proxies import Proxies
 from uploader.http.bodies.intake import Intake
+from uploader.http.shared.dialect import Dialect
 from uploader.http.shared.exchange import Exchange
 from uploader.http.shared.openapi import document
 from uploader.http.shared.operation import Call, Operation
 from uploader.http.shared.problem import problem_response
 from uploader.http.shared.responses import Json
 from uploader.http.shared.routing import Routing
+from uploader.service.access.accounts import Identity
+from uploader.service.events.asking import Asker, asker_of_request
+from uploader.service.trail.acting import Actor, Via, actor_of_context
 
 logger = logging.getLogger(__name__)
 
@@ -36,16 +49,30 @@ class Application:
         lifespan: Lifespan | None = None,
         *,
         origins: Origins,
+        at_once: AtOnce,
         intake: Intake,
+        proxies: Proxies,
+        asks: bool = False,
+        dialect: Dialect | None = None,
     ) -> None:
+        """`proxies`: through which requests come. `asks`: somebody is asked before uploads, and told from where."""
         operations = [*operations, _itself(self._describe)]
         self._authenticator = authenticator
         self._origins = origins
+        self._at_once = at_once
         self._intake = intake
+        self._proxies = proxies
+        self._asks = asks
+        self._dialect = dialect
         # Starlette's router knows how a server starts and ends an application; requests never meet it.
         self._lifespan = Router(lifespan=lifespan).lifespan
-        self.described = document(operations)
+        self._operations = operations
         self.routing = Routing(operations)
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """Its OpenAPI document, made when somebody asks for it."""
+        return document(self._operations)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,6 +86,7 @@ class Application:
             exchange.outcome = "aborted"
             raise
         finally:
+            actor_of_context.set(None)  # what goes on in this task is nobody's request any more
             exchange.end()
 
     async def _respond(self, request: Request, exchange: Exchange) -> Response:
@@ -66,17 +94,41 @@ class Application:
         # What is looked up is the decoded path, where an encoded slash would pass for one that separates.
         if b"%2f" in request.scope.get("raw_path", b"").lower():
             return self._problem(request, exchange, NotFound())
+        # Timers that are set for a request keep its context: nothing of the connection may be in there.
+        came_by = {name: request.scope.get(name) for name in ("type", "client", "headers")}
+        if self._asks:
+            asker_of_request.set(Asker(partial(self._proxies.client_address, Request(came_by))))
         response = self._origins.preflight(request) if self._origins.are_any else None
+        dialect = self._dialect_of(request)
+        if response is None and dialect is not None:
+            response = dialect.begin(request)
         if response is None:
             try:
                 operation = self._route(request, exchange)
+                self._at_once.admit_address(request, exchange)
+                actor_of_context.set(partial(self._actor, came_by, None))
                 identity = await self._authenticator.identify(operation.access, request)
+                self._at_once.admit_user(identity.user_id, exchange)
+                actor_of_context.set(partial(self._actor, came_by, identity))
                 response = await operation.handler(Call(request, identity, self._intake))
             except Exception as error:
                 response = self._problem(request, exchange, error)
+            if dialect is not None:
+                dialect.mark(request, response)
         if self._origins.are_any:
             self._origins.mark(request, response)
         return response
+
+    def _actor(self, came_by: Scope, identity: Identity | None) -> Actor:
+        """Who acts by a request; nobody by name before it is known who calls."""
+        address = self._proxies.client_address(Request(came_by))
+        if identity is None:
+            return Actor(Via.REQUEST, None, address=address)
+        return Actor(Via.REQUEST, identity.user_id or None, identity.token_id, address)
+
+    def _dialect_of(self, request: Request) -> Dialect | None:
+        dialect = self._dialect
+        return dialect if dialect is not None and request.scope["path"].startswith(dialect.prefix) else None
 
     def _route(self, request: Request, exchange: Exchange) -> Operation:
         """Raises NotFound, MethodNotAllowed."""
@@ -94,7 +146,9 @@ class Application:
         match error:
             case UploaderError():
                 exchange.outcome, exchange.reason = error.code, error.inside
-                return problem_response(error, self._headers_of(error, request))
+                dialect = self._dialect_of(request)
+                headers = self._headers_of(error, request)
+                return problem_response(error, headers) if dialect is None else dialect.refuse(request, error, headers)
             case ClientDisconnect():
                 exchange.outcome = "client-gone"
                 return problem_response(BadRequest("The client went away."))

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from uploader.errors import ConfigurationError, Unavailable
+from uploader.service.trail.acting import Actor, Via, actor_of_context
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class Runner:
             await asyncio.wait(self._tasks)
 
     async def _loop(self, job: Job, wake: asyncio.Event) -> None:
+        by = Actor(Via.JOB, job.name)
+        actor_of_context.set(lambda: by)  # of this task alone
         failures = 0
         if job.first_delay_seconds:
             await self._sleep(wake, job.first_delay_seconds)

@@ -1,4 +1,4 @@
-"""The use cases of folders: what lies below a prefix of names is listed, deleted, moved, or read as a whole.
+"""The use cases of folders: what lies below prefixes of names, and files besides, is deleted, moved, or read as a whole.
 
 There are no folders but in names. What concerns many files is done in bounded transactions, and may be asked for again.
 """
@@ -11,10 +11,11 @@ from itertools import islice
 
 from uploader.database import listing, transactions
 from uploader.database.engine import Connection, Database, Duplicate
-from uploader.domain.folder import Folder, Place, place_of
+from uploader.domain.folder import Folder, Place, Selection, folder_of, place_of
 from uploader.domain.names import normalise_name
 from uploader.domain.upload import File
-from uploader.errors import ContentDamaged, InvalidRequest, Unavailable
+from uploader.errors import ContentDamaged, FileNotFound, InvalidRequest, Unavailable
+from uploader.service.ids import ID
 
 # Of one transaction: other writers of SQLite wait for it.
 _FILES_AT_ONCE = 200
@@ -42,10 +43,10 @@ class Folders:
         page = found[:limit]
         return page, place_of(page[-1]) if len(found) > limit else None
 
-    async def delete(self, user_id: str, prefix: str) -> int:
-        """Delete all files below a prefix that is not empty; returns how many."""
+    async def delete(self, user_id: str, selection: Selection) -> int:
+        """Delete what is selected; returns how many files that were."""
         deleted = 0
-        async for files in self._below(user_id, prefix):
+        async for files in self._selected(user_id, selection):
             deleted += await self._database.transact(partial(transactions.folders.delete_files, files=files))
         return deleted
 
@@ -64,6 +65,26 @@ class Folders:
             moved += await self._move(files, names)
         return moved
 
+    async def move_into(self, user_id: str, selection: Selection, folder: str) -> int:
+        """Put what is selected into a folder, an empty one being the top: each file and each prefix under its last segment;
+        returns how many files have such names now. Raises InvalidRequest as `move` does."""
+        prefixes = {prefix: folder + prefix.removeprefix(folder_of(prefix)) for prefix in selection.prefixes}
+        for prefix, new_prefix in prefixes.items():
+            if new_prefix != prefix and new_prefix.startswith(prefix):
+                raise InvalidRequest.field("to", "lies below what is to be moved there")
+        alone = Selection(selection.ids)
+        async for files in self._selected(user_id, alone):
+            _names_in(folder, files)
+        moved = 0
+        for prefix, new_prefix in prefixes.items():
+            if new_prefix != prefix:
+                moved += await self.move(user_id, prefix, new_prefix)
+        async for files in self._selected(user_id, alone):
+            names = _names_in(folder, files)
+            moving = [file for file in files if names[file.id] != file.name]
+            moved += await self._move(moving, names) if moving else 0
+        return moved
+
     async def _move(self, files: list[File], names: dict[str, str]) -> int:
         for _ in range(_ATTEMPTS):
             try:
@@ -72,19 +93,42 @@ class Folders:
                 await asyncio.sleep(_PAUSE_SECONDS)  # a twin came at this moment: next time it is there
         raise Unavailable("Files of these names are changing too fast; try again.")
 
-    async def check(self, user_id: str, prefix: str) -> None:
-        """Raises ContentDamaged if a file below a prefix is known to be damaged."""
-        damaged = await self._database.read(partial(listing.damaged_below, user_id=user_id, prefix=prefix))
-        if damaged is not None:
-            raise ContentDamaged(
-                f"The stored bytes of {damaged.name} went bad. Send them again, or fetch the others alone."
-            )
+    async def check(self, user_id: str, selection: Selection) -> None:
+        """Raises ContentDamaged if a selected file is known to be damaged."""
+        for prefix in selection.prefixes:
+            _refuse_damaged(await self._database.read(partial(listing.damaged_below, user_id=user_id, prefix=prefix)))
+        async for files in self._selected(user_id, Selection(selection.ids)):
+            _refuse_damaged(next((file for file in files if file.damaged), None))
 
-    async def read(self, user_id: str, prefix: str) -> AsyncIterator[File]:
-        """All files below a prefix, each once, in the order in which they came."""
-        async for files in self._below(user_id, prefix):
+    async def names(self, user_id: str, selection: Selection) -> list[str]:
+        """The names of the files that are selected one by one, and the prefixes. Raises FileNotFound if there is no file at
+        all: it is not told which ids were another's."""
+        names = list(selection.prefixes)
+        async for files in self._selected(user_id, Selection(selection.ids)):
+            names += [file.name for file in files]
+        async for _ in self._selected(user_id, selection):
+            return names
+        raise FileNotFound()
+
+    async def read(self, user_id: str, selection: Selection) -> AsyncIterator[File]:
+        """All selected files, each once."""
+        async for files in self._selected(user_id, selection):
             for file in files:
                 yield file
+
+    async def _selected(self, user_id: str, selection: Selection) -> AsyncIterator[list[File]]:
+        """In batches that are not empty: what is below the prefixes, then the files that are not. Ids that are no files of
+        this user are passed over."""
+        for prefix in selection.prefixes:
+            async for files in self._below(user_id, prefix):
+                yield files
+        ids = [each for each in selection.ids if ID.fullmatch(each)]
+        for first in range(0, len(ids), _FILES_AT_ONCE):
+            some = ids[first : first + _FILES_AT_ONCE]
+            found = await self._database.read(partial(listing.files_by_ids, user_id=user_id, ids=some))
+            # An empty tuple starts no name.
+            if files := [file for file in found if not file.name.startswith(selection.prefixes)]:
+                yield files
 
     async def _below(self, user_id: str, prefix: str, *, shortest: bool = False) -> AsyncIterator[list[File]]:
         """In batches, in an order that a move does not change, so that each is met once."""
@@ -93,6 +137,17 @@ class Folders:
         while files := await self._database.read(partial(ask, after=after)):
             yield files
             after = files[-1]
+
+
+def _refuse_damaged(file: File | None) -> None:
+    """Raises ContentDamaged."""
+    if file is not None:
+        raise ContentDamaged(f"The stored bytes of {file.name} went bad. Send them again, or fetch the others alone.")
+
+
+def _names_in(folder: str, files: list[File]) -> dict[str, str]:
+    """By their ids. Raises InvalidRequest."""
+    return {file.id: _moved(file, folder_of(file.name), folder) for file in files}
 
 
 def _key(found: object) -> tuple[bytes, str]:

@@ -6,15 +6,19 @@ one, and what has no row there would be thrown away: so it stops. Redis is told 
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sized
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from uuid import uuid4
 
 from uploader.accounting.marks import RedisMark
+from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import contents, meta, queries
 from uploader.database.engine import Connection, Database
+from uploader.database.trail.acts import note
+from uploader.domain.trail.acts import Action
 from uploader.errors import ConfigurationError
+from uploader.service.trail.acting import act
 from uploader.storage.base import Store
 
 # Its name among the facts of the database.
@@ -36,12 +40,18 @@ class Belonging:
 class Installation:
     """Compares what the stores say."""
 
-    def __init__(self, database: Database, storage: Store, redis: RedisMark) -> None:
+    def __init__(self, database: Database, storage: Store, redis: RedisMark, clock: Clock) -> None:
         self._database = database
         self._storage = storage
         self._redis = redis
+        self._clock = clock
         # Set once disk and database have said the same.
         self._id: str | None = None
+
+    @property
+    def id(self) -> str | None:
+        """None until disk and database have said the same."""
+        return self._id
 
     async def begin(self) -> None:
         """For whoever serves or works: an installation that is none yet becomes one. Raises as `compare`."""
@@ -116,7 +126,13 @@ class Installation:
         said = await self.belonging()
         adopted = said.database or said.disk or uuid4().hex
         await self._storage.marks.replace(adopted)
-        await self._database.transact(lambda connection: meta.replace_fact(connection, FACT, adopted))
+        told = act(Action.INSTALLATION_ADOPTED, self._clock.now(), subject=adopted, details=asdict(said))
+
+        async def replace(connection: Connection) -> None:
+            await meta.replace_fact(connection, FACT, adopted)
+            await note(connection, told)
+
+        await self._database.transact(replace)
         await self._redis.replace(adopted)
         self._id = adopted
         return adopted

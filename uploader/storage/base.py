@@ -4,15 +4,16 @@ A store keeps the bytes of open uploads, and blobs; it is looked after; and it l
 is the store's own business: a *place* is its word for where it keeps an upload, and nobody else reads it.
 """
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from uploader.domain.chunks import Tail
 from uploader.domain.upload import Upload
 from uploader.errors import UploaderError
-from uploader.storage.contents import BlobBytes, Found, Trash
+from uploader.storage.contents import BlobBytes, Digests, Found, Trash
 
 
 class Gone(Exception):
@@ -25,14 +26,6 @@ class Busy(Exception):
 
 class Stopping(Exception):
     """The process is about to end; the work goes on elsewhere or after the next start."""
-
-
-@dataclass(frozen=True, slots=True)
-class Digests:
-    """Both digests of the whole content, in lower-case hexadecimal, computed here."""
-
-    md5: str
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +88,45 @@ class PresentChunks(Protocol):
     def complete(self) -> bool: ...
 
     @property
+    def tail(self) -> Tail | None:
+        """What appends have brought of the first chunk that is not stored."""
+
+    @property
+    def received_bytes(self) -> int:
+        """All that is stored."""
+
+    @property
+    def leading_bytes(self) -> int:
+        """What is stored before the first gap: where the next append begins."""
+
+    @property
+    def settled(self) -> bool:
+        """False where the length is known, and the bytes are still those of an upload of which it is not."""
+
+    @property
     def defect(self) -> Defect | None:
         """Where there is any, chunks count only once their bytes were compared with their checksums."""
 
 
 class HeldChunk(Protocol):
-    """A chunk that is stored, its record locked until `release`."""
+    """A chunk that is stored, or the first bytes of one, its record locked until `release`."""
 
     @property
     def written(self) -> bool:
         """Whether it was stored just now."""
 
     def release(self) -> None: ...
+
+
+class Appender(Protocol):
+    """The right to append to an upload."""
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether somebody else wants it: whoever has it ends soon."""
+
+    async def read_map(self) -> PresentChunks:
+        """Which chunks are stored; those before the first gap are durable, and so is the tail. Raises Gone, Unverified."""
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +151,10 @@ class Closer(Protocol):
     async def read_map(self, *, verified: bool = True) -> PresentChunks:
         """Raises Unverified, unless it may be one that is not `verified`."""
 
+    async def settle_length(self, upload: Upload) -> bool:
+        """Let the bytes be those of this upload, as its row is now, if they are still those of one whose length is not
+        known; whether they were. Durable and repeatable. All that is stored lies within that length."""
+
     async def place_blob(self, sha256: str) -> None:
         """Make the upload's bytes, which were just verified, the blob `sha256`, durably. Repeatable. Others that are there
         already go to the trash."""
@@ -146,8 +170,9 @@ class WithdrawingCloser(Closer, Protocol):
         """As `Withdrawing.find_bad_chunks`."""
 
     async def withdraw(self, numbers: list[int], *, generation: int, verified: bool = False) -> None:
-        """Take chunks off the map, durably, and forget the digests; from here on they are of `generation`. `verified`: all
-        others are whole, and what else is damaged is made anew. Repeatable."""
+        """Take chunks off the map, durably, with the tail if it is of one of them or comes after one, and forget the
+        digests; from here on they are of `generation`. `verified`: all others are whole, and what else is damaged is made
+        anew. Repeatable."""
 
 
 # The capabilities of a store
@@ -171,15 +196,23 @@ class UploadBytes(Protocol):
         Returns whether this call did it.
         """
 
-    async def hold_chunk(self, upload: Upload, number: int, body: Body | None) -> HeldChunk:
+    async def hold_chunk(self, upload: Upload, number: int, body: Body | None, *, start: int = 0) -> HeldChunk:
         """Store a chunk unless it is there, and keep its record locked; without a body it has to be there.
 
+        Whoever appends gives the bytes from `start` on, where the tail ends; if they do not reach the end of the chunk, they
+        are of the tail from now on, and the chunk has to be the first that is not stored. A whole chunk that comes where
+        there is a tail has to begin with its bytes.
+
         The digests follow, as far as there is no gap; a body may be kept until then.
-        Raises Gone, StorageFull, Unverified, Unavailable.
+        Raises Gone, also where the tail is another one, BytesConflict, StorageFull, Unverified, Unavailable.
         """
 
     async def keep_pace(self, upload: Upload, number: int) -> None:
         """Wait while the digests are far behind a chunk that was stored, and come nearer."""
+
+    def appending(self, upload: Upload) -> AbstractAsyncContextManager[Appender]:
+        """Have the right to append to an upload, as soon as whoever has it lets go. It locks no chunk. Raises Gone,
+        UploadBusy."""
 
     def closing(self, upload: Upload) -> AbstractAsyncContextManager[Closer]:
         """Lock all chunks of an upload. Raises Gone, Unavailable."""
@@ -191,10 +224,17 @@ class UploadBytes(Protocol):
         """When a chunk last arrived, in seconds since the epoch. Raises Gone."""
 
     async def digest(self, upload: Upload) -> Digests:
-        """Both digests of a complete upload, durable like its bytes. Raises Gone, Busy, Stopping."""
+        """The digests of a complete upload, with the MD5 if it needs that, durable like its bytes. Raises Gone, Busy,
+        Stopping."""
+
+    def follow(self, upload: Upload) -> None:
+        """Bring the digests up with the chunks, unasked: it has been told what they have to be."""
 
     async def digested_bytes(self, upload: Upload) -> int:
         """How far its digests have come, whoever computes them. Raises Gone."""
+
+    async def hash(self, compute: Callable[[], bytes]) -> bytes:
+        """Compute in a thread of those that hash what takes long."""
 
 
 class Arrivals(Protocol):
@@ -217,7 +257,7 @@ class Withdrawing(UploadBytes, Protocol):
 
     async def find_bad_chunks(self, upload: Upload) -> list[int]:
         """The chunks whose bytes, as they are read from the disk now, do not have the checksum they were stored with, or
-        can't be read. Raises Gone, Stopping, StorageFailed."""
+        can't be read; that of the tail, too. Raises Gone, Stopping, StorageFailed."""
 
     async def forget_digests(self, upload: Upload) -> None:
         """Let the digests be computed anew from the bytes that are stored, none of which is bad. Raises Gone, Busy."""

@@ -1,6 +1,6 @@
 """The seam to where contents are kept: their bytes, called blobs, and the trash. See `base.py` for the whole store."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -22,7 +22,7 @@ class Found:
     changed_at: float
     # What its removal gives back; what is written back to the disk may still change it.
     disk_bytes: int = field(compare=False)
-    # Of a blob: whether a merge has left it on its way to its place, under a name that no row ever has.
+    # Of a blob: whether it is what was left on its way to its place, or of a blob that went, under a name that no row has.
     is_draft: bool = False
 
     @property
@@ -31,11 +31,24 @@ class Found:
         return len(self.name) != _ID_DIGITS
 
 
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """The digests of the whole content, in lower-case hexadecimal, computed here."""
+
+    # None: nobody needs it.
+    md5: str | None
+    sha256: str
+
+
 class OpenBlob(Protocol):
     """Finished bytes, open to be read; they stay readable when they are removed meanwhile."""
 
     async def read(self, length_bytes: int, offset: int) -> bytes:
         """Up to so many bytes; none at the end."""
+
+    async def read_all(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of some ranges, each an offset and a length, that fit into memory together. Raises Gone if they are not
+        all there, StorageFailed."""
 
     async def close(self) -> None: ...
 
@@ -46,6 +59,15 @@ class FileBlob(OpenBlob, Protocol):
 
     def fileno(self) -> int:
         """Its descriptor, until `close`."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSignature:
+    """The signature of a blob: a part of something that is open to be read."""
+
+    blob: OpenBlob
+    offset: int
+    length: int
 
 
 # Is told the bytes of every read, in a thread, and may sleep.
@@ -61,12 +83,16 @@ class BlobBytes(Protocol):
     async def read_blob(self, sha256: str, ranges: list[tuple[int, int]]) -> list[bytes]:
         """The bytes of some ranges, each an offset and a length, of a blob. Raises Gone if they are not there."""
 
+    async def open_signature(self, sha256: str, size: int) -> OpenSignature:
+        """The signature of a blob, to read; computed where it is not kept, which takes as long as reading the blob. Raises
+        Gone if the blob is not there, or is something else; StorageFull, StorageFailed, Stopping."""
+
     async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
         """The sizes of blobs in bytes, in the same order; None where there is none."""
 
-    async def hash_blob(self, found: Found, pace: Pace | None) -> str | None:
-        """The SHA-256 of bytes of a blob, in the trash or not, as they are read from the disk now, in lower-case digits;
-        None if there are none. With a `pace` it gives way to everything else. Raises StorageFailed, Stopping."""
+    async def hash_blob(self, found: Found, pace: Pace | None, *, with_md5: bool) -> Digests | None:
+        """The digests of bytes of a blob, in the trash or not, as they are read from the disk now; None if there are none.
+        With a `pace` it gives way to everything else. Raises StorageFailed, Stopping."""
 
     async def find_blob(self, sha256: str) -> Found | None:
         """A blob's bytes; None if there are none. Who acts on them holds the lock of its row."""
@@ -83,6 +109,9 @@ class Trash(Protocol):
 
     async def copies(self, sha256: str) -> list[Found]:
         """The bytes that are there of a content, those that came last first."""
+
+    async def open(self, found: Found) -> OpenBlob:
+        """Bytes from here, to read. Raises Gone."""
 
     async def restore_blob(self, found: Found) -> None:
         """Make bytes from here the blob again, durably. Others at its place go to the trash. The caller holds the lock of

@@ -26,6 +26,9 @@ DAMAGED = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
+# Of one write: for a longer one the page cache takes larger blocks of memory, which are cold; above all in a virtual machine
+# that gives free ones back to its host, where each is a fault anew (docs/performance.md).
+_WRITE_BYTES = 128 << 10
 _libc = ctypes.CDLL(None, use_errno=True)
 _SAFE = os.O_CLOEXEC | os.O_NOFOLLOW
 # struct flock on 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid (0 for these locks).
@@ -167,6 +170,10 @@ class Directory:
             follow_symlinks=False,
         )
 
+    def link_open(self, descriptor: int, name: str) -> None:
+        """Give an open file a name here, whatever it is called elsewhere. Raises FileExistsError."""
+        os.link(f"/proc/self/fd/{descriptor}", _checked(name), dst_dir_fd=self._descriptor, follow_symlinks=True)
+
     def rename(self, name: str, new_name: str, directory: "Directory | None" = None) -> None:
         """Within this directory, or into another one; a file that has the new name loses it."""
         target = (directory or self)._descriptor
@@ -246,9 +253,9 @@ def close(descriptor: int) -> None:
 
 
 def write(descriptor: int, content: memoryview, offset: int) -> None:
-    """Write all of it, however often the disk stops short."""
+    """Write all of it, piece by piece, however often the disk stops short."""
     while len(content):
-        written = os.pwrite(descriptor, content, offset)
+        written = os.pwrite(descriptor, content[:_WRITE_BYTES], offset)
         content, offset = content[written:], offset + written
 
 
@@ -300,6 +307,11 @@ def try_lock(descriptor: int, start: int, length: int) -> bool:
 def unlock_all(descriptor: int) -> None:
     """Give up every range that this descriptor holds."""
     _set_lock(descriptor, fcntl.F_UNLCK, 0, 0)
+
+
+def unlock(descriptor: int, start: int, length: int) -> None:
+    """Give up a range."""
+    _set_lock(descriptor, fcntl.F_UNLCK, start, length)
 
 
 def is_locked(descriptor: int, start: int, length: int) -> bool:

@@ -1,4 +1,5 @@
-"""MD5 and SHA-256 of a prefix that grows, with a state that another process, or a later one, can go on from.
+"""SHA-256 of a prefix that grows, and MD5 where it is needed, with a state that another process, or a later one, can go on
+from.
 
 hashlib does not give its state away. OpenSSL's low-level functions, in the very library that hashlib is linked to, keep
 theirs in a structure of the caller, whose layout has never changed. So this module calls them through ctypes, which lets go
@@ -17,7 +18,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
-from uploader.storage.base import Body, Digests
+from uploader.storage.base import Body
+from uploader.storage.contents import Digests
 from uploader.tasks import give_way_anywhere
 
 # Some distributions of an older OpenSSL abort a process that calls these functions in FIPS mode.
@@ -106,6 +108,11 @@ def _is_as_documented(library: ctypes.CDLL, algorithm: _Algorithm) -> bool:
     return counted and second.hexdigest() == known
 
 
+def is_without_md5(state: bytes) -> bool:
+    """Whether a saved state is of SHA-256 alone."""
+    return len(state) == _SHA256.context_bytes
+
+
 def digests_of(body: Body) -> Digests:
     """Both digests of a body that was received whole."""
     if body.length < _SIDE_BY_SIDE_BYTES:
@@ -139,29 +146,40 @@ def _update_by(computing: _Hash, pieces: Iterable[memoryview]) -> None:
 
 
 class PrefixHashes:
-    """Both hashes of the first `position` bytes."""
+    """The hashes of the first `position` bytes: SHA-256, and MD5 unless nobody needs it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_md5: bool = True) -> None:
         self.position = 0
-        self._md5: _Hash
+        self._md5: _Hash | None = None
         self._sha256: _Hash
         library = _library()
         if library is None:
-            self._md5, self._sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
+            self._sha256 = hashlib.sha256()
+            if with_md5:
+                self._md5 = hashlib.md5(usedforsecurity=False)
         else:
-            self._md5, self._sha256 = _OpenSslHash(library, _MD5), _OpenSslHash(library, _SHA256)
+            self._sha256 = _OpenSslHash(library, _SHA256)
+            if with_md5:
+                self._md5 = _OpenSslHash(library, _MD5)
 
     @classmethod
     def restore(cls, position: int, state: bytes) -> "PrefixHashes | None":
         """The hashes whose state was saved at `position`; None if this process can't go on from it."""
         library = _library()
-        if library is None or len(state) != STATE_BYTES:
+        if library is None or len(state) not in (STATE_BYTES, _SHA256.context_bytes):
             return None
-        restored = cls()
+        md5, sha256 = state[: -_SHA256.context_bytes], state[-_SHA256.context_bytes :]
+        restored = cls(with_md5=bool(md5))
         restored.position = position
-        restored._md5 = _OpenSslHash(library, _MD5, state[: _MD5.context_bytes])
-        restored._sha256 = _OpenSslHash(library, _SHA256, state[_MD5.context_bytes :])
+        restored._sha256 = _OpenSslHash(library, _SHA256, sha256)
+        if md5:
+            restored._md5 = _OpenSslHash(library, _MD5, md5)
         return restored
+
+    @property
+    def has_md5(self) -> bool:
+        """Whether MD5 is one of them."""
+        return self._md5 is not None
 
     def state(self) -> bytes:
         """For `restore`; empty if hashlib computes, which does not give its state away."""
@@ -175,7 +193,9 @@ class PrefixHashes:
         """Advance by so many bytes. For a long body two threads call `pieces`, each for an iterable of its own."""
         if not length_bytes:
             return
-        if length_bytes < _SIDE_BY_SIDE_BYTES:
+        if self._md5 is None:
+            _update_by(self._sha256, pieces())
+        elif length_bytes < _SIDE_BY_SIDE_BYTES:
             for piece in pieces():
                 self._md5.update(piece)
                 self._sha256.update(piece)
@@ -189,4 +209,4 @@ class PrefixHashes:
 
     def digests(self) -> Digests:
         """The digests of the prefix so far. The prefix may grow afterwards."""
-        return Digests(md5=self._md5.hexdigest(), sha256=self._sha256.hexdigest())
+        return Digests(md5=self._md5.hexdigest() if self._md5 else None, sha256=self._sha256.hexdigest())

@@ -28,10 +28,11 @@ class SpooledBytes:
         await self._pool.run(disk.write, self._descriptor, content, self._length)
         self._length += len(content)
 
-    def pieces(self) -> Iterator[memoryview]:
-        """All of it in order, read from a thread."""
-        for offset in range(0, self._length, _PIECE_BYTES):
-            yield memoryview(disk.read(self._descriptor, _PIECE_BYTES, offset))
+    def pieces(self, start: int, length: int) -> Iterator[memoryview]:
+        """So much from there on, in order, read from a thread."""
+        end = start + length
+        for offset in range(start, end, _PIECE_BYTES):
+            yield memoryview(disk.read(self._descriptor, min(_PIECE_BYTES, end - offset), offset))
 
 
 class Spool:

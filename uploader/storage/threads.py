@@ -19,10 +19,13 @@ class Threads:
         self.reading = Pool(8, "reading", translate=disk.refusal)
         self.hashing = Pool(cores, "hashing", translate=disk.refusal, initializer=give_way)
         self.long_hashing = Pool(cores, "hashing, long", translate=disk.refusal, initializer=give_way_anywhere)
+        # Of their own, so that whoever asks for the signatures of much holds up no merge.
+        self.signing = Pool(2, "signing", translate=disk.refusal, initializer=give_way_anywhere)
         # Of its own, because whoever reads at a pace sleeps in its thread.
         self.scrubbing = Pool(1, "scrubbing", translate=disk.refusal, initializer=give_way_to_all)
 
     def shutdown(self) -> None:
         """Take no more work."""
-        for pool in (self.disk, self.long, self.reading, self.hashing, self.long_hashing, self.scrubbing):
+        short = (self.disk, self.reading, self.hashing)
+        for pool in (*short, self.long, self.long_hashing, self.signing, self.scrubbing):
             pool.shutdown()

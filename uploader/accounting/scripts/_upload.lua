@@ -1,14 +1,16 @@
--- What Redis keeps of an upload: the hash `up:{sNN}:<id>` with `era`, `state`, and two fields of decimal text for all that
+-- What Redis keeps of an upload: the hash `up:{sNN}:<id>` with `era`, `state`, and fields of decimal text for all that
 -- changes with every chunk, because a field costs more than its digits do.
 --
 --   figures  received, flushed, chunks, chunk_count, generation
+--   tail     the number of the first chunk that is not there, and how many of its bytes are; absent if none are
+--   part     '1' of an upload that is a part: with its last chunk it waits for its whole, and is not merged
 --   timer    as `_delay.lua` has it, with two times (ms) beside it: since when bytes are pending (0: nothing came since the
 --            last claim), and until when a claimant has its task (0: nobody has)
 --
 -- A file that Redis read at its start may have held another byte than was written there: figures that are none are nil, so is
 -- a timer, and a state that is no word is none.
 
-local ENDED = {done = true, cancelled = true, expired = true, failed = true}
+local ENDED = {done = true, cancelled = true, expired = true, failed = true, consumed = true}
 -- What stands beside the timer of a task of which nothing is pending and that nobody has claimed.
 local IDLE = ' 0 0'
 
@@ -22,6 +24,12 @@ local function figures_text(received, flushed, chunks, chunk_count, generation)
   return string.format('%d %d %d %d %d', received, flushed, chunks, chunk_count, generation)
 end
 
+-- The number of a chunk, and how many of its bytes are there; nil if this is no tail.
+local function read_tail(text)
+  local number, length = string.match(text or '', '^(%d+) (%d+)$')
+  if number then return number + 0, length + 0 end
+end
+
 -- Where the task of an upload waits, when it is due, since when bytes are pending, until when it is claimed. Without a task
 -- the first two are nil; all are nil if this is no timer.
 local function read_timer(text)
@@ -32,6 +40,17 @@ end
 
 local function timer_text(at, due_ms, since, lease_until)
   return string.format('%d %d %d %d', at, due_ms, since, lease_until)
+end
+
+-- Bytes came: their flush is pushed back, or due at once if too much is pending. Returns the timer.
+local function push_back(due, minutes, id, at, since, lease_until, pending, now, quiet_ms, max_delay_ms, max_pending)
+  if since == 0 then since = now end
+  local due_ms = math.min(now + quiet_ms, since + max_delay_ms)
+  if pending >= tonumber(max_pending) then due_ms = now end
+  -- The worker that claimed the task may be dead: further bytes must not push the end of its lease back for ever.
+  if lease_until > 0 then due_ms = math.min(due_ms, lease_until) end
+  at = delay_place(due, minutes, id, at, due_ms, now)
+  return timer_text(at, due_ms, since, lease_until)
 end
 
 -- What a script says of an upload: one text, because a table costs three times as much.

@@ -2,7 +2,7 @@
 -- the database.
 --
 -- KEYS  1 up  2 chunks  3 era  4 due:flush  5 minutes:flush  6 due:merge  7 minutes:merge
--- ARGV  1 upload id  2 how it ended (done, cancelled, expired, failed)  3 seconds that the tombstone stays;
+-- ARGV  1 upload id  2 how it ended (done, cancelled, expired, failed, consumed)  3 seconds that the tombstone stays;
 --       there is none if they are 0
 -- Returns 1.
 --

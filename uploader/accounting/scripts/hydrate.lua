@@ -5,10 +5,11 @@
 -- ARGV  1 now_ms ('' for TIME)  2 era token  3 upload id  4 era that was read before the map
 --       5 generation  6 the map as a bitmap  7 size  8 chunk_size  9 chunk_count  10 flushed bytes  11 quiet_ms
 --       12 '1' to leave an upload that Redis knows in this era as it is; then the caller need not hold it
+--       13 the tail on the map, as its field, or ''  14 '1' of a part, which is never merged, or ''
 -- Returns word, received, chunks, chunk_count and state with a space between them; word is one of
 --   hydrated                done
 --   era-moved               Redis was lost after the caller read the era: read era and map again
---   done, cancelled, expired, failed   a tombstone stands here: refused
+--   done, cancelled, expired, failed, consumed   a tombstone stands here: refused
 --
 -- One script because a half-built upload would answer chunks wrongly. Within an era and generation bits are only added;
 -- a newer era or generation replaces everything.
@@ -46,11 +47,20 @@ end
 
 local chunk_total = redis.call('BITCOUNT', chunks)
 local received = 0
+local tail_number, tail = read_tail(ARGV[13])
+if tail_number then
+  received = tail
+  redis.call('HSET', up, 'tail', ARGV[13])
+else
+  redis.call('HDEL', up, 'tail')
+end
 if chunk_total > 0 then
   local last = redis.call('GETBIT', chunks, chunk_count - 1)
-  received = (chunk_total - last) * chunk_size + last * (size - (chunk_count - 1) * chunk_size)
+  received = received + (chunk_total - last) * chunk_size + last * (size - (chunk_count - 1) * chunk_size)
 end
-local is_whole = chunk_total == chunk_count
+local is_part = ARGV[14] == '1'
+if is_part then redis.call('HSET', up, 'part', '1') end
+local is_whole = chunk_total == chunk_count and not is_part
 local now = clock_ms(ARGV[1])
 local due, minutes = KEYS[4], KEYS[5]
 if is_whole then due, minutes = KEYS[6], KEYS[7] end

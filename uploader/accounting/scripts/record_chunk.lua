@@ -7,19 +7,21 @@
 --   recorded, duplicate     the chunk counts (now, or did before)
 --   rehydrate               Redis does not know this upload in this era: hydrate, then record again
 --   merging                 closed to chunks, its merge is armed
---   done, cancelled, expired, failed   closed
+--   done, cancelled, expired, failed, consumed   closed
 --
 -- One script because the bit, the sum, the delay task and the settling with the last bit must change together: between
 -- any two of them a crash would lose or invent bytes.
 
 local up, chunks, id, number = KEYS[1], KEYS[2], ARGV[3], ARGV[4]
-local facts = redis.call('HMGET', up, 'era', 'state', 'figures', 'timer')
+local facts = redis.call('HMGET', up, 'era', 'state', 'figures', 'timer', 'tail', 'part')
 local era, state = facts[1], facts[2]
 local received, flushed, chunk_total, chunk_count, generation = read_figures(facts[3])
 local at, _, since, lease_until = read_timer(facts[4])
+local tail_number, tail = read_tail(facts[5])
 
 if ENDED[state] then return answer(state, 0, 0, 0, state) end
 local is_whole = (state == 'open' or state == 'merging') and received and since
+  and (tail_number or not facts[5])
 if era ~= current_era(KEYS[3], ARGV[2]) or not is_whole then return answer('rehydrate', 0, 0, 0, '') end
 
 local now = clock_ms(ARGV[1])
@@ -33,21 +35,20 @@ end
 if redis.call('SETBIT', chunks, number, 1) == 1 then
   return answer('duplicate', received, chunk_total, chunk_count, state)
 end
+if tail_number == tonumber(number) then  -- its first bytes count already
+  received = received - tail
+  redis.call('HDEL', up, 'tail')
+end
 received, chunk_total = received + ARGV[5], chunk_total + 1
 local figures = figures_text(received, flushed, chunk_total, chunk_count, generation)
 
-if chunk_total == chunk_count then
+if chunk_total == chunk_count and not facts[6] then
   delay_remove(KEYS[4], KEYS[5], up, id)
   redis.call('HSET', up, 'state', 'merging', 'figures', figures)
   delay_schedule(KEYS[6], KEYS[7], up, id, now + lease, now, IDLE)
   return answer('recorded', received, chunk_total, chunk_count, 'merging')
 end
 
-if since == 0 then since = now end
-local due = math.min(now + ARGV[6], since + ARGV[7])
-if received - flushed >= tonumber(ARGV[8]) then due = now end
--- The worker that claimed the task may be dead: further chunks must not push the end of its lease back for ever.
-if lease_until > 0 then due = math.min(due, lease_until) end
-at = delay_place(KEYS[4], KEYS[5], id, at, due, now)
-redis.call('HSET', up, 'figures', figures, 'timer', timer_text(at, due, since, lease_until))
+local timer = push_back(KEYS[4], KEYS[5], id, at, since, lease_until, received - flushed, now, ARGV[6], ARGV[7], ARGV[8])
+redis.call('HSET', up, 'figures', figures, 'timer', timer)
 return answer('recorded', received, chunk_total, chunk_count, state)

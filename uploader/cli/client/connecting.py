@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,7 +12,7 @@ from uploader.cli.exits import EXIT_CONFIGURATION, EXIT_OK, fail
 
 if TYPE_CHECKING:
     from uploader.cli.client.profile import Profile
-    from uploader.cli.client.showing import Reporter
+    from uploader.cli.client.showing.reporters import Reporter
     from uploader.client import AsyncClient, ClientError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -25,6 +26,8 @@ EXIT_INTERRUPTED = 130
 # Of several failures the most telling one counts: what only a person can mend goes before what time may mend.
 _BY_WEIGHT = (EXIT_AUTHENTICATION, EXIT_QUOTA, EXIT_FAILED, EXIT_TRY_AGAIN)
 _SHORT_PATIENCE_SECONDS = 10.0
+# Longer than any pause between two tries.
+_SAME_TROUBLE_SECONDS = 60.0
 
 
 def shown_options(command: F) -> F:
@@ -67,25 +70,23 @@ def run_client(
     **options: Any,
 ) -> None:
     """Run a command to its end and exit with the code it gives; `options` are of `AsyncClient`."""
-    from uploader.cli.client.events import Failed, Retrying
+    from uploader.cli.client.showing.failures import failed
     from uploader.client import AsyncClient, ClientError, Patience
 
     profile = profile or kept_profile()
 
     async def run(reporter: "Reporter") -> int:
-        def tell_retry(error: ClientError, pause_seconds: float) -> None:
-            reporter.show(Retrying(error.code, error.detail, pause_seconds))
-
+        retries = _Retries(reporter)
         patience = Patience(give_up_after_seconds=patience_seconds)
         try:
-            client = AsyncClient(profile.url, profile.token, patience=patience, on_retry=tell_retry, **options)
+            client = AsyncClient(profile.url, profile.token, patience=patience, on_retry=retries.tell, **options)
         except ValueError as error:
             fail(f"{error}: see UPLOADER_URL and `uploader login`", EXIT_CONFIGURATION)
         try:
             async with client:
                 return await work(client, reporter)
         except ClientError as error:
-            reporter.show(Failed(None, error.code, error.detail, error.retryable))
+            reporter.show(failed(None, error))
             return exit_code_of(error)
 
     try:
@@ -96,9 +97,25 @@ def run_client(
     sys.exit(code)
 
 
+class _Retries:
+    """Tells of calls that are tried again, and of each trouble to a person but once."""
+
+    def __init__(self, reporter: "Reporter") -> None:
+        self._reporter = reporter
+        self._told: dict[str, float] = {}
+
+    def tell(self, error: "ClientError", pause_seconds: float) -> None:
+        from uploader.cli.client.showing.events import Retrying
+
+        now = time.monotonic()
+        repeated = now - self._told.get(error.detail, -_SAME_TROUBLE_SECONDS) < _SAME_TROUBLE_SECONDS
+        self._told[error.detail] = now
+        self._reporter.show(Retrying(error.code, error.detail, pause_seconds, repeated))
+
+
 def _make_reporter(*, as_json: bool, quiet: bool) -> "Reporter":
     """Who shows the events of this command."""
-    from uploader.cli.client.showing import JsonLines, Quiet, Reporter
+    from uploader.cli.client.showing.reporters import JsonLines, Quiet, Reporter
 
     if as_json:
         return JsonLines()
@@ -106,6 +123,6 @@ def _make_reporter(*, as_json: bool, quiet: bool) -> "Reporter":
         return Quiet()
     if not sys.stderr.isatty():
         return Reporter()
-    from uploader.cli.client.bars import Bars
+    from uploader.cli.client.showing.bars import reporter_of_terminal
 
-    return Bars()
+    return reporter_of_terminal()

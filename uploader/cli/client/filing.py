@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING
 import click
 
 from uploader.cli.client.connecting import run_client, shown_options
+from uploader.cli.client.naming.completing import complete_names
 from uploader.cli.exits import EXIT_OK
 
 if TYPE_CHECKING:
-    from uploader.cli.client.showing import Reporter
+    from uploader.cli.client.showing.reporters import Reporter
     from uploader.client import AsyncClient
 
 
 @click.command()
-@click.argument("words", metavar="[NAME]...", nargs=-1)
+@click.argument("words", metavar="[NAME]...", nargs=-1, shell_complete=complete_names)
 @click.option("--recursive", "-r", is_flag=True, help="All that is below a folder, newest first.")
 @click.option("--find", "part", metavar="TEXT", help="All files, in any folder, that have this in their name.")
 @shown_options
@@ -31,7 +32,7 @@ def ls(words: tuple[str, ...], recursive: bool, part: str | None, as_json: bool,
 
 
 @click.command()
-@click.argument("words", metavar="NAME...", nargs=-1, required=True)
+@click.argument("words", metavar="NAME...", nargs=-1, required=True, shell_complete=complete_names)
 @click.option("--recursive", "-r", is_flag=True, help="Delete folders with all that is in them.")
 @click.option("--yes", is_flag=True, help="Really delete folders, and what patterns match.")
 @shown_options
@@ -50,13 +51,13 @@ def rm(words: tuple[str, ...], recursive: bool, yes: bool, as_json: bool, quiet:
 
 
 @click.command()
-@click.argument("name")
-@click.argument("new_name")
+@click.argument("name", shell_complete=complete_names)
+@click.argument("new_name", shell_complete=complete_names)
 @click.option("--force", is_flag=True, help="Even if something has that name already; it stays, too.")
 @shown_options
 def mv(name: str, new_name: str, force: bool, as_json: bool, quiet: bool) -> None:
-    """Rename a file or a folder, or move it to another folder: folders are what names have before a `/`. A NEW_NAME that
-    ends with a `/` is the folder to move it into.
+    """Rename or move a file or a folder. Folders are what names have before a `/`; a NEW_NAME that ends with a `/` is the
+    folder to move it into.
     """
 
     async def work(client: "AsyncClient", reporter: "Reporter") -> int:
@@ -73,7 +74,7 @@ def usage(as_json: bool, quiet: bool) -> None:
     """Show how much space is used, and how much is left."""
 
     async def work(client: "AsyncClient", reporter: "Reporter") -> int:
-        from uploader.cli.client.events import ListedUsage
+        from uploader.cli.client.showing.events import ListedUsage
 
         reporter.show(ListedUsage(await client.usage()))
         return EXIT_OK

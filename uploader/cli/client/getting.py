@@ -2,17 +2,20 @@
 
 import os
 import sys
-import time
-from collections import defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from uploader.cli.client.connecting import exit_code_of, worst_of
-from uploader.cli.client.events import Completed, Failed, FolderEnded, Planned, Started, TransferSummary
-from uploader.cli.client.naming.words import Meaning, one_thing_each
-from uploader.cli.client.putting import Telling, moving, shown_path
-from uploader.cli.client.showing import Reporter
+from uploader.cli.client.local.encoding import decode_name
+from uploader.cli.client.local.filters import Filters, folders_of
+from uploader.cli.client.naming.words import Meaning, NoSuchFile, one_thing_each, told
+from uploader.cli.client.showing.events import Planned, Started
+from uploader.cli.client.showing.failures import failed
+from uploader.cli.client.showing.reporters import Reporter
+from uploader.cli.client.telling import Telling, moving
 from uploader.cli.exits import EXIT_OK, EXIT_USAGE, fail
 from uploader.client import AsyncClient, ClientError, File, LocalFile, Outcome, Progress, Wanted
+from uploader.client.many.there import prefixes_of
 
 STDOUT = "-"
 
@@ -27,94 +30,76 @@ async def get_all(
     overwrite: bool,
     checksum: bool,
     verbose: bool,
+    decode: bool,
+    filters: Filters,
+    listed: Sequence[str],
 ) -> int:
-    """Download all of it; the exit code. Failures of one file do not hold up the others, unless none can succeed."""
+    """Download all of it; the exit code. Failures of one file do not hold up the others, unless none can succeed.
+
+    `listed` are names of files and folders that come under their whole names."""
     found, codes = await one_thing_each(client, reporter, words)
-    if not found:
+    if not found and not listed:
         return worst_of(codes)
-    alone = found[0].files[0] if len(words) == 1 and found[0].is_file else None
+    alone = found[0].files[0] if len(words) == 1 and not listed and found[0].is_file else None
+    if alone is not None and not filters.take(alone.name.rpartition("/")[2]):
+        alone, is_directory = None, True
     if target == STDOUT:
         if alone is None:
             fail("-o - is for a single file", EXIT_USAGE)
         return await _write(client, reporter, alone)
     if alone is not None and not is_directory:
         return await _get_as(client, reporter, alone, Path(target), overwrite=overwrite)
-    started_at = time.monotonic()
-    wanted, folders = await _plan(client, found)
+    decoded = decode_name if decode else str
+    wanted, folders = await _plan(client, found, filters, decoded)
+    codes |= await _add_listed(client, reporter, wanted, listed, filters, decoded)
     files = len({each.path for each in wanted})
     reporter.show(Planned(files, sum(each.file.size for each in wanted)))
-    told = _TellingFolders(reporter, {} if verbose else folders)
-    await client.download_many(wanted, target, overwrite=overwrite, checksum=checksum, watcher=told)
-    told.end_folders()
-    return _sum_up(reporter, told, files, started_at, codes)
+    telling = Telling(reporter) if verbose else Telling(reporter, lambda local: folders.get(local.name))
+    await client.download_many(wanted, target, overwrite=overwrite, checksum=checksum, watcher=telling)
+    return telling.sum_up(files, codes)
 
 
-async def _plan(client: AsyncClient, found: list[Meaning]) -> tuple[list[Wanted], dict[str, str]]:
+async def _plan(
+    client: AsyncClient, found: list[Meaning], filters: Filters, decode: Callable[[str], str]
+) -> tuple[list[Wanted], dict[str, str]]:
     """Which file goes where; and the word of each file, by its name, that came with others by one word."""
     wanted: dict[tuple[str, str], Wanted] = {}
     words: dict[str, str] = {}
     for each in found:
         async for file in each.all_files(client):
-            path = file.name.removeprefix(each.base)
+            path = decode(file.name.removeprefix(each.base))
+            if not filters.take(path):
+                continue
             wanted[file.id, path] = Wanted(file, path)
             if not each.is_file:
                 words.setdefault(file.name, each.folder or each.word)
     return list(wanted.values()), words
 
 
-class _TellingFolders(Telling):
-    """Tells of the files of a folder together, but of failures each for itself."""
-
-    def __init__(self, reporter: Reporter, folders: dict[str, str]) -> None:
-        super().__init__(reporter)
-        self._folders = folders
-        self._outcomes: dict[str, list[Outcome]] = defaultdict(list)
-
-    def ended(self, outcome: Outcome) -> None:
-        folder = self._folders.get(outcome.local.name)
-        if folder is not None:
-            self._outcomes[folder].append(outcome)
-        if folder is None or outcome.file is None:
-            super().ended(outcome)
-            return
-        self.complete += 1
-        self.bytes += outcome.file.size
-        self._reporter.show(Completed(shown_path(outcome.local.path), outcome.file, outcome.how, folder))
-
-    def end_folders(self) -> None:
-        for folder, outcomes in self._outcomes.items():
-            files = [outcome.file for outcome in outcomes if outcome.file is not None]
-            self._reporter.show(
-                FolderEnded(
-                    name=folder,
-                    files=len(outcomes),
-                    bytes=sum(file.size for file in files),
-                    fetched=sum(outcome.file is not None and outcome.how == "fetched" for outcome in outcomes),
-                    present=sum(outcome.file is not None and outcome.how == "present" for outcome in outcomes),
-                    failed=len(outcomes) - len(files),
-                )
-            )
-
-
-def _sum_up(reporter: Reporter, told: Telling, files: int, started_at: float, codes: set[int]) -> int:
-    code = worst_of(codes | told.codes)
-    reporter.show(
-        TransferSummary(
-            files=files,
-            complete=told.complete,
-            failed=told.failed,
-            left=max(0, files - told.complete - told.failed),
-            bytes=told.bytes,
-            seconds=time.monotonic() - started_at,
-            exit_code=code,
-        )
-    )
-    return code
+async def _add_listed(
+    client: AsyncClient,
+    reporter: Reporter,
+    wanted: list[Wanted],
+    listed: Sequence[str],
+    filters: Filters,
+    decode: Callable[[str], str],
+) -> set[int]:
+    """The files that were listed, and those in folders that were, by as few questions as there are beginnings of names; the
+    exit codes of those that are not there."""
+    only = Filters(listed=listed)
+    found: set[str] = set()
+    for prefix in prefixes_of(listed):
+        async for file in client.files(prefix):
+            if only.take(file.name):
+                path = decode(file.name)
+                found.update((file.name, *folders_of(file.name)))
+                wanted += [Wanted(file, path)] if filters.take(path) else []
+    missing = (only.listed or set()) - found
+    return {told(reporter, name, NoSuchFile(f"there is no file or folder {name!r}")) for name in sorted(missing)}
 
 
 async def _get_as(client: AsyncClient, reporter: Reporter, file: File, target: Path, *, overwrite: bool) -> int:
     """Under a name of its own, which is compared by its content."""
-    started_at = time.monotonic()
     told, local = Telling(reporter), LocalFile(target, file.name, file.size, 0)
 
     def tell(progress: Progress) -> None:
@@ -129,7 +114,7 @@ async def _get_as(client: AsyncClient, reporter: Reporter, file: File, target: P
         told.ended(Outcome(local, error=error))
     else:
         told.ended(Outcome(local, file, "fetched" if transfer.progress.moved_bytes else "present"))
-    return _sum_up(reporter, told, 1, started_at, set())
+    return told.sum_up(1, set())
 
 
 async def _write(client: AsyncClient, reporter: Reporter, file: File) -> int:
@@ -144,6 +129,6 @@ async def _write(client: AsyncClient, reporter: Reporter, file: File) -> int:
         try:
             await client.download_into(file, stdout, on_progress=tell)
         except ClientError as error:
-            reporter.show(Failed(file.name, error.code, error.detail, error.retryable))
+            reporter.show(failed(file.name, error))
             return exit_code_of(error)
     return EXIT_OK

@@ -5,12 +5,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from uploader.cli.client.connecting import EXIT_INTERRUPTED, kept_profile, run_client, shown_options
-from uploader.cli.exits import EXIT_OK
+from uploader.cli.client.connecting import (
+    EXIT_AUTHENTICATION,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    kept_profile,
+    run_client,
+    shown_options,
+)
+from uploader.cli.exits import EXIT_OK, fail
 
 if TYPE_CHECKING:
     from uploader.cli.client.profile import Profile
-    from uploader.cli.client.showing import Reporter
+    from uploader.cli.client.showing.reporters import Reporter
     from uploader.client import AsyncClient
 
 
@@ -18,7 +25,7 @@ if TYPE_CHECKING:
 @click.argument("url", required=False)
 @shown_options
 def login(url: str | None, as_json: bool, quiet: bool) -> None:
-    """Keep the URL of a server and your token, after trying them.
+    """Keep a server's URL and your token, after trying them.
 
     The token is asked for on the terminal, or else read from standard input; it is never an argument, which others could
     see. It is kept in ~/.config/uploader/client.toml (or below XDG_CONFIG_HOME), readable by you alone. UPLOADER_URL and
@@ -27,11 +34,19 @@ def login(url: str | None, as_json: bool, quiet: bool) -> None:
     profile = _ask(url)
 
     async def work(client: "AsyncClient", reporter: "Reporter") -> int:
-        from uploader.cli.client.events import LoggedIn
         from uploader.cli.client.profile import save_profile
+        from uploader.cli.client.showing.events import Failed, LoggedIn
+        from uploader.client import Unauthenticated
 
-        await client.usage()
-        reporter.show(LoggedIn(profile.url, str(save_profile(profile))))
+        try:
+            await client.usage()
+            path = save_profile(profile)
+        except Unauthenticated as error:  # who is about to log in needs no word about how
+            reporter.show(Failed(None, error.code, error.detail, error.retryable))
+            return EXIT_AUTHENTICATION
+        except OSError as error:
+            fail(f"{error.filename} can't be written: {error.strerror}", EXIT_FAILED)
+        reporter.show(LoggedIn(profile.url, str(path)))
         return EXIT_OK
 
     run_client(work, as_json=as_json, quiet=quiet, profile=profile)

@@ -1,20 +1,17 @@
 """What `put` does: find the files, have them uploaded, and say how each ended."""
 
-import os
-import stat
-import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
-from uploader.cli.client.connecting import exit_code_of, worst_of
-from uploader.cli.client.events import Completed, Failed, Moving, Planned, Skipped, Started, TransferSummary
-from uploader.cli.client.showing import Reporter
-from uploader.client import AsyncClient, IfExists, LocalFile, Outcome, Progress, Watcher
+from uploader.cli.client.connecting import EXIT_FAILED
+from uploader.cli.client.local.filters import EVERYTHING, Filters
+from uploader.cli.client.local.finding import FoundFiles, find
+from uploader.cli.client.showing.events import Failed, NamesRefused, Noted, Planned
+from uploader.cli.client.showing.reporters import Reporter
+from uploader.cli.client.telling import Telling
+from uploader.client import AsyncClient, ClientError, IfExists, InvalidName, Outcome
 
-
-def shown_path(path: str | os.PathLike[str]) -> str:
-    """A path as text; names that are no UTF-8 are shown as near as can be."""
-    return os.fsencode(path).decode("utf-8", "replace")
+_EXAMPLES = 5
 
 
 async def put_all(
@@ -24,98 +21,69 @@ async def put_all(
     folder: str | None,
     name: str | None,
     *,
-    if_exists: IfExists,
+    if_exists: IfExists | None,
     checksum: bool,
+    verbose: bool,
+    encode: bool,
+    filters: Filters = EVERYTHING,
+    listed: Sequence[str] = (),
 ) -> int:
-    """Upload all of it; the exit code. Failures of one file do not hold up the others, unless none can succeed."""
-    started_at = time.monotonic()
+    """Upload all of it, and what is listed; the exit code. Failures of one file do not hold up the others, unless none can
+    succeed."""
     prefix = "" if not folder else folder.rstrip("/") + "/"
-    found = list(_find(paths, prefix, name))
-    for each in found:
-        if isinstance(each, Skipped):
-            reporter.show(each)
-    files = [each for each in found if isinstance(each, LocalFile)]
-    reporter.show(Planned(len(files), sum(each.size for each in files)))
-    told = Telling(reporter)
-    await client.upload_many(files, if_exists=if_exists, checksum=checksum, watcher=told)
-    code = worst_of(told.codes)
-    reporter.show(
-        TransferSummary(
-            files=len(files),
-            complete=told.complete,
-            failed=told.failed,
-            left=len(files) - told.complete - told.failed,
-            bytes=told.bytes,
-            seconds=time.monotonic() - started_at,
-            exit_code=code,
-        )
-    )
-    return code
+    found = find(paths, listed, prefix, name, filters, encode=encode)
+    return await put_found(client, reporter, found, if_exists=if_exists, checksum=checksum, verbose=verbose)
 
 
-def _find(paths: tuple[Path, ...], prefix: str, name: str | None) -> Iterator[LocalFile | Skipped]:
-    for path in paths:
-        own_name = path.name or path.resolve().name
-        if path.is_dir():
-            yield from _walk(path, prefix + (f"{own_name}/" if own_name else ""))
-        else:
-            status = path.stat()
-            yield LocalFile(path, prefix + (name or own_name), status.st_size, status.st_mtime_ns)
-
-
-def _walk(directory: Path, prefix: str) -> Iterator[LocalFile | Skipped]:
+async def put_found(
+    client: AsyncClient,
+    reporter: Reporter,
+    found: FoundFiles,
+    *,
+    if_exists: IfExists | None,
+    checksum: bool,
+    verbose: bool,
+) -> int:
+    """As `put_all`, of files that were found. If nobody chose `if_exists`, new files replace others of their names, where
+    the server can do that."""
+    for each in found.skipped:
+        reporter.show(each)
+    _note_empty(reporter, found.empty)
+    reporter.show(Planned(len(found.files), sum(each.size for each in found.files)))
+    told = Telling(reporter) if verbose else Telling(reporter, found.folder_of)
     try:
-        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
-    except OSError as error:
-        yield Skipped(shown_path(directory), error.strerror or "can't be read")
+        chosen = await choice(client, if_exists)
+    except ClientError as error:
+        if not found.files:
+            raise
+        told.begun(found.files[0])
+        told.ended(Outcome(found.files[0], error=error))
+    else:
+        await client.upload_many(found.files, if_exists=chosen, checksum=checksum, watcher=told)
+        note_kept(reporter, told, if_exists, chosen)
+    for refused in found.refused:
+        told.refused(
+            Failed(refused.path, InvalidName.code, refused.reason, retryable=False, together=True), EXIT_FAILED
+        )
+    if found.refused:
+        reporter.show(NamesRefused(len(found.refused), found.refused[:_EXAMPLES], found.encoded))
+    return told.sum_up(len(found.files) + len(found.refused), set())
+
+
+async def choice(client: AsyncClient, if_exists: IfExists | None) -> IfExists:
+    """What happens to files of equal names: by default the new one replaces them, if the server can. Raises ClientError."""
+    return if_exists or ("replace" if await client.can_replace() else "keep")
+
+
+def note_kept(reporter: Reporter, told: Telling, if_exists: IfExists | None, chosen: IfExists) -> None:
+    """Say that nothing was replaced, though nobody chose that. A URL that leads to no server at all is no old server."""
+    if if_exists is None and chosen == "keep" and told.complete:
+        reporter.show(Noted("the server is too old to replace files: others of the same names stay beside the new"))
+
+
+def _note_empty(reporter: Reporter, empty: list[str]) -> None:
+    if not empty:
         return
-    for entry in entries:
-        path = directory / entry.name
-        status = entry.stat(follow_symlinks=False)
-        if stat.S_ISDIR(status.st_mode):
-            yield from _walk(path, f"{prefix}{entry.name}/")
-        elif stat.S_ISREG(status.st_mode):
-            yield LocalFile(path, prefix + entry.name, status.st_size, status.st_mtime_ns)
-        else:
-            yield Skipped(shown_path(path), "a symbolic link" if entry.is_symlink() else "no regular file")
-
-
-class Telling(Watcher):
-    """Makes events of what happens to the files, and counts."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
-        self.complete = self.failed = self.bytes = 0
-        self.codes: set[int] = set()
-
-    def begun(self, local: LocalFile) -> None:
-        self._reporter.show(Started(shown_path(local.path), local.name, local.size))
-
-    def moved(self, local: LocalFile, progress: Progress) -> None:
-        self._reporter.show(moving(shown_path(local.path), progress))
-
-    def ended(self, outcome: Outcome) -> None:
-        path, error = shown_path(outcome.local.path), outcome.error
-        if error is not None:
-            self.failed += 1
-            self.codes.add(exit_code_of(error))
-            self._reporter.show(Failed(path, error.code, error.detail, error.retryable))
-        elif outcome.file is not None:
-            self.complete += 1
-            self.bytes += outcome.file.size
-            self._reporter.show(Completed(path, outcome.file, outcome.how))
-
-
-def moving(path: str, progress: Progress) -> Moving:
-    return Moving(
-        path=path,
-        name=progress.name,
-        size=progress.size,
-        state=progress.state,
-        received_bytes=progress.received_bytes,
-        in_flight_bytes=progress.in_flight_bytes,
-        hashed_bytes=progress.hashed_bytes,
-        merged_bytes=progress.merged_bytes,
-        bytes_per_second=progress.bytes_per_second,
-        seconds_left=progress.seconds_left,
-    )
+    shown = ", ".join(empty[:_EXAMPLES]) + (", …" if len(empty) > _EXAMPLES else "")
+    folders = "empty folder is" if len(empty) == 1 else "empty folders are"
+    reporter.show(Noted(f"{len(empty)} {folders} left out, as the server keeps files alone: {shown}"))

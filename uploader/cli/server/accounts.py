@@ -64,7 +64,7 @@ def token_revoke(token_or_id: str) -> None:
 
 @click.group()
 def user() -> None:
-    """Users."""
+    """Users and their quotas."""
 
 
 @user.command("set-quota")

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @click.command()
 def installation() -> None:
-    """Show of which installation data directory, database and Redis are, as the first `serve` or `work` told them."""
+    """Show the ids of data directory, database and Redis.
+
+    Those of one installation have the same, since its first `serve` or `work`.
+    """
     settings = load_settings()
 
     async def run(services: "Services") -> "Belonging":
@@ -28,9 +31,9 @@ def installation() -> None:
 @click.command()
 @click.option("--yes", is_flag=True, help="Really do it.")
 def adopt(yes: bool) -> None:
-    """Let data directory, database and Redis in force belong together, whatever they say now.
+    """Let data directory, database and Redis belong together.
 
-    All take the id of the database, else that of the data directory, else a new one.
+    Whatever they say now, all take the id of the database, else that of the data directory, else a new one.
 
     For a database that was made anew, or a data directory that was put together by hand. What has no row in this database is
     its content no more: it is kept, and `uploader cleanup --yes` would remove it. Stop all servers and workers first.

@@ -2,6 +2,7 @@
 
 import http.client
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Iterator
@@ -24,16 +25,18 @@ def announce(settings: Settings, host: str, port: int, token: str | None) -> Non
     The token itself is for terminals only: elsewhere output is kept.
     """
     reachable = _LOOPBACK.get(host, host)
-    _wait_until_live(reachable, port)
-    for line in _lines(settings, _url(reachable, port), token):
+    scheme = "http" if settings.tls_certificate is None else "https"
+    _wait_until_live(scheme, reachable, port)
+    where = f"all addresses, port {port}" if host in _LOOPBACK else _url(scheme, host, port)
+    click.echo(f"uploader {__version__} listens on {where}, data in {settings.data.absolute()}")
+    for line in _lines(settings, _url(scheme, reachable, port), token):
         click.echo(line)
     for name in _names_elsewhere(host):
-        click.echo(f"  From elsewhere:     {_url(name, port)}/")
+        click.echo(f"  From elsewhere:     {_url(scheme, name, port)}/")
     sys.stdout.flush()
 
 
 def _lines(settings: Settings, url: str, token: str | None) -> Iterator[str]:
-    yield f"uploader {__version__} listens on {url}, data in {settings.data.absolute()}"
     if settings.web_pages:
         yield f"  Web page:           {url}/"
         yield f"  Administration:     {url}/admin/"
@@ -58,10 +61,10 @@ def _how_to_call(settings: Settings, url: str, token: str | None) -> Iterator[st
         yield f'  Try:                curl -H "Authorization: Bearer {bearer}" {url}/me/usage'
 
 
-def _wait_until_live(host: str, port: int) -> None:
+def _wait_until_live(scheme: str, host: str, port: int) -> None:
     while True:
         try:
-            connection = http.client.HTTPConnection(host, port, timeout=1)
+            connection = _connection(scheme, host, port)
             connection.request("GET", "/livez")
             if connection.getresponse().status == 200:
                 return
@@ -69,8 +72,17 @@ def _wait_until_live(host: str, port: int) -> None:
             time.sleep(0.02)
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _connection(scheme: str, host: str, port: int) -> http.client.HTTPConnection:
+    if scheme == "http":
+        return http.client.HTTPConnection(host, port, timeout=1)
+    context = ssl.create_default_context()
+    # It is this very process that is asked, by an address that its certificate need not name.
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return http.client.HTTPSConnection(host, port, timeout=1, context=context)
+
+
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _names_elsewhere(host: str) -> list[str]:

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from uploader.service.audit.drift import Findings
     from uploader.service.upkeep.cleanup import Cleaned, Reset
 
+_LOST = " (open, and its chunks are lost, as after a restore, which brings back none)"
+_CLOSE_LOST = (
+    "temp: `uploader reset-unfinished --lost --yes` closes the uploads whose chunks are lost; they are to be sent anew"
+)
+
 
 @click.command()
 def config() -> None:
@@ -79,12 +84,12 @@ def redis_reset(yes: bool) -> None:
 @click.command()
 @click.option("--before", type=MONTH, help="Clean the months before this one.  [default: the present one, in UTC]")
 @click.option("--idle", type=DURATION, help="Expire uploads idle for so long.  [default: UPLOADER_UPLOAD_EXPIRY, 7d]")
-@click.option("--yes", is_flag=True, help="However many blobs no row names: no other database names them.")
+@click.option("--yes", is_flag=True, help="Put away many blobs that no row names, too: no other database does.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing, only say what would be.")
 def cleanup(before: "datetime | None", idle: float | None, yes: bool, dry_run: bool) -> None:
-    """Give back what past months hold for nothing: idle uploads, and what crashes left on the disk.
+    """Give back what idle uploads and crashes left.
 
-    Expires idle uploads that were opened in these months, and removes upload directories that no open upload has, once
+    Expires idle uploads that were opened in past months, and removes upload directories that no open upload has, once
     nothing touched them for an hour. Servers and workers do the same once a month.
 
     Blobs and chunks that no row in the database names go to the trash, and come back if a row names them again. More blobs
@@ -115,14 +120,22 @@ def cleanup(before: "datetime | None", idle: float | None, yes: bool, dry_run: b
 
 
 @click.command("reset-unfinished")
+@click.option("--lost", is_flag=True, help="Only those whose chunks are lost, as after a restore.")
 @click.option("--yes", is_flag=True, help="Really do it.")
-def reset_unfinished(yes: bool) -> None:
-    """Cancel every open upload of every user, as its user would; their bytes are lost. Finished files stay."""
+def reset_unfinished(lost: bool, yes: bool) -> None:
+    """Cancel every open upload of every user. Their bytes are lost; finished files stay.
+
+    --lost: only those whose chunks are lost already, because a restore brings back none, or somebody removed them. What the
+    trash has of them comes back first.
+    """
     if not yes:
-        fail("this cancels every open upload of every user; say --yes", EXIT_USAGE)
+        which = "open upload whose chunks are lost" if lost else "open upload of every user"
+        fail(f"this cancels every {which}; say --yes", EXIT_USAGE)
 
     async def run(services: "Services") -> "Reset":
-        return await services.cleanup.reset_unfinished()
+        if lost:
+            await services.trash.restore_named()
+        return await services.cleanup.reset_unfinished(only_lost=lost)
 
     reset = with_everything(load_settings(), run)
     click.echo(f"uploads cancelled: {reset.uploads}")
@@ -139,7 +152,7 @@ def _fail_if_left(left: int) -> None:
 @click.option("--repair", is_flag=True, help="Mend what can be mended, each under its locks.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def reconcile(repair: bool, as_json: bool) -> None:
-    """Recount every figure from its definition and print each drift. Works while the server runs.
+    """Recount every figure, and print each that drifted. Works while the server runs.
 
     Exit codes: 0 no drift, 1 any drift, also if --repair mended it: run it again to see.
     """
@@ -156,7 +169,9 @@ def reconcile(repair: bool, as_json: bool) -> None:
         click.echo(json.dumps(lists | facts))
     else:
         for drift in found.drifts:
-            click.echo(str(drift))
+            click.echo(f"{drift}{_LOST if drift.kind == 'temp' else ''}")
+        if any(drift.kind == "temp" for drift in found.drifts):
+            click.echo(_CLOSE_LOST)
         for note in found.notes:
             click.echo(f"note: {note}")
         checked = ", ".join(f"{count} {name}" for name, count in found.checked.items())

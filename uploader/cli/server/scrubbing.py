@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "--json", "as_json", is_flag=True, help="Print a JSON object a line: every damaged blob, then the summary."
 )
 def scrub(rate: int, restart: bool, as_json: bool) -> None:
-    """Read every blob again and report each whose bytes are not what was stored. Works while the server runs.
+    """Read all stored content again, and report what rotted. Works while the server runs.
 
     What is damaged is healed by a good copy from the trash, if there is one, or else marked, so that nobody is given its
     bytes. Interrupted, it goes on where it was. Servers and workers do the same all the time, at UPLOADER_SCRUB_RATE.

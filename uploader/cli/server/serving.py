@@ -32,11 +32,13 @@ if TYPE_CHECKING:
 @click.option("--workers", type=click.IntRange(1, 256), help="Server processes.  [default: UPLOADER_WORKERS, 1]")
 @click.option("--jobs/--no-jobs", default=None, help="Run the background jobs too.  [default: UPLOADER_JOBS, true]")
 def serve(host: str | None, port: int | None, workers: int | None, jobs: bool | None) -> None:
-    """Run the server, and by default the background jobs with it.
+    """Run the server, and the background jobs with it.
 
     Without UPLOADER_REDIS_URL and UPLOADER_DATABASE_URL it brings its own: an embedded Valkey and SQLite under
     UPLOADER_DATA. The first start makes the user `owner`, whose token lies there in `owner.token`.
     """
+    if host == "":
+        fail("--host must not be empty; 0.0.0.0 is all addresses", EXIT_CONFIGURATION)
     settings = load_settings(host=host, port=port, workers=workers, jobs=jobs)
     # The server processes read their settings from the environment.
     in_force = {"HOST": settings.host, "WORKERS": str(settings.workers), "JOBS": str(settings.jobs).lower()}
@@ -48,9 +50,9 @@ def serve(host: str | None, port: int | None, workers: int | None, jobs: bool | 
 
 def _serve(settings: Settings, wait_for_redis: "Callable[[], None]") -> None:
     import uvicorn
-    from uvicorn.supervisors import Multiprocess
 
     from uploader import bootstrap
+    from uploader.bootstrap.reloading import ServerProcesses
     from uploader.observability import configure_logging
 
     configure_logging(settings.log_level, settings.log_format)
@@ -73,7 +75,7 @@ def _serve(settings: Settings, wait_for_redis: "Callable[[], None]") -> None:
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
     try:
         if settings.workers > 1:
-            Multiprocess(config, [listener]).run()
+            ServerProcesses(config, [listener]).run()
         else:
             server = uvicorn.Server(config)
             server.run([listener])
@@ -95,13 +97,14 @@ def _listen(settings: Settings) -> "socket.socket":
         listener.bind((settings.host, settings.port))
         listener.set_inheritable(True)
     except OSError as error:
-        fail(f"can't listen on {settings.host}:{settings.port}: {error.strerror}", EXIT_CONFIGURATION)
+        where = f"{settings.host}:{settings.port}"
+        fail(f"can't listen on {where}: {error.strerror}; --host and --port choose another address", EXIT_CONFIGURATION)
     return listener
 
 
 @click.command()
 def work() -> None:
-    """Run the background jobs only: flush, merge, expire, collect, clean up. Several workers at once are safe."""
+    """Run the background jobs only. They flush, merge, expire, collect and clean up; several workers at once are safe."""
     settings = load_settings()
     make_data_directory(settings)
     with embedded_redis(settings) as wait_for_redis:

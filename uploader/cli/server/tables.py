@@ -1,4 +1,4 @@
-"""The report of `uploader report`, as tables for a person and as single figures for a program."""
+"""What `uploader report` and `uploader queue` tell, as tables for a person, and a report as single figures for a program."""
 
 import sys
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from rich.text import Text
 
 from uploader.cli.readable import human_bytes, human_seconds
 from uploader.service.insight.figures import GrowthSchema, Report
+from uploader.service.insight.queues import QueueReport
 
 # Where the output is no terminal: wide enough that no column is cut.
 _WIDTH = 160
@@ -36,8 +37,21 @@ def _rows(section: str, key: str, rows: list[dict[str, Any]]) -> Iterator[tuple[
 
 def print_report(report: Report) -> None:
     """Print the tables. Names and ids are the users' own: none is taken for markup."""
+    _print(_totals(report), _growth(report), _users(report), _temp(report), _idle(report))
+
+
+def print_queue(queue: QueueReport) -> None:
+    """Print what waits."""
+    late, pending = human_seconds(queue.lateness_seconds), human_bytes(queue.pending_bytes)
+    sys.stdout.write(
+        f"As of {queue.as_of:%Y-%m-%d %H:%M:%S} UTC: {queue.tasks} tasks, {pending} pending, {late} late\n"
+    )
+    _print(_waiting(queue))
+
+
+def _print(*tables: Table) -> None:
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
-    for table in (_totals(report), _growth(report), _users(report), _temp(report), _idle(report)):
+    for table in tables:
         console.print(table if table.row_count else Text(f"{table.title}: none"))
 
 
@@ -132,4 +146,12 @@ def _idle(report: Report) -> Table:
     for upload in report.idle.uploads:
         sizes = (human_bytes(upload.disk_bytes), human_bytes(upload.quota_bytes))
         _add(table, upload.upload_id, upload.user_id, f"{upload.updated_at:%Y-%m-%d %H:%M}", *sizes, upload.name)
+    return table
+
+
+def _waiting(queue: QueueReport) -> Table:
+    table = _table("Waiting", " queue", " minute (UTC)", "tasks", "pending")
+    for bucket in queue.buckets:
+        minute = "unreadable" if bucket.minute is None else f"{bucket.minute:%Y-%m-%d %H:%M}"
+        _add(table, bucket.queue, minute, str(bucket.tasks), human_bytes(bucket.pending_bytes))
     return table

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def trash() -> None:
-    """What was deleted, and is kept for UPLOADER_TRASH_RETENTION.
+    """What was deleted and is kept for a while. For how long says UPLOADER_TRASH_RETENTION.
 
     What a row names again comes back by itself: when somebody asks for it, at a start, and once in an hour.
     """

@@ -84,6 +84,7 @@ class ManyDownloads:
         async with self._shared.alone(f"{target.parent}/{file.sha256}"):
             meter = Meter(file.name, file.size, tell)
             how = await Downloading(self._api, file, meter, self._gate).run(target, overwrite=self._overwrite)
+            meter.enter("complete")
         return Outcome(local, file, how)
 
     def _end(self, outcome: Outcome) -> None:

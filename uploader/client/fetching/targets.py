@@ -7,12 +7,12 @@ from pathlib import Path
 
 from uploader.client.errors import AmbiguousName, ClientError, InvalidName, LeadsOutside
 from uploader.client.model import File
-from uploader.client.transfers.names import checked_name
+from uploader.client.transfers.names import checked_name, checked_path
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A file of the server, and where it goes: a relative path with slashes."""
+    """A file of the server, and where it goes: a relative path with slashes, which may have what no name on a server has."""
 
     file: File
     path: str
@@ -32,7 +32,7 @@ def sorted_out(wanted: Iterable[Wanted]) -> tuple[list[Wanted], list[Refused]]:
     for each in wanted:
         try:
             checked_name(each.file.name)
-            checked = replace(each, path=checked_name(each.path))
+            checked = replace(each, path=checked_path(each.path))
         except InvalidName as error:
             refused.append((each, error))
         else:

@@ -20,7 +20,7 @@ _MOST_MEMBERS = 400
 _MOST_BYTES = 8 << 20
 # What is known of the line before the first batch; and how long one is to take: until then nobody hears of its files, and
 # a connection that breaks costs it.
-FIRST_BYTES = 2 << 20
+_FIRST_BYTES = 2 << 20
 _LEAST_BYTES = 64 << 10
 _AIM_SECONDS = 2.0
 _PIECE_BYTES = 256 << 10
@@ -47,6 +47,13 @@ class Batch:
 
 class TooLarge(Exception):
     """The file is not small any more."""
+
+
+def first_bytes(most_bytes_per_second: float | None) -> int:
+    """How many bytes the first batch may have."""
+    if most_bytes_per_second is None:
+        return _FIRST_BYTES
+    return min(_FIRST_BYTES, bytes_for(int(most_bytes_per_second), 1.0))
 
 
 def bytes_for(length: int, seconds: float) -> int:

@@ -1,6 +1,7 @@
 """The words: a file here that is to become one there, what became of it, and who wants to know."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,8 @@ class Outcome:
     file: File | None = None
     how: How = "present"
     error: ClientError | None = None
+    # The files of this name that are not there any more, as far as they were known.
+    replaced: Sequence[File] = ()
 
 
 class Watcher:

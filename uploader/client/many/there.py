@@ -35,6 +35,12 @@ class There:
             return ()  # the others have to go
         return [file for file in files if file.size == size and not file.damaged]
 
+    def replaced_by(self, file: File) -> Sequence[File]:
+        """Those that are gone now that this one is there."""
+        if not self._alone:
+            return ()
+        return [other for other in self._by_name.get(file.name, ()) if other.id != file.id]
+
     def unchanged(self, local: LocalFile) -> File | None:
         """The file that this one is, by name, size and time of modification."""
         for file in self.candidates(local.name, local.size):

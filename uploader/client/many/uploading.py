@@ -22,10 +22,10 @@ from uploader.client.errors import (
     Unauthenticated,
     Unreachable,
 )
-from uploader.client.many.batch import FIRST_BYTES, Member, bytes_for, length_of, next_batch, pieces_of, read_batch
+from uploader.client.many.batch import Member, bytes_for, first_bytes, length_of, next_batch, pieces_of, read_batch
 from uploader.client.many.files import LocalFile, Outcome, Watcher
 from uploader.client.many.there import There, read_target
-from uploader.client.model import IfExists, Line
+from uploader.client.model import File, How, IfExists, Line
 from uploader.client.transfers import plan
 from uploader.client.transfers.names import checked_name
 from uploader.client.transfers.progress import Meter, Progress
@@ -68,7 +68,7 @@ class ManyUploads:
         self._checksum = checksum
         self._there = There((), if_exists)
         self._small_bytes = 0
-        self._batch_bytes = FIRST_BYTES
+        self._batch_bytes = first_bytes(shared.most_bytes_per_second)
         self._hopeless = False
         self._outcomes: list[Outcome] = []
         self._complete_bytes = 0
@@ -199,9 +199,9 @@ class ManyUploads:
         refused: list[Refused] = []
         for member, line in zip(members, lines, strict=False):
             error = _error_of(member, line)
-            if error is None:
-                self._end(Outcome(member.local, line.file, "present" if line.status == 200 else "sent"))
-            elif error.retryable:
+            if line.file is not None and error is None:
+                self._end(self._made(member.local, line.file, "present" if line.status == 200 else "sent"))
+            elif error is not None and error.retryable:
                 refused.append((member, error))
             else:
                 self._end(Outcome(member.local, error=error))
@@ -248,9 +248,12 @@ class ManyUploads:
             self._unfinished.add(uploading)
             file = await uploading.run()
             self._unfinished.discard(uploading)
-            return Outcome(local, file, uploading.how(file))
+            return self._made(local, file, uploading.how(file))
         finally:
             source.close()
+
+    def _made(self, local: LocalFile, file: File, how: How) -> Outcome:
+        return Outcome(local, file, how, replaced=self._there.replaced_by(file))
 
 
 def _error_of(member: Member, line: Line) -> ClientError | None:

@@ -98,7 +98,7 @@ class Downloading:
                 await asyncio.to_thread(sink.clear)  # all of it comes
             elif not response.headers.get("content-range", "").startswith(f"bytes {sink.length}-"):
                 raise BadAnswer("the server sent another range than it was asked for")
-            async for block in response.aiter_raw(_BLOCK_BYTES):
+            async for block in self._api.blocks(response, _BLOCK_BYTES):
                 if sink.length + len(block) > self._file.size:
                     raise BadAnswer("the server sent more bytes than the file has")
                 await self._gate.wait()

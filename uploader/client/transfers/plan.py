@@ -15,6 +15,9 @@ SMALL_BYTES = 256 << 10
 # Up to this size a file is hashed before anything is sent, because instant upload may save sending it.
 HASH_FIRST_BYTES = 64 << 20
 
+# From this size on it is worth a question whether there is room for a file, before it is read.
+ASK_FOR_ROOM_BYTES = 8 << 20
+
 _SAMPLE_BLOCK_BYTES = 4096
 _SAMPLE_BLOCKS = 256
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -27,9 +27,11 @@ class Progress:
     moved_bytes: int
     hashed_bytes: int
     merged_bytes: int
-    # Over the last ten seconds; None while there is nothing to measure.
+    # Over the last ten seconds, with what need not move; None while there is nothing to measure.
     bytes_per_second: float | None
     seconds_left: float | None
+    # What the other end had already, of chunks that have arrived.
+    spared_bytes: int = 0
 
 
 OnProgress = Callable[[Progress], None]
@@ -47,7 +49,7 @@ class Meter:
         self._clock = clock
         self._state: State = "hashing"
         self._received = self._in_flight = self._merged = 0
-        self.moved_bytes = self.hashed_bytes = 0
+        self.moved_bytes = self.spared_bytes = self.hashed_bytes = 0
         self._samples: deque[tuple[float, int]] = deque()
         self._told_at = float("-inf")
 
@@ -75,6 +77,10 @@ class Meter:
         self.moved_bytes += length_bytes
         self._in_flight += length_bytes
         self._tell_now_and_then()
+
+    def spared(self, length_bytes: int) -> None:
+        """These bytes have arrived without being sent."""
+        self.spared_bytes += length_bytes
 
     def landed(self, length_bytes: int) -> None:
         """These bytes are not on their way any more: they have arrived, or are lost."""
@@ -108,12 +114,13 @@ class Meter:
             merged_bytes=self._merged,
             bytes_per_second=rate,
             seconds_left=left / rate if rate else None,
+            spared_bytes=self.spared_bytes,
         )
 
     def _rate(self) -> float | None:
         now = self._clock()
-        self._samples.append((now, self.moved_bytes))
+        self._samples.append((now, self.moved_bytes + self.spared_bytes))
         while now - self._samples[0][0] > _WINDOW_SECONDS:
             self._samples.popleft()
-        then, moved = self._samples[0]
-        return (self.moved_bytes - moved) / (now - then) if now > then else None
+        then, before = self._samples[0]
+        return (self._samples[-1][1] - before) / (now - then) if now > then else None

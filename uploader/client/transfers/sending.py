@@ -5,14 +5,16 @@ Knows nothing of digests and merges: where the upload stands in the end is for `
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from uploader.client.api import Api
 from uploader.client.errors import ClientError, ServerProblem
 from uploader.client.model import Acknowledged, Complete, Digests, File, Merging, Open, Sent, Upload, UploadStatus
 from uploader.client.transfers import plan
+from uploader.client.transfers.deltas.changes import INSTRUCTIONS_REFUSED, Changes
+from uploader.client.transfers.deltas.known import Part
 from uploader.client.transfers.progress import Meter
 from uploader.client.transfers.shared import Shared
 from uploader.client.transfers.source import Source
@@ -27,19 +29,29 @@ class Sending:
     """Sends one source."""
 
     def __init__(
-        self, api: Api, source: Source, meter: Meter, shared: Shared, gate: asyncio.Event, told: asyncio.Event
+        self,
+        api: Api,
+        source: Source,
+        meter: Meter,
+        shared: Shared,
+        gate: asyncio.Event,
+        told: asyncio.Event,
+        changes: Changes,
     ) -> None:
-        """`gate` is closed while the transfer is paused; the last chunk waits until `told` is set."""
+        """`gate` is closed while the transfer is paused; the last chunk waits until `told` is set. `changes`: what need not
+        be sent."""
         self._api = api
         self._source = source
         self._meter = meter
         self._shared = shared
         self._gate = gate
         self._told = told
+        self._changes = changes
 
     async def send_missing(self, upload: Upload) -> UploadStatus:
         """Send all chunks that the server misses; where it stands then."""
         self._meter.enter("uploading")
+        await self._changes.look()
         queue = plan.Queue(upload.missing, hold_last=not self._told.is_set())
         workers = [self._send_from(queue, upload) for _ in range(min(self._shared.connections, len(queue)))]
         for status in await all_or_none(workers):
@@ -80,8 +92,20 @@ class Sending:
     async def _send_once(self, upload: Upload, number: int) -> Sent:
         offset = number * upload.chunk_size
         length = min(upload.chunk_size, upload.size - offset)
-        async with self._pieces(offset, length) as pieces:
-            sent = await self._api.put_chunk_once(upload.id, number, length, pieces)
+        known = self._changes.known
+        made = None if known is None else await known.parts_of(offset, length)
+        parts = made or [Part(b"", offset, length)]
+        sent_bytes = sum(len(part.head) + part.length for part in parts)
+        base_id = known.base_id if known is not None and made else None
+        async with self._pieces(parts) as pieces:
+            try:
+                sent = await self._api.put_chunk_once(upload.id, number, sent_bytes, pieces, base_id=base_id)
+            except ServerProblem as error:
+                if base_id is None or error.code not in INSTRUCTIONS_REFUSED:
+                    raise
+                self._changes.give_up()
+                return await self._send_once(upload, number)
+            self._meter.spared(max(0, length - sent_bytes))
             if isinstance(sent, Acknowledged):
                 self._meter.received(sent.received_bytes)
             return sent
@@ -91,18 +115,17 @@ class Sending:
         self._meter.enter("uploading")
         await self._gate.wait()
         size = self._source.size
-        async with self._shared.slots, self._pieces(0, size) as pieces:
+        async with self._shared.slots, self._pieces([Part(b"", 0, size)]) as pieces:
             return await self._api.put_file_once(digests, name, wishes, size, pieces)
 
     @asynccontextmanager
-    async def _pieces(self, offset: int, length: int) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def _pieces(self, parts: Sequence[Part]) -> AsyncIterator[AsyncIterator[bytes]]:
         """The bytes as they are read; until this ends they are on their way."""
         moving_bytes = 0
 
         async def pieces() -> AsyncIterator[bytes]:
             nonlocal moving_bytes
-            for start in range(offset, offset + length, _READ_BYTES):
-                block = await asyncio.to_thread(self._read, start, min(_READ_BYTES, offset + length - start))
+            async for block in self._blocks(parts):
                 for at in range(0, len(block), _PIECE_BYTES):
                     piece = block[at : at + _PIECE_BYTES]
                     moving_bytes += len(piece)
@@ -113,6 +136,14 @@ class Sending:
             yield pieces()
         finally:
             self._meter.landed(moving_bytes)
+
+    async def _blocks(self, parts: Sequence[Part]) -> AsyncIterator[bytes]:
+        for part in parts:
+            if part.head:
+                yield part.head
+            end = part.offset + part.length
+            for start in range(part.offset, end, _READ_BYTES):
+                yield await asyncio.to_thread(self._read, start, min(_READ_BYTES, end - start))
 
     def _read(self, offset: int, length: int) -> bytes:
         block = self._source.read(offset, length)
@@ -129,3 +160,16 @@ async def all_or_none(works: Iterable[Awaitable[T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def end(task: "asyncio.Task[Any]") -> None:
+    """Cancel a task and wait until it is over, however it ends."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def begins_anew(error: ServerProblem) -> bool:
+    """Whether an upload ended, or can't go on, for a reason that a new one does not have."""
+    if error.code == "upload-gone":
+        return error.fields.get("reason") in ("expired", "md5-mismatch", "sha256-mismatch")
+    return error.code in ("md5-mismatch", "sha256-mismatch", "md5-conflict", "sha256-conflict", "bytes-conflict")

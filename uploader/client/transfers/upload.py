@@ -35,10 +35,11 @@ from uploader.client.model import (
     UploadStatus,
 )
 from uploader.client.transfers import plan
+from uploader.client.transfers.deltas.changes import Changes
 from uploader.client.transfers.hashing import digests_of, proof_of, sample_of
 from uploader.client.transfers.progress import Meter
-from uploader.client.transfers.sending import Sending
-from uploader.client.transfers.shared import Shared
+from uploader.client.transfers.sending import Sending, begins_anew, end
+from uploader.client.transfers.shared import Shared, check_room
 from uploader.client.transfers.source import Source
 from uploader.domain.proof import ALGORITHM
 
@@ -56,6 +57,8 @@ class Destination:
     if_exists: IfExists = "keep"
     # The caller's files of this name and size: if it is one of them, nothing has to be done.
     candidates: Sequence[File] = ()
+    # The open upload of these bytes that is to become it.
+    upload: Upload | None = None
 
 
 class Uploading:
@@ -68,10 +71,13 @@ class Uploading:
         self._source = source
         self._name = destination.name
         self._destination = destination
+        self._expected = destination.upload
         self._meter = meter
         self._shared = shared
         self._told = asyncio.Event()  # the server has the digests, or has to do without
-        self._sending = Sending(api, source, meter, shared, gate, self._told)
+        wants_delta = shared.delta and destination.if_exists == "replace"
+        self._changes = Changes(api, source, destination.name, wanted=wants_delta)
+        self._sending = Sending(api, source, meter, shared, gate, self._told, self._changes)
         self._wishes: dict[str, str] = {}
         self._present = False
         self.upload_id: str | None = None
@@ -90,6 +96,7 @@ class Uploading:
     async def run(self) -> File:
         """The file it became. Raises ClientError; after FileChanged the server keeps nothing of the upload."""
         self._meter.tell()
+        await self._check_room()  # before anything is read
         hashing = asyncio.create_task(digests_of(self._source, self._meter.hashed))
         try:
             self._at_once_bytes = await self._shared.at_once_bytes(self._api)
@@ -98,7 +105,10 @@ class Uploading:
             self._meter.enter("complete")
             return file
         finally:
-            await _end(hashing)
+            await end(hashing)
+
+    async def _check_room(self) -> None:
+        await check_room(self._api, self._name, self._source.size, self._destination.if_exists)
 
     def _wishes_of(self, destination: Destination) -> dict[str, str]:
         """What the server is asked beyond keeping the bytes. Raises ServerTooOld, rather than doing something else."""
@@ -113,23 +123,31 @@ class Uploading:
             try:
                 return await self._run(hashing)
             except ServerProblem as error:
-                if not _begins_anew(error):
+                if not begins_anew(error):
                     raise
             # The bytes that earlier runs had sent were others, or the upload expired under our hands: once more.
             self._source.check()
+            await self._discard_mixed()
+            self._expected = None
+            self._changes.give_up()
             self._meter.begin_anew()
             return await self._run(hashing)
         except FileChanged:
-            with contextlib.suppress(ClientError):
-                await self.discard()
+            await self._discard_mixed()
             raise
+
+    async def _discard_mixed(self) -> None:
+        """Of what holds other bytes, too: somebody sent them under the same key, or appended them."""
+        with contextlib.suppress(ClientError):
+            await self.discard()
 
     async def _run(self, hashing: "asyncio.Task[Digests]") -> File:
         self.upload_id = None
-        if self._source.size <= self._shared.hash_first_bytes:
+        if self._expected is not None:
+            file = await self._by_id(self._expected, hashing)
+        elif self._source.size <= self._shared.hash_first_bytes:
             file = await self._by_digests(await hashing)
         else:
-            self._told.clear()
             file = await self._by_key(hashing)
         digests = await hashing
         self._source.check()
@@ -166,6 +184,8 @@ class Uploading:
             return False
         if size <= plan.SMALL_BYTES:
             return True
+        if await self._changes.can_spare():
+            return False
         states = await self._api.states([digests.md5])
         return all(state.state == "absent" for state in states.values())
 
@@ -207,12 +227,22 @@ class Uploading:
 
     # Opened first
 
+    async def _by_id(self, upload: Upload, hashing: "asyncio.Task[Digests]") -> File:
+        if upload.size != self._source.size:
+            raise ContentDiffers(f"{upload.name}: the upload is of {upload.size} bytes, here are {self._source.size}")
+        return await self._go_on(await self._api.status(upload.id), hashing)
+
     async def _by_key(self, hashing: "asyncio.Task[Digests]") -> File:
         opened = await self._open_by_key(hashing)
         if opened is None:
             return await self._by_digests(await hashing)
+        return await self._go_on(opened, hashing)
+
+    async def _go_on(self, opened: UploadStatus, hashing: "asyncio.Task[Digests]") -> File:
+        """Send what it lacks while the source is hashed."""
         if isinstance(opened, Complete):
             return opened.file
+        self._told.clear()
         sending = asyncio.create_task(self._finish(opened))
         try:
             await asyncio.wait({sending, hashing}, return_when=asyncio.FIRST_COMPLETED)
@@ -221,11 +251,11 @@ class Uploading:
             digests = hashing.result()
             alone = self._shared.alone(digests.md5)
             if alone.locked():
-                await _end(sending)  # somebody sends the same bytes at this moment
+                await end(sending)  # somebody sends the same bytes at this moment
             async with alone:
                 return await self._tell_and_finish(opened.upload, digests, sending)
         finally:
-            await _end(sending)
+            await end(sending)
 
     async def _open_by_key(self, hashing: "asyncio.Task[Digests]") -> UploadStatus | None:
         """The upload under this file's key, begun now or in an earlier run; None if only the digests can help."""
@@ -239,6 +269,7 @@ class Uploading:
             except NotFound:
                 continue  # it was cancelled, has expired, or its file was deleted
             except QuotaExceeded:
+                await self._check_room()
                 return None  # the content may be there already
             if not isinstance(opened, Complete):
                 return opened
@@ -252,16 +283,12 @@ class Uploading:
         except ServerProblem as error:
             if error.code == "upload-exists":
                 return await self._meet(str(error.fields.get("id")), upload, digests, sending)
-            if _begins_anew(error):
-                # An earlier run sent other bytes of the same size, name and sample: they are mixed with ours now.
-                await _end(sending)
-                await self._api.cancel(upload.id)
             raise
         if isinstance(told, Challenged):
             told = await self._prove(upload.id, digests, told.challenge) or await self._api.status(upload.id)
         self._told.set()
         if isinstance(told, Complete):
-            await _end(sending)
+            await end(sending)
             if told.file.name != self._name:
                 return await self._by_digests_alone(digests)
             return told.file
@@ -271,9 +298,9 @@ class Uploading:
         """The caller has another open upload of this content, perhaps from another device: go on with the fuller one."""
         own, other = await asyncio.gather(self._api.status(upload.id), self._api.status(other_id))
         if isinstance(own, Open) and (
-            not isinstance(other, Open) or plan.prefers_other(_received(own), _received(other))
+            not isinstance(other, Open) or plan.prefers_other(own.upload.received_bytes, other.upload.received_bytes)
         ):
-            await _end(sending)
+            await end(sending)
             await self._api.cancel(upload.id)
             return await self._by_digests_alone(digests)
         # The other one is left to its device. The server computes the digests of ours; `_run` compares them.
@@ -317,20 +344,3 @@ class Uploading:
             if error.code != "chunks-missing":
                 raise
             return await self._api.status(upload_id)
-
-
-def _received(status: Open) -> int:
-    return status.upload.received_bytes
-
-
-def _begins_anew(error: ServerProblem) -> bool:
-    """Whether an upload ended, or can't go on, for a reason that a new one does not have."""
-    if error.code == "upload-gone":
-        return error.fields.get("reason") in ("expired", "md5-mismatch", "sha256-mismatch")
-    return error.code in ("md5-mismatch", "sha256-mismatch", "md5-conflict", "sha256-conflict")
-
-
-async def _end(task: "asyncio.Task[object] | asyncio.Task[File] | asyncio.Task[Digests]") -> None:
-    """Cancel a task and wait until it is over, however it ends."""
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

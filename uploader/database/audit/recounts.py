@@ -195,7 +195,8 @@ async def files_unlike_blobs(connection: AsyncConnection, after: str, until: str
     query = select(files.id, blobs.size, blobs.md5, files.size, files.md5).join_from(
         models.blob, models.file, files.sha256 == blobs.sha256
     )
-    unlike = or_(files.size != blobs.size, files.md5 != blobs.md5)
+    known = files.md5.is_(None) != blobs.md5.is_(None)
+    unlike = or_(files.size != blobs.size, files.md5 != blobs.md5, known)
     rows = await connection.execute(query.where(unlike, *_Range(after, until).holds(blobs.sha256)).order_by(files.id))
     return [(file_id, f"{size} {md5}", f"{own_size} {own_md5}") for file_id, size, md5, own_size, own_md5 in rows]
 

@@ -7,10 +7,11 @@ values nothing repeats is in docs/operations.md.
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Boolean, Column, SmallInteger, Table, text
+from sqlalchemy import Boolean, Column, LargeBinary, SmallInteger, Table, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from uploader.database.models import Bytewise, Integer64, UtcDateTime, metadata, upload
+from uploader.database.columns.types import Bytewise, Integer64, UtcDateTime
+from uploader.database.models import metadata, upload
 from uploader.domain.upload import State
 
 # So many of a kind are told.
@@ -18,7 +19,10 @@ _MAX_TOLD = 100
 _MAX_SHOWN = 100
 _HEX_DIGITS = {"id": 32, "md5": 32, "file_id": 32, "sha256": 64, "token_sha256": 64}
 # Those texts that neither an index repeats nor a pattern tells.
-_TEXTS = [("upload", "name"), ("upload", "temp_path"), ("blob", "location"), ("meta", "value")]
+_TEXTS = [
+    *(("upload", "name"), ("upload", "temp_path"), ("blob", "location"), ("meta", "value")),
+    *(("concatenation", "name"), ("concatenation", "ordered")),
+]
 _SECOND = "substr({column}, 1, 19)"
 _CLOSED = "(closed_at IS NULL) = (open_flag IS 1) AND (CAST(state AS TEXT) = 'OPEN') = (open_flag IS 1)"
 
@@ -87,6 +91,8 @@ def _rule_of_value(column: Column[Any]) -> str:
     match column.type:
         case Bytewise():
             return "typeof({column}) = 'blob'"
+        case LargeBinary():
+            return "typeof({column}) = 'blob' AND json_valid(CAST({column} AS TEXT))"
         case Integer64():
             return "typeof({column}) = 'integer' AND {column} >= 0"
         case Boolean():

@@ -2,10 +2,10 @@
 
 Rows are locked in one order everywhere: upload, blob, file, user. Each function runs inside `Database.transact`, so it
 may be run again from its start; what it raises rolls everything back. Those of users and tokens are in `users`,
-those of many files at once in `folders`.
+those of many files at once in `folders`, those that make a whole of parts in `concatenations`.
 """
 
-from uploader.database.transactions import folders, users
+from uploader.database.transactions import concatenations, folders, users
 from uploader.database.transactions.additions import Added, Verdict
 from uploader.database.transactions.blobs import collect_blob, note_scrub, with_blob_locked
 from uploader.database.transactions.files import (
@@ -18,14 +18,18 @@ from uploader.database.transactions.files import (
 from uploader.database.transactions.rows import BlobLost, ClaimsChanged, NotOpen
 from uploader.database.transactions.uploads import (
     Flushed,
+    LengthTold,
     Received,
     choose,
     close_upload,
     flush,
+    forget_metadata,
+    grow,
     merge,
     open_upload,
     purge_uploads,
     tell_digests,
+    tell_length,
     withdraw,
 )
 
@@ -34,6 +38,7 @@ __all__ = [
     "BlobLost",
     "ClaimsChanged",
     "Flushed",
+    "LengthTold",
     "NotOpen",
     "Received",
     "Verdict",
@@ -43,15 +48,19 @@ __all__ = [
     "choose",
     "close_upload",
     "collect_blob",
+    "concatenations",
     "delete_file",
     "flush",
     "folders",
+    "forget_metadata",
+    "grow",
     "merge",
     "note_scrub",
     "open_upload",
     "purge_uploads",
     "rename_file",
     "tell_digests",
+    "tell_length",
     "users",
     "with_blob_locked",
     "withdraw",

@@ -14,10 +14,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import contents, queries
 from uploader.database.engine import Duplicate
+from uploader.database.events.outbox import tell, tell_all
 from uploader.database.transactions import statements
-from uploader.database.transactions.rows import BlobLost, add_refs, changed, insert_files
+from uploader.database.transactions.rows import BlobLost, add_refs, changed, close_row, insert_files
+from uploader.domain import events
 from uploader.domain.quota import Usage
-from uploader.domain.upload import File, IfExists
+from uploader.domain.upload import File, IfExists, State, Upload
 from uploader.errors import NameTaken, QuotaExceeded
 
 
@@ -117,6 +119,13 @@ async def add_files(
     return changes
 
 
+async def close_by(connection: AsyncConnection, upload: Upload, added: Added, now: datetime) -> None:
+    """End an upload in a file. One that was there already is told of once more: this upload is finished by it."""
+    await close_row(connection, upload, State.DONE, now, file_id=added.file.id, md5=added.file.md5)
+    if not added.is_new:
+        await tell(connection, events.file_finished, added.file)
+
+
 class _Making:
     """Decides of files, each after those before it."""
 
@@ -187,6 +196,8 @@ async def _carry_out(connection: AsyncConnection, changes: Changes) -> None:
     if changes.dropped:
         dropped = [{"dropped": sha256, "fewer": fewer} for sha256, fewer in sorted(changes.dropped.items())]
         await connection.execute(statements.DROP_REFS, dropped)
+    await tell_all(connection, events.file_finished, changes.made)
+    await tell_all(connection, events.file_deleted, changes.removed, events.REPLACED)
 
 
 async def _read_names(connection: AsyncConnection, files: Sequence[File], if_exists: IfExists) -> dict[str, list[File]]:

@@ -9,16 +9,17 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import bindparam, select, text
+from sqlalchemy import Result, Table, bindparam, case, func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
-from uploader.database.models import UtcDateTime
-from uploader.domain.upload import State
+from uploader.database.columns.types import UtcDateTime
+from uploader.domain.upload import State, UploadKind
 
 # The order of the text is the order of the locks: STRAIGHT_JOIN has the rows of the text looked up one after the other.
 _LOCK_OPEN_MYSQL = """
-SELECT upload.id, upload.user_id, upload.flushed_generation, upload.flushed_bytes
+SELECT upload.id, upload.user_id, upload.flushed_generation, upload.flushed_bytes,
+  CASE WHEN upload.length_known AND COALESCE(upload.kind, '') <> 'part' THEN upload.size END
 FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(32) CHARACTER SET utf8mb4 PATH '$')) AS item
   STRAIGHT_JOIN upload ON upload.id = CAST(item.id AS BINARY)
 WHERE upload.state = 'OPEN' FOR UPDATE"""
@@ -58,6 +59,14 @@ SELECT CAST(item.sha256 AS BINARY), CAST(item.md5 AS BINARY), item.size, 1, :now
 )) AS item
 ON DUPLICATE KEY UPDATE refs = `blob`.refs + 1, damaged = 0, scrubbed_at = NULL, created_at = :now
 """
+# By the key of the content: the rows without an MD5 may be very many.
+_SET_MD5S_MYSQL = """
+UPDATE JSON_TABLE(:batch, '$[*]' COLUMNS (
+  sha256 VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[0]',
+  md5 VARCHAR(32) CHARACTER SET utf8mb4 PATH '$[1]'
+)) AS item STRAIGHT_JOIN `{table}` AS content ON content.sha256 = CAST(item.sha256 AS BINARY)
+SET content.md5 = CAST(item.md5 AS BINARY) WHERE content.md5 IS NULL
+"""
 _NOW = bindparam("now", type_=UtcDateTime)
 _SET_FLUSHED = {
     "mysql": text(_SET_FLUSHED_MYSQL).bindparams(_NOW),
@@ -67,8 +76,11 @@ _ADD_REFS = text(_ADD_REFS_MYSQL).bindparams(_NOW)
 _ADD_UNFINISHED = {"mysql": text(_ADD_UNFINISHED_MYSQL), "sqlite": text(_ADD_UNFINISHED_SQLITE)}
 
 
-async def lock_batch(connection: AsyncConnection, ids: Iterable[str]) -> Iterable[tuple[str, str, int, int]]:
-    """The uploads of these that are OPEN, locked in the order of their ids: id, user, generation and bytes accounted."""
+async def lock_batch(
+    connection: AsyncConnection, ids: Iterable[str]
+) -> Iterable[tuple[str, str, int, int, int | None]]:
+    """The uploads of these that are OPEN, locked in the order of their ids: id, user, generation and bytes accounted, and
+    the length with which one is to be merged, if it is known."""
     dialect: Any = connection.dialect
     if dialect.name != "sqlite":
         # MySQL wants to be told that no row of the text is to be locked, MariaDB can't be.
@@ -76,7 +88,8 @@ async def lock_batch(connection: AsyncConnection, ids: Iterable[str]) -> Iterabl
         rows = await connection.execute(text(statement), {"ids": json.dumps(sorted(ids))})
         return [(upload_id.decode(), user_id.decode(), *accounted) for upload_id, user_id, *accounted in rows]
     table = models.upload.c
-    columns = (table.id, table.user_id, table.flushed_generation, table.flushed_bytes)
+    length = case((table.length_known & (func.coalesce(table.kind, "") != UploadKind.PART.value), table.size))
+    columns = (table.id, table.user_id, table.flushed_generation, table.flushed_bytes, length)
     query = select(*columns).where(table.id.in_(sorted(ids)), table.state == State.OPEN.value)
     return (await connection.execute(query)).all()
 
@@ -94,6 +107,14 @@ async def add_unfinished(connection: AsyncConnection, more: Mapping[str, int]) -
     await connection.execute(_ADD_UNFINISHED[connection.dialect.name], {"batch": batch})
 
 
-async def add_refs(connection: AsyncConnection, items: Iterable[tuple[str, str, int]], now: datetime) -> None:
+async def add_refs(
+    connection: AsyncConnection, items: Iterable[tuple[str, str | None, int]], now: datetime
+) -> "Result[Any]":
     """`statements.ADD_REF` of many contents on MySQL and MariaDB: SHA-256, MD5, size."""
-    await connection.execute(_ADD_REFS, {"batch": json.dumps(list(items)), "now": now})
+    return await connection.execute(_ADD_REFS, {"batch": json.dumps(list(items)), "now": now})
+
+
+async def set_md5s(connection: AsyncConnection, table: Table, md5s: Mapping[str, str]) -> "Result[Any]":
+    """`statements.FILL_MD5` of many contents on MySQL and MariaDB, by SHA-256."""
+    statement = text(_SET_MD5S_MYSQL.format(table=table.name))
+    return await connection.execute(statement, {"batch": json.dumps(sorted(md5s.items()))})

@@ -9,6 +9,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.crashpoints import crash_point
 from uploader.database import contents, models
+from uploader.database.events.outbox import listens
+from uploader.database.transactions.rows import fill_md5s, tell_of_content
+from uploader.domain.events import EventType
 
 T = TypeVar("T")
 
@@ -48,14 +51,29 @@ async def with_blob_locked(
     blob = await contents.blob_by_sha256(connection, sha256, lock=True)
     if blob is not None:
         return await work(blob)
-    await connection.execute(insert(models.blob).values(sha256=sha256, md5="", size=0, refs=0, created_at=now))
+    await connection.execute(insert(models.blob).values(sha256=sha256, size=0, refs=0, created_at=now))
     result = await work(None)
     crash_point("stray.after_unlink")
     await connection.execute(delete(models.blob).where(models.blob.c.sha256 == sha256))
     return result
 
 
-async def note_scrub(connection: AsyncConnection, sha256: str, *, damaged: bool, now: datetime) -> None:
-    """Say of a blob what reading it back found. The caller has its row locked."""
+async def note_scrub(
+    connection: AsyncConnection,
+    sha256: str,
+    *,
+    damaged: bool,
+    now: datetime,
+    restored: bool = False,
+    md5: str | None = None,
+) -> None:
+    """Say of a blob what reading it back found. The caller has its row locked. `restored`: it was bad, known or not, and
+    other bytes are in its place now. `md5`: where it was computed at that."""
+    kind = EventType.CONTENT_DAMAGED if damaged else EventType.CONTENT_HEALED
+    before = await contents.blob_by_sha256(connection, sha256) if listens(connection, kind) else None
     found = update(models.blob).where(models.blob.c.sha256 == sha256)
     await connection.execute(found.values(damaged=damaged, scrubbed_at=now))
+    if md5 is not None:
+        await fill_md5s(connection, {sha256: md5})
+    if before is not None and (restored or damaged != before.damaged):
+        await tell_of_content(connection, kind, sha256)

@@ -6,10 +6,12 @@ from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
+from uploader.database.events.outbox import tell
 from uploader.database.transactions import statements
-from uploader.database.transactions.additions import Added, Verdict, add_files, lock_contents
-from uploader.database.transactions.rows import add_finished, changed, close_row, drop_ref, lock_open, settle_user
-from uploader.domain.upload import File, IfExists, State, Upload
+from uploader.database.transactions.additions import Added, Verdict, add_files, close_by, lock_contents
+from uploader.database.transactions.rows import add_finished, changed, drop_ref, lock_open, settle_user
+from uploader.domain import events
+from uploader.domain.upload import File, IfExists, Upload
 from uploader.errors import NameTaken
 
 
@@ -51,7 +53,7 @@ async def _add_file(
     if replaced is None:
         await add_finished(connection, file.user_id, changes.finished_bytes)
     else:
-        await close_row(connection, replaced, State.DONE, file.created_at, file_id=added.file.id, md5=file.md5)
+        await close_by(connection, replaced, added, file.created_at)
         await settle_user(connection, replaced, finished=changes.finished_bytes)
     return added
 
@@ -70,7 +72,7 @@ async def add_whole_files(
     collector. Raises Duplicate, BlobLost.
     """
     user_id = files[0].user_id
-    uploads = await _open_md5s(connection, user_id, sorted({file.md5 for file in files}))
+    uploads = await _open_md5s(connection, user_id, sorted({file.md5 for file in files if file.md5 is not None}))
     taken = [file for file in files if file.md5 not in uploads]
     verdicts = iter(await _add_files(connection, taken, if_exists, place_blobs) if taken else ())
     return [None if file.md5 in uploads else next(verdicts) for file in files]
@@ -113,4 +115,5 @@ async def delete_file(connection: AsyncConnection, file: File) -> bool:
         return False
     await drop_ref(connection, file.sha256)
     await add_finished(connection, file.user_id, -file.size)
+    await tell(connection, events.file_deleted, file)
     return True

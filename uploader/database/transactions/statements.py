@@ -17,6 +17,7 @@ _users = user_info.c
 _OF_USER = update(user_info).where(_users.user_id == bindparam("of_user"))
 _THAT_HAS_ROOM = _OF_USER.where(_users.total_space - _users.use_space_finished - _users.reserved >= _bytes("more"))
 RESERVE = _THAT_HAS_ROOM.values(reserved=_users.reserved + _bytes("more"))
+RELEASE = _OF_USER.values(reserved=_users.reserved - _bytes("less"))
 ADD_FINISHED = _OF_USER.values(use_space_finished=_users.use_space_finished + _bytes("more"))
 SETTLE_USER = _OF_USER.values(
     use_space_unfinished=_users.use_space_unfinished - _bytes("flushed"),
@@ -29,6 +30,11 @@ TELL_DIGESTS = (
     update(upload)
     .where(upload.c.id == bindparam("of_upload"))
     .values({name: bindparam(f"told_{name}") for name in ("md5", "sha256")})
+)
+RESIZE_UPLOAD = (
+    update(upload)
+    .where(upload.c.id == bindparam("of_upload"))
+    .values({name: bindparam(f"new_{name}") for name in ("size", "length_known", "updated_at")})
 )
 CLOSE_UPLOAD = (
     update(upload)
@@ -46,12 +52,20 @@ DELETE_NAMED_FILE = DELETE_FILE.where(file.c.name == bindparam("of_name"))
 
 _OF_BLOB = blob.c.sha256 == bindparam("of_blob")
 LOCK_BLOB = select(blob.c.sha256).where(_OF_BLOB).with_for_update()
+LOCK_DAMAGED = select(blob.c.damaged).where(_OF_BLOB).with_for_update()
 # Whoever adds a ref in this way places bytes of their own.
 _PLACED: dict[str, Any] = {"damaged": False, "scrubbed_at": None, "created_at": bindparam("placed_at")}
 _MORE = {"refs": blob.c.refs + 1, **_PLACED}
 ADD_REF = {
     "sqlite": sqlite_insert(blob).on_conflict_do_update(index_elements=["sha256"], set_=_MORE),
     "mysql": mysql_insert(blob).on_duplicate_key_update(**_MORE),
+}
+# Where it was not known.
+FILL_MD5 = {
+    table.name: update(table)
+    .where(table.c.sha256 == bindparam("of_content"), table.c.md5.is_(None))
+    .values(md5=bindparam("computed"))
+    for table in (blob, file)
 }
 TAKE_REF = update(blob).where(blob.c.sha256 == bindparam("taken"), blob.c.refs > 0).values(refs=blob.c.refs + 1)
 DROP_REFS = update(blob).where(blob.c.sha256 == bindparam("dropped")).values(refs=blob.c.refs - _bytes("fewer"))

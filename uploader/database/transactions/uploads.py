@@ -1,26 +1,33 @@
 """The transactions of uploads: from the opening to the end, and to the file that one becomes."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
 
 from sqlalchemy import delete, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from uploader.database import models, queries
+from uploader.database import contents, models, queries
+from uploader.database.events.outbox import tell
+from uploader.database.trail.acts import note
 from uploader.database.transactions import batches, statements
-from uploader.database.transactions.additions import add_files, lock_contents
+from uploader.database.transactions.additions import add_files, close_by, lock_contents
+from uploader.database.transactions.concatenations import forget_concatenations
 from uploader.database.transactions.rows import (
     ClaimsChanged,
+    NotOpen,
     changed,
     close_row,
     lock_open,
     quota_refusal,
+    row_of,
     settle_user,
 )
-from uploader.domain.upload import STATE_OF_REASON, File, IfExists, Reason, State, Upload
-from uploader.errors import TooManyUploads
+from uploader.domain import events
+from uploader.domain.trail.acts import Act
+from uploader.domain.upload import STATE_OF_REASON, File, IfExists, Reason, Upload
+from uploader.errors import SizeMismatch, TooManyUploads
 
 
 class Received(NamedTuple):
@@ -33,27 +40,26 @@ class Received(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """How many rows a flush changed, and which uploads of the batch are open, in the generation that the batch knows."""
+    """How many rows a flush changed, and which uploads of the batch are open, in the generation that the batch knows, and
+    not whole: what is whole waits for its merge, and who would have it flushed has not heard of its length."""
 
     changed: int
     open_ids: frozenset[str]
 
 
-def row_of(upload: Upload) -> dict[str, object]:
-    """The columns of a new upload's row."""
-    values = {name: getattr(upload, name) for name in Upload.__dataclass_fields__}
-    values[queries.PLACE_COLUMN] = values.pop("place")
-    return values | {"open_flag": 1}
-
-
-async def open_upload(connection: AsyncConnection, upload: Upload, *, max_open_uploads: int) -> None:
-    """Insert an upload and reserve its size. Raises Duplicate (from the engine), QuotaExceeded, TooManyUploads."""
+async def open_upload(
+    connection: AsyncConnection, upload: Upload, *, max_open_uploads: int, expires_at: datetime
+) -> None:
+    """Insert an upload and reserve its size; `expires_at` is for who is told of it. Raises Duplicate (from the engine),
+    QuotaExceeded, TooManyUploads."""
     await connection.execute(statements.INSERT_UPLOAD, row_of(upload))
     if await changed(connection, statements.RESERVE, of_user=upload.user_id, more=upload.size) == 0:
         raise await quota_refusal(connection, upload.user_id, upload.size)
     # The user's row is locked by now, so racing callers count one after the other.
     if await queries.count_open_uploads(connection, upload.user_id) > max_open_uploads:
         raise TooManyUploads(limit=max_open_uploads)
+    if not upload.is_part:  # of which nobody is told: their whole is an upload
+        await tell(connection, events.upload_created, upload, expires_at)
 
 
 async def tell_digests(connection: AsyncConnection, upload_id: str, md5: str | None, sha256: str | None) -> Upload:
@@ -78,6 +84,63 @@ async def choose(
     await connection.execute(update(models.upload).where(models.upload.c.id == upload_id).values(**values))
 
 
+# While the length is not known
+
+
+class LengthTold(NotOpen):
+    """The length of the upload was told meanwhile: what the caller knows of it is out of date."""
+
+
+async def grow(
+    connection: AsyncConnection, upload_id: str, end: int, *, step: int, limit: int, now: datetime
+) -> Upload:
+    """Reserve more for an upload whose length is not known, so that it may have `end` bytes: `step` bytes where the user
+    has twice as many, and never beyond `limit`. Raises NotOpen, LengthTold, QuotaExceeded."""
+    upload = await lock_open(connection, upload_id)
+    if upload.length_known:
+        raise LengthTold(upload_id)
+    wanted = end - upload.size
+    if wanted <= 0:
+        return upload
+    usage = await queries.usage(connection, upload.user_id, lock=True)
+    spare = 0 if usage is None else usage.available // 2
+    return await _reserve(connection, upload, max(wanted, min(step, spare, limit - upload.size)), wanted, now)
+
+
+async def tell_length(connection: AsyncConnection, upload_id: str, length: int, stored: int, now: datetime) -> Upload:
+    """Let the size of an upload be what its client told, at least the `stored` bytes, and give back what was reserved
+    beyond. The caller holds its locks. Raises NotOpen, SizeMismatch, QuotaExceeded."""
+    upload = await lock_open(connection, upload_id)
+    if upload.length_known and upload.size != length:
+        raise SizeMismatch("The length of this upload was told before, and is another one.", size=upload.size)
+    if length < stored:
+        raise SizeMismatch("More bytes are there than the length that is told.", size=stored)
+    if upload.length_known:
+        return upload
+    more = length - upload.size
+    return await _reserve(connection, replace(upload, length_known=True), more, more, now)
+
+
+async def _reserve(connection: AsyncConnection, upload: Upload, more: int, wanted: int, now: datetime) -> Upload:
+    """Reserve so much more for an upload, or less. Raises QuotaExceeded."""
+    if more > 0 and await changed(connection, statements.RESERVE, of_user=upload.user_id, more=more) == 0:
+        raise await quota_refusal(connection, upload.user_id, wanted)
+    if more < 0:
+        await changed(connection, statements.RELEASE, of_user=upload.user_id, less=-more)
+    grown = replace(upload, size=upload.size + more, updated_at=now)
+    values = {
+        "of_upload": upload.id,
+        "new_size": grown.size,
+        "new_length_known": grown.length_known,
+        "new_updated_at": now,
+    }
+    await connection.execute(statements.RESIZE_UPLOAD, values)
+    return grown
+
+
+# Accounts, and the end
+
+
 async def flush(connection: AsyncConnection, batch: Sequence[Received], now: datetime) -> Flushed:
     """Write the absolute bytes received of a batch of uploads, and the differences to their users' accounts.
 
@@ -87,9 +150,9 @@ async def flush(connection: AsyncConnection, batch: Sequence[Received], now: dat
     changes: list[Received] = []
     added: dict[str, int] = {}
     open_ids = []
-    for upload_id, user_id, flushed_generation, flushed_bytes in await batches.lock_batch(connection, newest):
+    for upload_id, user_id, flushed_generation, flushed_bytes, length in await batches.lock_batch(connection, newest):
         item = newest[upload_id]
-        if item.generation >= flushed_generation:
+        if item.generation >= flushed_generation and item.received != length:
             open_ids.append(upload_id)
         if (item.generation, item.received) <= (flushed_generation, flushed_bytes):
             continue
@@ -102,7 +165,9 @@ async def flush(connection: AsyncConnection, batch: Sequence[Received], now: dat
     return Flushed(len(changes), frozenset(open_ids))
 
 
-async def close_upload(connection: AsyncConnection, upload_id: str, reason: Reason, now: datetime) -> Upload:
+async def close_upload(
+    connection: AsyncConnection, upload_id: str, reason: Reason, now: datetime, act: Act | None = None
+) -> Upload:
     """End an upload without a file: what it held in the quota is given back, by the row's own figures. Raises NotOpen.
 
     The row is left without its MD5's uniqueness, so the same content can be opened anew.
@@ -110,6 +175,9 @@ async def close_upload(connection: AsyncConnection, upload_id: str, reason: Reas
     upload = await lock_open(connection, upload_id)
     await close_row(connection, upload, STATE_OF_REASON[reason], now, close_reason=reason.value)
     await settle_user(connection, upload, finished=0)
+    if not upload.is_part:
+        await tell(connection, events.upload_closed, upload, reason)
+    await note(connection, act, name=upload.name, size=upload.size)
     return upload
 
 
@@ -140,12 +208,13 @@ async def merge(
     *,
     upload_id: str,
     file_id: str,
-    md5: str,
+    md5: str | None,
     sha256: str,
     place_blob: Callable[[], Awaitable[None]],
     now: datetime,
 ) -> File:
-    """Turn an upload into a file. `place_blob` makes its bytes the blob while the blob's row is locked.
+    """Turn an upload into a file. `place_blob` makes its bytes the blob while the blob's row is locked. `md5`: None where it
+    was not computed; that of the blob is the file's then.
 
     Raises NotOpen, NameTaken, Duplicate, and ClaimsChanged if other digests were claimed while these were computed.
     """
@@ -164,15 +233,25 @@ async def merge(
         modified_at=upload.modified_at,
     )
     locked = await lock_contents(connection, [file], upload.if_exists, now)
+    if md5 is None:
+        file = replace(file, md5=await contents.md5_of(connection, sha256))
     await place_blob()
     changes = await add_files(connection, [file], upload.if_exists, locked, freed_bytes=None)
-    result = changes.only().file
-    await close_row(connection, upload, State.DONE, now, file_id=result.id, md5=md5)
+    added = changes.only()
+    await close_by(connection, upload, added, now)
     await settle_user(connection, upload, finished=changes.finished_bytes)
-    return result
+    return added.file
 
 
 async def purge_uploads(connection: AsyncConnection, upload_ids: list[str]) -> int:
     """Forget what became of uploads that are closed; returns how many."""
     table = models.upload.c
-    return await changed(connection, delete(models.upload).where(table.id.in_(upload_ids), table.open_flag.is_(None)))
+    forget = delete(models.upload).where(table.id.in_(upload_ids), table.open_flag.is_(None))
+    forgotten = await changed(connection, forget)
+    await forget_concatenations(connection, upload_ids)
+    return forgotten
+
+
+async def forget_metadata(connection: AsyncConnection, upload_id: str) -> None:
+    """Whatever became of the upload."""
+    await connection.execute(update(models.upload).where(models.upload.c.id == upload_id).values(metadata=None))

@@ -18,6 +18,7 @@ from uploader.service.access.accounts import Accounts
 from uploader.service.audit.recounting import Recounting
 from uploader.service.insight.figures import OpenUploadList, OpenUploadReport, UserUsage
 from uploader.service.insight.overview import Overview
+from uploader.service.insight.queues import Queues
 from uploader.service.insight.reports import Idle, Order, Reports
 from uploader.service.insight.spreadsheets import csv_lines
 from uploader.service.uploads.status import Uploads
@@ -35,16 +36,17 @@ class AdminHandlers:
     recounting: Recounting
     accounts: Accounts
     uploads: Uploads
+    queues: Queues
     clock: Clock
 
     # Reports
 
     async def usage(self, call: Call) -> Response:
         order = _order(call, USER_SORTS, "use_space_finished", ascending="user_id")
-        containing, limit = call.query("q"), _limit(call)
-        if _wants_csv(call):
+        containing, limit = call.query("q"), limit_of(call)
+        if wants_csv(call):
             users = self.reports.all_usage(order, containing=containing)
-            return _csv_stream("usage", UserUsage.__struct_fields__, users)
+            return csv_stream("usage", UserUsage.__struct_fields__, users)
         as_of = self.clock.now()
         page, cursor = await self.reports.usage(order, limit=limit, after=call.query("after"), containing=containing)
         return Json(wire.UserUsageList(page, cursor, as_of))
@@ -59,12 +61,16 @@ class AdminHandlers:
 
     async def recount(self, call: Call) -> Response:
         body = await call.json(wire.Recount, optional=True)
-        user_id = None if body.user_id is UNSET else _user_id(body.user_id)
+        user_id = None if body.user_id is UNSET else checked_user_id(body.user_id)
         as_of = self.clock.now()
         found = await self.recounting.recount(user_id)
         if user_id is not None and not found.checked["users"] and not found.drifts:
             raise NotFound("There is no such user.")
         return Json(wire.recounted_of(found, as_of))
+
+    async def queue(self, call: Call) -> Response:
+        user_id, upload_id = call.query("user_id"), call.query("upload_id")
+        return Json(await self.queues.report(user_id=user_id and checked_user_id(user_id), upload_id=upload_id))
 
     # Users
 
@@ -73,7 +79,7 @@ class AdminHandlers:
         return Json(wire.detail_of(await self.reports.user(user_of(call)), as_of))
 
     async def user_files(self, call: Call) -> Response:
-        user_id, limit = user_of(call), _limit(call)
+        user_id, limit = user_of(call), limit_of(call)
         as_of = self.clock.now()
         files, cursor = await self.reports.files_of(
             user_id, limit=limit, after=call.query("after"), prefix=call.query("prefix")
@@ -89,10 +95,10 @@ class AdminHandlers:
 
     async def open_uploads(self, call: Call) -> Response:
         order = _order(call, UPLOAD_SORTS, "updated_at", ascending="updated_at")
-        user_id, limit = call.query("user_id"), _limit(call)
-        idle = Idle(seconds=_idle_for(call), user_id=user_id and _user_id(user_id))
-        if _wants_csv(call):
-            return _csv_stream("uploads", OpenUploadReport.__struct_fields__, self.reports.all_uploads(order, idle))
+        user_id, limit = call.query("user_id"), limit_of(call)
+        idle = Idle(seconds=_idle_for(call), user_id=user_id and checked_user_id(user_id))
+        if wants_csv(call):
+            return csv_stream("uploads", OpenUploadReport.__struct_fields__, self.reports.all_uploads(order, idle))
         as_of = self.clock.now()
         page, cursor, total = await self.reports.uploads(order, idle, limit=limit, after=call.query("after"))
         return Json(OpenUploadList(page, cursor, total, as_of))
@@ -113,21 +119,23 @@ def _idle_for(call: Call) -> int:
     return call.query_int("idle_for", 0, 0, MAX_IDLE_SECONDS)
 
 
-def _limit(call: Call) -> int:
+def limit_of(call: Call) -> int:
+    """How many a page has at the most. Raises InvalidRequest."""
     return call.query_int("limit", 100, 1, 1000)
 
 
-def _wants_csv(call: Call) -> bool:
+def wants_csv(call: Call) -> bool:
+    """Whether the query or the `Accept` of a request asks for it. Raises InvalidRequest."""
     form = call.query_word("format", "", ("csv", "json"))
     return form == "csv" or (not form and "text/csv" in call.request.headers.get("accept", ""))
 
 
 def user_of(call: Call) -> str:
     """The user that the path names. Raises InvalidRequest."""
-    return _user_id(call.request.path_params["user_id"])
+    return checked_user_id(call.request.path_params["user_id"])
 
 
-def _user_id(text: str) -> str:
+def checked_user_id(text: str) -> str:
     """Raises InvalidRequest."""
     try:
         return check_user_id(text)
@@ -135,7 +143,7 @@ def _user_id(text: str) -> str:
         raise InvalidRequest.field("user_id", str(error)) from error
 
 
-def _csv_stream(name: str, columns: Sequence[str], batches: AsyncIterable[list[Any]]) -> StreamingResponse:
+def csv_stream(name: str, columns: Sequence[str], batches: AsyncIterable[list[Any]]) -> StreamingResponse:
     """A download of the fields `columns` of all rows. One batch is in memory at a time."""
 
     async def lines() -> AsyncIterator[str]:

@@ -4,10 +4,13 @@ from typing import Any
 
 from uploader.domain.reports import UPLOAD_SORTS, USER_SORTS
 from uploader.http.admin import schemas as wire
+from uploader.http.admin.events import EventHandlers
 from uploader.http.admin.handlers import MAX_HISTORY_DAYS, MAX_IDLE_SECONDS, AdminHandlers
 from uploader.http.admin.tokens import TokenHandlers
+from uploader.http.admin.trail import ACTIONS, TrailHandlers
 from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, Operation, Parameter
 from uploader.service.insight.figures import OpenUploadList, Summary
+from uploader.service.insight.queues import QueueReport
 
 _STRING = {"type": "string"}
 _ORDER = Parameter(name="order", schema={"type": "string", "enum": ["asc", "desc"]}, about="Ascending or descending.")
@@ -15,7 +18,20 @@ _FORMAT = Parameter(
     name="format", schema={"type": "string", "enum": ["json", "csv"]}, about="`csv` streams the whole list."
 )
 _OF_USERS = Parameter(name="q", schema=_STRING, about="Only users whose id contains this.")
+_OF_UPLOAD = Parameter(name="upload_id", schema=_STRING, about="Only that of this upload.")
 _OF_USER = Parameter(name="user_id", schema=_STRING, about="Only those of this user.")
+
+
+_MOMENT = {"type": "string", "format": "date-time"}
+_AUDIT_PARAMETERS = (
+    Parameter(name="since", schema=_MOMENT, about="Only what was done from then on."),
+    Parameter(name="until", schema=_MOMENT, about="Only what was done before."),
+    Parameter(name="user_id", schema=_STRING, about="Only what this user did, and what was done to them."),
+    Parameter(name="action", schema={"type": "string", "enum": list(ACTIONS)}, about="Only this."),
+    _FORMAT,
+    LIMIT,
+    AFTER,
+)
 
 
 def _sort(words: tuple[str, ...], default: str) -> Parameter:
@@ -33,7 +49,9 @@ _IDLE_FOR = _whole("idle_for", 0, MAX_IDLE_SECONDS, 0, "Only those that nothing 
 _UPLOADS_PARAMETERS = (_IDLE_FOR, _OF_USER, _sort(UPLOAD_SORTS, "updated_at"), _ORDER, _FORMAT, LIMIT, AFTER)
 
 
-def admin_operations(handlers: AdminHandlers, tokens: TokenHandlers) -> list[Operation]:
+def admin_operations(
+    handlers: AdminHandlers, tokens: TokenHandlers, events: EventHandlers, trail: TrailHandlers
+) -> list[Operation]:
     """For administrators."""
 
     def admin(method: str, path: str, **more: Any) -> Operation:
@@ -97,6 +115,15 @@ def admin_operations(handlers: AdminHandlers, tokens: TokenHandlers) -> list[Ope
         ),
         admin(
             "GET",
+            "/admin/queue",
+            handler=handlers.queue,
+            summary="What waits to be accounted or merged, by minute",
+            responses={200: QueueReport},
+            problems=("not-found", "upload-not-found", "invalid-request"),
+            parameters=(_OF_USER, _OF_UPLOAD),
+        ),
+        admin(
+            "GET",
             "/admin/users/{user_id}",
             handler=handlers.user,
             summary="One user's accounts",
@@ -146,5 +173,32 @@ def admin_operations(handlers: AdminHandlers, tokens: TokenHandlers) -> list[Ope
             summary="Revoke a token, but not the one that you call with",
             responses={204: None},
             problems=("not-found", "token-in-use", "tokens-unused"),
+        ),
+        admin(
+            "GET",
+            "/admin/audit",
+            handler=trail.acts,
+            summary="Who did what to whom, the newest first",
+            responses={200: wire.ActList},
+            media_types=("text/csv",),
+            problems=("invalid-request",),
+            parameters=_AUDIT_PARAMETERS,
+        ),
+        admin(
+            "GET",
+            "/admin/events",
+            handler=events.sinks,
+            summary="How far the sinks of events are",
+            responses={200: wire.SinkList},
+        ),
+        admin(
+            "POST",
+            "/admin/events/replay",
+            handler=events.replay,
+            summary="Tell sinks once more of the events that they have not taken in all attempts",
+            takes=wire.Replay,
+            takes_optional=True,
+            responses={200: wire.Replayed},
+            problems=("not-found", "invalid-request"),
         ),
     ]

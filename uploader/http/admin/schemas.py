@@ -8,10 +8,12 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from uploader.domain.quota import Usage
 from uploader.domain.reports import UserReport
+from uploader.domain.trail.acts import Act
 from uploader.domain.upload import File
 from uploader.http.shared.schemas import Size
 from uploader.service.access.accounts import Token
 from uploader.service.audit.drift import Drift, Findings
+from uploader.service.events.watching import SinkFigures
 from uploader.service.insight.figures import HistoryDay, UserUsage, user_of
 
 # Requests
@@ -34,6 +36,12 @@ class Recount(Struct, forbid_unknown_fields=True):
     """What to recount: everything, or one user."""
 
     user_id: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
+
+
+class Replay(Struct, forbid_unknown_fields=True):
+    """Whom to tell once more: every sink, or one."""
+
+    sink: Annotated[str, Meta(min_length=1, max_length=64)] | UnsetType = UNSET
 
 
 # Answers
@@ -109,6 +117,27 @@ class History(Struct):
     """One row a day, in order. Days on which nothing ran have none."""
 
     days: list[HistoryDay]
+    as_of: datetime
+
+
+class SinkList(Struct):
+    """All sinks of events, and the names that are none any more and of which some still wait or are dead."""
+
+    sinks: list[SinkFigures]
+    as_of: datetime
+
+
+class Replayed(Struct):
+    """How many deliveries are due again."""
+
+    deliveries: int
+
+
+class ActList(Struct):
+    """A page of the trail, the newest first; `next` is the cursor of the following one."""
+
+    acts: list[Act]
+    next: str | None
     as_of: datetime
 
 

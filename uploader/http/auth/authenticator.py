@@ -1,6 +1,5 @@
 """Who is calling: by a token, a JWT, a proxy's header or a signed link; or the local user where authentication is off."""
 
-import ipaddress
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -8,10 +7,12 @@ from starlette.requests import Request
 from uploader.domain.names import check_user_id
 from uploader.errors import Forbidden, Unauthenticated
 from uploader.http.auth.origins import Origins, is_local_host
+from uploader.http.auth.proxies import Proxies
+from uploader.http.auth.wrong_tokens import WrongTokens
 from uploader.http.shared.operation import Access
 from uploader.observability import user_id as user_of_log
 from uploader.service.access.accounts import LOCAL_USER, Accounts, Identity
-from uploader.service.access.links import Links
+from uploader.service.access.links import Links, selection_subject
 from uploader.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,14 +31,15 @@ class Authenticator:
         self._mode = settings.auth
         self._host = settings.host
         self._trusted_header = settings.trusted_header
-        self._proxies = [ipaddress.ip_network(proxy) for proxy in settings.trusted_proxies or ()]
+        self._proxies = Proxies(settings.trusted_proxies)
         self._accounts = accounts
         self._links = links
         self._origins = origins
         self._verifier = verifier
+        self._wrong_tokens = WrongTokens(settings.max_wrong_tokens)
 
     async def identify(self, access: Access, request: Request) -> Identity:
-        """Who calls, as far as `access` asks. Raises Unauthenticated, Forbidden, Unavailable."""
+        """Who calls, as far as `access` asks. Raises Unauthenticated, TooManyRequests, Forbidden, Unavailable."""
         match access:
             case "open":
                 return _NOBODY
@@ -49,20 +51,20 @@ class Authenticator:
                 return await self.admin(request)
 
     async def user(self, request: Request) -> Identity:
-        """Raises Unauthenticated, Unavailable."""
+        """Raises Unauthenticated, TooManyRequests, Unavailable."""
         identity = await self._identity(request)
         user_of_log.set(identity.user_id)
         return identity
 
     async def admin(self, request: Request) -> Identity:
-        """Raises Unauthenticated, Forbidden, Unavailable."""
+        """Raises as `identify`."""
         identity = await self.user(request)
         if not identity.admin:
             raise Forbidden()
         return identity
 
     async def reader(self, request: Request) -> Identity:
-        """Who may read one file: the user, or whoever has a signed link to it. Raises as `user`."""
+        """Who may read a file or a selection: the user, or whoever has a signed link to it. Raises as `user`."""
         query = request.query_params
         if "signature" not in query:
             return await self.user(request)
@@ -70,7 +72,7 @@ class Authenticator:
         if any(len(given) != 1 for given in values):
             raise Unauthenticated("The link is not valid.")
         owner, expires, signature = (given[0] for given in values)
-        await self._links.check(owner, request.path_params["id"], expires, signature)
+        await self._links.check(owner, _subject_of(request), expires, signature)
         user_of_log.set(owner)
         return Identity(owner, admin=False)
 
@@ -83,6 +85,20 @@ class Authenticator:
         if self._mode == "none":
             return await self._local_user(request)
         token = _bearer_token(request)
+        # One that was right here before is let in at once though its neighbours guess; any other one is a question to the
+        # database. A JWT is checked without, and only its refusal waits.
+        if self._verifier is None and not self._accounts.knows(token):
+            await self._wrong_tokens.slow_down(self._proxies.party(request))
+        try:
+            return await self._bearer(token)
+        except Unauthenticated:
+            party = self._proxies.party(request)
+            if self._verifier is not None:
+                await self._wrong_tokens.slow_down(party)
+            self._wrong_tokens.count(party)
+            raise
+
+    async def _bearer(self, token: str) -> Identity:
         if self._verifier is None:
             return await self._accounts.authenticate(token)
         claims = await self._verifier.verify(token)
@@ -91,7 +107,7 @@ class Authenticator:
 
     def _named_by_proxy(self, request: Request) -> str | None:
         """The user that a proxy names; None where the header is not there, or comes from anybody else."""
-        if self._trusted_header is None or not self._is_proxy(request):
+        if self._trusted_header is None or not self._proxies.sent(request):
             return None
         values = request.headers.getlist(self._trusted_header)
         if not values:
@@ -101,14 +117,6 @@ class Authenticator:
             return check_user_id(value.encode("latin-1").decode())
         except ValueError as error:
             raise Unauthenticated("The proxy names no user.") from error
-
-    def _is_proxy(self, request: Request) -> bool:
-        try:
-            peer = ipaddress.ip_address(request.client.host if request.client else "")
-        except ValueError:
-            return False
-        mapped = getattr(peer, "ipv4_mapped", None)
-        return any((mapped or peer) in proxy for proxy in self._proxies)
 
     async def _local_user(self, request: Request) -> Identity:
         if not is_local_host(request.headers.get("host", ""), self._host):
@@ -121,6 +129,14 @@ class Authenticator:
         """Who needs no token could be made to call by any page that their browser shows."""
         if self._origins.is_foreign_page(request):
             raise Unauthenticated("Pages of other origins can't call without a token.")
+
+
+def _subject_of(request: Request) -> str:
+    """What a link is to: the file of the path, or the selection whose digest the query tells. Whether that is the digest of
+    what is asked for shows with the body."""
+    if "id" in request.path_params:
+        return str(request.path_params["id"])
+    return selection_subject(request.query_params.get("selection", ""))
 
 
 def _bearer_token(request: Request) -> str:

@@ -10,9 +10,10 @@ import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -210,12 +211,21 @@ def _fetch(url: str) -> bytes:
     opener = urllib.request.build_opener(_NoRedirects)
     content = b""
     request = urllib.request.Request(url, headers={"Accept": "application/json"})  # noqa: S310 (its scheme is checked)
-    with opener.open(request, None, _FETCH_SECONDS) as reply:
+    with _opened(opener, request) as reply:
         while piece := reply.read1(64 << 10):
             content = _bounded(content + piece)
             if time.monotonic() > deadline:
                 raise TimeoutError("the key set came too slowly")
     return content
+
+
+def _opened(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> HTTPResponse:
+    try:
+        reply: HTTPResponse = opener.open(request, None, _FETCH_SECONDS)
+    except HTTPError as error:
+        error.close()  # it is a reply, too
+        raise
+    return reply
 
 
 def _bounded(content: bytes) -> bytes:

@@ -7,12 +7,16 @@ from starlette.responses import Response
 
 _ALLOW_METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE"
 _ALLOW_HEADERS = (
-    "Authorization, Content-Digest, Content-MD5, Content-Type, Idempotency-Key, If-None-Match, If-Range, "
-    "Range, X-Request-ID"
+    "Authorization, Content-Digest, Content-Disposition, Content-MD5, Content-Type, Idempotency-Key, If-None-Match, "
+    "If-Range, Range, Repr-Digest, Tus-Resumable, Upload-Checksum, Upload-Complete, Upload-Concat, Upload-Defer-Length, "
+    "Upload-Draft-Interop-Version, Upload-Incomplete, Upload-Length, Upload-Metadata, Upload-Offset, Want-Repr-Digest, "
+    "X-HTTP-Method-Override, X-Request-ID, X-Requested-With"
 )
 _EXPOSE_HEADERS = (
-    "Accept-Ranges, Content-Disposition, Content-Length, Content-Range, ETag, Location, Repr-Digest, Retry-After, "
-    "WWW-Authenticate, X-Request-ID"
+    "Accept-Patch, Accept-Ranges, Content-Disposition, Content-Length, Content-Location, Content-Range, ETag, Location, "
+    "Repr-Digest, Retry-After, Tus-Checksum-Algorithm, Tus-Extension, Tus-Max-Size, Tus-Resumable, Tus-Version, "
+    "Upload-Complete, Upload-Concat, Upload-Defer-Length, Upload-Draft-Interop-Version, Upload-Expires, "
+    "Upload-Incomplete, Upload-Length, Upload-Limit, Upload-Metadata, Upload-Offset, WWW-Authenticate, X-Request-ID"
 )
 _PREFLIGHT = {
     "Access-Control-Allow-Methods": _ALLOW_METHODS,

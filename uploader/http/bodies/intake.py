@@ -23,13 +23,20 @@ from uploader.errors import (
 from uploader.http.bodies.pace import Pace
 from uploader.http.bodies.received import BodyBudget, ReceivedBody, Segments, WholeBody
 from uploader.http.bodies.source import DIRECT_BODY, BodySource, MessageBody
+from uploader.service.appends.sources import Part, a_newer_one
 from uploader.settings import Settings
 from uploader.storage.base import Body
 from uploader.storage.spool import Spool
+from uploader.tasks import uninterrupted
 
 # JSON is small, and there is no place for it but memory: it has a budget of its own, so that chunks never starve it.
 MAX_JSON_BYTES = 256 << 10
 _JSON_BUDGET_BYTES = 64 << 20
+# How often whoever receives a body in parts is asked whether more is wanted.
+_LOOK_SECONDS = 0.25
+# How long the next part of a stream waits for memory: most of it is held by the parts before, which are being stored or
+# hashed, and to write them twice would only take longer.
+_PATIENCE_SECONDS = 0.25
 
 
 # What is wrong with a body of a length, where another one was expected, or that is the most.
@@ -56,6 +63,7 @@ class Incoming:
         """Raises BadRequest for a length that is no number."""
         self._intake = intake
         self._request = request
+        self._source: BodySource | None = None
         self.declared_bytes = _declared_bytes(request)
 
     async def receive(self, user_id: str, expected_bytes: int) -> Body:
@@ -70,6 +78,22 @@ class Incoming:
         if self.declared_bytes > limit_bytes:
             raise FileTooLarge(limit=limit_bytes)
         return await self._intake.receive(source, user_id, self.declared_bytes)
+
+    async def receive_all(self, user_id: str, limit_bytes: int) -> ReceivedBody | WholeBody:
+        """As `receive_up_to`, to be taken up again in parts."""
+        source = source_of(self._request)
+        if self.declared_bytes is not None and self.declared_bytes > limit_bytes:
+            raise FileTooLarge(limit=limit_bytes)
+        return await self._intake.gather(source, user_id, limit_bytes)
+
+    async def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Part:
+        """As `Intake.receive_part`; the next part goes on where this one ended."""
+        if self._source is None:
+            self._source = source_of(self._request)
+        return await self._intake.receive_part(self._source, user_id, limit_bytes, goes_on)
+
+    def stored(self, offset: int) -> None:
+        """Its client hears of it at the end."""
 
 
 class Intake:
@@ -99,9 +123,67 @@ class Intake:
 
         Raises FileTooLarge, BodyTimeout, StorageFull, and ClientDisconnect if the client went away.
         """
+        return await self.gather(source, user_id, limit_bytes)
+
+    async def gather(self, source: BodySource, user_id: str, limit_bytes: int) -> ReceivedBody | WholeBody:
+        """As `receive_up_to`."""
         return await self._gather(source, user_id, limit_bytes, _size_fault)
 
-    async def receive_json(self, receive: Receive, user_id: str) -> bytes:
+    async def receive_part(
+        self, source: BodySource, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]
+    ) -> Part:
+        """What comes of a body up to the limit, and why no more came before it: whatever ends it, the bytes stay. `goes_on`
+        is asked again and again whether anybody wants more.
+
+        Raises StorageFull.
+        """
+        is_here = source.is_whole and source.waiting_bytes <= limit_bytes
+        if is_here and self._budget.charge(user_id, source.waiting_bytes):
+            return Part(WholeBody(self._budget, user_id, source.take()), ended=True)
+        body = self.gathering(user_id, limit_bytes)
+        try:
+            error = await self._fill_part(body, source, limit_bytes, goes_on)
+            ending = asyncio.create_task(body.end())
+            try:
+                await uninterrupted(ending)
+            except asyncio.CancelledError as cancelled:
+                ending.result()
+                error = cancelled
+        except BaseException:
+            body.close()
+            raise
+        return Part(body, ended=source.ended, error=error)
+
+    async def _fill_part(
+        self, body: ReceivedBody, source: BodySource, limit_bytes: int, goes_on: Callable[[], bool]
+    ) -> BaseException | None:
+        loop = asyncio.get_running_loop()
+        pace = self.pace()
+        try:
+            while not source.ended and body.length < limit_bytes:
+                is_wanted = goes_on()
+                look_again_at = await self._make_room(body, source, pace, _PATIENCE_SECONDS)
+                await source.pour(body, min(look_again_at, loop.time() + (_LOOK_SECONDS if is_wanted else 0.0)))
+                if not is_wanted:  # what was here already was taken
+                    return a_newer_one()
+                if loop.time() >= pace.late_at(source.progressed_at, body.length):
+                    return BodyTimeout("The body came too slowly; what came of it is kept.")
+        except (ClientDisconnect, asyncio.CancelledError) as ending:
+            return ending
+        return None
+
+    async def _make_room(
+        self, body: ReceivedBody, source: BodySource, pace: Pace, patience_seconds: float = 0.0
+    ) -> float:
+        """There is room after this; when to look how fast the body comes. Raises StorageFull."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await body.make_room(slow=began >= pace.slow_at, patience_seconds=patience_seconds)
+        pace.excuse(began, loop.time())
+        late_at = pace.late_at(source.progressed_at, body.length)
+        return min(late_at, pace.slow_at) if body.in_memory and loop.time() < pace.slow_at else late_at
+
+    async def receive_json(self, receive: Receive, user_id: str, most_bytes: int = MAX_JSON_BYTES) -> bytes:
         """A small body, within the idle time-out as a whole.
 
         Raises InvalidRequest if it is not small, TooManyRequests, BodyTimeout, and ClientDisconnect.
@@ -114,8 +196,8 @@ class Intake:
                     if message["type"] == "http.disconnect":
                         raise ClientDisconnect()
                     piece, more = message.get("body", b""), message.get("more_body", False)
-                    if len(content) + len(piece) > MAX_JSON_BYTES:
-                        raise InvalidRequest.field("body", f"is longer than {MAX_JSON_BYTES} bytes")
+                    if len(content) + len(piece) > most_bytes:
+                        raise InvalidRequest.field("body", f"is longer than {most_bytes} bytes")
                     if not self._json_budget.charge(user_id, len(piece)):
                         raise TooManyRequests()
                     content += piece
@@ -125,7 +207,9 @@ class Intake:
             self._json_budget.release(user_id, len(content))
         return bytes(content)
 
-    async def _gather(self, source: BodySource, user_id: str, limit_bytes: int, fault_of: _FaultOf) -> Body:
+    async def _gather(
+        self, source: BodySource, user_id: str, limit_bytes: int, fault_of: _FaultOf
+    ) -> ReceivedBody | WholeBody:
         if source.is_whole and self._budget.charge(user_id, source.waiting_bytes):
             whole = WholeBody(self._budget, user_id, source.take())
             fault = fault_of(whole.length, limit_bytes)
@@ -161,15 +245,10 @@ class Intake:
         loop = asyncio.get_running_loop()
         pace, excess = self.pace(), _Excess()
         while not source.ended:
-            whole = body.length == limit_bytes
-            if not whole:
-                began = loop.time()
-                await body.make_room(slow=began >= pace.slow_at)
-                pace.excuse(began, loop.time())
-            look_again_at = pace.late_at(source.progressed_at, body.length)
-            if body.in_memory and loop.time() < pace.slow_at:
-                look_again_at = min(look_again_at, pace.slow_at)
-            await source.pour(excess if whole else body, look_again_at)
+            if body.length == limit_bytes:
+                await source.pour(excess, pace.late_at(source.progressed_at, body.length))
+            else:
+                await source.pour(body, await self._make_room(body, source, pace))
             if excess.length:
                 break
             if loop.time() >= pace.late_at(source.progressed_at, body.length):

@@ -4,6 +4,7 @@ A page that is touched for the first time costs more than all that is done with 
 Memory is charged to one budget of the process, and to a share of each user.
 """
 
+import asyncio
 import mmap
 from collections import defaultdict
 from collections.abc import Iterable
@@ -28,9 +29,10 @@ class BodyBudget:
     """Bytes of memory for bodies: of the process, and of each user a quarter of that."""
 
     def __init__(self, total_bytes: int) -> None:
-        self._free = total_bytes
+        self._total = self._free = total_bytes
         self._user_share = total_bytes // _USER_SHARE
         self._charged: dict[str, int] = {}
+        self._released = asyncio.Event()
 
     def charge(self, user_id: str, length_bytes: int) -> bool:
         """Take memory; False if there is none left for this user."""
@@ -47,6 +49,18 @@ class BodyBudget:
         left = self._charged.pop(user_id, 0) - length_bytes
         if left > 0:
             self._charged[user_id] = left
+        self._released.set()
+
+    async def wait_for_release(self, own_bytes: int, until: float) -> bool:
+        """Whether others than who holds `own_bytes` give memory back before the loop's clock says `until`."""
+        if self._total - self._free <= own_bytes:
+            return False
+        self._released.clear()
+        try:
+            async with asyncio.timeout_at(until):
+                return await self._released.wait()
+        except TimeoutError:
+            return False
 
 
 class Segments:
@@ -98,9 +112,10 @@ class ReceivedBody:
         self.in_memory = True
         self.length = 0
 
-    async def make_room(self, *, slow: bool) -> None:
-        """There is room after this, in memory or not. The body is not whole. Raises StorageFull."""
-        if self._spooled is None and (slow or not self._has_segment()):
+    async def make_room(self, *, slow: bool, patience_seconds: float = 0.0) -> None:
+        """There is room after this, in memory, for which it waits for so long, or not. The body is not whole. Raises
+        StorageFull."""
+        if self._spooled is None and (slow or not await self._wait_for_segment(patience_seconds)):
             await self._move_to_spool(_SLOW_BATCH_BYTES if slow else _BATCH_BYTES)
         elif self._spooled is not None and self._batched == len(self._batch):
             await self._write_batch()
@@ -129,10 +144,16 @@ class ReceivedBody:
     def pieces(self) -> Iterable[memoryview]:
         """In memory they are there: whoever hashes or stores them need not come back for each."""
         if self._spooled is not None:
-            return self._spooled.pieces()
+            return self._spooled.pieces(0, self.length)
         size = self._segment_bytes
         used = -(-self.length // size)  # the last one may have been taken for bytes that never came
         return [segment[: self.length - number * size] for number, segment in enumerate(self._segments[:used])]
+
+    def pieces_of(self, start: int, length: int) -> Iterable[memoryview]:
+        """Of some of its bytes."""
+        if self._spooled is not None:
+            return self._spooled.pieces(start, length)
+        return _cut(self.pieces(), start, length)
 
     def keep(self) -> None:
         self._keepers += 1
@@ -156,6 +177,15 @@ class ReceivedBody:
             return False
         if self._segment_bytes < self._pool.large_bytes:
             self._move_to_large()
+        return True
+
+    async def _wait_for_segment(self, patience_seconds: float) -> bool:
+        """As `_has_segment`, once others have given memory back."""
+        until = asyncio.get_running_loop().time() + patience_seconds
+        while not self._has_segment():
+            own_bytes = len(self._segments) * self._segment_bytes
+            if not (patience_seconds and await self._budget.wait_for_release(own_bytes, until)):
+                return False
         return True
 
     def _take(self, size_bytes: int) -> bool:
@@ -185,20 +215,28 @@ class ReceivedBody:
         self._segments = []
 
     async def _move_to_spool(self, batch_bytes: int) -> None:
-        pieces = list(self.pieces())
-        await uninterrupted(self._open_spool(pieces))
+        await uninterrupted(self._open_spool(list(self.pieces()), batch_bytes))
+
+    async def _open_spool(self, pieces: list[memoryview], batch_bytes: int) -> None:
+        """To its end or not at all: a body that is broken off here is told from one that is in the spool."""
+        spooled = await self._spool.open()
+        try:
+            for piece in pieces:
+                await spooled.append(piece)
+        except BaseException:
+            spooled.close()
+            raise
+        self._spooled, self.in_memory = spooled, False
         self._release_segments()
         self._batch = memoryview(bytearray(min(batch_bytes, self._expected - self.length)))
 
-    async def _open_spool(self, pieces: list[memoryview]) -> None:
-        self._spooled = await self._spool.open()
-        self.in_memory = False
-        for piece in pieces:
-            await self._spooled.append(piece)
-
     async def _write_batch(self) -> None:
         assert self._spooled is not None
-        await uninterrupted(self._spooled.append(self._batch[: self._batched]))
+        await uninterrupted(self._append_batch(self._spooled))
+
+    async def _append_batch(self, spooled: SpooledBytes) -> None:
+        """What was written is not written again, whoever is cancelled meanwhile."""
+        await spooled.append(self._batch[: self._batched])
         self._batched = 0
 
 
@@ -216,6 +254,10 @@ class WholeBody:
     def pieces(self) -> Iterable[memoryview]:
         return (memoryview(self._content),)
 
+    def pieces_of(self, start: int, length: int) -> Iterable[memoryview]:
+        """Of some of its bytes."""
+        return _cut(self.pieces(), start, length)
+
     def keep(self) -> None:
         self._keepers += 1
 
@@ -224,3 +266,14 @@ class WholeBody:
         if not self._keepers:
             self._content = b""
             self._budget.release(self._user_id, self.length)
+
+
+def _cut(pieces: Iterable[memoryview], start: int, length: int) -> list[memoryview]:
+    """So much of them, from there on."""
+    found = []
+    for piece in pieces:
+        part = piece[start : start + length]
+        start, length = max(start - len(piece), 0), length - len(part)
+        if len(part):
+            found.append(part)
+    return found

@@ -9,6 +9,9 @@ from starlette.types import Receive
 
 # Under this name `scope["extensions"]` holds `{"body": a DirectSource}`, where the server offers one for a request.
 DIRECT_BODY = "uploader.direct_body"
+# And under this one, for a request that announces trailers, `{"fields": those that came}`, once all of its body has: each
+# name in lower case, with its value.
+TRAILERS = "uploader.trailers"
 
 
 class Sink(Protocol):
@@ -19,6 +22,25 @@ class Sink(Protocol):
 
     def advance(self, count: int) -> None:
         """So many bytes were put there, at the latest when the pouring ends."""
+
+
+class Piece:
+    """What was read of a body, and not yet looked at."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._memory = memoryview(bytearray(size_bytes))
+        self.length = 0
+
+    def room(self) -> memoryview:
+        return self._memory[self.length :]
+
+    def advance(self, count: int) -> None:
+        self.length += count
+
+    def take(self) -> memoryview:
+        """What was read; good until the next is."""
+        taken, self.length = self._memory[: self.length], 0
+        return taken
 
 
 class BodySource(Protocol):

@@ -14,7 +14,7 @@ from uploader.http.bodies.archive import ArchiveReader, Member
 from uploader.http.bodies.intake import Intake
 from uploader.http.bodies.pace import GRACE_SECONDS
 from uploader.http.bodies.received import ReceivedBody
-from uploader.http.bodies.source import BodySource
+from uploader.http.bodies.source import BodySource, Piece
 from uploader.storage.base import Body
 
 T = TypeVar("T")
@@ -22,25 +22,6 @@ T = TypeVar("T")
 _PIECE_BYTES = 256 << 10
 # Of one piece, before all others have their turn: what so many cost is about a millisecond.
 _TURN_MEMBERS = 32
-
-
-class _Piece:
-    """What was read of the archive, and not yet looked at."""
-
-    def __init__(self) -> None:
-        self._memory = memoryview(bytearray(_PIECE_BYTES))
-        self.length = 0
-
-    def room(self) -> memoryview:
-        return self._memory[self.length :]
-
-    def advance(self, count: int) -> None:
-        self.length += count
-
-    def take(self) -> memoryview:
-        """What was read; good until the next is."""
-        taken, self.length = self._memory[: self.length], 0
-        return taken
 
 
 class Unpacking(Generic[T]):
@@ -55,7 +36,7 @@ class Unpacking(Generic[T]):
         self._admit = admit
         self._loop = asyncio.get_running_loop()
         self._pace = intake.pace()
-        self._piece = _Piece()
+        self._piece = Piece(_PIECE_BYTES)
         self._received = 0
         self._read_at = self._loop.time()
         self._looked_at = 0

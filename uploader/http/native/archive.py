@@ -1,15 +1,16 @@
-"""`GET /me/archive`: files as one zip or tar, made while it is sent. Nothing is compressed: most of what people keep is."""
+"""`/me/archive`: files as one zip or tar, made while it is sent. Nothing is compressed: most of what people keep is."""
 
 import asyncio
 import io
 import tarfile
 import zipfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 
 from starlette.responses import StreamingResponse
 
+from uploader.domain.folder import common_folder
 from uploader.domain.upload import File
 from uploader.http.native.download import disposition
 from uploader.storage.contents import OpenBlob
@@ -26,13 +27,15 @@ OpenFile = Callable[[File], Awaitable[OpenBlob]]
 Files = AsyncIterator[File]
 
 
-def archive(files: Files, prefix: str, kind: str, open_file: OpenFile) -> StreamingResponse:
-    """The answer. A file that can't be read ends it before its end, which every reader of such an archive notices."""
-    folder = PurePosixPath(prefix.rpartition("/")[0])
+def archive(files: Files, names: Sequence[str], kind: str, open_file: OpenFile) -> StreamingResponse:
+    """The answer; `names` are those of the files that were asked for, and the prefixes. A file that can't be read ends it
+    before its end, which every reader of such an archive notices."""
+    above = common_folder(names)
+    title = PurePosixPath(names[0] if len(names) == 1 else above).name or "files"
     make = _zip if kind == "zip" else _tar
-    pieces = make(_named(files, str(folder.parent) if folder.name else ""), open_file)
+    pieces = make(_named(files, above), open_file)
     headers = {
-        "Content-Disposition": disposition(f"{folder.name or 'files'}.{kind}"),
+        "Content-Disposition": disposition(f"{title}.{kind}"),
         "X-Content-Type-Options": "nosniff",
         "Content-Security-Policy": "sandbox",
         "Cache-Control": "private, no-store",
@@ -41,17 +44,16 @@ def archive(files: Files, prefix: str, kind: str, open_file: OpenFile) -> Stream
 
 
 async def _named(files: Files, above: str) -> AsyncIterator[tuple[str, File]]:
-    """Each file with its name in the archive: from its folder on. Of equal names the later ones are numbered."""
-    taken: set[str] = set()
-    start = "" if above in ("", ".") else f"{above}/"
+    """Each file with its name in the archive: without what all have in common. Of equal names the later are numbered."""
+    numbers: dict[str, int] = {}  # the last one that each name was given
     async for file in files:
-        name = path = PurePosixPath(file.name.removeprefix(start))
-        number = 1
-        while str(name) in taken:
-            number += 1
-            name = path.with_name(f"{path.stem} ({number}){path.suffix}")
-        taken.add(str(name))
-        yield str(name), file
+        name = own = file.name.removeprefix(above)
+        path = PurePosixPath(own)
+        while name in numbers:
+            numbers[own] += 1
+            name = str(path.with_name(f"{path.stem} ({numbers[own]}){path.suffix}"))
+        numbers[name] = 1
+        yield name, file
 
 
 async def _contents(file: File, open_file: OpenFile) -> AsyncIterator[bytes]:

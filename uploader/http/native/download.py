@@ -15,8 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from uploader.domain.upload import File
 from uploader.errors import RangeNotSatisfiable
+from uploader.http.native.showing import headers_of, shown_as
 from uploader.http.shared.responses import ZERO_COPY_SEND
-from uploader.storage.contents import FileBlob, OpenBlob
+from uploader.storage.contents import FileBlob, OpenBlob, OpenSignature
 from uploader.tasks import uninterrupted
 
 _PIECE_BYTES = 256 << 10
@@ -101,9 +102,16 @@ def _matches_etag(header: str, etag: str) -> bool:
     return any(candidate.strip().removeprefix("W/") == etag for candidate in header.split(","))
 
 
-async def download(request: Request, file: File, open_blob: Callable[[File], Awaitable[OpenBlob]]) -> Response:
-    """The answer to `GET` or `HEAD` of a file's content. Raises RangeNotSatisfiable, and as `open_blob` does."""
+async def download(
+    request: Request, file: File, open_blob: Callable[[File], Awaitable[OpenBlob]], *, shown: bool = False
+) -> Response:
+    """The answer to `GET` or `HEAD` of a file's content; `shown`: for a browser to show, where it may. Raises
+    RangeNotSatisfiable, and as `open_blob` does."""
+    shown_type = shown_as(file.name) if shown else None
     headers = _headers(file)
+    if shown_type is not None:
+        headers |= headers_of(shown_type, headers["Content-Disposition"])
+    media_type = shown_type or _MEDIA_TYPE
     if _matches_etag(request.headers.get("if-none-match", ""), headers["ETag"]):
         return Response(status_code=304, headers=headers)
     try:
@@ -113,14 +121,23 @@ async def download(request: Request, file: File, open_blob: Callable[[File], Awa
     blob = await open_blob(file)
     if request.method == "HEAD":
         await blob.close()
-        return Response(status_code=200, headers={**headers, "Content-Length": str(file.size)}, media_type=_MEDIA_TYPE)
+        return Response(status_code=200, headers={**headers, "Content-Length": str(file.size)}, media_type=media_type)
     if ranges is None:
-        return Download(blob, [(b"", (0, file.size))], b"", 200, headers, _MEDIA_TYPE)
+        return Download(blob, [(b"", (0, file.size))], b"", 200, headers, media_type)
     if len(ranges) == 1:
         offset, length = ranges[0]
         headers["Content-Range"] = f"bytes {offset}-{offset + length - 1}/{file.size}"
-        return Download(blob, [(b"", ranges[0])], b"", 206, headers, _MEDIA_TYPE)
-    return _multipart(blob, file, ranges, headers)
+        return Download(blob, [(b"", ranges[0])], b"", 206, headers, media_type)
+    return _multipart(blob, file, ranges, headers, media_type)
+
+
+async def send_signature(request: Request, opened: OpenSignature) -> Response:
+    """The answer to `GET` or `HEAD` of a signature."""
+    headers = {"Cache-Control": "private, no-cache", "X-Content-Type-Options": "nosniff"}
+    if request.method == "HEAD":
+        await opened.blob.close()
+        return Response(headers={**headers, "Content-Length": str(opened.length)}, media_type=_MEDIA_TYPE)
+    return Download(opened.blob, [(b"", (opened.offset, opened.length))], b"", 200, headers, _MEDIA_TYPE)
 
 
 def _ranges_of(request: Request, file: File) -> list[Range] | None:
@@ -132,12 +149,12 @@ def _ranges_of(request: Request, file: File) -> list[Range] | None:
     return parse_ranges(header, file.size)
 
 
-def _multipart(blob: OpenBlob, file: File, ranges: list[Range], headers: dict[str, str]) -> Response:
+def _multipart(blob: OpenBlob, file: File, ranges: list[Range], headers: dict[str, str], media_type: str) -> Response:
     boundary = secrets.token_hex(16)
     parts = []
     for number, (offset, length) in enumerate(ranges):
         head = (
-            f"{'' if number == 0 else chr(13) + chr(10)}--{boundary}\r\nContent-Type: {_MEDIA_TYPE}\r\n"
+            f"{'' if number == 0 else chr(13) + chr(10)}--{boundary}\r\nContent-Type: {media_type}\r\n"
             f"Content-Range: bytes {offset}-{offset + length - 1}/{file.size}\r\n\r\n"
         )
         parts.append((head.encode(), (offset, length)))

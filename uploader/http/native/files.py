@@ -11,13 +11,13 @@ from uploader.domain.folder import Folder, Place
 from uploader.domain.upload import File
 from uploader.errors import InvalidRequest
 from uploader.http.native import schemas
-from uploader.http.native.archive import archive
-from uploader.http.native.download import download
+from uploader.http.native.download import download, send_signature
 from uploader.http.shared.operation import Call, checked_name, or_none
 from uploader.http.shared.responses import Json
 from uploader.service.access.links import Links
 from uploader.service.files import Files
 from uploader.service.folders import Folders
+from uploader.service.uploads.bases import Bases
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class FileHandlers:
     files: Files
     folders: Folders
     links: Links
+    bases: Bases
 
     async def list_files(self, call: Call) -> Response:
         limit = call.query_int("limit", 100, 1, 1000)
@@ -47,21 +48,6 @@ class FileHandlers:
         folders = [schemas.folder_of(found) for found in page if isinstance(found, Folder)]
         return Json(schemas.FileList(files, None if place is None else _cursor_of(place), folders))
 
-    async def delete_files(self, call: Call) -> Response:
-        return Json(schemas.Changed(await self.folders.delete(call.user_id, _prefix_of_some(call))))
-
-    async def move_files(self, call: Call) -> Response:
-        prefix = _prefix_of_some(call)
-        body = await call.json(schemas.Move)
-        new_prefix = unicodedata.normalize("NFC", body.prefix)
-        return Json(schemas.Changed(await self.folders.move(call.user_id, prefix, new_prefix)))
-
-    async def get_archive(self, call: Call) -> Response:
-        kind = call.query_word("format", "zip", ("zip", "tar"))
-        prefix = _part_of_name(call, "prefix") or ""
-        await self.folders.check(call.user_id, prefix)
-        return archive(self.folders.read(call.user_id, prefix), prefix, kind, self.files.open)
-
     async def get_file(self, call: Call) -> Response:
         return Json(schemas.file_of(await self.files.get(call.user_id, self._id(call))))
 
@@ -75,7 +61,12 @@ class FileHandlers:
 
     async def get_content(self, call: Call) -> Response:
         file = await self.files.get(call.user_id, self._id(call))
-        return await download(call.request, file, self.files.open)
+        shown = call.query_word("show", "", ("", "inline")) == "inline"
+        return await download(call.request, file, self.files.open, shown=shown)
+
+    async def get_signature(self, call: Call) -> Response:
+        opened = await self.bases.open_signature(call.user_id, self._id(call))
+        return await send_signature(call.request, opened)
 
     async def make_link(self, call: Call) -> Response:
         body = await call.json(schemas.MakeLink, optional=True)
@@ -98,14 +89,6 @@ def _part_of_name(call: Call, parameter: str) -> str | None:
     """In the form that names have."""
     part = call.query(parameter)
     return None if part is None else unicodedata.normalize("NFC", part)
-
-
-def _prefix_of_some(call: Call) -> str:
-    """What is to be changed; all files are never meant by nothing. Raises InvalidRequest."""
-    prefix = _part_of_name(call, "prefix")
-    if not prefix:
-        raise InvalidRequest.field("prefix", "is missing or empty")
-    return prefix
 
 
 def _cursor_of(place: Place) -> str:

@@ -14,6 +14,9 @@ _IDEMPOTENCY = Parameter(
     about="A repeated call with it gives the same upload.",
     place="header",
 )
+_BASE = Parameter(
+    name="base", schema=_STRING, about="A file of yours that the chunk is made from: the body is instructions."
+)
 _CHUNK_HEADERS = (
     Parameter(name="Content-MD5", schema=_STRING, about="RFC 1864.", place="header"),
     Parameter(name="Content-Digest", schema=_STRING, about="RFC 9530, `md5` or `sha-256`.", place="header"),
@@ -37,7 +40,11 @@ _TO = Parameter(name="to", schema=_STRING, about="The folder that the names of t
 
 _PUT_CHUNK = {200: (schemas.ChunkState, schemas.FileState), 201: schemas.FileState, 202: schemas.UploadState}
 _PUT_CHUNK_PROBLEMS = (
+    "forbidden",
     "upload-not-found",
+    "file-not-found",
+    "base-unusable",
+    "length-unknown",
     "body-timeout",
     "name-taken",
     "chunks-missing",
@@ -47,6 +54,8 @@ _PUT_CHUNK_PROBLEMS = (
     "chunk-number-out-of-range",
     "chunk-length-mismatch",
     "digest-mismatch",
+    "invalid-delta",
+    "bytes-conflict",
     "md5-mismatch",
     "sha256-mismatch",
     "too-many-requests",
@@ -54,6 +63,7 @@ _PUT_CHUNK_PROBLEMS = (
 )
 _MERGE = {200: schemas.FileState, 201: schemas.FileState, 202: schemas.UploadState}
 _MERGE_PROBLEMS = (
+    "forbidden",
     "upload-not-found",
     "name-taken",
     "chunks-missing",
@@ -66,6 +76,7 @@ _MERGE_PROBLEMS = (
 _OPEN = {200: (schemas.UploadState, schemas.FileState), 201: (schemas.UploadState, schemas.FileState)}
 _OPEN_FILE = {**_OPEN, 200: (schemas.UploadState, schemas.FileState, schemas.ChallengeState)}
 _OPEN_PROBLEMS = (
+    "refused",
     "name-taken",
     "quota-exceeded",
     "file-too-large",
@@ -77,6 +88,7 @@ _OPEN_PROBLEMS = (
 )
 _WHOLE = {200: schemas.FileState, 201: schemas.FileState}
 _WHOLE_PROBLEMS = (
+    "refused",
     "body-timeout",
     "name-taken",
     "quota-exceeded",
@@ -147,6 +159,8 @@ def upload_operations(handlers: UploadHandlers) -> list[Operation]:
             responses={200: (schemas.UploadTold, schemas.FileState, schemas.ChallengeState), 201: schemas.FileState},
             problems=(
                 *_FIND_PROBLEMS,
+                "length-unknown",
+                "forbidden",
                 "md5-conflict",
                 "sha256-conflict",
                 "upload-exists",
@@ -189,7 +203,7 @@ def upload_operations(handlers: UploadHandlers) -> list[Operation]:
                 takes_bytes=True,
                 responses=_PUT_CHUNK,
                 problems=(*_PUT_CHUNK_PROBLEMS, *syntax),
-                parameters=(*query, *_CHUNK_HEADERS),
+                parameters=(*query, _BASE, *_CHUNK_HEADERS),
             ),
             Operation(
                 method="POST",
@@ -209,7 +223,7 @@ def upload_operations(handlers: UploadHandlers) -> list[Operation]:
                 tag="uploading",
                 takes=schemas.Prove,
                 responses={200: schemas.FileState, 201: schemas.FileState},
-                problems=("proof-failed", "name-taken", "quota-exceeded", *_FIND_PROBLEMS, *syntax),
+                problems=("proof-failed", "refused", "name-taken", "quota-exceeded", *_FIND_PROBLEMS, *syntax),
                 parameters=query,
             ),
         ]

@@ -96,9 +96,10 @@ class Move(Struct, forbid_unknown_fields=True):
 class MakeLink(Struct, forbid_unknown_fields=True):
     """How long a link is to work."""
 
-    expires_in: Annotated[int, Meta(ge=1, le=86400, description="Seconds; the server may give less.")] | UnsetType = (
-        UNSET
-    )
+    expires_in: (
+        Annotated[int, Meta(ge=1, le=2592000, description="Seconds, 300 if not said; the server may give less.")]
+        | UnsetType
+    ) = UNSET
 
 
 class AskStates(Struct, forbid_unknown_fields=True):
@@ -125,14 +126,16 @@ class UploadSchema(Struct):
     created_at: datetime
     expires_at: datetime
     merged_bytes: int | UnsetType = UNSET
+    length_known: Literal[False] | UnsetType = UNSET
 
 
 class FileSchema(Struct):
-    """A finished file. `damaged` is there, and true, where its bytes were found bad."""
+    """A finished file. `md5` is null while nobody has computed it; `damaged` is there, and true, where its bytes were found
+    bad."""
 
     id: str
     name: str
-    md5: str
+    md5: str | None
     sha256: str
     size: int
     created_at: datetime
@@ -292,6 +295,7 @@ def upload_of(status: UploadStatus) -> UploadSchema:
         created_at=upload.created_at,
         expires_at=status.expires_at,
         merged_bytes=status.merged_bytes if status.merging else UNSET,
+        length_known=UNSET if upload.length_known else False,
     )
 
 

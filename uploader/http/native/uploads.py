@@ -2,16 +2,20 @@
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from uploader.domain.digest import ClaimedDigests
 from uploader.domain.proof import Challenge
 from uploader.errors import ChunkNumberOutOfRange, InvalidRequest, UploadNotFound
+from uploader.http.bodies.made import MadeChunk
 from uploader.http.native import schemas
 from uploader.http.shared.operation import Call, checked_name, or_none
 from uploader.http.shared.responses import Json
 from uploader.service.ids import ID
+from uploader.service.uploads.bases import Bases
 from uploader.service.uploads.instant import Instant
 from uploader.service.uploads.opening import Openings
 from uploader.service.uploads.receiving import Receiving
@@ -39,6 +43,7 @@ class UploadHandlers:
     receiving: Receiving
     uploads: Uploads
     instant: Instant
+    bases: Bases
 
     async def open_file(self, call: Call) -> Response:
         md5 = call.md5()
@@ -74,8 +79,12 @@ class UploadHandlers:
 
     async def put_chunk(self, call: Call) -> Response:
         target, number, claims = _target(call), _chunk_number(call), call.claims()
-        body = call.intake.body_of(call.request)
-        return answer(call, await self.receiving.receive(target, number, body, claims))
+        base = call.query("base")
+        if base is None:
+            body = call.intake.body_of(call.request)
+            return answer(call, await self.receiving.receive(target, number, body, claims))
+        made = MadeChunk(call.intake, call.request, claims, partial(self.bases.open, call.user_id, base))
+        return answer(call, await self.receiving.receive(target, number, made, ClaimedDigests()))
 
     async def get_upload(self, call: Call) -> Response:
         return Json(schemas.state_of(await self.uploads.status(_target(call))))

@@ -62,6 +62,7 @@ class OpsHandlers:
                 max_chunks=MAX_CHUNK_COUNT,
                 instant=self.settings.instant,
                 upload_expiry_seconds=self.settings.upload_expiry_seconds,
+                link_lifetime_seconds=self.settings.link_lifetime_seconds,
                 auth=UNSET if self.settings.auth == "token" else self.settings.auth,
             )
         )

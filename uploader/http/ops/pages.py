@@ -20,16 +20,22 @@ _KINDS = {
     ".html": "text/html",
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
+    ".ts": "text/plain",
 }
-_DOCUMENTATION = ("docs.js", "swagger-ui/")
+# What is there without the pages for people: the documentation, and the client of other pages.
+_ALWAYS = ("docs.js", "swagger-ui/", "pages/client/", "vendor/hash-wasm/")
+
+CLIENT = "client.js"
+CLIENT_TYPES = "client.d.ts"
 
 # No inline script, no inline style, nothing from elsewhere, and no other page around it.
-PAGE_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; worker-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+_OWN = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; worker-src 'self'"
+_NOWHERE = "base-uri 'none'; frame-ancestors 'none'"
+PAGE_POLICY = f"{_OWN}; form-action 'none'; {_NOWHERE}"
+# The page of files shows films and PDF, and posts what is selected to where its archive comes from.
+HOME_POLICY = f"{_OWN}; media-src 'self'; frame-src 'self'; form-action 'self'; {_NOWHERE}"
 # A worker has a policy of its own: the one that hashes compiles WebAssembly, and talks to nobody.
-_WORKER = "pages/upload/hash-worker.js"
+_WORKER = "pages/client/hash-worker.js"
 _WORKER_POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'"
 
 
@@ -57,25 +63,31 @@ def _read(name: str) -> Asset:
 
 @dataclass(frozen=True, slots=True)
 class PageHandlers:
-    """The page at `/`, the one at `/admin/`, and their parts. Switched off, only the documentation keeps its own."""
+    """The page at `/`, the one at `/admin/`, the client at `/client.js`, and their parts. The pages can be switched off."""
 
     settings: Settings
 
     async def home(self, call: Call) -> Response:
         if not self.settings.web_pages:
             return RedirectResponse("/docs")
-        return await _answer(call.request, "pages/upload/index.html", PAGE_POLICY)
+        return await _answer(call.request, "pages/home/index.html", HOME_POLICY)
 
     async def administration(self, call: Call) -> Response:
         if not self.settings.web_pages:
             raise NotFound()
         return await _answer(call.request, "pages/admin/index.html", PAGE_POLICY)
 
+    async def client(self, call: Call) -> Response:
+        return await _answer(call.request, CLIENT, PAGE_POLICY)
+
+    async def client_types(self, call: Call) -> Response:
+        return await _answer(call.request, CLIENT_TYPES, PAGE_POLICY)
+
     async def part(self, call: Call) -> Response:
         name = call.request.path_params["path"]
-        if name not in _assets() or name.endswith(".html"):
+        if name not in _assets() or name.endswith(".html") or name in (CLIENT, CLIENT_TYPES):
             raise NotFound()
-        if not self.settings.web_pages and not name.startswith(_DOCUMENTATION):
+        if not self.settings.web_pages and not name.startswith(_ALWAYS):
             raise NotFound()
         return await _answer(call.request, name, _WORKER_POLICY if name == _WORKER else PAGE_POLICY)
 

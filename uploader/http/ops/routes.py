@@ -35,6 +35,8 @@ def page_operations(handlers: PageHandlers) -> list[Operation]:
     return [
         _open_get("/", handlers.home, "The web page", responses={200: None, 307: None}),
         _open_get("/admin/", handlers.administration, "The administrators' web page", problems=("not-found",)),
+        _open_get("/client.js", handlers.client, "The client of the web page, for other pages"),
+        _open_get("/client.d.ts", handlers.client_types, "Its types"),
         _open_get("/static/{path:path}", handlers.part, "Parts of the pages", problems=("not-found",)),
     ]
 

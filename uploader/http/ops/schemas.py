@@ -19,6 +19,7 @@ class ClientConfig(Struct):
     max_chunks: int
     instant: str
     upload_expiry_seconds: float
+    link_lifetime_seconds: float
     auth: str | UnsetType = UNSET
 
 

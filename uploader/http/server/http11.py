@@ -5,9 +5,6 @@ Owns what is decided before the application sees a request, and refuses it in th
 """
 
 import asyncio
-import fcntl
-import sys
-import termios
 from typing import Any, cast
 
 import httptools
@@ -15,13 +12,16 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from uploader.errors import BadRequest, HeadersTooLarge, TargetTooLong, Unavailable, UploaderError
-from uploader.http.bodies.source import DIRECT_BODY
+from uploader.errors import BadRequest, HeadersTooLarge, TargetTooLong, UploaderError
+from uploader.http.bodies.source import DIRECT_BODY, TRAILERS
 from uploader.http.server.batching import WriteBatching
+from uploader.http.server.connections import CONNECTIONS_STATE, Connections
 from uploader.http.server.direct_body import BufferedReads, DirectBody
-from uploader.http.server.limits import LIMITS_STATE, ConnectionLimits
+from uploader.http.server.faults import fault_of, has_body
+from uploader.http.server.interim import offer_interim
 from uploader.http.server.sendfile import SENDERS_STATE, SENDING_METHODS, with_sendfile
-from uploader.http.shared.exchange import refusal
+from uploader.http.server.stalls import StallWatch
+from uploader.http.shared.exchange import PROBES, refusal
 
 MAX_TARGET_BYTES = 8 << 10
 MAX_HEAD_BYTES = 32 << 10
@@ -31,9 +31,8 @@ MAX_FRAMING_BYTES = 64 << 10
 _CHUNK_FRAMING_BYTES, _BODY_PER_FRAMING = 16, 8
 # Requests sent ahead of the answers before them: each costs memory, and no client needs many.
 MAX_PIPELINED = 16
-# How long a refused connection stays, so that its client can read the answer, and how many of them may.
+# How long a connection stays that is beyond the limits: for its request, and then so that its client can read the answer.
 _LINGER_SECONDS = 2.0
-_MAX_LINGERING = 256
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -41,8 +40,10 @@ class LimitedProtocol(HttpToolsProtocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _head_late_at: float | None = None  # by the loop's clock, in seconds; None between heads
-    _stall_timer: asyncio.TimerHandle | None = None
+    stall_watch: type[StallWatch] = StallWatch
+    stalls: StallWatch
     _linger_timer: asyncio.TimerHandle | None = None
+    _excess: UploaderError | None = None  # what all but a probe is answered, if the connection is beyond the limits
     _refused = False
     _in_head = True  # from the end of one request to the end of the next one's headers
     _unparsed_bytes = 0
@@ -54,28 +55,27 @@ class LimitedProtocol(HttpToolsProtocol):
     _content_length = 0  # as the last request told it
     parsed_body_bytes = 0  # of the last request's body, what came through the parser
     direct: DirectBody | None = None  # the body that is received past the parser
+    _trailers: list[tuple[bytes, bytes]] | None = None  # of the last request, if it announces any
     # The request whose turn it is; uvicorn's `cycle` is the one that came last.
     _answered: RequestResponseCycle | None = None
 
     @property
-    def _limits(self) -> ConnectionLimits:
-        limits: ConnectionLimits = self.app_state[LIMITS_STATE]
-        return limits
+    def _connections(self) -> Connections:
+        connections: Connections = self.app_state[CONNECTIONS_STATE]
+        return connections
 
     # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        excess = len(self.connections) - self._limits.max_connections
-        if excess > _MAX_LINGERING:
-            transport.abort()
-        elif excess > 0:
-            self._refuse(Unavailable("The server has too many connections; try again soon."))
-        else:
-            self._start_head_timer()
+        self.stalls = self.stall_watch(transport, self.loop, self._connections.limits.idle_timeout_seconds)
+        self._excess = self._connections.enter(self, self.client[0] if self.client else "")
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._head_timer, self._stall_timer, self._linger_timer):
+        self._connections.leave(self)
+        self.stalls.end()
+        for timer in (self._head_timer, self._linger_timer):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
@@ -156,20 +156,30 @@ class LimitedProtocol(HttpToolsProtocol):
         self._header_bytes += len(name) + len(value)
         if self._header_count > MAX_HEADERS or self._header_bytes > MAX_HEAD_BYTES:
             self._refuse_and_stop(HeadersTooLarge())
-        if self._in_head:  # what comes after a body is none of the request's headers
+        if self._in_head:
             super().on_header(name, value)
+        elif self._trailers is not None:  # what comes after a body is none of the request's headers
+            self._trailers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._stop_head_timer()
         self._in_head, self._progress = False, True
-        fault = _fault_of(self.headers, self.parser.get_http_version())
-        if fault is None and self.parser.should_upgrade() and _has_body(self.headers):
+        fault = fault_of(self.headers, self.parser.get_http_version())
+        if fault is None and self.parser.should_upgrade() and has_body(self.headers):
             fault = "A request with a body can't be an offer to upgrade."  # the parser would not see the body
         if fault is not None:
             self._refuse_and_stop(BadRequest(fault))
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse_and_stop(BadRequest("Too many requests ahead of their answers."))
+        if self._excess is not None:
+            self._let_in_for_a_probe(self._excess)
+        self._connections.work(self)
         super().on_headers_complete()
+        self.cycle.keep_alive &= self._excess is None
+        self._trailers = None
+        if any(name == b"trailer" for name, _ in self.headers):
+            self._trailers = []
+            self.scope.setdefault("extensions", {})[TRAILERS] = {"fields": self._trailers}
         self.parsed_body_bytes = self._framing_bytes = 0
         self._offer_direct_body()
 
@@ -177,6 +187,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._answered = cycle
         if cycle.scope["method"] in SENDING_METHODS:
             app = with_sendfile(app, cycle, self.app_state.get(SENDERS_STATE))
+        offer_interim(cycle)
         super()._start_asgi_task(cycle, app)
 
     def on_chunk_header(self) -> None:
@@ -213,6 +224,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.cycle.response_complete:
+            self._connections.wait(self)
         if self.direct is not None and not self.transport.is_closing():
             self.transport.close()  # the rest of its body is no request
 
@@ -221,7 +234,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def _start_head_timer(self) -> None:
         """One timer for all heads of a connection: most are whole at once, and to set it and take it back costs more."""
         if self._head_late_at is None:
-            self._head_late_at = self.loop.time() + self._limits.header_timeout_seconds
+            seconds = self._connections.limits.header_timeout_seconds if self._excess is None else _LINGER_SECONDS
+            self._head_late_at = self.loop.time() + seconds
             if self._head_timer is None:
                 self._head_timer = self.loop.call_at(self._head_late_at, self._check_head)
 
@@ -234,6 +248,8 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if self.loop.time() < self._head_late_at:
             self._head_timer = self.loop.call_at(self._head_late_at, self._check_head)
+        elif self._excess is not None:
+            self._refuse(self._excess)
         else:
             self.transport.close()
 
@@ -241,33 +257,32 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch_stall()
+        self.stalls.begin()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
+        self.stalls.end()
 
-    def _watch_stall(self) -> None:
-        timeout_seconds = self._limits.idle_timeout_seconds
-        self._stall_timer = self.loop.call_later(timeout_seconds, self._check_stall, self.untaken_bytes())
+    # Too many connections
 
-    def _check_stall(self, untaken_before: int) -> None:
-        self._stall_timer = None
-        if self.untaken_bytes() < untaken_before:
-            self._watch_stall()
+    def _let_in_for_a_probe(self, error: UploaderError) -> None:
+        """And for nothing else: whoever watches over the server must not take it for dead."""
+        if self.url.partition(b"?")[0].decode("latin-1") not in PROBES or not self._connections.probe(self):
+            self._refuse_and_stop(error)
+
+    def is_sending(self) -> bool:
+        return self.transport.get_write_buffer_size() > 0
+
+    def dismiss(self, error: UploaderError) -> None:
+        if self._head_late_at is None:
+            self.transport.close()  # kept since its last answer: its client knows that it may end
         else:
-            self.transport.abort()
+            self._refuse(error)
 
-    def untaken_bytes(self) -> int:
-        """What the client has not taken of what was written. The kernel may hold megabytes of it, and tells the transport
-        only when it has room for a third: a client that takes them slowly does not stand still."""
-        try:
-            queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-        except OSError:
-            queued = b""  # it is closed
-        return self.transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
+    def cut(self) -> None:
+        if self._excess is not None:
+            self._refuse(self._excess)
+        self.transport.close()
 
     # Refusing
 
@@ -294,6 +309,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self.transport.write(refusal(error))
         self.transport.write_eof()
+        self._connections.refuse(self)
         # To close with bytes unread would take the answer away from the client again.
         self._linger_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
 
@@ -301,13 +317,17 @@ class LimitedProtocol(HttpToolsProtocol):
 class HttpConnection(BufferedReads):
     """What uvicorn makes of each connection."""
 
+    protocol_class = LimitedProtocol
+
     def __init__(self, **of_uvicorn: Any) -> None:
-        self._http = LimitedProtocol(**of_uvicorn)
+        self._http = self.protocol_class(**of_uvicorn)
         super().__init__(self._http)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        batching = WriteBatching(transport, self._http.loop)
-        self._http.connection_made(cast(asyncio.Transport, batching))
+        self._begin(WriteBatching(transport, self._http.loop))
+
+    def _begin(self, writes: WriteBatching) -> None:
+        self._http.connection_made(cast(asyncio.Transport, writes))
 
     def eof_received(self) -> bool:
         return self._http.eof_received()
@@ -326,25 +346,3 @@ def _abandon(cycle: RequestResponseCycle) -> None:
     """Its client is gone, as far as its application is concerned."""
     cycle.disconnected = True
     cycle.message_event.set()
-
-
-def _fault_of(headers: list[tuple[bytes, bytes]], http_version: str) -> str | None:
-    """What makes a request ambiguous (RFC 9112, sections 3.2 and 6.1), beyond what the parser refuses."""
-    if http_version not in ("1.0", "1.1"):
-        return "Only HTTP/1.1 and HTTP/1.0 are spoken here."
-    names = [name for name, _ in headers]
-    hosts = names.count(b"host")
-    if hosts > 1 or (hosts == 0 and http_version == "1.1"):
-        return "A request has one Host header."
-    if b"transfer-encoding" not in names:
-        return None
-    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
-    if http_version == "1.0" or codings != [b"chunked"]:
-        return "The only Transfer-Encoding is chunked."
-    return None
-
-
-def _has_body(headers: list[tuple[bytes, bytes]]) -> bool:
-    return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b" 0")) for name, value in headers
-    )

@@ -8,11 +8,10 @@ from uploader.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-# Under this name the application's lifespan state carries the limits to the protocol.
-LIMITS_STATE = "connection_limits"
-
 # What a process opens beside its connections: stores, chunks and maps in hand.
 _OWN_DESCRIPTORS = 512
+# For connections beyond the limits, and of few descriptors this share.
+_RESERVED_CONNECTIONS, _DESCRIPTORS_PER_RESERVED = 1024, 8
 _WANTED_DESCRIPTORS = 1 << 16
 
 
@@ -21,6 +20,9 @@ class ConnectionLimits:
     """The limits in force."""
 
     max_connections: int
+    max_connections_per_address: int
+    # Beyond them, so that they can be answered.
+    reserved_connections: int
     header_timeout_seconds: float
     idle_timeout_seconds: float
 
@@ -28,7 +30,8 @@ class ConnectionLimits:
 def connection_limits(settings: Settings) -> ConnectionLimits:
     """The limits of connections, within what this process may open; a connection may need a descriptor for its spool."""
     descriptors = _raise_descriptor_limit()
-    most = max(1, (descriptors - _OWN_DESCRIPTORS) // 2)
+    reserved = max(1, min(_RESERVED_CONNECTIONS, descriptors // _DESCRIPTORS_PER_RESERVED))
+    most = max(1, (descriptors - _OWN_DESCRIPTORS - reserved) // 2)
     if settings.max_connections > most:
         logger.warning(
             "fewer connections than UPLOADER_MAX_CONNECTIONS",
@@ -36,6 +39,8 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
         )
     return ConnectionLimits(
         max_connections=min(settings.max_connections, most),
+        max_connections_per_address=settings.max_connections_per_address,
+        reserved_connections=reserved,
         header_timeout_seconds=settings.header_timeout_seconds,
         idle_timeout_seconds=settings.body_idle_timeout_seconds,
     )

@@ -6,6 +6,7 @@ import logging
 import random
 import re
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -25,8 +26,9 @@ _MAX_DRAIN_SECONDS = 2.0
 _DRAIN_BYTES = 64 << 10
 _BODY_TIMEOUT = 408
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-# What load balancers and Prometheus ask all day.
-_PROBES = frozenset({"/livez", "/readyz", "/metrics"})
+# What load balancers ask, and whoever starts a server again that does not answer.
+PROBES = frozenset({"/livez", "/readyz"})
+_ASKED_ALL_DAY = PROBES | {"/metrics"}
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -49,6 +51,8 @@ class Exchange:
         self.outcome = "ok"
         # Which host or file stands behind the outcome, where one does.
         self.reason: str | None = None
+        # Called when nothing more is received or sent.
+        self.at_end: list[Callable[[], None]] = []
         headers = dict(reversed(scope["headers"]))  # the first of several
         given = headers.get(b"x-request-id", b"")
         self._request_id = given.decode() if _REQUEST_ID.fullmatch(given) else _new_request_id()
@@ -86,6 +90,8 @@ class Exchange:
 
     def end(self) -> None:
         """Nothing more is received or sent."""
+        for step in self.at_end:
+            step()
         peer = (self._scope.get("client") or ("",))[0]
         seconds = time.perf_counter() - self._began
         _tell(self.route, self.status, self.outcome, self._scope["method"], peer, seconds, self.reason)
@@ -161,5 +167,5 @@ def _tell(
     facts = {"method": method, "route": route, "status": status, "outcome": outcome}
     facts |= {} if reason is None else {"reason": reason}
     facts |= {"peer": peer, "duration_ms": round(seconds * 1000, 1)}
-    level = logging.DEBUG if route in _PROBES else logging.WARNING if status >= 500 else logging.INFO
+    level = logging.DEBUG if route in _ASKED_ALL_DAY else logging.WARNING if status >= 500 else logging.INFO
     logger.log(level, "request", extra=facts)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from uploader import __version__
-from uploader.http.shared.operation import Operation, Parameter
+from uploader.http.shared.operation import FORM, Operation, Parameter
 from uploader.http.shared.problem import STATUS, title_of
 from uploader.http.shared.schemas import Problem
 
@@ -106,9 +106,18 @@ def _operation(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
         described["parameters"] = parameters
     if operation.takes is not None:
         content = {"application/json": {"schema": schema_of[operation.takes]}}
+        if operation.takes_form is not None:
+            json_text = {"type": "string", "contentMediaType": "application/json"}
+            form = {
+                "type": "object",
+                "properties": {operation.takes_form: json_text},
+                "required": [operation.takes_form],
+            }
+            content[FORM] = {"schema": form}
         described["requestBody"] = {"required": not operation.takes_optional, "content": content}
     elif operation.takes_bytes:
-        described["requestBody"] = {"required": True, "content": {"application/octet-stream": {}}}
+        content = {"application/octet-stream": {}}
+        described["requestBody"] = {"required": not operation.takes_optional, "content": content}
     return described
 
 

@@ -16,18 +16,23 @@ STATUS: dict[str, int] = {
     "unauthenticated": 401,
     "forbidden": 403,
     "proof-failed": 403,
+    "refused": 403,
     "not-found": 404,
     "upload-not-found": 404,
     "file-not-found": 404,
     "method-not-allowed": 405,
     "body-timeout": 408,
     "size-mismatch": 409,
+    "length-unknown": 409,
     "sha256-conflict": 409,
     "md5-conflict": 409,
+    "bytes-conflict": 409,
     "upload-exists": 409,
     "upload-active": 409,
+    "offset-mismatch": 409,
     "name-taken": 409,
     "chunks-missing": 409,
+    "base-unusable": 409,
     "token-in-use": 409,
     "tokens-unused": 409,
     "upload-gone": 410,
@@ -42,6 +47,7 @@ STATUS: dict[str, int] = {
     "chunk-length-mismatch": 422,
     "digest-mismatch": 422,
     "invalid-archive": 422,
+    "invalid-delta": 422,
     "md5-mismatch": 422,
     "sha256-mismatch": 422,
     "too-many-uploads": 429,
@@ -53,7 +59,7 @@ STATUS: dict[str, int] = {
     "storage-full": 507,
 }
 
-_RETRY_AFTER_SECONDS = {429: "1", 503: "2"}
+_RETRY_AFTER_SECONDS = {423: "1", 429: "1", 503: "2"}
 
 
 def _errors_of(error: type[UploaderError]) -> dict[str, type[UploaderError]]:
@@ -73,12 +79,12 @@ def title_of(code: str) -> str:
     return words[0].upper() + words[1:]
 
 
-def problem_of(error: UploaderError) -> dict[str, Any]:
-    """What is said of an error, whatever it is an answer to."""
+def problem_of(error: UploaderError, status: int | None = None) -> dict[str, Any]:
+    """What is said of an error, whatever it is an answer to; with another status, where a protocol has one for it."""
     return {
         "type": f"/problems/{error.code}",
         "title": title_of(error.code),
-        "status": STATUS[error.code],
+        "status": status or STATUS[error.code],
         "detail": error.detail,
         "code": error.code,
         "retryable": error.retryable,
@@ -87,15 +93,19 @@ def problem_of(error: UploaderError) -> dict[str, Any]:
     }
 
 
-def problem_response(error: UploaderError, headers: dict[str, str] | None = None) -> Response:
-    """The answer to a request that failed with `error`."""
-    status = STATUS[error.code]
+def problem_response(
+    error: UploaderError, headers: dict[str, str] | None = None, status: int | None = None, **members: Any
+) -> Response:
+    """The answer to a request that failed with `error`; `members` go before its own."""
+    status = status or STATUS[error.code]
     all_headers = dict(headers or {})
     if status in _RETRY_AFTER_SECONDS:
         all_headers["Retry-After"] = _RETRY_AFTER_SECONDS[status]
     if status == 401:
         all_headers["WWW-Authenticate"] = "Bearer"
-    return Response(msgspec.json.encode(problem_of(error)), status, all_headers, "application/problem+json")
+    return Response(
+        msgspec.json.encode(problem_of(error, status) | members), status, all_headers, "application/problem+json"
+    )
 
 
 async def explain(request: Request) -> Response:

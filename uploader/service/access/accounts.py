@@ -16,7 +16,9 @@ from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import users
 from uploader.domain.names import check_user_id
 from uploader.domain.quota import Usage
+from uploader.domain.trail.acts import Action, Actor
 from uploader.errors import InvalidRequest, NotFound, TokenInUse, Unauthenticated
+from uploader.service.trail.acting import act, actor
 
 # How long a token is believed, and a user known to be there, without asking the database: a revocation takes effect
 # within it.
@@ -55,6 +57,10 @@ class _Believed(Generic[T]):
         if len(self._entries) > _MAX_BELIEVED:
             self._entries.popitem(last=False)
 
+    def remembers(self, key: str) -> bool:
+        """Whether it was believed before, if not now."""
+        return key in self._entries
+
     def drop(self, key: str) -> None:
         self._entries.pop(key, None)
 
@@ -91,23 +97,31 @@ class Accounts:
         self._believed.put(token_sha256, identity)
         return identity
 
+    def knows(self, token: str) -> bool:
+        """Whether this token was right when it was last shown to this process."""
+        return self._believed.remembers(_hash(token))
+
     async def admit(self, user_id: str, total_space: int | None = None) -> None:
         """Make a user whom somebody else has authenticated, at first sight with this quota; one that is there keeps its
         own. Raises Unavailable."""
         if self._met.get(user_id) is None:
-            await self.ensure_user(user_id, total_space)
+            here = actor()
+            by = Actor(here.via, user_id, address=here.address)
+            await self.ensure_user(user_id, total_space, by=by)
             self._met.put(user_id, True)
 
     # Users
 
-    async def ensure_user(self, user_id: str, total_space: int | None = None) -> bool:
-        """Make a user unless it is there; whether it was made. Raises InvalidRequest for an id that can't be."""
+    async def ensure_user(self, user_id: str, total_space: int | None = None, *, by: Actor | None = None) -> bool:
+        """Make a user unless it is there; whether it was made. `by`: who makes it, if not the actor of the context. Raises
+        InvalidRequest for an id that can't be."""
         _check(user_id)
         if await self._database.read(lambda connection: queries.usage(connection, user_id), brief=True) is not None:
             return False
         space = self._default_total_space if total_space is None else total_space
+        made = act(Action.USER_CREATED, self._clock.now(), subject=user_id, user_id=user_id, by=by)
         try:
-            await self._database.transact(lambda connection: users.create_user(connection, user_id, space))
+            await self._database.transact(lambda connection: users.create_user(connection, user_id, space, made))
         except Duplicate:
             return False
         crash_point("user.after_commit")
@@ -116,7 +130,8 @@ class Accounts:
     async def set_total_space(self, user_id: str, total_space: int) -> Usage:
         """Set a user's quota, making the user if need be; what is used already stays. Raises InvalidRequest."""
         await self.ensure_user(user_id, total_space)
-        await self._database.transact(lambda connection: users.set_total_space(connection, user_id, total_space))
+        set_ = act(Action.QUOTA_CHANGED, self._clock.now(), subject=user_id, user_id=user_id)
+        await self._database.transact(lambda connection: users.set_total_space(connection, user_id, total_space, set_))
         usage = await self._database.read(lambda connection: queries.usage(connection, user_id))
         assert usage is not None
         return usage
@@ -135,7 +150,8 @@ class Accounts:
         row = Token(
             token_sha256=_hash(token), user_id=user_id, admin=admin, created_at=self._clock.now(), revoked_at=None
         )
-        await self._database.transact(lambda connection: users.create_token(connection, row))
+        made = act(Action.TOKEN_CREATED, row.created_at, subject=row.token_id, user_id=user_id)
+        await self._database.transact(lambda connection: users.create_token(connection, row, made))
         return row
 
     async def tokens(self, user_id: str | None = None) -> list[Token]:
@@ -166,13 +182,15 @@ class Accounts:
         return await self._database.read(lambda connection: queries.tokens_by_id(connection, prefix))
 
     async def _revoke(self, found: list[Token]) -> int:
-        return sum([await self._revoke_one(token.token_sha256) for token in found])
+        return sum([await self._revoke_one(token) for token in found])
 
-    async def _revoke_one(self, token_sha256: str) -> bool:
+    async def _revoke_one(self, token: Token) -> bool:
+        now = self._clock.now()
+        told = act(Action.TOKEN_REVOKED, now, subject=token.token_id, user_id=token.user_id)
         revoked = await self._database.transact(
-            lambda connection: users.revoke_token(connection, token_sha256, self._clock.now())
+            lambda connection: users.revoke_token(connection, token.token_sha256, now, told)
         )
-        self._believed.drop(token_sha256)
+        self._believed.drop(token.token_sha256)
         return revoked
 
 

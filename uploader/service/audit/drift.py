@@ -28,10 +28,11 @@ class Kind(StrEnum):
     MAP = "map"
     DATA = "data"
     LEFTOVER = "leftover"
-    # The bytes on disk, twice; the bytes on disk and the bits in Redis.
+    # The bytes on disk, twice; the bytes on disk and the bits in Redis; where the first chunk that is not whole ends so far.
     FLUSHED_BYTES = "flushed_bytes"
     FLUSHED = "flushed"
     CHUNKS = "chunks"
+    TAIL = "tail"
     RECEIVED = "received"
     STATE = "state"
     TASK = "task"

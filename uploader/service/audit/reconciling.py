@@ -8,23 +8,25 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from itertools import zip_longest
 
-from uploader.accounting.audit import Audit, AuditedUpload, Bucket
+from uploader.accounting.audit import Audit, Bucket
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import contents, queries
 from uploader.database.audit import repairs
 from uploader.database.engine import Connection, Database
 from uploader.database.transactions import NotOpen
-from uploader.domain.chunks import from_bitmap, received_bytes, to_bitmap
+from uploader.domain.trail.acts import Action
 from uploader.domain.upload import State, Upload
 from uploader.errors import DatabaseDamaged, StorageFailed, Unavailable, Unverified
+from uploader.service.audit.comparing import drifts_of_closed, drifts_of_upload, has_more
 from uploader.service.audit.drift import Drift, Findings, Kind, Repair, cannot_be_repaired
 from uploader.service.audit.leftovers import Leftovers
 from uploader.service.audit.recounting import Recounting
 from uploader.service.audit.wholeness import Wholeness
 from uploader.service.ids import greatest
+from uploader.service.trail.acting import act
+from uploader.service.trail.keeping import Trail
 from uploader.service.upkeep.strays import stray_blobs
 from uploader.service.uploads.closers import Closers
 from uploader.storage.base import Closer, Gone, Store
@@ -37,6 +39,18 @@ _BATCH = 200
 # after a loss of Redis the sweeper comes within seconds.
 _LOOKS = 10
 _PAUSE_SECONDS = 0.5
+# Whose repair is a transaction, which notes it.
+_OF_ROWS = frozenset(
+    {
+        Kind.USE_SPACE_FINISHED,
+        Kind.USE_SPACE_UNFINISHED,
+        Kind.RESERVED,
+        Kind.OVER_RESERVED,
+        Kind.REFS,
+        Kind.FLUSHED_BYTES,
+    }
+)
+_OF_QUEUES = frozenset({Kind.STRAY_TASK, Kind.INDEX})
 
 
 class Reconciling:
@@ -49,10 +63,12 @@ class Reconciling:
         audit: Audit,
         closers: Closers,
         recounting: Recounting,
+        trail: Trail,
         clock: Clock,
     ) -> None:
         self._database = database
         self._recounting = recounting
+        self._trail = trail
         self._storage = storage
         self._audit = audit
         self._closers = closers
@@ -72,9 +88,17 @@ class Reconciling:
         await _checked("stray blobs", self._check_stray_blobs, found)
         await _checked("leftovers", self._leftovers.check, found)
         if repair:
-            for repair_drift in found.repairs:
-                found.repaired += await uninterrupted(_attempted(repair_drift))
+            for drift, repair_drift in zip(found.drifts, found.repairs, strict=True):
+                found.repaired += await uninterrupted(self._repair(drift, repair_drift))
         return found
+
+    async def _repair(self, drift: Drift, repair: Repair) -> bool:
+        repaired = await _attempted(repair)
+        if repaired and drift.kind not in _OF_ROWS:
+            action = Action.QUEUE_REPAIRED if drift.kind in _OF_QUEUES else Action.UPLOAD_REPAIRED
+            facts = {"kind": drift.kind.value, "expected": drift.expected, "actual": drift.actual}
+            await self._trail.note(action, subject=drift.subject, details=facts)
+        return repaired
 
     # Blobs, against the disk
 
@@ -145,7 +169,7 @@ class Reconciling:
             chunk_map = await self._storage.read_map(upload)
         except (Gone, StorageFailed, Unverified):
             return False
-        return not drifts_of_upload(upload, chunk_map.present, await self._audit.upload(upload.id))
+        return not drifts_of_upload(upload, chunk_map, await self._audit.upload(upload.id))
 
     async def _report_uploads(self, found: Findings, suspects: list[str]) -> None:
         """Report what every one of several looks under the locks finds, with the figures of the last."""
@@ -167,7 +191,7 @@ class Reconciling:
     async def _look_under_locks(self, upload_id: str) -> list[Drift]:
         upload = await self._upload(upload_id)
         if upload is None or upload.state is not State.OPEN:
-            return _drifts_of_closed(upload_id, await self._audit.upload(upload_id))
+            return drifts_of_closed(upload_id, await self._audit.upload(upload_id))
         try:
             async with self._storage.closing(upload) as closer:
                 return await self._compare(upload_id, closer)
@@ -187,11 +211,11 @@ class Reconciling:
         snapshot = await self._audit.upload(upload_id)
         upload = await self._upload(upload_id)
         if upload is None or upload.state is not State.OPEN:
-            return _drifts_of_closed(upload_id, snapshot)
-        defect = (await closer.read_map(verified=False)).defect
-        if defect is not None:
+            return drifts_of_closed(upload_id, snapshot)
+        stored = await closer.read_map(verified=False)
+        if (defect := stored.defect) is not None:
             return [Drift(Kind(defect.part), upload_id, defect.expected, defect.actual)]
-        return drifts_of_upload(upload, (await closer.read_map()).present, snapshot)
+        return drifts_of_upload(upload, await closer.read_map() if stored.settled else stored, snapshot)
 
     async def _upload(self, upload_id: str) -> Upload | None:
         return await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
@@ -217,15 +241,17 @@ class Reconciling:
         upload = await self._upload(upload_id)
         if upload is None:
             raise NotOpen(upload_id)
-        present = (await self._storage.read_map(upload)).present
-        on_disk = received_bytes(present, upload.size, upload.chunk_size)
-        shrinks = max(upload.flushed_bytes, snapshot.flushed) > on_disk or _has_more(snapshot.bitmap, present)
+        stored = await self._storage.read_map(upload)
+        on_disk = stored.received_bytes
+        shrinks = max(upload.flushed_bytes, snapshot.flushed) > on_disk or has_more(snapshot, stored)
         if not shrinks and upload.flushed_bytes >= snapshot.flushed:
             return
         await self._closers.announce(upload)
+        now = self._clock.now()
+        told = act(Action.UPLOAD_REPAIRED, now, subject=upload_id, user_id=upload.user_id)
         await self._database.transact(
             lambda connection: repairs.repair_flushed(
-                connection, upload_id, on_disk, renew_generation=shrinks, now=self._clock.now()
+                connection, upload_id, on_disk, renew_generation=shrinks, now=now, act=told
             )
         )
         crash_point("repair.after_commit")
@@ -284,48 +310,3 @@ async def _attempted(repair: Repair) -> bool:
     except (DatabaseDamaged, StorageFailed, Unverified) as error:
         logger.warning("a drift is not repaired", extra={"reason": error.reason})
         return False
-
-
-def drifts_of_upload(upload: Upload, present: bytearray, snapshot: AuditedUpload) -> list[Drift]:
-    """What is wrong with an open upload, by its row, the chunks on its map, and what Redis holds of it."""
-    on_disk = received_bytes(present, upload.size, upload.chunk_size)
-    if upload.flushed_bytes > on_disk or (snapshot.state and upload.flushed_bytes < min(snapshot.flushed, on_disk)):
-        expected = min(snapshot.flushed, on_disk) if upload.flushed_bytes < on_disk else on_disk
-        flushed = [Drift(Kind.FLUSHED_BYTES, upload.id, expected, upload.flushed_bytes)]
-    else:
-        flushed = []
-    return flushed + _drifts_of_snapshot(upload, present, on_disk, snapshot)
-
-
-def _drifts_of_snapshot(upload: Upload, present: bytearray, on_disk: int, snapshot: AuditedUpload) -> list[Drift]:
-    if snapshot.state == "":
-        # Nobody has touched it since Redis was lost: right, unless bytes wait to be accounted.
-        return [Drift(Kind.RECEIVED, upload.id, on_disk, None)] if upload.flushed_bytes < on_disk else []
-    bits = from_bitmap(snapshot.bitmap, len(present))
-    state = "merging" if all(bits) else "open"
-    if snapshot.state not in ("open", "merging"):
-        return [Drift(Kind.STATE, upload.id, state, snapshot.state)]
-    drifts = []
-    in_bits = received_bytes(bits, upload.size, upload.chunk_size)
-    if snapshot.received != in_bits:
-        drifts.append(Drift(Kind.RECEIVED, upload.id, in_bits, snapshot.received))
-    if snapshot.bitmap.rstrip(b"\0") != to_bitmap(present).rstrip(b"\0"):
-        drifts.append(Drift(Kind.CHUNKS, upload.id, on_disk, in_bits))
-    if not 0 <= snapshot.flushed <= on_disk:
-        drifts.append(Drift(Kind.FLUSHED, upload.id, on_disk, snapshot.flushed))
-    if snapshot.state != state:
-        drifts.append(Drift(Kind.STATE, upload.id, state, snapshot.state))
-    queue = {"open": "flush", "merging": "merge"}[snapshot.state]
-    needed = snapshot.state == "merging" or snapshot.received != snapshot.flushed
-    if needed and snapshot.queue != queue:
-        drifts.append(Drift(Kind.TASK, upload.id, queue, snapshot.queue or None))
-    return drifts
-
-
-def _drifts_of_closed(upload_id: str, snapshot: AuditedUpload) -> list[Drift]:
-    return [Drift(Kind.TASK, upload_id, None, snapshot.queue)] if snapshot.queue else []
-
-
-def _has_more(bitmap: bytes, present: bytearray) -> bool:
-    """Whether Redis has bits of chunks that are not on the map."""
-    return any(bits & ~on_map for bits, on_map in zip_longest(bitmap, to_bitmap(present), fillvalue=0))

@@ -6,11 +6,14 @@ changes nothing.
 
 from functools import partial
 
+from uploader.clock import Clock
 from uploader.database.audit import recounts, repairs
 from uploader.database.audit.recounts import RecountedUser, Sums
 from uploader.database.engine import Database
 from uploader.domain.quota import Usage
+from uploader.domain.trail.acts import Action
 from uploader.service.audit.drift import Drift, Findings, Kind, cannot_be_repaired
+from uploader.service.trail.acting import act
 
 _SLICE = 2000
 
@@ -18,8 +21,9 @@ _SLICE = 2000
 class Recounting:
     """Several at once are safe: every repair recounts under its locks."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
+        self._clock = clock
 
     async def recount(self, user_id: str | None = None) -> Findings:
         """Recount everything, or one user; a user that is not there is not checked. Raises Unavailable."""
@@ -56,7 +60,8 @@ class Recounting:
         found.notes += _notes_of_user(user.stored)
 
     async def _repair_user(self, user_id: str) -> bool:
-        return await self._database.transact(lambda connection: repairs.repair_user(connection, user_id))
+        told = act(Action.USER_REPAIRED, self._clock.now(), subject=user_id, user_id=user_id)
+        return await self._database.transact(lambda connection: repairs.repair_user(connection, user_id, told))
 
     async def _check_refs(self, found: Findings, after: str) -> str | None:
         """Recount the refs, and compare the files, of the contents after `after`; returns the last one, or None where no
@@ -70,7 +75,8 @@ class Recounting:
         return contents.until
 
     async def _repair_refs(self, sha256: str) -> bool:
-        return await self._database.transact(lambda connection: repairs.repair_refs(connection, sha256))
+        told = act(Action.CONTENT_REPAIRED, self._clock.now(), subject=sha256)
+        return await self._database.transact(lambda connection: repairs.repair_refs(connection, sha256, told))
 
 
 def _drifts_of_user(user_id: str, stored: Usage | None, counted: Sums) -> list[Drift]:

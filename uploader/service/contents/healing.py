@@ -13,11 +13,14 @@ from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import contents, queries, transactions
 from uploader.database.engine import Connection, Database
+from uploader.database.trail.acts import note
+from uploader.domain.trail.acts import Action
 from uploader.domain.upload import File
 from uploader.errors import StorageFailed
 from uploader.observability import DAMAGED_CONTENTS, HEALED_CONTENTS
+from uploader.service.trail.acting import act
 from uploader.storage.base import Gone
-from uploader.storage.contents import BlobBytes, Found, Pace, Trash
+from uploader.storage.contents import BlobBytes, Digests, Found, Pace, Trash
 from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
@@ -71,34 +74,39 @@ class Healing:
         if blob is None or blob.refs == 0:
             return None
         found = await self._blobs.find_blob(sha256)
-        problem = await self._problem_of(blob, found, pace)
-        if problem is None:
-            await self._note(blob, found, damaged=False)
+        seen = await self._look_at(blob, found, pace)
+        if isinstance(seen, Digests):
+            await self._note(blob, found, seen)
             return None
         healed = await self._heal(blob, found, pace)
-        if not healed and not await self._note(blob, found, damaged=True):
+        if not healed and not await self._note(blob, found, None):
             return None  # other bytes took their place meanwhile, or nobody has it any more
         files = await self._database.read(lambda connection: queries.files_by_sha256(connection, sha256))
-        return Damage(sha256, blob.size, problem, files, healed) if files else None
+        return Damage(sha256, blob.size, seen, files, healed) if files else None
 
-    async def _problem_of(self, blob: contents.Blob, found: Found | None, pace: Pace | None) -> BlobProblem | None:
+    async def _look_at(self, blob: contents.Blob, found: Found | None, pace: Pace | None) -> BlobProblem | Digests:
+        """What is wrong with the bytes; or their digests, with the MD5 where it is not known yet."""
         if found is None:
             return BlobProblem.MISSING
         if await self._size(blob.sha256) != blob.size:
             return BlobProblem.ALTERED
         try:
-            actual = await self._blobs.hash_blob(found, pace)
+            actual = await self._blobs.hash_blob(found, pace, with_md5=blob.md5 is None)
         except StorageFailed:
             return BlobProblem.UNREADABLE
         if actual is None:
             return BlobProblem.MISSING
-        return None if actual == blob.sha256 else BlobProblem.ALTERED
+        return actual if actual.sha256 == blob.sha256 else BlobProblem.ALTERED
 
-    async def _note(self, blob: contents.Blob, found: Found | None, *, damaged: bool) -> bool:
-        """Whether these bytes are still those of the blob, and the row says now how they are."""
+    async def _note(self, blob: contents.Blob, found: Found | None, good: Digests | None) -> bool:
+        """Whether these bytes are still those of the blob, and the row says now how they are; `good`: the digests of bytes
+        that are not damaged."""
+        damaged = good is None
 
         async def note(connection: Connection) -> None:
-            await transactions.note_scrub(connection, blob.sha256, damaged=damaged, now=self._clock.now())
+            await transactions.note_scrub(
+                connection, blob.sha256, damaged=damaged, now=self._clock.now(), md5=good.md5 if good else None
+            )
 
         noted = await self._with_these_bytes(blob.sha256, found, note)
         if noted and damaged != blob.damaged:
@@ -108,27 +116,31 @@ class Healing:
     async def _heal(self, blob: contents.Blob, found: Found | None, pace: Pace | None) -> bool:
         """Put the first good copy of the trash into the place of these bytes."""
         for copy in await self._trash.copies(blob.sha256):
-            if await self._is_good(copy, pace) and await self._restore(blob.sha256, found, copy):
+            good = await self._digests_of(copy, pace, with_md5=blob.md5 is None)
+            if good is not None and good.sha256 == blob.sha256 and await self._restore(good, found, copy):
                 _tell(blob.sha256, damaged=False)
                 return True
         return False
 
-    async def _is_good(self, copy: Found, pace: Pace | None) -> bool:
+    async def _digests_of(self, copy: Found, pace: Pace | None, *, with_md5: bool) -> Digests | None:
         try:
-            return await self._blobs.hash_blob(copy, pace) == copy.name
+            return await self._blobs.hash_blob(copy, pace, with_md5=with_md5)
         except StorageFailed:
-            return False
+            return None
 
-    async def _restore(self, sha256: str, found: Found | None, copy: Found) -> bool:
+    async def _restore(self, good: Digests, found: Found | None, copy: Found) -> bool:
         restore = self._database.outside(self._trash.restore_blob)
+        now = self._clock.now()
+        told = act(Action.CONTENT_HEALED, now, subject=good.sha256)
 
         async def place(connection: Connection) -> None:
             await restore(copy)
             crash_point("heal.after_restore")
-            await transactions.note_scrub(connection, sha256, damaged=False, now=self._clock.now())
+            await transactions.note_scrub(connection, good.sha256, damaged=False, now=now, restored=True, md5=good.md5)
+            await note(connection, told)
 
         try:
-            return await self._with_these_bytes(sha256, found, place)
+            return await self._with_these_bytes(good.sha256, found, place)
         except Gone:
             return False  # it was purged at this moment
 

@@ -6,16 +6,18 @@ blob that went bad, of an upload that is open.
 
 import logging
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import contents, queries, transactions
 from uploader.database.engine import Database, Duplicate
+from uploader.domain.trail.acts import Action
 from uploader.domain.upload import State, Upload
 from uploader.errors import StorageFailed, StorageFull
 from uploader.service.contents.healing import Healing
+from uploader.service.trail.keeping import Trail
 from uploader.storage.base import Store
 from uploader.storage.contents import Found
 from uploader.tasks import uninterrupted
@@ -35,11 +37,19 @@ class TrashKeeping:
     """Several at once are safe: each entry is looked at under its row's lock, and removed only as it was found."""
 
     def __init__(
-        self, database: Database, storage: Store, healing: Healing, clock: Clock, *, retention_seconds: float
+        self,
+        database: Database,
+        storage: Store,
+        healing: Healing,
+        trail: Trail,
+        clock: Clock,
+        *,
+        retention_seconds: float,
     ) -> None:
         self._database = database
         self._storage = storage
         self._healing = healing
+        self._trail = trail
         self._clock = clock
         self.retention_seconds = retention_seconds
 
@@ -101,6 +111,7 @@ class TrashKeeping:
         restored = await self._storage.trash.restore_upload(found, row)
         if restored:
             logger.warning("an upload has its bytes back from the trash", extra={"upload_id": row.id})
+            await self._trail.note(Action.UPLOAD_RESTORED, subject=row.id, user_id=row.user_id)
         return restored
 
     async def _is_wanted(self, upload: Upload) -> bool:
@@ -114,7 +125,10 @@ class TrashKeeping:
 
     async def empty(self) -> Purged:
         """Remove all that no row needs."""
-        return await self._purge(None)
+        purged = await self._purge(None)
+        if purged.entries:
+            await self._trail.note(Action.TRASH_EMPTIED, subject="trash", details=asdict(purged))
+        return purged
 
     async def make_room(self, disk_bytes: int) -> Purged:
         """Remove the oldest until so much was given back."""

@@ -7,12 +7,14 @@ from collections.abc import Awaitable, Callable
 
 from prometheus_client import Gauge
 
-from uploader.accounting.pending import Measured, Pending, UploadQueue
+from uploader.accounting.pending import Pending
 from uploader.database import queries
 from uploader.database.engine import Database
 from uploader.errors import UploaderError
 from uploader.observability import (
     DAMAGED_BLOBS,
+    DEAD_EVENTS,
+    EVENT_LAG_SECONDS,
     FREE_DISK_BYTES,
     KEPT_STRAYS,
     OPEN_UPLOADS,
@@ -21,7 +23,9 @@ from uploader.observability import (
     QUEUE_TASKS,
     TRASH_BYTES,
     UNSCRUBBED_SECONDS,
+    WAITING_EVENTS,
 )
+from uploader.service.events.watching import Watching
 from uploader.service.insight.integrity import Integrity
 from uploader.storage.base import Bounded
 
@@ -35,11 +39,17 @@ _QUEUE_GAUGES = tuple(gauge.labels(name) for gauge in (QUEUE_TASKS, QUEUE_LAG_SE
 class Gauges:
     """Sets the gauges that no process can know by itself."""
 
-    def __init__(self, database: Database, storage: Bounded, pending: Pending, integrity: Integrity) -> None:
+    def __init__(
+        self, database: Database, storage: Bounded, pending: Pending, integrity: Integrity, watching: Watching
+    ) -> None:
         self._database = database
         self._storage = storage
         self._pending = pending
         self._integrity = integrity
+        self._watching = watching
+        self._event_gauges = tuple(
+            gauge.labels(name) for gauge in (WAITING_EVENTS, DEAD_EVENTS, EVENT_LAG_SECONDS) for name in watching.names
+        )
         self._asked_at = float("-inf")
         self._asking = asyncio.Lock()
 
@@ -52,6 +62,7 @@ class Gauges:
                 _patiently(self._ask_database, (OPEN_UPLOADS,)),
                 _patiently(self._ask_disk, (FREE_DISK_BYTES, TRASH_BYTES)),
                 _patiently(self._ask_integrity, (DAMAGED_BLOBS, KEPT_STRAYS, UNSCRUBBED_SECONDS)),
+                _patiently(self._ask_events, self._event_gauges),
                 _patiently(self._ask_redis, (PENDING_BYTES, *_QUEUE_GAUGES)),
             )
             self._asked_at = time.monotonic()
@@ -70,9 +81,14 @@ class Gauges:
         KEPT_STRAYS.set(seen.kept_strays)
         UNSCRUBBED_SECONDS.set(seen.age.seconds)
 
+    async def _ask_events(self) -> None:
+        for name, state in (await self._watching.states()).items():
+            WAITING_EVENTS.labels(name).set(state.waiting)
+            DEAD_EVENTS.labels(name).set(state.dead)
+            EVENT_LAG_SECONDS.labels(name).set(self._watching.lag_seconds(state))
+
     async def _ask_redis(self) -> None:
-        queues = {"flush": self._pending.flush_queues, "merge": self._pending.merge_queues}
-        measured = {name: await _sum(of_shards) for name, of_shards in queues.items()}
+        measured = await self._pending.measure_all()
         for name, found in measured.items():
             QUEUE_TASKS.labels(name).set(found.tasks)
             QUEUE_LAG_SECONDS.labels(name).set(found.lag_seconds)
@@ -86,13 +102,3 @@ async def _patiently(ask: Callable[[], Awaitable[None]], gauges: tuple[Gauge, ..
     except (UploaderError, TimeoutError):
         for gauge in gauges:
             gauge.set(math.nan)
-
-
-async def _sum(queues: list[UploadQueue]) -> Measured:
-    """Of all shards."""
-    found = [await queue.measure() for queue in queues]
-    return Measured(
-        sum(each.tasks for each in found),
-        sum(each.pending_bytes for each in found),
-        max(each.lag_seconds for each in found),
-    )

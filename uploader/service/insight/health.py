@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from uploader.database import migrate
 from uploader.database.engine import Database
 from uploader.database.meta import durability
 from uploader.errors import UploaderError
+from uploader.service.events.watching import Watching
 from uploader.service.insight.integrity import Integrity
 from uploader.service.installation import Installation
 from uploader.storage.base import Store
@@ -33,14 +35,23 @@ class Health:
     """Asks the disk, Redis and the database."""
 
     def __init__(
-        self, database: Database, storage: Store, pending: Pending, integrity: Integrity, installation: Installation
+        self,
+        database: Database,
+        storage: Store,
+        pending: Pending,
+        integrity: Integrity,
+        installation: Installation,
+        watching: Watching,
     ) -> None:
+        self._watching = watching
         self._installation = installation
         self._database = database
         self._storage = storage
         self._pending = pending
         self._integrity = integrity
         self._warnings: dict[str, tuple[float, str | None]] = {}
+        # One question of a kind at a time.
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._storage_lock = asyncio.Lock()
         self._storage_failure: UploaderError | None = None
         self._storage_checked_at = float("-inf")
@@ -51,16 +62,20 @@ class Health:
             self._find("database", self._check_database, self._database_warning),
             self._find("redis", self._installation.check_redis, self._redis_warning),
             self._find("storage", self._check_storage, self._storage_warning),
-            self._find_content(),
+            self._warned("content", self._integrity.warning),
         )
-        return {"database": database, "redis": redis, "storage": storage, "content": content}
+        found = {"database": database, "redis": redis, "storage": storage, "content": content}
+        events = await self._warned("events", self._watching.warning) if database.ok else Finding(True)
+        return found | ({"events": events} if self._watching.names or events.reason else {})
 
-    async def _find_content(self) -> Finding:
-        """Damaged content is no reason to send requests elsewhere; nor is that nobody can tell now."""
+    async def _warned(self, name: str, warn: Callable[[], Awaitable[str | None]]) -> Finding:
+        """Damaged content, or an event that nobody takes, is no reason to send requests elsewhere; nor is that nobody can
+        tell now: then nobody is asked for a while, because what takes too long would only be begun again and again."""
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                return Finding(True, await self._warning("content", self._integrity.warning))
+                return Finding(True, await self._warning(name, warn))
         except (UploaderError, TimeoutError):
+            self._warnings[name] = (time.monotonic(), None)
             return Finding(True)
 
     async def _find(
@@ -76,14 +91,16 @@ class Health:
             return Finding(False, f"It did not answer within {_PATIENCE_SECONDS:.0f} s.")
 
     async def _warning(self, name: str, warn: Callable[[], Awaitable[str | None]]) -> str | None:
-        asked_at, warning = self._warnings.get(name, (float("-inf"), None))
-        if time.monotonic() - asked_at >= _FRESH_SECONDS:
-            warning = await warn()
-            self._warnings[name] = (time.monotonic(), warning)
-        return warning
+        async with self._asking[name]:
+            asked_at, warning = self._warnings.get(name, (float("-inf"), None))
+            if time.monotonic() - asked_at >= _FRESH_SECONDS:
+                warning = await warn()
+                self._warnings[name] = (time.monotonic(), warning)
+            return warning
 
     async def _check_database(self) -> None:
         await self._database.look()
+        await self._database.check_writable()
         await migrate.check(self._database)
         await self._installation.check_database()
 

@@ -6,6 +6,7 @@ again before each removal, and leaves alone what changed lately.
 """
 
 import logging
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -13,9 +14,11 @@ from uploader.clock import Clock
 from uploader.database import contents, queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import NotOpen
+from uploader.domain.trail.acts import Action
 from uploader.domain.upload import Reason, State, Upload
-from uploader.errors import StorageFull, Unavailable, UploaderError
+from uploader.errors import StorageFailed, StorageFull, Unavailable, Unverified, UploaderError
 from uploader.service.ids import greatest, new_id
+from uploader.service.trail.keeping import Trail
 from uploader.service.upkeep.strays import is_settled, remember_kept_strays, stray_blobs
 from uploader.service.uploads.closers import Closers
 from uploader.storage.base import Gone, Store
@@ -59,8 +62,9 @@ class Reset:
 class Cleanup:
     """The monthly cleanup, and the reset."""
 
-    def __init__(self, database: Database, storage: Store, closers: Closers, clock: Clock) -> None:
+    def __init__(self, database: Database, storage: Store, closers: Closers, trail: Trail, clock: Clock) -> None:
         self._database = database
+        self._trail = trail
         self._storage = storage
         self._closers = closers
         self._clock = clock
@@ -92,7 +96,19 @@ class Cleanup:
         await run.clean_blobs()
         if not dry_run:
             await remember_kept_strays(self._database, run.cleaned.stray_blobs)
+            await self._note(run.cleaned, all_strays=all_strays)
         return run.cleaned
+
+    async def _note(self, cleaned: Cleaned, *, all_strays: bool) -> None:
+        """What went though no row named it; each upload that expired is told by itself."""
+        if cleaned.blobs or cleaned.directories:
+            facts = {
+                "all_strays": all_strays,
+                "blobs": cleaned.blobs,
+                "directories": cleaned.directories,
+                "disk_bytes": cleaned.disk_bytes,
+            }
+            await self._trail.note(Action.DISK_CLEANED, subject="disk", details=facts)
 
     async def purge_closed(self, closed_before: datetime, limit: int) -> int:
         """Forget what became of uploads that were closed long ago; returns how many. Where bytes are left they go first,
@@ -109,16 +125,38 @@ class Cleanup:
             return 0
         return await self._database.transact(lambda connection: transactions.purge_uploads(connection, gone))
 
-    async def reset_unfinished(self) -> Reset:
-        """Cancel every upload that is open now, as its user would. Raises Unavailable."""
-        reset, after, newest = Reset(), "", new_id()
+    async def reset_unfinished(self, *, only_lost: bool = False) -> Reset:
+        """Cancel every upload that is open now, as its user would; or only those whose chunks are lost. Raises
+        Unavailable."""
+        reset = Reset()
+        async for upload in self._opened_before_now():
+            if not only_lost or await self._is_lost(upload):
+                await self._cancel(upload, reset)
+        return reset
+
+    async def count_lost(self) -> int:
+        """How many open uploads have no chunks any more, as after a restore. Raises Unavailable."""
+        return sum([await self._is_lost(upload) async for upload in self._opened_before_now()])
+
+    async def _is_lost(self, upload: Upload) -> bool:
+        try:
+            await self._storage.read_map(upload)
+        except Gone:
+            return True
+        except (StorageFailed, Unverified):
+            return False
+        return False
+
+    async def _opened_before_now(self) -> AsyncIterator[Upload]:
+        """Every upload that is open now. What is opened since is none of them: a busy server would keep this going for
+        ever."""
+        after, newest = "", new_id()
         while batch := await self._open_uploads(after):
             for upload in batch:
                 if upload.id > newest:
-                    return reset  # opened since: a busy server would keep this going for ever
-                await self._cancel(upload, reset)
+                    return
+                yield upload
             after = greatest(after, [upload.id for upload in batch])
-        return reset
 
     async def _open_uploads(self, after: str) -> list[Upload]:
         return await self._database.read(
@@ -198,8 +236,8 @@ class _Run:
         if not self._dry_run:
             return await self._closers.expire(upload, idle_seconds)
         try:
-            complete = (await self._storage.read_map(upload)).complete
-            return not complete and await self._storage.last_write(upload) <= idle_since.timestamp()
+            merges = (await self._storage.read_map(upload)).complete and not upload.is_part
+            return not merges and await self._storage.last_write(upload) <= idle_since.timestamp()
         except Gone:
             return True
 

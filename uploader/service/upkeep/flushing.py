@@ -4,7 +4,8 @@ import logging
 import time
 from typing import NamedTuple
 
-from uploader.accounting.pending import Claim, Pending, UploadQueue
+from uploader.accounting.pending import Pending
+from uploader.accounting.queues import Claim, UploadQueue
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import transactions

@@ -45,7 +45,7 @@ class Sweeping:
         crash_point("sweep.after_claim")
         rebuilt, after, left = 0, "", _Left()
         while batch := await self._batch(after):
-            mine = [upload for upload in batch if self._pending.shard_of(upload.id) == shard]
+            mine = [upload for upload in batch if self._pending.shards.of(upload.id) == shard]
             rebuilt += await self._rebuild(mine, left)
             after = greatest(after, [upload.id for upload in batch])
             if await self._pending.claim_sweep(shard) != era:

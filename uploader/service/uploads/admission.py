@@ -1,6 +1,6 @@
 """Whether the disk has room for one more file: the floor, and what open uploads were promised.
 
-To add up what was promised is a look at every open upload. So what is far from the floor is admitted by figures that are a
+To add up what was promised is a look at every user. So what is far from the floor is admitted by figures that are a
 moment old; refused is only by those of now. It is approximate in any case, which the floor absorbs. What the trash holds
 counts as free: it gives way when it is needed.
 """
@@ -11,7 +11,7 @@ from uploader.clock import Clock
 from uploader.database import queries
 from uploader.database.engine import Database
 from uploader.domain.room import Room, floor_of
-from uploader.errors import StorageFull
+from uploader.errors import StorageFull, StorageTooSmall
 from uploader.service.contents.trash import TrashKeeping
 from uploader.settings import Settings
 from uploader.storage.base import Bounded
@@ -52,7 +52,7 @@ class Admission:
         self._known = await self.room(await self._database.read(queries.promised_bytes))
         self._known_at = looked_at
         if not self._known.fits(size):
-            raise StorageFull("The disk has no room for a file of this size; try again later.")
+            raise _refusal(self._known, size)
         await self._trash_gives_way(self._known.lacking_bytes(size))
 
     async def _trash_gives_way(self, lacking_bytes: int) -> None:
@@ -77,3 +77,11 @@ class Admission:
         """A file of this size was opened."""
         if self._known is not None:
             self._known = replace(self._known, promised_bytes=self._known.promised_bytes + size)
+
+
+def _refusal(room: Room, size: int) -> StorageFull:
+    if size > room.limit_bytes:
+        return StorageTooSmall(requested=size, limit=room.limit_bytes)
+    return StorageFull(
+        "The disk has no room for a file of this size; try again later.", requested=size, available=room.available_bytes
+    )

@@ -16,11 +16,12 @@ from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database
-from uploader.database.transactions import NotOpen
+from uploader.database.transactions import LengthTold, NotOpen
 from uploader.domain.chunks import chunk_count, received_bytes, to_bitmap
 from uploader.domain.upload import REDIS_WORDS, STATE_OF_REASON, Reason, State, Upload
 from uploader.errors import StorageFailed, Unavailable, Unverified, UploaderError
 from uploader.observability import REBUILDS
+from uploader.service.trail.endings import act_of_ending
 from uploader.storage.base import Closer, Gone, PresentChunks, Withdrawing, WithdrawingCloser
 from uploader.tasks import uninterrupted
 
@@ -70,8 +71,10 @@ class Closers:
 
     async def _commit_close(self, upload: Upload, reason: Reason) -> None:
         await self.announce(upload)
+        now = self._clock.now()
+        told = act_of_ending(upload, reason, now)
         await self._database.transact(
-            lambda connection: transactions.close_upload(connection, upload.id, reason, self._clock.now())
+            lambda connection: transactions.close_upload(connection, upload.id, reason, now, told)
         )
         crash_point("close.after_commit")
         logger.info("upload closed", extra={"upload_id": upload.id, "user_id": upload.user_id, "reason": reason.value})
@@ -132,7 +135,7 @@ class Closers:
             await self._storage.check()
             # Its map alone can't be read, and so not be merged: it may end when it has been idle for long enough.
             return False
-        return complete and upload.id not in self._unmergeable
+        return complete and not upload.is_part and upload.id not in self._unmergeable
 
     def note_unmergeable(self, upload: Upload) -> None:
         """The digests of a complete upload can't be computed, and no chunk of it is bad: it may expire when it is idle."""
@@ -236,10 +239,12 @@ class Closers:
                 era=era,
                 generation=row.generation,
                 bitmap=to_bitmap(chunk_map.present),
-                size=row.size,
+                size=row.extent,
                 chunk_size=row.chunk_size,
-                chunk_count=chunk_count(row.size, row.chunk_size),
+                chunk_count=chunk_count(row.extent, row.chunk_size),
                 flushed_bytes=row.flushed_bytes,
+                tail=chunk_map.tail,
+                is_part=row.is_part,
             )
             if figures.outcome is Outcome.HYDRATED:
                 crash_point("hydrate.after_rebuild")
@@ -248,6 +253,22 @@ class Closers:
             if figures.outcome is not Outcome.ERA_MOVED:
                 raise NotOpen(upload.id)
         raise Unavailable("The accounting store keeps restarting; try again.")
+
+    async def tell_length(self, upload: Upload, commit: Callable[[int], Awaitable[Upload]]) -> Upload:
+        """Run `commit`, a transaction that tells the length of an upload, which is given where its bytes end. Then its map
+        and Redis hear of it; if it is whole, its merge is armed. Raises what `commit` raises, Gone, NotOpen, Unavailable."""
+        return await uninterrupted(self._tell_length(upload, commit))
+
+    async def _tell_length(self, upload: Upload, commit: Callable[[int], Awaitable[Upload]]) -> Upload:
+        async with self._storage.closing(upload) as closer:
+            chunk_map = await self._read_held(upload, closer)
+            ends = [(chunk_map.present.rfind(1) + 1) * upload.chunk_size, chunk_map.leading_bytes]
+            await self.announce(upload)
+            told = await commit(max(ends))
+            crash_point("length.after_commit")
+            await closer.settle_length(told)
+            await self._hydrate_held(told, closer)
+            return told
 
     async def read_map(self, upload: Upload) -> PresentChunks:
         """Which chunks are stored and whole. If the machine was restarted since chunks came without a sync, or a file of the
@@ -261,10 +282,25 @@ class Closers:
             await self.hydrate(upload)
             return await self._storage.read_map(upload)
 
+    async def _refuse_if_told(self, upload: Upload) -> None:
+        row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload.id), brief=True)
+        if row is None or row.state is not State.OPEN or row.length_known:
+            raise LengthTold(upload.id)
+
+    async def _settle_length(self, upload: Upload, closer: Closer) -> bool:
+        """End what a crash interrupted, if it was this. Durably: from here on a row of before would be wrong."""
+        row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
+        return row is not None and row.length_known and await closer.settle_length(row)
+
     async def _read_held(self, upload: Upload, closer: WithdrawingCloser) -> PresentChunks:
+        """Raises LengthTold if the caller does not know the length of an upload, but others do."""
+        if not upload.length_known:
+            await self._refuse_if_told(upload)
         try:
             return await closer.read_map()
         except Unverified:
+            if upload.length_known and await self._settle_length(upload, closer):
+                return await self._read_held(upload, closer)
             defect = (await closer.read_map(verified=False)).defect
             if defect is not None:
                 facts = {"part": defect.part, "expected": defect.expected, "actual": defect.actual}
@@ -284,10 +320,13 @@ class Closers:
     async def _withdraw_held(
         self, upload: Upload, closer: WithdrawingCloser, numbers: list[int], *, verified: bool
     ) -> None:
-        present = (await closer.read_map(verified=False)).present
+        chunk_map = await closer.read_map(verified=False)
+        present, tail = chunk_map.present, chunk_map.tail
         for number in numbers:
             present[number] = False
-        left = received_bytes(present, upload.size, upload.chunk_size)
+        if tail is not None and any(number <= tail.number for number in numbers):
+            tail = None
+        left = received_bytes(present, upload.extent, upload.chunk_size, tail)
         await self.announce(upload)
         # The generation comes first: figures of the old one have to count for nothing before there is a smaller figure.
         generation = await self._database.transact(

@@ -21,6 +21,7 @@ from uploader.domain.upload import File, IfExists, Upload
 from uploader.errors import ProofFailed, Unavailable
 from uploader.observability import INSTANT_UPLOADS
 from uploader.service.contents.healing import Healing
+from uploader.service.events.asking import Asking, Question
 from uploader.service.ids import new_id
 from uploader.service.uploads.closers import Closers
 from uploader.service.uploads.results import Complete, Opening, Target
@@ -53,6 +54,7 @@ class Instant:
         closers: Closers,
         uploads: Uploads,
         challenges: Challenges,
+        asking: Asking,
         clock: Clock,
     ) -> None:
         self._settings = settings
@@ -63,6 +65,7 @@ class Instant:
         self._closers = closers
         self._uploads = uploads
         self._challenges = challenges
+        self._asking = asking
         self._clock = clock
 
     async def finish(self, opening: Opening, md5: str, source: Source, existing: Upload | None) -> Complete | None:
@@ -145,7 +148,8 @@ class Instant:
         return challenge if issued else None
 
     async def prove(self, target: Target, name: str, challenge_id: str, proof: bytes) -> Complete:
-        """Finish by the answer to a challenge. Raises ProofFailed, QuotaExceeded, UploadNotFound, UploadGone."""
+        """Finish by the answer to a challenge. Raises ProofFailed, QuotaExceeded, UploadNotFound, UploadGone,
+        Unavailable; after that one, the same answer will do."""
         meant: Upload | None = None
         if target.upload_id is not None:
             match await self._uploads.find(target):
@@ -158,7 +162,12 @@ class Instant:
         if challenge is None or challenge.md5 != md5 or not await self._is_proven(challenge, proof):
             raise ProofFailed()
         await self._challenges.count_as_proven(challenge)
-        return await self._finish_proven(challenge, name, meant)
+        try:
+            return await self._finish_proven(challenge, name, meant)
+        except Unavailable:  # the client is told to try again, with the same proof
+            left = challenge.expires_at - self._clock.now()
+            await self._challenges.give_back(challenge, left.total_seconds())
+            raise
 
     async def _is_proven(self, challenge: Challenge, proof: bytes) -> bool:
         if challenge.expires_at <= self._clock.now():
@@ -198,6 +207,8 @@ class Instant:
     # The transaction
 
     async def _add_file(self, opening: Opening, md5: str, sha256: str, replaced: Upload | None) -> Complete:
+        if replaced is None or replaced.name != opening.name:  # of an upload that is open it was asked when that began
+            await self._asking.ask(Question(opening.user_id, opening.name, opening.size, md5=md5, sha256=sha256))
         file = File(
             id=new_id(),
             user_id=opening.user_id,

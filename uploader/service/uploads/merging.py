@@ -10,7 +10,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from uploader.accounting.pending import Pending, UploadQueue
+from uploader.accounting.pending import Pending
+from uploader.accounting.queues import UploadQueue
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
@@ -20,6 +21,7 @@ from uploader.domain.chunks import as_ranges, missing_ranges
 from uploader.domain.upload import File, Reason, State, Upload
 from uploader.errors import (
     ChunksMissing,
+    Forbidden,
     Md5Mismatch,
     NameTaken,
     Sha256Mismatch,
@@ -31,7 +33,8 @@ from uploader.errors import (
 from uploader.observability import MERGE_SECONDS, MERGES
 from uploader.service.ids import new_id
 from uploader.service.uploads.closers import Closers
-from uploader.storage.base import Busy, Digests, Gone, Stopping, Withdrawing
+from uploader.storage.base import Busy, Gone, Stopping, Withdrawing
+from uploader.storage.contents import Digests
 from uploader.tasks import ended, uninterrupted
 
 __all__ = ["Merging", "UploadQueue"]
@@ -151,6 +154,8 @@ class Merging:
         raise UploadGone(reason=upload.close_reason or Reason.CANCELLED.value)
 
     async def _attempt(self, upload: Upload) -> File:
+        if upload.is_part:
+            raise Forbidden("A part is merged with its whole.")
         chunk_map = await self._closers.read_map(upload)
         if not chunk_map.complete:
             await self._closers.hydrate(upload)  # what armed this merge knows of chunks that were withdrawn

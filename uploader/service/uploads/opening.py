@@ -5,6 +5,7 @@ Whether it may finish without bytes is asked of `instant.py` first.
 
 import asyncio
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
@@ -15,10 +16,12 @@ from uploader.domain.chunks import ChunkSizes
 from uploader.domain.digest import EMPTY_MD5, EMPTY_SHA256
 from uploader.domain.proof import Challenge
 from uploader.domain.quota import Usage
-from uploader.domain.upload import IfExists, State, Upload
+from uploader.domain.upload import IfExists, State, Upload, UploadKind
 from uploader.errors import (
     FileTooLarge,
+    Forbidden,
     InvalidRequest,
+    LengthUnknown,
     Md5Conflict,
     Md5Mismatch,
     NameTaken,
@@ -31,6 +34,7 @@ from uploader.errors import (
     UploadExists,
 )
 from uploader.observability import QUOTA_REFUSALS
+from uploader.service.events.asking import Asking, Question
 from uploader.service.ids import new_id
 from uploader.service.uploads.admission import Admission
 from uploader.service.uploads.instant import NO_SOURCE, Instant, Source
@@ -68,6 +72,7 @@ class Openings:
         uploads: Uploads,
         receiving: Receiving,
         admission: Admission,
+        asking: Asking,
         clock: Clock,
     ) -> None:
         self._settings = settings
@@ -77,6 +82,7 @@ class Openings:
         self._uploads = uploads
         self._receiving = receiving
         self._admission = admission
+        self._asking = asking
         self._clock = clock
         self.chunk_sizes = ChunkSizes(
             settings.chunk_size_bytes, settings.min_chunk_size_bytes, settings.max_chunk_size_bytes
@@ -87,7 +93,7 @@ class Openings:
         """Open, resume or finish at once. Raises as `POST /files/{md5}` and `POST /uploads` say."""
         if opening.size > self.max_file_size_bytes:
             raise FileTooLarge(limit=self.max_file_size_bytes)
-        if opening.size == 0:
+        if opening.length_known and opening.size == 0:
             _check_empty(opening)
         for _ in range(ATTEMPTS):
             try:
@@ -113,6 +119,10 @@ class Openings:
             return await self._resume(existing, opening)
         self._refuse_early(opening, found)
         await self._admission.check(opening.size)
+        if opening.kind is not UploadKind.PART:  # which has no name: asked is for its whole
+            size = opening.size if opening.length_known else None
+            question = Question(opening.user_id, opening.name, size, md5=opening.md5, sha256=opening.sha256)
+            await self._asking.ask(question)
         return await self._open_new(opening)
 
     async def _look(self, connection: Connection, opening: Opening) -> _Found:
@@ -137,7 +147,7 @@ class Openings:
             return
         name = opening.name if existing is None else existing.name
         of_name = await queries.files_of_names(connection, opening.user_id, [name])
-        if of_name and all((file.md5, file.size) != (opening.md5, opening.size) for file in of_name):
+        if of_name and not any(file.may_be(opening.md5, opening.sha256, opening.size) for file in of_name):
             raise NameTaken("You have another file of this name.")
 
     async def _by_idempotency_key(self, connection: Connection, opening: Opening, key: str) -> Upload | None:
@@ -156,7 +166,7 @@ class Openings:
                     connection, upload.id, wanted.if_exists or IfExists.KEEP, wanted.modified_at
                 )
             )
-        if upload.size == 0:
+        if upload.length_known and upload.size == 0:
             return await self._merge_empty(upload)
         status = await self._uploads.status_of(upload)
         self._receiving.expect(upload)
@@ -171,7 +181,7 @@ class Openings:
 
     async def _open_new(self, opening: Opening) -> UploadStatus | Complete:
         now = self._clock.now()
-        upload_id = new_id()
+        upload_id = opening.id or new_id()
         upload = Upload(
             id=upload_id,
             user_id=opening.user_id,
@@ -179,7 +189,9 @@ class Openings:
             sha256=opening.sha256,
             name=opening.name,
             size=opening.size,
-            chunk_size=self.chunk_sizes.choose(opening.chunk_size, opening.size),
+            chunk_size=self.chunk_sizes.choose(
+                opening.chunk_size, opening.size if opening.length_known else self.max_file_size_bytes
+            ),
             flushed_bytes=0,
             flushed_generation=0,
             generation=0,
@@ -193,12 +205,16 @@ class Openings:
             closed_at=None,
             if_exists=opening.if_exists or IfExists.KEEP,
             modified_at=opening.modified_at,
+            metadata=opening.metadata,
+            length_known=opening.length_known,
+            computes_md5=opening.computes_md5,
+            kind=opening.kind,
         )
         era = await self._uploads.era(upload_id)
         made_at = await uninterrupted(self._create(upload))
         crash_point("open.after_commit")
         self._admission.promise(upload.size)
-        if upload.size == 0:
+        if upload.length_known and upload.size == 0 and not upload.is_part:
             return await self._merge_empty(upload)
         self._receiving.expect(upload)
         return await self._uploads.begun(upload, era, made_at)
@@ -210,7 +226,10 @@ class Openings:
         try:
             await self._database.transact(
                 lambda connection: transactions.open_upload(
-                    connection, upload, max_open_uploads=self._settings.max_open_uploads
+                    connection,
+                    upload,
+                    max_open_uploads=self._settings.max_open_uploads,
+                    expires_at=upload.created_at + timedelta(seconds=self._settings.upload_expiry_seconds),
                 )
             )
         except Exception as error:
@@ -234,13 +253,7 @@ class Openings:
         usage = found.usage
         if usage is not None and not usage.fits(opening.size):
             QUOTA_REFUSALS.inc()
-            raise QuotaExceeded(
-                total_space=usage.total_space,
-                use_space_finished=usage.use_space_finished,
-                use_space_unfinished=usage.use_space_unfinished,
-                reserved=usage.reserved,
-                requested=opening.size,
-            )
+            raise usage.refusal(opening.size)
         if found.open_uploads >= self._settings.max_open_uploads:
             raise TooManyUploads(limit=self._settings.max_open_uploads)
 
@@ -249,7 +262,7 @@ class Openings:
     async def tell(self, target: Target, md5: str, sha256: str | None) -> UploadStatus | Complete | Challenge:
         """Take the digests of an upload that was opened by id, as soon as its client knows them.
 
-        Raises Md5Conflict, Sha256Conflict, UploadExists, UploadNotFound, UploadGone, Unavailable.
+        Raises LengthUnknown, Md5Conflict, Sha256Conflict, UploadExists, UploadNotFound, UploadGone, Unavailable.
         """
         for _ in range(ATTEMPTS):
             try:
@@ -257,7 +270,7 @@ class Openings:
                     case Upload() as upload:
                         return await self._tell_once(upload, md5, sha256)
                     case Complete(file=file) as complete:
-                        if file.md5 != md5:
+                        if file.md5 not in (None, md5):
                             raise Md5Conflict("The upload is complete, with another MD5.")
                         return complete
             except (NotOpen, Gone, BlobLost, Duplicate):
@@ -265,6 +278,10 @@ class Openings:
         raise Unavailable(_TOO_FAST)
 
     async def _tell_once(self, upload: Upload, md5: str, sha256: str | None) -> UploadStatus | Complete | Challenge:
+        if not upload.length_known:
+            raise LengthUnknown()
+        if upload.is_part:
+            raise Forbidden("This upload is a part: it becomes no file of its own.")
         if upload.md5 not in (None, md5):
             raise Md5Conflict()
         if sha256 is not None and upload.sha256 not in (None, sha256):
@@ -301,6 +318,8 @@ class Openings:
             raise Md5Conflict()
         if sha256 is not None and told.sha256 != sha256:
             raise Sha256Conflict()
+        if told.needs_md5 and not upload.needs_md5:
+            self._storage.follow(told)
         return told
 
 

@@ -4,9 +4,6 @@ Owns the order: the upload is found; the body is received whole and compared wit
 Redis, and answered; the last chunk merges. A chunk that was acknowledged before is a duplicate, whatever a call has wrong.
 """
 
-import asyncio
-import hashlib
-import hmac
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -22,16 +19,23 @@ from uploader.domain.chunks import chunk_count, chunk_length
 from uploader.domain.digest import ClaimedDigests
 from uploader.domain.upload import Upload
 from uploader.errors import (
+    BaseUnusable,
     ChunkLengthMismatch,
     ChunkNumberOutOfRange,
     DigestMismatch,
+    FileNotFound,
+    Forbidden,
+    InvalidDelta,
     InvalidRequest,
+    LengthUnknown,
     TooManyRequests,
     Unavailable,
     Unverified,
+    UploaderError,
 )
 from uploader.observability import BYTES_RECEIVED, CHUNK_SECONDS, CHUNKS
 from uploader.service.uploads.closers import Closers
+from uploader.service.uploads.comparing import check_digests
 from uploader.service.uploads.results import Acknowledged, Complete, Result, Target
 from uploader.service.uploads.status import ATTEMPTS, Uploads
 from uploader.storage.base import Body, Gone, UploadBytes
@@ -39,9 +43,8 @@ from uploader.tasks import uninterrupted
 
 # How many open uploads a process remembers the unchanging facts of.
 _REMEMBERED_UPLOADS = 10_000
-# What `record_chunk` says of a chunk that counts; every other outcome sends the caller back to the database.
-_COUNTED = frozenset({Outcome.RECORDED, Outcome.DUPLICATE, Outcome.MERGING})
-_PYTHON_NAMES = {"md5": "md5", "sha-256": "sha256"}
+# What Redis says of a chunk, or a tail, that counts; every other outcome sends the caller back to the database.
+COUNTED = frozenset({Outcome.RECORDED, Outcome.DUPLICATE, Outcome.MERGING})
 
 
 class ChunkSource(Protocol):
@@ -52,7 +55,8 @@ class ChunkSource(Protocol):
         """The length that the client has told; None if it has not."""
 
     async def receive(self, user_id: str, expected_bytes: int) -> Body:
-        """Receive it whole. Raises ChunkLengthMismatch, BodyTimeout, StorageFull."""
+        """Receive it whole. Raises ChunkLengthMismatch, BodyTimeout, StorageFull; and of a chunk that is made from a base,
+        InvalidDelta, DigestMismatch, FileNotFound, BaseUnusable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +124,8 @@ class Receiving:
     async def receive(self, target: Target, number: int, source: ChunkSource, claims: ClaimedDigests) -> Result:
         """Take chunk `number` of the upload that is meant.
 
-        Raises UploadNotFound, UploadGone, ChunkNumberOutOfRange, ChunkLengthMismatch, DigestMismatch, TooManyRequests,
-        BodyTimeout, StorageFull, Unavailable, and as the merge does.
+        Raises UploadNotFound, UploadGone, ChunkNumberOutOfRange, BytesConflict, TooManyRequests, as the source does,
+        DigestMismatch, BodyTimeout, StorageFull, Unavailable, and as the merge does.
         """
         try:
             try:
@@ -131,7 +135,7 @@ class Receiving:
             with self._at_once.counted(target.user_id):
                 try:
                     body = await _receive_checked(source, upload, number, claims)
-                except (ChunkLengthMismatch, DigestMismatch) as error:
+                except (ChunkLengthMismatch, DigestMismatch, InvalidDelta, FileNotFound, BaseUnusable) as error:
                     return await self._refuse(target, upload, number, error)
                 try:
                     stored = await self.store(target, upload, number, body)
@@ -143,7 +147,9 @@ class Receiving:
             return already.complete
 
     def expect(self, upload: Upload) -> None:
-        """Chunks of this open upload will come, under either of its names."""
+        """Chunks of this open upload will come, under either of its names; if its length is known, which never changes."""
+        if not upload.length_known:
+            return
         self._remember(Target(upload.user_id, upload_id=upload.id), upload)
         if upload.md5 is not None:
             self._remember(Target(upload.user_id, upload.md5), upload)
@@ -153,7 +159,7 @@ class Receiving:
     async def admit(self, target: Target, number: int, length_bytes: int | None) -> Upload:
         """The upload that is to take a chunk, usually from memory: its size, chunk size and place do not change.
 
-        Raises AlreadyComplete, UploadNotFound, UploadGone, ChunkNumberOutOfRange, ChunkLengthMismatch.
+        Raises AlreadyComplete, UploadNotFound, UploadGone, LengthUnknown, ChunkNumberOutOfRange, ChunkLengthMismatch.
         """
         upload = self._remembered.get(target)
         if upload is not None and _fault_of(upload, number, length_bytes) is None:
@@ -174,7 +180,11 @@ class Receiving:
         match await self._uploads.find(target):
             case Complete() as complete:
                 raise AlreadyComplete(complete)
+            case Upload(is_whole=True):
+                raise Forbidden("This upload is made of its parts alone.")
             case Upload() as upload:
+                if not upload.length_known:
+                    raise LengthUnknown()
                 self._remember(target, upload)
                 return upload
 
@@ -193,24 +203,26 @@ class Receiving:
         started = time.perf_counter()
         for _ in range(2):
             try:
-                stored = await uninterrupted(self._hold_and_record(upload, number, body))
+                stored = await uninterrupted(self.hold_and_record(upload, number, body))
             except (Gone, NotOpen):
                 stored = None
-            if stored is not None and stored.result.outcome in _COUNTED:
+            if stored is not None and stored.result.outcome in COUNTED:
                 CHUNK_SECONDS.observe(time.perf_counter() - started)
                 return stored
             # What this process remembers is out of date: the upload was closed, perhaps opened anew.
             upload = await self._find(target, number, body.length)
         raise Unavailable("This upload is changing too fast, or its bytes can't be found; try again.")
 
-    async def _hold_and_record(self, upload: Upload, number: int, body: Body | None) -> Stored:
-        """Disk, then Redis, under the lock of the chunk's record. A chunk on the map is recorded all the same, because a
-        crash may have come between the two."""
-        length = chunk_length(number, upload.size, upload.chunk_size) if body is None else body.length
+    async def hold_and_record(self, upload: Upload, number: int, body: Body | None, *, start: int = 0) -> Stored:
+        """Disk, then Redis, under the lock of the chunk's record; of a chunk that has a tail, from `start` on. A chunk on
+        the map is recorded all the same, because a crash may have come between the two. Not to be cancelled. Raises Gone,
+        NotOpen, BytesConflict, StorageFull, Unavailable."""
+        length = chunk_length(number, upload.extent, upload.chunk_size)
+        count = chunk_count(upload.extent, upload.chunk_size)
         written = False
         for _ in range(ATTEMPTS):
             try:
-                held = await self._storage.hold_chunk(upload, number, body)
+                held = await self._storage.hold_chunk(upload, number, body, start=start)
             except Unverified:
                 await self._closers.hydrate(upload)
                 continue
@@ -220,8 +232,10 @@ class Receiving:
                 crash_point("chunk.after_record")
             finally:
                 held.release()
-            if result.outcome is not Outcome.REHYDRATE:
-                return Stored(upload=upload, number=number, result=result, written=written, length_bytes=length)
+            # A crash may have kept Redis from hearing of the length; then it knows of another number of chunks.
+            is_known = result.outcome not in COUNTED or result.chunk_count == count
+            if result.outcome is not Outcome.REHYDRATE and is_known:
+                return Stored(upload=upload, number=number, result=result, written=written, length_bytes=length - start)
             # Hydrating adds the chunk: it is on the map. It is recorded again to learn where the upload stands.
             await self._closers.hydrate(upload)
         raise Unavailable("The accounting store keeps restarting; try again.")
@@ -230,16 +244,8 @@ class Receiving:
 
     async def answer(self, stored: Stored) -> Result:
         """What to say of a chunk that counts; the last one merges. Raises Unavailable, and as the merge does."""
-        if self._database.is_lost:
-            raise Unavailable("The database is lost; nothing is acknowledged.")
-        result = stored.result
-        new = stored.written or result.outcome is Outcome.RECORDED
-        CHUNKS.labels("recorded" if new else result.outcome.value).inc()
-        if new:
-            BYTES_RECEIVED.inc(stored.length_bytes)
+        new, result = await self.acknowledge(stored), stored.result
         if not result.settled:
-            if new:  # a duplicate is sent by who has lost patience with the first answer, and would lose it again
-                await self._storage.keep_pace(stored.upload, stored.number)
             return Acknowledged(
                 received_bytes=result.received,
                 received_chunks=result.chunks,
@@ -252,7 +258,20 @@ class Receiving:
             case still_merging:
                 return still_merging
 
-    async def _refuse(self, target: Target, meant: Upload | None, number: int, error: InvalidRequest) -> Result:
+    async def acknowledge(self, stored: Stored) -> bool:
+        """Whether a chunk that counts is new; then its sender waits for the digests. Raises Unavailable."""
+        if self._database.is_lost:
+            raise Unavailable("The database is lost; nothing is acknowledged.")
+        result = stored.result
+        new = stored.written or result.outcome is Outcome.RECORDED
+        CHUNKS.labels("recorded" if new else result.outcome.value).inc()
+        if new:
+            BYTES_RECEIVED.inc(stored.length_bytes)
+            if not result.settled:  # a duplicate is sent by who has lost patience with the first answer
+                await self._storage.keep_pace(stored.upload, stored.number)
+        return new
+
+    async def _refuse(self, target: Target, meant: Upload | None, number: int, error: UploaderError) -> Result:
         """What a chunk with a bad number or body is answered: the state of the upload and a duplicate go before `error`."""
         upload = await self._find_and_remember(target)
         if meant is not None and upload.id != meant.id:
@@ -260,8 +279,8 @@ class Receiving:
         if number < chunk_count(upload.size, upload.chunk_size):
             try:
                 if (await self._closers.read_map(upload)).present[number]:
-                    stored = await uninterrupted(self._hold_and_record(upload, number, None))
-                    if stored.result.outcome in _COUNTED:
+                    stored = await uninterrupted(self.hold_and_record(upload, number, None))
+                    if stored.result.outcome in COUNTED:
                         return await self.answer(stored)
             except (Gone, NotOpen) as gone:
                 raise Unavailable("The upload is changing; send the chunk again.") from gone
@@ -292,28 +311,3 @@ async def _receive_checked(source: ChunkSource, upload: Upload, number: int, cla
         body.close()
         raise
     return body
-
-
-async def check_digests(body: Body, claims: ClaimedDigests) -> None:
-    """Compare a body with the digests that were sent with it. Raises DigestMismatch."""
-    if not claims.content_digest and not claims.content_md5:
-        return
-    try:
-        wanted = claims.parse()
-    except ValueError as error:
-        raise DigestMismatch(f"The digest sent with the chunk {error}.") from error
-    if not wanted:
-        return
-    # To its end in any case: the memory of the body may be used again afterwards.
-    computed = await uninterrupted(asyncio.to_thread(_digests_of, body, list(wanted)))
-    for algorithm, digest in wanted.items():
-        if not hmac.compare_digest(computed[algorithm], digest):
-            raise DigestMismatch()
-
-
-def _digests_of(body: Body, algorithms: list[str]) -> dict[str, bytes]:
-    hashes = {name: hashlib.new(_PYTHON_NAMES[name], usedforsecurity=False) for name in algorithms}
-    for piece in body.pieces():
-        for computing in hashes.values():
-            computing.update(piece)
-    return {name: computing.digest() for name, computing in hashes.items()}

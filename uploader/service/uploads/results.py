@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from uploader.domain.proof import Challenge
-from uploader.domain.upload import File, IfExists, Upload
+from uploader.domain.upload import File, IfExists, Upload, UploadKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """A request to upload; `name` is normalised, `md5` is None where it is not known yet."""
+    """A request to upload; `name` is normalised, `md5` is None where it is not known yet.
+
+    Without `length_known` the length is told later (`Appends.append`), `md5` is None, and `size` is 0: nothing is reserved.
+    """
 
     user_id: str
     md5: str | None
@@ -34,6 +37,12 @@ class Opening:
     # None: it was not said, so what was said before stands.
     if_exists: IfExists | None = None
     modified_at: datetime | None = None
+    # The id that the upload gets if it is new; None: any.
+    id: str | None = None
+    metadata: str | None = None
+    length_known: bool = True
+    computes_md5: bool = True
+    kind: UploadKind | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +78,14 @@ class UploadStatus:
     merged_bytes: int
     expires_at: datetime
     created: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """Where an upload that is open ends for now, and where it stands otherwise."""
+
+    offset: int
+    status: UploadStatus
 
 
 @dataclass(frozen=True, slots=True)

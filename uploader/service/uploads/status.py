@@ -7,17 +7,17 @@ from datetime import UTC, datetime, timedelta
 
 from uploader.accounting.pending import Pending
 from uploader.clock import Clock
-from uploader.database import contents, queries
+from uploader.database import contents, queries, transactions
 from uploader.database.engine import Connection, Database
 from uploader.database.transactions import NotOpen
-from uploader.domain.chunks import chunk_count, missing_ranges, received_bytes
+from uploader.domain.chunks import chunk_count, missing_ranges
 from uploader.domain.upload import Reason, State, Upload
-from uploader.errors import Unavailable, UploadActive, UploadGone, UploadNotFound
+from uploader.errors import Forbidden, Unavailable, UploadActive, UploadGone, UploadNotFound
 from uploader.service.uploads.closers import Closers
 from uploader.service.uploads.merging import Merging
 from uploader.service.uploads.results import Complete, StillMerging, Target, UploadStatus
 from uploader.settings import Settings
-from uploader.storage.base import Gone, UploadBytes
+from uploader.storage.base import Gone, PresentChunks, UploadBytes
 from uploader.storage.contents import BlobBytes
 
 logger = logging.getLogger(__name__)
@@ -67,10 +67,31 @@ class Uploads:
         await self._find_by_md5(target.user_id, target.md5)
         raise UploadGone("This MD5 has another upload now.", reason="unknown")
 
-    async def by_md5(self, user_id: str, md5: str) -> Upload | None:
+    async def by_md5(self, user_id: str, md5: str | None) -> Upload | None:
+        """The open upload of which this was told; None also where there is no MD5 to ask for."""
+        if md5 is None:
+            return None
         return await self._database.read(
             lambda connection: queries.open_upload_by_md5(connection, user_id, md5), brief=True
         )
+
+    async def known(self, target: Target) -> Upload:
+        """An upload as its row has it, also one that is closed. Raises UploadNotFound."""
+        upload = await self._by_id(target)
+        if upload is None:
+            raise UploadNotFound()
+        return upload
+
+    async def forget_metadata(self, target: Target) -> None:
+        """Let nothing be known of it any more."""
+        upload_id = target.upload_id or ""
+        await self._database.transact(lambda connection: transactions.forget_metadata(connection, upload_id))
+
+    async def forget(self, target: Target) -> None:
+        """Let nothing be known any more of an upload that became a file, which stays. Raises UploadNotFound."""
+        upload = await self.known(target)
+        await self._closers.tidy(upload.id)  # without the row nobody could tell whose bytes these are
+        await self._database.transact(lambda connection: transactions.purge_uploads(connection, [upload.id]))
 
     async def _by_id(self, target: Target) -> Upload | None:
         upload_id = target.upload_id or ""
@@ -137,12 +158,12 @@ class Uploads:
     async def status_of(self, upload: Upload) -> UploadStatus:
         chunk_map = await self._closers.read_map(upload)
         last_write = await self._storage.last_write(upload)
-        await self._compare_with_redis(upload, sum(chunk_map.present))
+        await self._compare_with_redis(upload, chunk_map)
         return UploadStatus(
             upload=upload,
-            merging=chunk_map.complete,
-            received_bytes=received_bytes(chunk_map.present, upload.size, upload.chunk_size),
-            missing=missing_ranges(chunk_map.present),
+            merging=chunk_map.complete and not upload.is_part,
+            received_bytes=chunk_map.received_bytes,
+            missing=_missing(upload, chunk_map.present),
             merged_bytes=await self._storage.digested_bytes(upload) if chunk_map.complete else 0,
             expires_at=self._expires_at(last_write),
         )
@@ -156,30 +177,42 @@ class Uploads:
 
     async def begun(self, upload: Upload, era: str, made_at: float) -> UploadStatus:
         """Where an upload stands that was just opened, after `era` was read: nobody need look at its bytes for that."""
-        count = chunk_count(upload.size, upload.chunk_size)
-        if era:
+        size, count = upload.extent, chunk_count(upload.extent, upload.chunk_size)
+        if era and not upload.is_part:
             with suppress(Unavailable):  # it is made known by the first chunk
                 await self._pending.introduce(
-                    upload.id, era=era, size=upload.size, chunk_size=upload.chunk_size, chunk_count=count
+                    upload.id, era=era, size=size, chunk_size=upload.chunk_size, chunk_count=count
                 )
         return UploadStatus(
             upload=upload,
             merging=False,
             received_bytes=0,
-            missing=[(0, count - 1)],
+            missing=_missing(upload, bytearray(count)),
             merged_bytes=0,
             expires_at=self._expires_at(made_at),
             created=True,
         )
 
+    def of_complete_part(self, upload: Upload) -> UploadStatus:
+        """Where a part stands whose last byte was stored just now: it may be a piece of a whole by the next moment."""
+        return UploadStatus(
+            upload=upload,
+            merging=False,
+            received_bytes=upload.size,
+            missing=[],
+            merged_bytes=0,
+            expires_at=self._expires_at(self._clock.now().timestamp()),
+        )
+
     def _expires_at(self, last_write: float) -> datetime:
         return datetime.fromtimestamp(last_write, UTC) + timedelta(seconds=self._settings.upload_expiry_seconds)
 
-    async def _compare_with_redis(self, upload: Upload, chunks_on_disk: int) -> None:
+    async def _compare_with_redis(self, upload: Upload, stored: PresentChunks) -> None:
         """Hydrate where Redis does not know, or knows something else than the disk. Without Redis the disk alone answers."""
         try:
             known = await self._pending.read(upload.id)
-            if not known.state or (known.state in ("open", "merging") and known.chunks != chunks_on_disk):
+            differs = known.received != stored.received_bytes or (known.state == "open" and stored.complete)
+            if not known.state or (known.state in ("open", "merging") and differs):
                 await self._closers.hydrate(upload)
         except Unavailable:
             return
@@ -231,6 +264,8 @@ class Uploads:
     async def merge(self, target: Target) -> StillMerging | Complete:
         """Merge again, for a client that lost the answer. Raises ChunksMissing and as the merge does."""
         match await self.find(target):
+            case Upload(is_part=True):
+                raise Forbidden("This upload is a part: it is merged with its whole.")
             case Upload() as upload:
                 return await self.merge_now(upload)
             case complete:
@@ -249,16 +284,17 @@ class Uploads:
 
     # Cancelling
 
-    async def cancel(self, target: Target) -> None:
-        """Cancel an open upload, also while it is merging. Raises UploadNotFound, UploadGone; never touches a file."""
+    async def cancel(self, target: Target, reason: Reason = Reason.CANCELLED) -> None:
+        """End an open upload without a file, also while it is merging. Raises UploadNotFound, UploadGone; never touches a
+        file."""
         if target.upload_id is None:
-            upload = await self.by_md5(target.user_id, target.md5 or "")
+            upload = await self.by_md5(target.user_id, target.md5)
             if upload is None:
                 raise UploadNotFound()
         else:
             upload = await self._find_open(target)
         try:
-            await self._closers.close(upload, Reason.CANCELLED)
+            await self._closers.close(upload, reason)
         except NotOpen as error:
             if target.upload_id is not None:
                 await self.find(target)  # says why it is gone
@@ -294,3 +330,8 @@ class Uploads:
         except NotOpen:
             return False
         return True
+
+
+def _missing(upload: Upload, present: bytearray) -> list[tuple[int, int]]:
+    """The ranges of chunks that are not there; while the length is not known, of those that are reserved."""
+    return missing_ranges(present[: chunk_count(upload.size, upload.chunk_size)])

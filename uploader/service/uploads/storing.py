@@ -12,14 +12,16 @@ from uploader.database import queries, transactions
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.transactions import Added, BlobLost, NotOpen
 from uploader.domain.upload import File, IfExists, Upload
-from uploader.errors import FileTooLarge, NameTaken, QuotaExceeded, StorageFull, Unavailable, UploaderError
+from uploader.errors import FileTooLarge, NameTaken, NotAllowed, QuotaExceeded, StorageFull, Unavailable, UploaderError
 from uploader.observability import BYTES_RECEIVED, QUOTA_REFUSALS, WHOLE_FILES
+from uploader.service.events.asking import Asking, Question
 from uploader.service.ids import new_id
 from uploader.service.uploads.admission import Admission
 from uploader.service.uploads.closers import Closers
 from uploader.service.uploads.results import Complete, NewFile
 from uploader.service.uploads.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.storage.base import Arrival, Arrivals, Body
+from uploader.tasks import all_or_none
 
 Outcome = Complete | UploaderError
 
@@ -34,6 +36,7 @@ class Storing:
         closers: Closers,
         uploads: Uploads,
         admission: Admission,
+        asking: Asking,
         clock: Clock,
         *,
         max_bytes: int,
@@ -44,6 +47,7 @@ class Storing:
         self._closers = closers
         self._uploads = uploads
         self._admission = admission
+        self._asking = asking
         self._clock = clock
         self.max_bytes = max_bytes
 
@@ -76,7 +80,23 @@ class Storing:
     # Storing
 
     async def store(self, files: Sequence[NewFile], bodies: Sequence[Body]) -> list[Outcome]:
-        """Digest, compare, make durable, and make files of what is as it was claimed to be. Raises Unavailable."""
+        """Digest, compare, make durable, and make files of what is as it was claimed to be, and allowed. Raises
+        Unavailable."""
+        if not self._asking.is_on:
+            return await self._store(files, bodies)
+        refusals = await all_or_none(map(self._refusal, files, bodies))
+        allowed = [pair for pair, refusal in zip(zip(files, bodies, strict=True), refusals, strict=True) if not refusal]
+        stored = iter(await self._store(*zip(*allowed, strict=True)) if allowed else ())
+        return [refusal or next(stored) for refusal in refusals]
+
+    async def _refusal(self, new: NewFile, body: Body) -> NotAllowed | None:
+        try:
+            await self._asking.ask(Question(new.user_id, new.name, body.length, md5=new.md5, sha256=new.sha256))
+        except NotAllowed as error:
+            return error
+        return None
+
+    async def _store(self, files: Sequence[NewFile], bodies: Sequence[Body]) -> list[Outcome]:
         arrivals = [Arrival(body, new.md5, new.sha256) for new, body in zip(files, bodies, strict=True)]
         try:
             await self._arrivals.store(arrivals)
@@ -166,7 +186,7 @@ def _sha256(arrival: Arrival) -> str:
 async def _refuse(connection: Connection, new: NewFile, size: int) -> None:
     """Raises NameTaken, QuotaExceeded, unless this may be a file that is there already, or takes the place of others."""
     of_name = await queries.files_of_names(connection, new.user_id, [new.name])
-    if any(file.size == size and new.md5 in (None, file.md5) for file in of_name):
+    if any((file.size == size and new.md5 is None) or file.may_be(new.md5, new.sha256, size) for file in of_name):
         return
     if new.if_exists is IfExists.FAIL and of_name:
         raise NameTaken("You have another file of this name.")
@@ -177,13 +197,7 @@ async def _refuse(connection: Connection, new: NewFile, size: int) -> None:
     if usage is None or usage.fits(size - replaced - reserved):
         return
     QUOTA_REFUSALS.inc()
-    raise QuotaExceeded(
-        total_space=usage.total_space,
-        use_space_finished=usage.use_space_finished,
-        use_space_unfinished=usage.use_space_unfinished,
-        reserved=usage.reserved,
-        requested=size,
-    )
+    raise usage.refusal(size)
 
 
 def _outcome(verdict: transactions.Verdict) -> Outcome:

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from uploader.domain.digest import ClaimedDigests
 from uploader.errors import NameTaken, QuotaExceeded, StorageFull, UploaderError
-from uploader.service.uploads.receiving import ChunksAtOnce, check_digests
+from uploader.service.uploads.comparing import check_digests
+from uploader.service.uploads.receiving import ChunksAtOnce
 from uploader.service.uploads.results import Complete, NewFile
 from uploader.service.uploads.storing import Outcome, Storing
 from uploader.storage.base import Body

@@ -8,14 +8,14 @@ import hashlib
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
 from uploader.storage import disk
 from uploader.storage.base import Gone
-from uploader.storage.contents import Found, Pace
+from uploader.storage.contents import Digests, Found, Pace
 from uploader.storage.disk import Directory
 from uploader.storage.local.temp import upload_directory
 from uploader.storage.local.trash import TrashFiles
@@ -34,6 +34,9 @@ class LocalBlob:
 
     async def read(self, length_bytes: int, offset: int) -> bytes:
         return await self._pool.run(disk.read, self._descriptor, length_bytes, offset)
+
+    async def read_all(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return await self._pool.run(read_ranges, self._descriptor, ranges)
 
     def fileno(self) -> int:
         return self._descriptor
@@ -107,6 +110,10 @@ class Blobs:
             raise
         return descriptor
 
+    def open_found(self, found: Found) -> int:
+        """A descriptor to read what was found, in the trash or not. Raises Gone."""
+        return self._open(found.place)
+
     def _open(self, path: str) -> int:
         parent, _, name = path.rpartition("/")
         try:
@@ -119,12 +126,9 @@ class Blobs:
         """The bytes of some ranges, each an offset and a length. Raises Gone if they are not all there."""
         descriptor = self.open(sha256)
         try:
-            contents = [disk.read(descriptor, length, offset) for offset, length in ranges]
+            return read_ranges(descriptor, ranges)
         finally:
             disk.close(descriptor)
-        if any(len(content) != length for content, (_, length) in zip(contents, ranges, strict=True)):
-            raise Gone(sha256)
-        return contents
 
     def size(self, sha256: str) -> int | None:
         """In bytes; None if there is no such blob, or nobody can tell."""
@@ -136,18 +140,21 @@ class Blobs:
                 return None
             raise
 
-    def hash(self, found: Found, pace: Pace | None) -> str | None:
-        """The SHA-256 of what the disk has, not the page cache; None if there is nothing. Raises Stopping."""
+    def hash(self, found: Found, pace: Pace | None, with_md5: bool) -> Digests | None:
+        """The digests of what the disk has, not the page cache; None if there is nothing. Raises Stopping."""
         try:
             descriptor = self._open(found.place)
         except Gone:
             return None
-        digest, buffer, done = hashlib.sha256(), memoryview(bytearray(_READ_BYTES)), 0
+        sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False) if with_md5 else None
+        buffer, done = memoryview(bytearray(_READ_BYTES)), 0
         try:
             # What is read here does not push out what is being served, either.
             disk.drop_cache(descriptor)
             while count := disk.read_into(descriptor, buffer, done):
-                digest.update(buffer[:count])
+                sha256.update(buffer[:count])
+                if md5 is not None:
+                    md5.update(buffer[:count])
                 done += count
                 if pace is not None:
                     pace(count)
@@ -155,7 +162,7 @@ class Blobs:
                 self._check_stopping()
         finally:
             disk.close(descriptor)
-        return digest.hexdigest()
+        return Digests(md5=None if md5 is None else md5.hexdigest(), sha256=sha256.hexdigest())
 
     def _directory(self, sha256: str) -> Directory:
         return self._root.enter(f"blobs/{fan_out(sha256)}")
@@ -163,6 +170,14 @@ class Blobs:
     def _make(self, sha256: str) -> Directory:
         with self._root.enter("blobs") as top:
             return top.make(fan_out(sha256))
+
+
+def read_ranges(descriptor: int, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """The bytes of some ranges, each an offset and a length. Raises Gone if they are not all there."""
+    contents = [disk.read(descriptor, length, offset) for offset, length in ranges]
+    if any(len(content) != length for content, (_, length) in zip(contents, ranges, strict=True)):
+        raise Gone
+    return contents
 
 
 def write_all(descriptor: int, pieces: Iterable[memoryview]) -> None:

@@ -1,11 +1,11 @@
-"""The files of an open upload, `data` and `map`, and how a chunk gets into them.
+"""The files of an open upload, `data` and `map`, and how a chunk gets into them, or the first bytes of one: a tail.
 
 Owns the order in which the effects of a chunk reach the disk, and the lock of its record. Runs in threads, and never waits
 for a lock: a writer that does not get it is told so, and its caller tries again.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 # The CRC-32 of zlib, by instructions for it: in a fraction of the time.
@@ -14,7 +14,7 @@ from isal.isal_zlib import crc32
 from uploader.crashpoints import crash_point
 from uploader.domain.chunks import chunk_count, chunk_length
 from uploader.domain.upload import Upload
-from uploader.errors import Unverified
+from uploader.errors import BytesConflict, Unverified
 from uploader.storage import disk
 from uploader.storage.base import Body, Busy, Gone
 from uploader.storage.disk import is_locked, try_lock, unlock_all
@@ -24,11 +24,10 @@ from uploader.storage.local.temp import OpenFiles, new_upload_directory, upload_
 logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 20
-_TURN_BYTES = 64 << 20
 
 
 class HeldRecord:
-    """A chunk on disk; the descriptor of the map holds the lock of its record."""
+    """A chunk on disk, or a tail; the descriptor of the map holds the lock of its record."""
 
     def __init__(self, files: OpenFiles, *, written: bool, keep: Callable[[OpenFiles], None]) -> None:
         self._files = files
@@ -55,7 +54,6 @@ class ChunkFiles:
         boot_id: str,
         keep: Callable[[OpenFiles], None],
         forget_digests: Callable[[Upload], None],
-        check_stopping: Callable[[], None],
     ) -> None:
         """`durable`: an acknowledged chunk survives a power cut, not only the end of the process. `keep` is given the open
         files of each chunk that its holder has released. `forget_digests` of an upload raises Busy while somebody computes
@@ -65,10 +63,10 @@ class ChunkFiles:
         self._forget_digests = forget_digests
         self._durable = durable
         self._boot_id = boot_id
-        self._check_stopping = check_stopping
 
-    def create(self, upload: Upload) -> float:
-        """The files of an upload without chunks, durably; returns when its map was written."""
+    def create(self, upload: Upload, add: Callable[[disk.Directory], None] | None = None) -> float:
+        """The files of an upload without chunks, durably, and what `add` makes beside them; returns when its map was
+        written."""
         with new_upload_directory(self._root, upload) as directory:
             # The first chunk that is synced makes the size of `data` durable. Until then nothing rests on it.
             directory.create_empty("data", upload.size)
@@ -76,19 +74,22 @@ class ChunkFiles:
             directory.create_empty("digest")
             crash_point("open.after_digest_file")
             boot_id = "" if self._durable else self._boot_id
-            directory.create("map", formats.new_map(boot_id, _shape(upload)))
+            directory.create("map", formats.new_map(boot_id, shape_of(upload)))
             crash_point("open.after_map_file")
+            if add is not None:
+                add(directory)
             return directory.status("map").st_mtime
 
     # Chunks
 
     def try_hold(
-        self, upload: Upload, number: int, body: Body | None, files: OpenFiles | None = None
+        self, upload: Upload, number: int, body: Body | None, files: OpenFiles | None = None, start: int = 0
     ) -> HeldRecord | None:
-        """Put a chunk on disk unless it is there, and keep its record locked; None if somebody has a lock that it takes.
+        """Put a chunk on disk unless it is there, or of one the bytes from `start` on, and keep its record locked; None if
+        somebody has a lock that it takes.
 
         If `files` are given they are open already, and belong to this call: unless it returns them, it closes them.
-        Raises Gone, Unverified.
+        Raises Gone, Unverified, BytesConflict.
         """
         files = files or OpenFiles(self._root, upload)
         held = None
@@ -96,18 +97,18 @@ class ChunkFiles:
             if _try_lock_record(files.map, number):
                 files.check()
                 with suppress(Busy):
-                    written = self._write_missing(files, upload, number, body)
+                    written = self._write_missing(files, upload, number, body, start)
                     held = HeldRecord(files, written=written, keep=self._keep)
         finally:
             if held is None:
                 files.close()
         return held
 
-    def _write_missing(self, files: OpenFiles, upload: Upload, number: int, body: Body | None) -> bool:
-        """Whether the chunk had to be written. Raises Unverified, Gone, Busy."""
+    def _write_missing(self, files: OpenFiles, upload: Upload, number: int, body: Body | None, start: int) -> bool:
+        """Whether the chunk had to be written. Raises Unverified, Gone, Busy, BytesConflict."""
         record = formats.map_record_offset(number)
         header = disk.read(files.map, formats.MAP_RECORDS_OFFSET, 0)
-        boot_id = formats.boot_id_of(header, _shape(upload))
+        boot_id = formats.boot_id_of(header, shape_of(upload))
         if boot_id not in ("", self._boot_id):
             raise Unverified()
         known = disk.read(files.map, formats.MAP_RECORD_LENGTH, record)
@@ -117,20 +118,48 @@ class ChunkFiles:
             raise Gone(upload.id)
         if formats.is_tainted(known):
             self._forget_digests(upload)
+        head = self._head(files, upload, number, body, start, header)
+        is_whole = start + body.length == chunk_length(number, upload.extent, upload.chunk_size)
+        if not (is_whole or self._are_before(files.map, number)):
+            raise Gone(upload.id)  # a chunk was withdrawn
         if not (self._durable or boot_id):
             self._write_boot_id(files.map, self._boot_id)
-        checksum = self._write_data(files.data, number * upload.chunk_size, body)
-        self._write_record(files.map, formats.map_record(checksum), record)
+        # What was acknowledged is never written again.
+        pieces = body.pieces() if head.length == start else _after(body.pieces(), head.length)
+        checksum = self._write_data(files.data, number * upload.chunk_size + head.length, pieces, head.checksum)
+        if is_whole:
+            self._write_record(files.map, formats.map_record(checksum), record)
+        else:
+            grown = formats.TailRecord(number, start + body.length, checksum)
+            self._write_tail(files.map, formats.tail_record(grown), tail_field(header))
         return True
+
+    def _head(
+        self, files: OpenFiles, upload: Upload, number: int, body: Body, start: int, header: bytes
+    ) -> formats.TailRecord:
+        """What is there of the chunk, perhaps nothing. Raises Gone if it is not what the writer takes it for, and
+        BytesConflict."""
+        tail = formats.tail_of(header, shape_of(upload))
+        head = tail if tail is not None and tail.number == number else formats.TailRecord(number, 0, 0)
+        if head.length == start:
+            return head
+        if start or body.length != chunk_length(number, upload.extent, upload.chunk_size):
+            raise Gone(upload.id)  # the tail was withdrawn
+        _check_head(files.data, upload, head, body)
+        return head
+
+    def _are_before(self, map_descriptor: int, number: int) -> bool:
+        records = disk.read(map_descriptor, formats.MAP_RECORD_LENGTH * number, formats.MAP_RECORDS_OFFSET)
+        return formats.are_present(records, number)
 
     def _write_boot_id(self, map_descriptor: int, boot_id: str) -> None:
         """Say in the map, durably, in which boot chunks of this upload are stored without a sync; empty: none is."""
         disk.write(map_descriptor, memoryview(formats.pack_boot_id(boot_id)), formats.BOOT_ID_OFFSET)
         disk.sync_data(map_descriptor)
 
-    def _write_data(self, descriptor: int, offset: int, body: Body) -> int:
-        checksum = 0
-        for piece in body.pieces():
+    def _write_data(self, descriptor: int, offset: int, pieces: Iterable[memoryview], checksum: int) -> int:
+        """Returns the checksum of what `checksum` is of, and these."""
+        for piece in pieces:
             disk.write(descriptor, piece, offset)
             offset += len(piece)
             checksum = crc32(piece, checksum)
@@ -153,6 +182,17 @@ class ChunkFiles:
             disk.write(map_descriptor, memoryview(formats.TAINTED_RECORD), offset)
             raise
 
+    def _write_tail(self, map_descriptor: int, content: bytes, before: bytes) -> None:
+        try:
+            disk.write(map_descriptor, memoryview(content), formats.TAIL_OFFSET)
+            crash_point("tail.after_map_record")
+            self._sync_data(map_descriptor)
+            crash_point("tail.after_map_sync")
+        except OSError:
+            # The page cache may still show the record that the disk refused: it must not be acknowledged.
+            disk.write(map_descriptor, memoryview(before), formats.TAIL_OFFSET)
+            raise
+
     def _sync_data(self, descriptor: int) -> None:
         if self._durable:
             disk.sync_data(descriptor)
@@ -164,9 +204,13 @@ class ChunkFiles:
         with upload_directory(self._root, upload) as directory:
             return directory.open_to_write("map")
 
+    def sync_map(self, descriptor: int) -> None:
+        """Make durable what can be read in it. The bytes are: they go before their record."""
+        self._sync_data(descriptor)
+
     def read_map(self, upload: Upload, verified: bool = True) -> formats.ChunkMap:
         """Raises Gone; and Unverified, unless it may be one that is not `verified`."""
-        shape = _shape(upload)
+        shape = shape_of(upload)
         with upload_directory(self._root, upload) as directory:
             descriptor = directory.open_to_read("map")
             try:
@@ -177,7 +221,7 @@ class ChunkFiles:
             with suppress(FileNotFoundError):
                 data_bytes = directory.status("data").st_size
         chunk_map = formats.parse_map(content, shape, data_bytes)
-        if verified and (chunk_map.defect or chunk_map.boot_id not in ("", self._boot_id)):
+        if verified and (chunk_map.defect or not chunk_map.settled or chunk_map.boot_id not in ("", self._boot_id)):
             raise Unverified()
         return chunk_map
 
@@ -186,93 +230,35 @@ class ChunkFiles:
         with upload_directory(self._root, upload) as directory:
             return directory.status("map").st_mtime
 
-    # Chunks that went bad
 
-    def turns(self, upload: Upload) -> Iterator[range]:
-        """All chunks in portions, each read at one go by a thread, so that other uploads have the thread in between."""
-        at_once = max(_TURN_BYTES // upload.chunk_size, 1)
-        count = chunk_count(upload.size, upload.chunk_size)
-        return (range(first, min(first + at_once, count)) for first in range(0, count, at_once))
-
-    def find_bad(self, upload: Upload, numbers: range) -> list[int]:
-        """The chunks on the map whose bytes, as the disk has them, no longer have the checksum of their record, or can't be
-        read. Raises Gone, Stopping."""
-        checksums = self.read_map(upload, verified=False).checksums
-        stored = [number for number in numbers if checksums[number] is not None]
-        with upload_directory(self._root, upload) as directory:
-            try:
-                data = directory.open_to_read("data")
-            except FileNotFoundError:
-                return stored
-        try:
-            disk.drop_cache(data)
-            found = {number: self._checksum(data, upload, number) for number in stored}
-        finally:
-            disk.close(data)
-        unreadable = [number for number in stored if found[number] is None]
-        if unreadable:
-            logger.error("stored chunks can't be read", extra={"upload_id": upload.id, "chunks": unreadable})
-        return [number for number in stored if found[number] != checksums[number]]
-
-    def _checksum(self, data: int, upload: Upload, number: int) -> int | None:
-        """None if the disk does not give the chunk back."""
-        self._check_stopping()
-        try:
-            return _read_checksum(data, upload, number)
-        except OSError:
-            return None
-
-    def withdraw(self, upload: Upload, numbers: list[int], *, verified: bool) -> None:
-        """Take chunks off the map, durably; the caller holds all locks. `verified`: all others are whole, so the files get
-        the form that they should have. Raises Gone."""
-        shape = _shape(upload)
-        with upload_directory(self._root, upload) as directory:
-            descriptor = directory.open_to_write("map")
-            try:
-                for number in numbers:
-                    disk.write(
-                        descriptor, memoryview(bytes(formats.MAP_RECORD_LENGTH)), formats.map_record_offset(number)
-                    )
-                    crash_point("withdraw.after_map_record")
-                if verified:
-                    disk.resize(descriptor, shape.map_length)
-                disk.sync_data(descriptor)
-                if verified:
-                    _mend_data(directory, upload.size)
-                    # The last step: until then the map is that of an upload that has to be checked.
-                    disk.write(descriptor, memoryview(formats.map_header("", shape)), 0)
-                    disk.sync_data(descriptor)
-            finally:
-                disk.close(descriptor)
+def tail_field(header: bytes) -> bytes:
+    return header[formats.TAIL_OFFSET : formats.TAIL_OFFSET + formats.TAIL_LENGTH]
 
 
-def _read_checksum(data: int, upload: Upload, number: int) -> int:
-    checksum, offset = 0, number * upload.chunk_size
-    end = offset + chunk_length(number, upload.size, upload.chunk_size)
-    while offset < end:
-        piece = disk.read(data, min(_READ_BYTES, end - offset), offset)
-        if not piece:
-            break  # `data` is cut short, so the checksum will differ
-        checksum = crc32(piece, checksum)
-        offset += len(piece)
-    return checksum
+def _after(pieces: Iterable[memoryview], skipped: int) -> Iterator[memoryview]:
+    """What comes after so many bytes."""
+    for piece in pieces:
+        if skipped < len(piece):
+            yield piece[skipped:]
+        skipped = max(skipped - len(piece), 0)
 
 
-def _mend_data(directory: disk.Directory, size_bytes: int) -> None:
-    """Give a data file its size, and make durable what is in it: afterwards the map says that all of it is."""
-    with suppress(FileExistsError):
-        directory.create_empty("data", size_bytes)
-    directory.sync()
-    descriptor = directory.open_to_write("data")
-    try:
-        disk.resize(descriptor, size_bytes)
-        disk.sync_data(descriptor)
-    finally:
-        disk.close(descriptor)
+def _check_head(data: int, upload: Upload, head: formats.TailRecord, body: Body) -> None:
+    """Byte by byte: whoever sends both may choose them so that their checksums are the same. Raises BytesConflict."""
+    offset = head.number * upload.chunk_size
+    left = head.length
+    for piece in body.pieces():
+        for start in range(0, min(len(piece), left), _READ_BYTES):
+            part = piece[start : min(start + _READ_BYTES, left)]
+            if disk.read(data, len(part), offset + start) != part:
+                raise BytesConflict()
+        offset, left = offset + len(piece), left - len(piece)
+        if left <= 0:
+            return
 
 
-def _shape(upload: Upload) -> formats.MapShape:
-    return formats.MapShape(upload.size, upload.chunk_size, chunk_count(upload.size, upload.chunk_size))
+def shape_of(upload: Upload) -> formats.MapShape:
+    return formats.MapShape(upload.extent, upload.chunk_size, chunk_count(upload.extent, upload.chunk_size))
 
 
 def _try_lock_record(map_descriptor: int, number: int) -> bool:

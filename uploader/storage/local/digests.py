@@ -1,7 +1,8 @@
-"""The `digest` file of an open upload: MD5 and SHA-256 of its contiguous prefix, advanced as chunks come, and saved.
+"""The `digest` file of an open upload: the digests of its contiguous prefix, advanced as chunks come, and saved.
 
 The process that has the lock of the file advances the digests, over chunks that are on the map and no others. It goes on
-from a saved state only if that is certainly the state of these bytes; to start again at 0 is always right. Runs in threads.
+from a saved state only if that is certainly the state of these bytes; to start again at 0 is always right. So it does where
+an MD5 is told of an upload that came without. Runs in threads.
 """
 
 import errno
@@ -18,10 +19,12 @@ from uploader.domain.chunks import chunk_count
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed
 from uploader.storage import disk
-from uploader.storage.base import Body, Busy, Digests, Gone
+from uploader.storage.base import Body, Busy, Gone
+from uploader.storage.contents import Digests
 from uploader.storage.disk import try_lock
-from uploader.storage.hashes import PrefixHashes
+from uploader.storage.hashes import PrefixHashes, is_without_md5
 from uploader.storage.local import formats
+from uploader.storage.local.chunkfiles import shape_of
 from uploader.storage.local.temp import upload_directory
 
 _READ_BYTES = 1 << 20
@@ -67,6 +70,8 @@ class DigestFiles:
                 return None
             chunk_map = directory.open_to_read("map")
             opened.callback(disk.close, chunk_map)
+            if not upload.length_known:
+                _check_unsettled(chunk_map, upload)
             data = directory.open_to_read("data")
             opened.callback(disk.close, data)
             locked = LockedDigests(upload, digest, chunk_map, data, boot_id=self._boot_id)
@@ -147,9 +152,10 @@ class DigestFiles:
         match saved := self._saved(upload):
             case formats.Frontier():
                 is_current = saved.generation >= upload.generation and saved.boot_id == self._boot_id
-                return saved.position if is_current else 0
+                lacks_md5 = upload.needs_md5 and is_without_md5(saved.state)
+                return saved.position if is_current and not lacks_md5 else 0
             case formats.Finished():
-                return upload.size
+                return 0 if upload.needs_md5 and saved.md5 is None else upload.size
             case formats.DataLost() | None:
                 return 0
 
@@ -164,6 +170,13 @@ def _open(directory: disk.Directory) -> int:
     return directory.open_to_write("digest")
 
 
+def _check_unsettled(chunk_map: int, upload: Upload) -> None:
+    """Raises Gone if the length was told meanwhile: the last chunk may be a shorter one than the caller knows of."""
+    header = disk.read(chunk_map, formats.MAP_RECORDS_OFFSET, 0)
+    if formats.boot_id_of(header, shape_of(upload)) is None:
+        raise Gone(upload.id)
+
+
 def _read(digest: int) -> formats.DigestRecord | None:
     return formats.parse_digest_record(disk.read(digest, formats.DIGEST_RECORD_LENGTH, 0))
 
@@ -176,15 +189,15 @@ class LockedDigests:
         self._digest, self._map, self._data = digest, chunk_map, data
         self._boot_id = boot_id
         self._generation = upload.generation
-        self._count = chunk_count(upload.size, upload.chunk_size)
+        self._count = chunk_count(upload.extent, upload.chunk_size)
         self._finished: Digests | None = None
-        self._hashes = PrefixHashes()
+        self._hashes = self._at_start()
         self.close: Callable[[], None]
 
     @property
     def next_chunk(self) -> int | None:
         """The number of the chunk to hash next; None after the last one."""
-        if self._finished is not None or self._hashes.position == self._upload.size:
+        if self._finished is not None or self._hashes.position == self._upload.extent:
             return None
         return self._hashes.position // self._upload.chunk_size
 
@@ -200,21 +213,29 @@ class LockedDigests:
         it is believed, and what this process saves is of that generation, too.
         """
         saved = _read(self._digest)
-        self._finished, self._hashes = None, PrefixHashes()
+        self._finished, self._hashes = None, self._at_start()
         match saved:
             case formats.DataLost():
                 raise StorageFailed("The disk lost bytes of this upload; what it still has is looked at.")
-            case formats.Finished() if saved.generation == self._generation:
+            case formats.Finished() if saved.generation == self._generation and self._is_enough(saved.md5 is not None):
                 self._finished = Digests(md5=saved.md5, sha256=saved.sha256)
             case formats.Frontier() if saved.generation >= self._generation and saved.boot_id == self._boot_id:
                 self._generation = saved.generation
-                if self._are_recorded(saved.position):
-                    self._hashes = PrefixHashes.restore(saved.position, saved.state) or self._hashes
+                restored = PrefixHashes.restore(saved.position, saved.state)
+                if restored and self._is_enough(restored.has_md5) and self._are_recorded(saved.position):
+                    self._hashes = restored
+
+    def _at_start(self) -> PrefixHashes:
+        return PrefixHashes(with_md5=self._upload.needs_md5)
+
+    def _is_enough(self, has_md5: bool) -> bool:
+        """More than what this process knows to be needed is enough: an MD5 may have been told to another one."""
+        return has_md5 or not self._upload.needs_md5
 
     def _are_recorded(self, position: int) -> bool:
         """Whether a position is the end of a chunk, and all chunks before it are on the map."""
         count, rest = divmod(position, self._upload.chunk_size)
-        if rest and position == self._upload.size:
+        if rest and position == self._upload.extent:
             count, rest = count + 1, 0
         if rest or not 0 <= count <= self._count:
             return False
@@ -269,7 +290,7 @@ class LockedDigests:
         """Hash the next chunks, which were stored with these checksums; other bytes than those are an error of the disk."""
         chunk_size = self._upload.chunk_size
         expected = dict(enumerate(checksums, self._hashes.position // chunk_size))
-        end = min((max(expected) + 1) * chunk_size, self._upload.size)
+        end = min((max(expected) + 1) * chunk_size, self._upload.extent)
         buffer, checksum = _buffer(), 0
         while (position := self._hashes.position) < end:
             piece = buffer[: end - position]
@@ -287,7 +308,7 @@ class LockedDigests:
         """The parts of a piece that are of different chunks, each with the number of its chunk, and whether it ends it."""
         while len(piece):
             number = position // self._upload.chunk_size
-            end = min((number + 1) * self._upload.chunk_size, self._upload.size)
+            end = min((number + 1) * self._upload.chunk_size, self._upload.extent)
             part = piece[: end - position]
             position += len(part)
             yield number, part, position == end
@@ -298,7 +319,7 @@ class LockedDigests:
 
         The digest file needs no sync: after a power cut the merge hashes again.
         """
-        if self._finished is None and self._hashes.position == self._upload.size:
+        if self._finished is None and self._hashes.position == self._upload.extent:
             self._sync_data()
             crash_point("merge.after_data_sync")
             digests = self._hashes.digests()

@@ -1,9 +1,13 @@
 """The formats of the two small files of an upload: its map and its digests. Pure: nothing here touches a disk.
 
 The chunk map (`map`) says which chunks are on disk, with the checksum of each:
-`header | gate byte, padded | one record a chunk`. A record is 8 bytes at a multiple of 8, so it never straddles a sector
-and is written whole or not at all. All that a header says is known from the row of its upload, but for the boot id: so one
-that is damaged shows, and can be written anew.
+`header | tail | gate and other lock bytes, padded | one record a chunk`. A record is 8 bytes at a multiple of 8, so it never
+straddles a sector and is written whole or not at all. All that a header says is known from the row of its upload, but for
+the boot id: so one that is damaged shows, and can be written anew.
+
+The tail says how much appends have brought of the first chunk that is not there: its number, that length, the checksum of
+those bytes, and one of the record itself. It is in force only while its chunk is the first that is not there: the record of
+the chunk makes it void.
 
 The digest file (`digest`) says how far the digests have come, and in the end the digests: one record of fixed length with a
 checksum, written over and over. A record that was written in part counts for nothing.
@@ -20,6 +24,7 @@ from zlib import crc32
 
 import msgspec
 
+from uploader.domain.chunks import UNBOUNDED_CHUNK_COUNT, Tail, chunk_length, received_bytes
 from uploader.storage.base import Defect
 
 # The chunk map
@@ -29,33 +34,23 @@ _MAP_HEADER = struct.Struct("<8s36s4xQQQ")
 BOOT_ID_OFFSET = 8
 BOOT_ID_LENGTH = 36
 _BOOT_ID = re.compile(r"[0-9a-f-]{36}")
+TAIL_OFFSET = 72
+_TAIL = struct.Struct("<QQI")
+_TAIL_CHECKSUM = struct.Struct("<I")
+TAIL_LENGTH = _TAIL.size + _TAIL_CHECKSUM.size
+NO_TAIL = bytes(TAIL_LENGTH)
+# Bytes that are locked and never written.
 GATE_OFFSET = 120
 GATE_LENGTH = 1
+# Of who appends, and of who waits to.
+APPEND_OFFSET = 121
+CLAIM_OFFSET = 122
 MAP_RECORDS_OFFSET = 128
 MAP_RECORD_LENGTH = 8
 _MAP_RECORD = struct.Struct("<B3xI")
 _PRESENT = 0xC1
 # The disk refused the record of this chunk, when somebody may have hashed its bytes already.
 _TAINTED = 0x3A
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkMap:
-    """A map as it was read: for each chunk 1 or 0, and the checksum (CRC-32) of each that is there."""
-
-    # Of the machine when chunks were stored without a sync, so that they may not have outlived it. Empty: there are none.
-    boot_id: str
-    present: bytearray
-    records: bytes
-    defect: Defect | None
-
-    @property
-    def complete(self) -> bool:
-        return all(self.present)
-
-    @property
-    def checksums(self) -> list[int | None]:
-        return [checksum if flag == _PRESENT else None for flag, checksum in _MAP_RECORD.iter_unpack(self.records)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +65,60 @@ class MapShape:
     def map_length(self) -> int:
         return map_record_offset(self.chunk_count)
 
+    @property
+    def unbounded(self) -> "MapShape":
+        """That of an upload whose length is not known."""
+        return MapShape(UNBOUNDED_CHUNK_COUNT * self.chunk_size, self.chunk_size, UNBOUNDED_CHUNK_COUNT)
 
-def map_header(boot_id: str, shape: MapShape) -> bytes:
+
+@dataclass(frozen=True, slots=True)
+class TailRecord(Tail):
+    """A tail, with the checksum (CRC-32) of its bytes."""
+
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkMap:
+    """A map as it was read: for each chunk 1 or 0, and the checksum (CRC-32) of each that is there."""
+
+    # Of the machine when chunks were stored without a sync, so that they may not have outlived it. Empty: there are none.
+    boot_id: str
+    shape: MapShape
+    present: bytearray
+    records: bytes
+    # The one that is in force.
+    tail: TailRecord | None
+    defect: Defect | None
+    # False: the row has the length, and the map has not yet.
+    settled: bool = True
+
+    @property
+    def complete(self) -> bool:
+        return all(self.present)
+
+    @property
+    def checksums(self) -> list[int | None]:
+        return [checksum if flag == _PRESENT else None for flag, checksum in _MAP_RECORD.iter_unpack(self.records)]
+
+    @property
+    def leading_chunks(self) -> int:
+        return _leading(self.present)
+
+    @property
+    def leading_bytes(self) -> int:
+        whole = min(self.leading_chunks * self.shape.chunk_size, self.shape.size)
+        return whole + (self.tail.length if self.tail else 0)
+
+    @property
+    def received_bytes(self) -> int:
+        return received_bytes(self.present, self.shape.size, self.shape.chunk_size, self.tail)
+
+
+def map_header(boot_id: str, shape: MapShape, tail: bytes = NO_TAIL) -> bytes:
     """Everything before the records."""
     header = _MAP_HEADER.pack(MAP_MAGIC, pack_boot_id(boot_id), shape.size, shape.chunk_size, shape.chunk_count)
-    return header.ljust(MAP_RECORDS_OFFSET, b"\0")
+    return (header + tail).ljust(MAP_RECORDS_OFFSET, b"\0")
 
 
 def new_map(boot_id: str, shape: MapShape) -> bytes:
@@ -82,34 +126,91 @@ def new_map(boot_id: str, shape: MapShape) -> bytes:
     return map_header(boot_id, shape) + bytes(MAP_RECORD_LENGTH * shape.chunk_count)
 
 
+def shape_in(content: bytes, offset: int) -> MapShape | None:
+    """What the header at `offset` says; None if it is none."""
+    if not content.startswith(MAP_MAGIC, offset) or len(content) < offset + MAP_RECORDS_OFFSET:
+        return None
+    *_, size, chunk_size, count = _MAP_HEADER.unpack_from(content, offset)
+    return MapShape(size, chunk_size, count)
+
+
+def checksums_in(records: bytes) -> list[int]:
+    """The checksums in the records of chunks that are all there."""
+    return [checksum for _, checksum in _MAP_RECORD.iter_unpack(records)]
+
+
 def boot_id_of(header: bytes, shape: MapShape) -> str | None:
     """The boot id in a header; None if it is not the header of such an upload, in whatever boot."""
     boot_id = parse_boot_id(header[BOOT_ID_OFFSET : BOOT_ID_OFFSET + BOOT_ID_LENGTH])
-    is_one = header == map_header(boot_id, shape) and (not boot_id or _BOOT_ID.fullmatch(boot_id) is not None)
-    return boot_id if is_one else None
+    tail = header[TAIL_OFFSET : TAIL_OFFSET + TAIL_LENGTH]
+    is_one = header == map_header(boot_id, shape, tail) and (not boot_id or _BOOT_ID.fullmatch(boot_id) is not None)
+    return boot_id if is_one and (tail == NO_TAIL or tail_of(header, shape)) else None
+
+
+def tail_record(tail: TailRecord) -> bytes:
+    content = _TAIL.pack(tail.number, tail.length, tail.checksum)
+    return content + _TAIL_CHECKSUM.pack(crc32(content))
+
+
+def tail_of(header: bytes, shape: MapShape) -> TailRecord | None:
+    """The tail that a header tells of, if it can be one of such an upload; whether it is in force, the records say."""
+    if header.startswith(NO_TAIL, TAIL_OFFSET):
+        return None
+    tail = _parse_tail(header)
+    if tail is None or tail.number >= shape.chunk_count:
+        return None
+    return tail if 0 < tail.length < chunk_length(tail.number, shape.size, shape.chunk_size) else None
+
+
+def _parse_tail(header: bytes) -> TailRecord | None:
+    content = header[TAIL_OFFSET : TAIL_OFFSET + _TAIL.size]
+    if header[TAIL_OFFSET + _TAIL.size : TAIL_OFFSET + TAIL_LENGTH] != _TAIL_CHECKSUM.pack(crc32(content)):
+        return None
+    return TailRecord(*_TAIL.unpack(content)) if len(content) == _TAIL.size else None
 
 
 def parse_map(content: bytes, shape: MapShape, data_bytes: int | None) -> ChunkMap:
     """A map beside a data file of so many bytes; None: there is none. Of a damaged map all records that are there count, but
     it says that it is damaged."""
+    header = content[:MAP_RECORDS_OFFSET]
+    boot_id, before = boot_id_of(header, shape), boot_id_of(header, shape.unbounded)
     records = content[MAP_RECORDS_OFFSET : shape.map_length].ljust(MAP_RECORD_LENGTH * shape.chunk_count, b"\0")
     present = bytearray(flag == _PRESENT for flag in records[::MAP_RECORD_LENGTH])
-    boot_id = boot_id_of(content[:MAP_RECORDS_OFFSET], shape)
+    tail = tail_of(content, shape if before is None else shape.unbounded)
+    if tail is not None and tail.number != _leading(present):
+        tail = None
+    if boot_id is None and before is not None:
+        if tail is not None and is_last_chunk(tail, shape):
+            present[tail.number], tail = 1, None
+        return ChunkMap(before, shape, present, records, tail, None, settled=False)
     if boot_id is None:
         defect: Defect | None = Defect("map", "its header", "another")
     elif len(content) != shape.map_length:
         defect = Defect("map", shape.map_length, len(content))
     else:
-        defect = _defect_of_data(present, shape, data_bytes)
-    return ChunkMap(boot_id or "", present, records, defect)
+        defect = _defect_of_data(present, tail, shape, data_bytes)
+    return ChunkMap(boot_id or "", shape, present, records, tail, defect)
 
 
-def _defect_of_data(present: bytearray, shape: MapShape, data_bytes: int | None) -> Defect | None:
+def is_last_chunk(tail: Tail, shape: MapShape) -> bool:
+    """Whether a tail of an upload whose length was not known is all of its last chunk, now that it is."""
+    last = shape.chunk_count - 1
+    return tail.number == last and tail.length == chunk_length(last, shape.size, shape.chunk_size)
+
+
+def _leading(present: bytearray) -> int:
+    """How many chunks are there before the first gap."""
+    gap = present.find(0)
+    return len(present) if gap < 0 else gap
+
+
+def _defect_of_data(present: bytearray, tail: Tail | None, shape: MapShape, data_bytes: int | None) -> Defect | None:
     """A power cut may leave a data file short, but no shorter than what was synced."""
-    end_of_chunks = min((present.rfind(1) + 1) * shape.chunk_size, shape.size)
     if data_bytes is None or data_bytes > shape.size:
         return Defect("data", shape.size, data_bytes)
-    return Defect("data", end_of_chunks, data_bytes) if data_bytes < end_of_chunks else None
+    end_of_chunks = min((present.rfind(1) + 1) * shape.chunk_size, shape.size)
+    end = max(end_of_chunks, tail.number * shape.chunk_size + tail.length if tail else 0)
+    return Defect("data", end, data_bytes) if data_bytes < end else None
 
 
 def pack_boot_id(boot_id: str) -> bytes:
@@ -142,8 +243,8 @@ def is_tainted(record: bytes) -> bool:
 
 
 def holds_chunks(content: bytes) -> bool:
-    """Whether any record of a map, whose header may be damaged, is that of a chunk that is there."""
-    return _PRESENT in content[MAP_RECORDS_OFFSET::MAP_RECORD_LENGTH]
+    """Whether a map, whose header may be damaged, has the record of a chunk that is there, or of a tail."""
+    return _PRESENT in content[MAP_RECORDS_OFFSET::MAP_RECORD_LENGTH] or _parse_tail(content) is not None
 
 
 def are_present(records: bytes, count: int) -> bool:
@@ -165,7 +266,8 @@ DIGEST_RECORD_LENGTH = 512
 
 
 class Frontier(msgspec.Struct, frozen=True, tag="frontier"):
-    """The digests have come to `position`; `state` is empty if nobody can go on from it."""
+    """The digests have come to `position`; `state` is empty if nobody can go on from it, and its length says of which they
+    are."""
 
     generation: int
     boot_id: str
@@ -174,10 +276,11 @@ class Frontier(msgspec.Struct, frozen=True, tag="frontier"):
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
-    """Both digests of the whole content."""
+    """The digests of the whole content."""
 
     generation: int
-    md5: str
+    # None: it was not computed, as the upload did not need it.
+    md5: str | None
     sha256: str
 
 

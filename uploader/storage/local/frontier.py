@@ -15,7 +15,8 @@ from functools import partial
 
 from uploader.domain.upload import Upload
 from uploader.errors import UploaderError
-from uploader.storage.base import Body, Busy, Digests, Gone, Stopping
+from uploader.storage.base import Body, Busy, Gone, Stopping
+from uploader.storage.contents import Digests
 from uploader.storage.hashes import states_are_portable
 from uploader.storage.local import frontier_states
 from uploader.storage.local.digests import DigestFiles, LockedDigests
@@ -199,13 +200,16 @@ class Frontiers:
         return offer
 
     def follow(self, upload: Upload) -> _Follower | None:
-        """Look after an upload: its map has grown, or is about to."""
-        if not states_are_portable() or upload.size <= min(upload.chunk_size, frontier_states.GATHERED_BYTES):
+        """Look after an upload: its map has grown, or is about to; or its MD5 was told, and what is there has to be read
+        again."""
+        if not states_are_portable() or upload.extent <= min(upload.chunk_size, frontier_states.GATHERED_BYTES):
             return None  # the merge hashes all of it at one go; of one small chunk, the merge is the next thing to come
         follower = self._followers.get(upload.id)
         if follower is None:
             follower = self._followers[upload.id] = _Follower(upload)
             follower.task = asyncio.create_task(self._run(follower), name=f"frontier {upload.id}")
+        elif upload.needs_md5:
+            follower.upload = upload  # it may have been told since
         follower.grow()
         return follower
 

@@ -19,7 +19,7 @@ from uploader.storage.disk import Root
 from uploader.tasks import Pool
 
 # The version of everything on the disk.
-FORMAT = 1
+FORMAT = 2
 MARK, PROPOSAL = "installation", "installation.new"
 
 _MAX_BYTES = 4096
@@ -61,7 +61,7 @@ class _MarkFiles:
             raise ConfigurationError(f"UPLOADER_DATA: it can't be opened: {error.strerror}") from error
         # In this order: a proposal goes once the mark is there, so one of the two is always seen.
         proposed, installation = self._read(PROPOSAL), self._read(MARK)
-        return Marks(installation, proposed)
+        return Marks(installation and installation[1], proposed and proposed[1])
 
     def propose(self, installation: str) -> str:
         """Returns what is proposed, or what is the mark already. Raises ConfigurationError."""
@@ -82,8 +82,15 @@ class _MarkFiles:
         elif marks.proposed is not None:
             self._root.sync()  # whoever made the mark may have died before it was durable
         else:
+            if self._format() < FORMAT:
+                self.replace(marks.installation)
             return
         self._forget_proposal()
+
+    def _format(self) -> int:
+        """The version that the mark says: an older one would let an older program in, to which tails are damage."""
+        found = self._read(MARK)
+        return FORMAT if found is None else found[0]
 
     def replace(self, installation: str) -> None:
         """Raises ConfigurationError."""
@@ -112,7 +119,8 @@ class _MarkFiles:
             if name == PROPOSAL or _DRAFT.fullmatch(name):
                 self._root.unlink(name)
 
-    def _read(self, name: str) -> str | None:
+    def _read(self, name: str) -> tuple[int, str] | None:
+        """The version, and the installation."""
         try:
             descriptor = self._root.open_to_read(name)
         except FileNotFoundError:
@@ -124,7 +132,7 @@ class _MarkFiles:
         return _parse(name, content)
 
 
-def _parse(name: str, content: bytes) -> str:
+def _parse(name: str, content: bytes) -> tuple[int, str]:
     try:
         facts = json.loads(content)
         version, installation = int(facts["format"]), str(facts["id"])
@@ -136,7 +144,7 @@ def _parse(name: str, content: bytes) -> str:
         )
     if not _ID.fullmatch(installation):
         raise ConfigurationError(f"UPLOADER_DATA: the file {name} in it is damaged: {_REPAIR}")
-    return installation
+    return version, installation
 
 
 _REPAIR = "restore it from a backup, or remove it and run `uploader adopt`"

@@ -9,32 +9,35 @@ disk says. Refuses to know users, quotas or Redis: its caller talks to those whi
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
-from uploader.crashpoints import crash_point
+from uploader.domain.chunks import chunk_length
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFull, Unavailable
 from uploader.storage import disk, fitness
-from uploader.storage.base import Body, Digests, Gone, Space, Stopping
-from uploader.storage.contents import Found, Pace
-from uploader.storage.disk import try_lock
+from uploader.storage.base import Body, Gone, Space, Stopping
+from uploader.storage.contents import Digests, Found, OpenSignature, Pace
 from uploader.storage.local import formats, temp, walking
 from uploader.storage.local.arrivals import LocalArrivals
 from uploader.storage.local.blobs import Blobs, LocalBlob, blob_path
 from uploader.storage.local.chunkfiles import ChunkFiles, HeldRecord
+from uploader.storage.local.derived.signatures import LocalSignatures
 from uploader.storage.local.digests import DigestFiles
 from uploader.storage.local.frontier import Frontiers
 from uploader.storage.local.marks import LocalMarks
 from uploader.storage.local.temp import KeptFiles, OpenFiles, close_files
 from uploader.storage.local.trash import LocalTrash, TrashFiles
+from uploader.storage.local.uploads.appending import LocalAppender, appending
+from uploader.storage.local.uploads.badchunks import BadChunks
+from uploader.storage.local.uploads.closing import LOCK_TIMEOUT_SECONDS, LockedFiles, closing
+from uploader.storage.local.uploads.wholes import LocalWholes
 from uploader.storage.threads import Threads
 from uploader.tasks import Batches, Pool, run_in
 
-_LOCK_TIMEOUT_SECONDS = 30.0
 _LIST_BATCH = 250
 # Chunks of no more are written to memory in less time than it takes to change threads.
 _QUICK_BYTES = 256 << 10
@@ -57,7 +60,11 @@ class LocalCloser:
         return await self._store.find_bad_chunks(self._upload)
 
     async def withdraw(self, numbers: list[int], *, generation: int, verified: bool = False) -> None:
-        await self._store.withdraw(self._upload, numbers, generation=generation, verified=verified)
+        await self._store.locked.withdraw(self._upload, numbers, generation=generation, verified=verified)
+
+    async def settle_length(self, upload: Upload) -> bool:
+        self._upload = upload
+        return await self._store.locked.settle_length(upload)
 
     async def unlink(self) -> bool:
         return await self._store.discard(self._upload)
@@ -87,13 +94,18 @@ class LocalStore:
             boot_id=boot_id,
             keep=self._kept.keep,
             forget_digests=self._digests.forget,
-            check_stopping=self._check_stopping,
         )
+        self.wholes = LocalWholes(self._root, self._chunks, self._threads, self._check_stopping)
+        self._bad_chunks = BadChunks(self._root, self._chunks.read_map, self._check_stopping)
+        self.locked = LockedFiles(self._root, self._digests, self._bad_chunks, self.disk)
         self._frontiers = Frontiers(self._digests, self._threads, self._check_stopping)
         trash = TrashFiles(self._root, keeps=keeps_trash)
         self.blobs = Blobs(self._root, trash, check_stopping=self._check_stopping)
+        self._signatures = LocalSignatures(self._root, self.blobs, self._threads, self._check_stopping)
         self.arrivals = LocalArrivals(self._root, self.blobs, self._threads)
-        self.trash = LocalTrash(self._root, trash, self.blobs.restore, self._threads.long, self._batches)
+        self.trash = LocalTrash(
+            self._root, trash, self.blobs.restore, self._open_found, self._threads.long, self._batches
+        )
 
     # Its life
 
@@ -169,32 +181,36 @@ class LocalStore:
         close_files(kept)
         return temp.discard(self._root, upload)
 
-    async def hold_chunk(self, upload: Upload, number: int, body: Body | None) -> HeldRecord:
+    async def hold_chunk(self, upload: Upload, number: int, body: Body | None, *, start: int = 0) -> HeldRecord:
         """One thread hop, and another one for each time the chunk is busy."""
-        held = await self._offer_and_hold(upload, number, body)
-        deadline, pause = time.monotonic() + _LOCK_TIMEOUT_SECONDS, 0.001
+        held = await self._offer_and_hold(upload, number, body, start)
+        deadline, pause = time.monotonic() + LOCK_TIMEOUT_SECONDS, 0.001
         while held is None:
             if time.monotonic() > deadline:
                 raise Unavailable("This chunk is busy; try again.")
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.05)
-            held = await self._try_hold(upload, number, body)
+            held = await self._try_hold(upload, number, body, start)
             self._frontiers.follow(upload)
         return held
 
-    async def _offer_and_hold(self, upload: Upload, number: int, body: Body | None) -> HeldRecord | None:
+    async def _offer_and_hold(self, upload: Upload, number: int, body: Body | None, start: int) -> HeldRecord | None:
         """Offer the body to the frontier task, which hashes it while it is written, if it is next. That task waits for the
         disk, but not for a busy chunk: so the offer is settled after the first attempt."""
-        offer = None if body is None else self._frontiers.offer(upload, number, body)
+        length = chunk_length(number, upload.extent, upload.chunk_size)
+        is_whole, end = body is not None and body.length == length, start + (body.length if body else 0)
+        offer = self._frontiers.offer(upload, number, body) if body is not None and is_whole else None
         held = None
         try:
-            held = await self._try_hold(upload, number, body)
+            held = await self._try_hold(upload, number, body, start)
         finally:
             if offer is not None:
                 offer.settle(written=held is not None and held.written)
+        if held is not None and held.written and not is_whole and end == length:
+            self._frontiers.follow(upload)  # its head was there, so it is read back
         return held
 
-    async def _try_hold(self, upload: Upload, number: int, body: Body | None) -> HeldRecord | None:
+    async def _try_hold(self, upload: Upload, number: int, body: Body | None, start: int) -> HeldRecord | None:
         """A write that may wait for the disk has a thread of its own; one that only goes to memory shares a hop."""
         pool = self._disk_for(body.length if body else 0)
         files = self._kept.take(upload.id)
@@ -202,10 +218,10 @@ class LocalStore:
             quick = not self._durable and body is not None and pool is self.disk
             hop = self._quick.run if quick else pool.run
             try:
-                return await hop(self._chunks.try_hold, upload, number, body, files)
+                return await hop(self._chunks.try_hold, upload, number, body, files, start)
             except Gone:  # or the files that were open were replaced
                 self._close_files(self._kept.take_all(upload.id))
-        return await pool.run(self._chunks.try_hold, upload, number, body)
+        return await pool.run(self._chunks.try_hold, upload, number, body, None, start)
 
     def _disk_for(self, length: int) -> Pool:
         """The threads that write or free so many bytes."""
@@ -222,9 +238,12 @@ class LocalStore:
 
     async def find_bad_chunks(self, upload: Upload) -> list[int]:
         bad: list[int] = []
-        for numbers in self._chunks.turns(upload):
-            bad += await self._threads.long_hashing.run(self._chunks.find_bad, upload, numbers)
+        for numbers in self._bad_chunks.turns(upload):
+            bad += await self._threads.long_hashing.run(self._bad_chunks.find, upload, numbers)
         return bad
+
+    def follow(self, upload: Upload) -> None:
+        self._frontiers.follow(upload)
 
     async def digest(self, upload: Upload) -> Digests:
         return await self._frontiers.digest(upload)
@@ -232,37 +251,19 @@ class LocalStore:
     async def digested_bytes(self, upload: Upload) -> int:
         return await self.disk.run(self._digests.position, upload)
 
+    async def hash(self, compute: Callable[[], bytes]) -> bytes:
+        return await self._threads.long_hashing.run(compute)
+
+    def appending(self, upload: Upload) -> AbstractAsyncContextManager[LocalAppender]:
+        return appending(upload, self._chunks, self.disk, self.read_map)
+
     @asynccontextmanager
     async def closing(self, upload: Upload) -> AsyncIterator[LocalCloser]:
-        descriptor = await self.disk.run(self._chunks.open_map, upload)
-        try:
-            # While the closer has the gate no writer can start, so it waits for those under way and for no others.
-            await _wait_for_lock(descriptor, formats.GATE_OFFSET, formats.GATE_LENGTH)
-            await _wait_for_lock(descriptor, formats.MAP_RECORDS_OFFSET, 0)  # 0: to the end of the file
-            if _is_unlinked(descriptor):
-                raise Gone(upload.id)
+        async with closing(upload, self._chunks, self.disk):
             yield LocalCloser(self, upload)
-        finally:
-            disk.close(descriptor)
 
     async def forget_digests(self, upload: Upload) -> None:
         await self.disk.run(lambda: self._digests.forget(upload, checked=True))
-
-    async def withdraw(self, upload: Upload, numbers: list[int], *, generation: int, verified: bool) -> None:
-        """The caller holds all locks of the map."""
-        descriptor = await self.disk.run(self._digests.open, upload)
-        try:
-            # A worker that is hashing these chunks now would save their digest after this.
-            await _wait_for_lock(descriptor, 0, 0)
-            await self.disk.run(self._withdraw, upload, numbers, generation, descriptor, verified)
-        finally:
-            disk.close(descriptor)
-
-    def _withdraw(self, upload: Upload, numbers: list[int], generation: int, digest: int, verified: bool) -> None:
-        """The digests go first: they were of these chunks, too."""
-        self._digests.forget_locked(digest, generation)
-        crash_point("withdraw.after_digest")
-        self._chunks.withdraw(upload, numbers, verified=verified)
 
     # Blobs
 
@@ -276,15 +277,21 @@ class LocalStore:
     def _open_blob(self, sha256: str, size: int) -> LocalBlob:
         return LocalBlob(self._threads.reading, self.blobs.open(sha256, size))
 
+    def _open_found(self, found: Found) -> LocalBlob:
+        return LocalBlob(self._threads.reading, self.blobs.open_found(found))
+
+    async def open_signature(self, sha256: str, size: int) -> OpenSignature:
+        return await self._signatures.open(sha256, size)
+
     async def read_blob(self, sha256: str, ranges: list[tuple[int, int]]) -> list[bytes]:
         return await self._threads.reading.run(self.blobs.read, sha256, ranges)
 
     async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
         return await self.disk.run(lambda: [self.blobs.size(sha256) for sha256 in sha256s])
 
-    async def hash_blob(self, found: Found, pace: Pace | None) -> str | None:
+    async def hash_blob(self, found: Found, pace: Pace | None, *, with_md5: bool) -> Digests | None:
         pool = self._threads.long_hashing if pace is None else self._threads.scrubbing
-        return await pool.run(self.blobs.hash, found, pace)
+        return await pool.run(self.blobs.hash, found, pace, with_md5)
 
     async def find_blob(self, sha256: str) -> Found | None:
         return await self.disk.run(walking.look, self._root, blob_path(sha256))
@@ -330,19 +337,3 @@ class LocalStore:
         trash = await self.trash.size_bytes()
         free = figures.f_bavail * figures.f_frsize + trash
         return Space(total=figures.f_blocks * figures.f_frsize, free=free, trash=trash)
-
-
-async def _wait_for_lock(descriptor: int, start: int, length: int) -> None:
-    deadline, pause = time.monotonic() + _LOCK_TIMEOUT_SECONDS, 0.0005
-    while not try_lock(descriptor, start, length):
-        if time.monotonic() > deadline:
-            raise Unavailable("This upload is busy; try again.")
-        await asyncio.sleep(pause)
-        pause = min(pause * 2, 0.01)
-
-
-def _is_unlinked(descriptor: int) -> bool:
-    try:
-        return disk.is_unlinked(descriptor)
-    except OSError as error:
-        raise disk.refusal(error) from error

@@ -113,7 +113,14 @@ def _remove(month: Directory, name: str) -> None:
         for file in FILES:
             directory.unlink(file)
             crash_point("discard.after_unlink")
-    month.remove_directory(name)
+        try:
+            month.remove_directory(name)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            for file in directory.names():  # of a whole
+                directory.unlink(file)
+            month.remove_directory(name)
 
 
 # Open files

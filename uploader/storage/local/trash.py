@@ -12,7 +12,7 @@ from stat import S_ISDIR
 
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
-from uploader.storage.contents import Found
+from uploader.storage.contents import Found, OpenBlob
 from uploader.storage.disk import Directory
 from uploader.storage.local import walking
 from uploader.tasks import Pool
@@ -57,7 +57,7 @@ class TrashFiles:
                     self.held_bytes += found.disk_bytes
                 else:
                     self.keep(directory, name, found.name)
-                    directory.unlink(name)  # a power cut may undo it: then it has both names
+                    walking.unlink_blob(directory, name)  # a power cut may undo it: then it has both names
         except FileNotFoundError:
             return False  # somebody else was faster
         return True
@@ -99,12 +99,14 @@ class LocalTrash:
         root: Directory,
         files: TrashFiles,
         restore_blob: Callable[[Found], None],
+        open_found: Callable[[Found], OpenBlob],
         disk: Pool,
         in_batches: Callable[[Iterator[Found]], AsyncIterator[list[Found]]],
     ) -> None:
         self._root = root
         self._files = files
         self._restore_blob = restore_blob
+        self._open_found = open_found
         self._disk = disk
         self._in_batches = in_batches
         self._known_until = float("-inf")
@@ -118,6 +120,9 @@ class LocalTrash:
     async def copies(self, sha256: str) -> list[Found]:
         found = await self._disk.run(lambda: list(walking.trashed(self._root, sha256)))
         return sorted(found, key=lambda each: each.changed_at, reverse=True)
+
+    async def open(self, found: Found) -> OpenBlob:
+        return await self._disk.run(self._open_found, found)
 
     async def restore_blob(self, found: Found) -> None:
         await self._disk.run(self._restore_blob, found)

@@ -24,10 +24,12 @@ logger = logging.getLogger(__name__)
 _YEAR, _MONTH = re.compile(r"[0-9]{4}"), re.compile(r"0[1-9]|1[0-2]")
 _UPLOAD = re.compile(r"[0-9a-f]{32}")
 _FAN_OUT = re.compile(r"[0-9a-f]{2}")
-# A blob, or the name that the bytes of an upload have before they take a blob's place.
-_BLOB = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32})?")
-_DRAFT = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{32}")
-_TRASHED_BLOB, _TRASHED_UPLOAD = _DRAFT, re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")
+# A blob, or a name that no row has.
+_BLOB = re.compile(r"[0-9a-f]{64}(\.([0-9a-f]{32}|signature))?")
+# The name that bytes have before they take a blob's place, and that of what is kept beside a blob.
+_DRAFT = re.compile(r"[0-9a-f]{64}\.([0-9a-f]{32}|signature)")
+_TRASHED_BLOB = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{32}")
+_TRASHED_UPLOAD = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}")
 _MAX_MAP_BYTES = formats.MAP_RECORDS_OFFSET + formats.MAP_RECORD_LENGTH * MAX_CHUNK_COUNT
 BLOCK_BYTES = 512  # st_blocks, whatever the filesystem's own (inode(7))
 
@@ -47,11 +49,12 @@ def upload_directories(root: Directory, month: str) -> Iterator[Found]:
 
 
 def blob_files(root: Directory) -> Iterator[Found]:
-    """The files of blobs, directory by directory."""
+    """The files of blobs, by their names; what is kept beside a blob is met where the blob is gone."""
     for outer in sorted(_directories(root, "blobs", _FAN_OUT)):
         for inner in sorted(_directories(root, f"blobs/{outer}", _FAN_OUT)):
             path = f"blobs/{outer}/{inner}"
-            for name in _listed(root, path, Directory.files, _BLOB):
+            names = set(_listed(root, path, Directory.files, _BLOB))
+            for name in sorted(names - {signature_name(name) for name in names}):
                 if name.startswith(outer + inner) and (found := _look_if_it_can_be_read(root, f"{path}/{name}")):
                     yield found
 
@@ -70,6 +73,17 @@ def _leave_what_is_damaged(path: str, error: OSError) -> None:
     if error.errno not in disk.DAMAGED:
         raise error
     logger.error("a part of the disk can't be read and is left", extra={"path": path}, exc_info=error)
+
+
+def signature_name(sha256: str) -> str:
+    """Of the file beside a blob that has its signature."""
+    return f"{sha256}.signature"
+
+
+def unlink_blob(directory: Directory, name: str) -> bool:
+    """Take the name of a blob away, with what is kept beside it; False if there is none."""
+    directory.unlink(signature_name(name))
+    return directory.unlink(name)
 
 
 def look(root: Directory, path: str) -> Found | None:
@@ -126,7 +140,7 @@ def remove(root: Directory, found: Found) -> bool:
     try:
         with root.enter(parent) as directory:
             if not S_ISDIR(directory.status(name).st_mode):
-                return directory.unlink(name)
+                return unlink_blob(directory, name)
             _remove_directory(directory, name)
     except FileNotFoundError:
         return False  # somebody else was faster

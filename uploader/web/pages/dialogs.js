@@ -5,33 +5,29 @@ import { t } from "./i18n.js";
 
 /** Whether they agree. */
 export async function confirmed({ title, text, confirm, danger = false }) {
-  const answer = await ask(title, [element("p", { id: "dialog-text" }, text)], confirm, danger);
+  const answer = await ask(title, [element("p", { id: "dialog-text" }, text)], yes(confirm, danger));
   return answer !== null;
 }
 
-/** The text they give, or null. */
-export async function askText({ title, label, value, confirm }) {
-  const input = element("input", { id: "dialog-input", type: "text", value, maxlength: 1024, required: true });
-  const answer = await ask(title, [element("label", { for: "dialog-input" }, label), input], confirm, false, input);
-  return answer === null ? null : input.value;
+function yes(label, danger) {
+  return [{ value: "yes", label, kind: danger ? "danger" : "primary" }];
 }
 
-function ask(title, content, confirm, danger, focus = null) {
+/** Which of the `choices` ({value, label, kind}) they take; null: none. The first one is taken by the Enter key. */
+export function ask(title, content, choices, { back = t("dialog.back") } = {}) {
   const returnTo = document.activeElement;
   return new Promise((resolve) => {
+    const buttons = choices.map(({ value, label, kind }) => element("button", { class: kind, type: "submit", value }, label));
     const form = element("form", { method: "dialog" },
       element("h2", { id: "dialog-title" }, title),
       ...content,
-      element("div", { class: "actions" },
-        element("button", { type: "button", onclick: () => dialog.close() }, t("dialog.back")),
-        element("button", { class: danger ? "danger" : "primary", type: "submit" }, confirm),
-      ),
+      element("div", { class: "actions" }, element("button", { type: "button", onclick: () => dialog.close() }, back), ...buttons),
     );
     const dialog = element("dialog", { "aria-labelledby": "dialog-title" }, form);
     let answer = null;
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      answer = "yes";
+      answer = event.submitter.value;
       dialog.close();
     });
     dialog.addEventListener("close", () => {
@@ -41,9 +37,5 @@ function ask(title, content, confirm, danger, focus = null) {
     });
     document.body.append(dialog);
     dialog.showModal();
-    if (focus) {
-      focus.focus();
-      focus.select();
-    }
   });
 }

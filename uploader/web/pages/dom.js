@@ -5,6 +5,9 @@ const SVG = "http://www.w3.org/2000/svg";
 const ICONS = {
   pause: "M8 5v14M16 5v14",
   resume: "M7 4.5v15l12-7.5z",
+  fold: "M6 9.5l6 6 6-6",
+  asked: "M9 9a3 3 0 1 1 4.2 2.8c-.8.4-1.2.9-1.2 1.9M12 17v.1M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18z",
+  elsewhere: "M4 5h13v9H4zM2 17.5h11M16 10.5h5v9h-5z",
   cancel: "M6 6l12 12M18 6L6 18",
   retry: "M20 11a8 8 0 1 0-2.3 6.6M20 4v7h-7",
   download: "M12 4v11M7 11l5 5 5-5M5 20h14",

@@ -36,8 +36,9 @@ export function languageChooser(chosen = () => {}) {
   return chooser;
 }
 
-/** Fill the page's <header>. `links`: [{href, key}] in addition to the name; `signOut` is null where nobody signs in. */
-export function mountHeader(header, { links = [], signOut = null }) {
+/** Fill the page's <header>. `links`: [{href, key}] in addition to the name; `signOut` is null where nobody signs in; `own` is
+ * what only this page has there. */
+export function mountHeader(header, { links = [], signOut = null, own = null }) {
   const draw = () => {
     const chooser = languageChooser(() => header.querySelector("select").focus());
     const label = element("span", {}, t(`theme.${theme()}`));
@@ -49,15 +50,16 @@ export function mountHeader(header, { links = [], signOut = null }) {
       name();
     });
     name();
-    header.replaceChildren(
+    header.replaceChildren(...[
       element("a", { class: "brand", href: "/" }, icon("upload"), element("span", {}, "uploader")),
       element("nav", { "aria-label": t("header.pages") },
         ...links.map(({ href, key }) =>
           element("a", { href, "aria-current": location.pathname === href ? "page" : null }, t(key)))),
+      own,
       element("div", { class: "settings" },
         chooser, toggle,
         signOut && element("button", { type: "button", class: "quiet", onclick: signOut }, t("header.sign-out"))),
-    );
+    ].filter(Boolean));
   };
   draw();
   onLanguage(draw);

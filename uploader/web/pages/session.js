@@ -1,6 +1,6 @@
 // Who is signed in: finds the token, takes it from a sign-in link or asks for it. Where none is needed, none is asked for.
 
-import { Api } from "./api.js";
+import { Api } from "./client/api.js";
 import { confirmed } from "./dialogs.js";
 import { t } from "./i18n.js";
 import { askForToken } from "./sign-in.js";

@@ -1,28 +1,61 @@
 // A list of which only the rows in view exist, so that ten thousand cost no more than ten.
 
 const BEYOND_ROWS = 4;
+const LIST = { container: "group", inner: "list", row: "listitem" };
+const GRID = { container: "grid", inner: "rowgroup", row: "row" };
 
 export class VirtualList {
   #rows = new Map(); // key → {root, update, item}
   #items = [];
   #frame = 0;
+  #scrollTop = 0;
+  #height = 0;
+  #rowHeight = 1;
   #inner = document.createElement("div");
 
   /** `container` scrolls; its `--row` is the height of a row. `make(item)` gives {root, update(item)}; `key(item)` is the
-   * same for the same row; `onEnd()` is called when the last rows come into view. */
-  constructor(container, { make, key, onEnd = null }) {
-    Object.assign(this, { container, make, key, onEnd });
+   * same for the same row; `onEnd()` is called when the last rows come into view. With `grid` it is a grid, below a row of
+   * headings that the container has already. */
+  constructor(container, { make, key, onEnd = null, grid = false }) {
+    Object.assign(this, { container, make, key, onEnd, roles: grid ? GRID : LIST });
     this.#inner.className = "rows";
-    this.#inner.setAttribute("role", "list");
-    container.setAttribute("role", "group");
+    this.#inner.setAttribute("role", this.roles.inner);
+    container.setAttribute("role", this.roles.container);
     container.append(this.#inner);
-    container.addEventListener("scroll", () => this.refresh(), { passive: true });
-    new ResizeObserver(() => this.refresh()).observe(container);
+    container.addEventListener("scroll", () => this.#measure(), { passive: true });
+    new ResizeObserver(() => this.#measure()).observe(container);
+  }
+
+  /** Where it is laid out anyway: to ask while rows are drawn would have the page laid out once more. */
+  #measure() {
+    this.#scrollTop = this.container.scrollTop;
+    this.#height = this.container.clientHeight;
+    this.#rowHeight = parseFloat(getComputedStyle(this.container).getPropertyValue("--row"));
+    this.refresh();
   }
 
   set items(items) {
     this.#items = items;
+    if (this.roles === GRID) this.container.setAttribute("aria-rowcount", items.length + 1);
     this.refresh();
+  }
+
+  /** The element of a row, if it is in view. */
+  rootOf(key) {
+    return this.#rows.get(key)?.root ?? null;
+  }
+
+  /** Scroll as little as it takes to have a row in view, and draw it. */
+  show(number) {
+    this.#measure();
+    const rowHeight = this.#rowHeight;
+    const top = number * rowHeight;
+    const above = this.#inner.offsetTop; // what is fixed above the rows covers them
+    const { scrollTop, clientHeight } = this.container;
+    if (top < scrollTop) this.container.scrollTop = top;
+    else if (top + rowHeight + above > scrollTop + clientHeight) this.container.scrollTop = top + rowHeight + above - clientHeight;
+    this.#scrollTop = this.container.scrollTop;
+    this.#draw();
   }
 
   /** Draw what is in view, with the next frame. */
@@ -42,11 +75,10 @@ export class VirtualList {
 
   #draw() {
     const items = this.#items;
-    const rowHeight = parseFloat(getComputedStyle(this.container).getPropertyValue("--row"));
-    const { scrollTop, clientHeight } = this.container; // read before anything is written: what is in view is laid out once
+    const rowHeight = this.#rowHeight;
     this.#inner.style.height = `${items.length * rowHeight}px`;
-    const first = Math.max(0, Math.floor(scrollTop / rowHeight) - BEYOND_ROWS);
-    const last = Math.min(items.length, Math.ceil((scrollTop + clientHeight) / rowHeight) + BEYOND_ROWS);
+    const first = Math.max(0, Math.floor(this.#scrollTop / rowHeight) - BEYOND_ROWS);
+    const last = Math.min(items.length, Math.ceil((this.#scrollTop + this.#height) / rowHeight) + BEYOND_ROWS);
     const stale = new Map(this.#rows);
     let before = null;
     for (let number = first; number < last; number += 1) {
@@ -64,7 +96,7 @@ export class VirtualList {
 
   #make(key, item) {
     const row = this.make(item);
-    row.root.setAttribute("role", "listitem");
+    row.root.setAttribute("role", this.roles.row);
     this.#rows.set(key, row);
     return row;
   }
@@ -77,6 +109,10 @@ export class VirtualList {
     if (!root.isConnected || (root !== place && !root.contains(document.activeElement))) this.#inner.insertBefore(root, place);
     if (row.number !== number || row.rowHeight !== rowHeight) root.style.transform = `translateY(${number * rowHeight}px)`;
     Object.assign(row, { number, rowHeight });
+    if (this.roles === GRID) {
+      root.setAttribute("aria-rowindex", number + 2);
+      return;
+    }
     root.setAttribute("aria-posinset", number + 1);
     root.setAttribute("aria-setsize", this.#items.length);
   }

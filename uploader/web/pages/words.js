@@ -42,6 +42,7 @@ addWords({
     "problem.too-many-uploads": "You have {limit} unfinished uploads already, which is the limit. Finish or cancel one.",
     "problem.too-many-requests": "The server is busy with your other requests.",
     "problem.storage-full": "The server's disk is full. Tell whoever runs it, and try again later.",
+    "problem.storage-too-small": "The server's disk is too small: this file needs {requested}, and at most {limit} fit.",
     "problem.upload-not-found": "This upload is not there any more.",
     "problem.file-not-found": "This file is not there any more.",
     "problem.upload-gone": "This upload has ended: {reason}.",
@@ -53,6 +54,7 @@ addWords({
     "reason.expired": "it had been idle for too long",
     "reason.md5-mismatch": "the bytes were others",
     "reason.sha256-mismatch": "the bytes were others",
+    "reason.length-exceeded": "more bytes came than were announced",
   },
   zh: {
     "header.language": "语言",
@@ -93,6 +95,7 @@ addWords({
     "problem.too-many-uploads": "您已有 {limit} 个未完成的上传，达到上限。请先完成或取消一个。",
     "problem.too-many-requests": "服务器正忙于处理您的其他请求。",
     "problem.storage-full": "服务器磁盘已满。请通知管理员，稍后再试。",
+    "problem.storage-too-small": "服务器磁盘太小：此文件需要 {requested}，最多只能容纳 {limit}。",
     "problem.upload-not-found": "此上传已不存在。",
     "problem.file-not-found": "此文件已不存在。",
     "problem.upload-gone": "此上传已结束：{reason}。",
@@ -104,5 +107,6 @@ addWords({
     "reason.expired": "闲置时间过长",
     "reason.md5-mismatch": "数据不符",
     "reason.sha256-mismatch": "数据不符",
+    "reason.length-exceeded": "收到的数据超过了声明的大小",
   },
 });

@@ -4,9 +4,9 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from uploader.cli.client.connecting import worst_of
-from uploader.cli.client.events import Listed, ListedFolder, Noted
 from uploader.cli.client.naming.words import Meaning, look_up, told
-from uploader.cli.client.showing import Reporter
+from uploader.cli.client.showing.events import Listed, ListedFolder, Noted
+from uploader.cli.client.showing.reporters import Reporter
 from uploader.client import AsyncClient, ClientError, File, Folder, ServerTooOld
 
 

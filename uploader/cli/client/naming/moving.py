@@ -1,8 +1,8 @@
 """What `mv` does: one file or one folder gets another name, and nothing that has that name is mixed with it in silence."""
 
-from uploader.cli.client.events import MovedFolder, Renamed
 from uploader.cli.client.naming.words import Meaning, look_up, one_thing
-from uploader.cli.client.showing import Reporter
+from uploader.cli.client.showing.events import MovedFolder, Renamed
+from uploader.cli.client.showing.reporters import Reporter
 from uploader.cli.exits import EXIT_OK
 from uploader.client import AmbiguousName, AsyncClient, ClientError
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from uploader.cli.client.connecting import worst_of
-from uploader.cli.client.events import Deleted, DeletedFolder
 from uploader.cli.client.naming.words import Meaning, one_thing_each, told
-from uploader.cli.client.showing import Reporter
+from uploader.cli.client.showing.events import Deleted, DeletedFolder
+from uploader.cli.client.showing.reporters import Reporter
 from uploader.cli.exits import EXIT_USAGE, fail
 from uploader.cli.readable import human_bytes
 from uploader.client import AsyncClient, ClientError, File

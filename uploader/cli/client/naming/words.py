@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from uploader.cli.client.connecting import exit_code_of
-from uploader.cli.client.events import Failed
 from uploader.cli.client.naming.patterns import Pattern, is_pattern
-from uploader.cli.client.showing import Reporter
+from uploader.cli.client.showing.failures import failed
+from uploader.cli.client.showing.reporters import Reporter
 from uploader.client import AmbiguousName, AsyncClient, ClientError, File, NotFound, Unauthenticated, Unreachable
 from uploader.client.fetching.targets import ambiguous
 
@@ -63,7 +63,8 @@ async def look_up(client: AsyncClient, word: str) -> Meaning:
     name = unicodedata.normalize("NFC", word)
     found = await _matching(client, name) if is_pattern(name) else await _named(client, name)
     if not (found.files or found.folder or found.matches):
-        raise NoSuchFile(f"there is no {'folder' if word.endswith('/') else 'file'} {word!r}")
+        kind = "folder" if word.endswith("/") else "file"
+        raise NoSuchFile(f"nothing matches {word!r}" if is_pattern(name) else f"there is no {kind} {word!r}")
     return found
 
 
@@ -117,5 +118,5 @@ def told(reporter: Reporter, word: str, error: ClientError) -> int:
     """Tell of a failure that is of this word alone; its exit code. Raises it again if it is of all words."""
     if isinstance(error, Unauthenticated | Unreachable):
         raise error
-    reporter.show(Failed(word, error.code, error.detail, error.retryable))
+    reporter.show(failed(word, error))
     return exit_code_of(error)

@@ -1,6 +1,6 @@
 // What every card of the page has: the moment of its figures, and what went wrong with them.
 
-import { Problem } from "../api.js";
+import { Problem } from "../client/api.js";
 import { element, setText } from "../dom.js";
 import { formatTime } from "../format.js";
 import { t } from "../i18n.js";

@@ -6,10 +6,13 @@ import { setText } from "../dom.js";
 import { mountHeader, PAGES } from "../header.js";
 import { onLanguage, t, translate } from "../i18n.js";
 import { Session } from "../session.js";
+import { Audit } from "./audit/audit.js";
 import { attempt } from "./card.js";
 import { Growth } from "./growth.js";
 import { NewUser } from "./new-user.js";
-import { Recount } from "./recount.js";
+import { Waiting } from "./queue/waiting.js";
+import { Recount } from "./recount/recount.js";
+import { Sinks } from "./sinks/sinks.js";
 import { Stale } from "./stale.js";
 import { Temp } from "./temp.js";
 import { Totals } from "./totals.js";
@@ -41,8 +44,11 @@ const open = (userId, made = null) => new UserDialog(api, userId, { changed: rel
 const totals = new Totals($("totals"));
 const growth = new Growth($("growth"), api);
 const temp = new Temp($("temp"));
+const waiting = new Waiting($("queue"), api);
 const users = new Users($("users"), api, { open, tell });
 const stale = new Stale($("stale"), api, { changed: reload, open });
+const sinks = new Sinks($("sinks"), api);
+const audit = new Audit($("audit"), api);
 $("new-user").hidden = auth === "none"; // there is one user, and no other can come
 $("new-user").addEventListener("click", () => new NewUser(api, { hasTokens: auth === "token", made: (userId, made) => {
   open(userId, made);
@@ -67,7 +73,8 @@ function summarise() {
 
 /** Everything as it is now. */
 function reload({ keepError = false } = {}) {
-  return Promise.all([summarise(), growth.reload(), users.reload(), keepError || stale.reload()]);
+  const lists = [growth.reload(), users.reload(), waiting.reload(), sinks.reload(), audit.reload()];
+  return Promise.all([summarise(), ...lists, keepError || stale.reload()]);
 }
 
 function refuse() {

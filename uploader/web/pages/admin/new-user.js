@@ -1,6 +1,6 @@
 // A new user, in a dialog: an id, how much they may store, and, where tokens let people in, the first one.
 
-import { Problem } from "../api.js";
+import { Problem } from "../client/api.js";
 import { element, setText } from "../dom.js";
 import { t } from "../i18n.js";
 import { messageOf } from "../problems.js";

@@ -1,6 +1,6 @@
 // Uploads that nobody goes on with: what they would give back, and the end of them.
 
-import { Problem } from "../api.js";
+import { Problem } from "../client/api.js";
 import { confirmed } from "../dialogs.js";
 import { element, setText } from "../dom.js";
 import { formatBytes, formatTime } from "../format.js";

@@ -6,7 +6,7 @@ import { formatBytes, formatTime } from "../format.js";
 import { t } from "../i18n.js";
 import { attempt, bar, showAsOf, tile } from "./card.js";
 import { quotaForm } from "./quota-form.js";
-import { differences, verdict } from "./recount.js";
+import { differences, verdict } from "./recount/recount.js";
 import { expire, expireButton, outcome } from "./stale.js";
 import { PagedTable } from "./tables.js";
 import { Tokens } from "./tokens.js";

@@ -1,0 +1,90 @@
+"""The administrators' page in a real Chromium: who is told of events, what they have not taken, telling them again."""
+
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, expect
+from sqlalchemy import update
+
+from tests.conftest import MakeStack
+from tests.integration.test_relaying import relay_all, upload
+from tests.support.browser import Visitor, visiting
+from tests.support.clock import ManualClock
+from tests.support.consumer import consuming, events_file, webhook
+from tests.support.sockets import serving_stack
+from tests.support.stack import Stack
+from uploader.database import models
+from uploader.service.events.relaying import RETRY_SECONDS
+
+pytestmark = pytest.mark.timeout(120)
+ODD = b"no <b>bold</b> songs"
+
+
+async def let_die(stack: Stack) -> None:
+    """All that waits, by one attempt more: it is the last."""
+    last = update(models.delivery).values(attempt=len(RETRY_SECONDS))
+    await stack.services.database.transact(lambda connection: connection.execute(last))
+    for relay in stack.services.relays:
+        await relay_all(relay)
+
+
+async def signed_in(visitor: Visitor, stack: Stack) -> None:
+    root = await stack.services.accounts.create_token("root", admin=True, total_space=None)
+    await visitor.sign_in(root, "/admin/")
+    await expect(visitor.page.locator("#temp .as-of time")).to_have_count(1)
+
+
+async def test_an_administrator_sees_what_sinks_have_not_taken_and_tells_them_once_more(
+    make_stack: MakeStack, browser: Browser, tmp_path: Path, clock: ManualClock
+) -> None:
+    async with consuming() as scan, consuming() as lake:
+        path = events_file(tmp_path / "events", webhook("scan", scan.url) + webhook("lake", lake.url))
+        async with (
+            serving_stack(make_stack, clock=clock, events=path) as server,
+            visiting(browser, server.url) as visitor,
+        ):
+            stack, page = server.stack, visitor.page
+            scan.status, scan.body = 400, ODD
+            await upload(stack, 1, 3)
+            await let_die(stack)
+            lake.status = 410
+            await upload(stack, 4)
+            await relay_all(stack.services.relays[1])
+            clock.advance(600)
+            await signed_in(visitor, stack)
+            rows = page.locator("#sinks tbody tr")
+            cells = rows.first.locator("td.number")
+            await expect(rows.locator("th")).to_have_text(["scan", "lake"], use_inner_text=True)
+            await expect(rows.first).to_contain_text("Late")
+            await expect(rows.first).to_contain_text(f"400 {ODD.decode()}")
+            await expect(cells).to_have_text(["1", "10 min 0 s", "3", "Tell again"])
+            await expect(rows.last).to_contain_text("`uploader events test lake` puts it in force again")
+            await expect(rows.last.get_by_role("button")).to_have_count(0)
+            await expect(page.locator("#sinks .as-of time[datetime]")).to_have_count(1)
+            assert await visitor.violations() == []
+
+            again = page.get_by_role("button", name="Tell scan of dead events again")
+            await again.focus()
+            await page.keyboard.press("Enter")
+            await expect(page.locator("#sinks .outcome")).to_have_text("scan is told of 3 events again.")
+            await expect(cells).to_have_text(["4", "10 min 0 s", "0", ""])
+            await expect(page.locator("#sinks .table")).to_be_focused()
+            scan.status = 200
+            await relay_all(stack.services.relays[0])
+            await visitor.press("Refresh")
+            await expect(rows.first).to_contain_text("In order")
+            await expect(cells).to_have_text(["0", "–", "0", ""])
+
+            await page.set_viewport_size({"width": 320, "height": 800})
+            assert await page.evaluate("document.documentElement.scrollWidth") <= 320
+            await expect(rows.first.locator("th")).to_contain_text("In order")  # there is no room for a column
+            await page.get_by_label("Language").select_option("zh")
+            await expect(page.get_by_role("heading", name="事件")).to_be_visible()
+            await expect(rows.last).to_contain_text("已停用")
+            assert await visitor.violations(["light"]) == []
+
+
+async def test_where_nobody_is_told_nothing_is_said_of_it(make_stack: MakeStack, browser: Browser) -> None:
+    async with serving_stack(make_stack) as server, visiting(browser, server.url) as visitor:
+        await signed_in(visitor, server.stack)
+        await expect(visitor.page.locator("#sinks")).to_be_hidden()

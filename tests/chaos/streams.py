@@ -1,0 +1,151 @@
+"""What clients of tus do under fire: streams that are appended, break off and go on, also beside chunks of an upload."""
+
+import asyncio
+import base64
+import hashlib
+import random
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+
+from tests.support.content import Content
+
+_TUS = {"Tus-Resumable": "1.0.0"}
+_BYTES = {"Content-Type": "application/offset+octet-stream"}
+_BROKEN_OFF, _CHECKED, _FALSE = 0.15, 0.12, 0.04
+
+
+@dataclass
+class Streamed:
+    """What a user was told of streams, and may rely on: up to where the bytes of an upload are there, by its id."""
+
+    appended: dict[str, int] = field(default_factory=dict)
+    # Those that nobody but their client can go on with, because they have no MD5.
+    left_open: dict[str, Content] = field(default_factory=dict)
+
+
+class BrokenOff(Exception):
+    """The client goes away in the middle of a body."""
+
+
+class _Beginning:
+    """A body of which no more than this comes, each time it is sent."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._data
+        raise BrokenOff()
+
+
+class Streams:
+    """Of one user."""
+
+    def __init__(
+        self,
+        request: Callable[..., Awaitable[httpx2.Response]],
+        chance: random.Random,
+        count: Callable[[str], None],
+        wrong: Callable[[str, httpx2.Response], None],
+        violate: Callable[[str], None],
+    ) -> None:
+        """`request` asks until there is an answer that is not "try again"; `wrong` and `violate` take what must not be."""
+        self._request = request
+        self._random = chance
+        self._count = count
+        self._wrong = wrong
+        self._violate = violate
+        self.promises = Streamed()
+
+    async def open(self, content: Content) -> str:
+        """An upload without an MD5, some of them with their first bytes; its id. One whose answer is lost stays open."""
+        name = base64.b64encode(content.name.encode()).decode()
+        headers = {**_TUS, "Upload-Length": str(content.size), "Upload-Metadata": f"filename {name}"}
+        first = content.data[: self._random.choice([0, 0, content.size // 2])]
+        response = await self._ask_again("POST", "/resumable", headers={**headers, **_BYTES}, content=first)
+        if response.status_code != 201:
+            self._wrong("the opening of a stream", response)
+            raise AssertionError("no stream")
+        upload_id = response.headers["location"].rpartition("/")[2]
+        self.promises.left_open[upload_id] = content
+        self._promise(upload_id, int(response.headers.get("upload-offset", 0)))
+        return upload_id
+
+    async def append_to(
+        self, upload_id: str, content: Content, end: int, *, requests: int = sys.maxsize, lie: bool = False
+    ) -> None:
+        """Until so much is there, in so many requests at the most. `lie`: its MD5 is another one, so in the end it is
+        closed."""
+        for _ in range(requests):
+            offset = await self._ask(upload_id, lie=lie)
+            if offset is None or offset >= end:
+                return
+            most = self._random.choice([1, content.chunk_size // 3, 2 * content.chunk_size + 1, content.size])
+            await self._append(upload_id, offset, content.data[offset : min(offset + most, end)], lie=lie)
+
+    async def cancel(self, upload_id: str) -> None:
+        response = await self._ask_again("DELETE", f"/resumable/{upload_id}", headers=_TUS)
+        if response.status_code not in (204, 404, 410):
+            self._wrong("the cancelling of a stream", response)
+        self.forget(upload_id)
+
+    def forget(self, upload_id: str) -> None:
+        """It has ended."""
+        self.promises.appended.pop(upload_id, None)
+        self.promises.left_open.pop(upload_id, None)
+
+    # One request
+
+    async def _ask_again(self, method: str, path: str, **more: Any) -> httpx2.Response:
+        """Until it is not held by somebody who stands still, and nothing is away."""
+        while (response := await self._request(method, path, **more)).status_code == 423:
+            self._count("streams_held")
+            await asyncio.sleep(0.05)
+        return response
+
+    async def _ask(self, upload_id: str, *, lie: bool) -> int | None:
+        """Where it ends; None if it was closed."""
+        promised = self.promises.appended.get(upload_id, 0)
+        response = await self._ask_again("HEAD", f"/resumable/{upload_id}", headers=_TUS)
+        if response.status_code != 200:
+            if not (lie and response.status_code == 410):
+                self._wrong("the question for an offset", response)
+            return None
+        offset = int(response.headers["upload-offset"])
+        if offset < promised:
+            self._violate(f"{upload_id} ends at {offset}, and was said to end at {promised}")
+        self._promise(upload_id, offset)
+        return offset
+
+    async def _append(self, upload_id: str, offset: int, data: bytes, *, lie: bool) -> None:
+        headers = {**_TUS, **_BYTES, "Upload-Offset": str(offset)}
+        path, chance = f"/resumable/{upload_id}", self._random.random()
+        if chance < _BROKEN_OFF:
+            headers["Content-Length"] = str(len(data))
+            part = _Beginning(data[: self._random.randrange(len(data))])
+            try:
+                await self._request("PATCH", path, headers=headers, content=part)
+            except BrokenOff:
+                self._count("appends_broken_off")
+            return
+        is_false = chance > 1 - _FALSE
+        if is_false or chance > 1 - _FALSE - _CHECKED:
+            digest = hashlib.sha256(data + b"something else" * is_false).digest()
+            headers["Upload-Checksum"] = f"sha256 {base64.b64encode(digest).decode()}"
+        response = await self._request("PATCH", path, headers=headers, content=data)
+        if response.status_code == 204 and not is_false:
+            self._count("appends")
+            self._promise(upload_id, int(response.headers["upload-offset"]))
+        elif response.status_code == 460 and is_false:
+            self._count("wrong_digests_refused")
+        elif response.status_code in (409, 423):  # another one came before it, perhaps the one whose answer was lost
+            self._count("appends_refused")
+        elif not (lie and response.status_code in (410, 422)):
+            self._wrong("an append", response)
+
+    def _promise(self, upload_id: str, offset: int) -> None:
+        self.promises.appended[upload_id] = max(offset, self.promises.appended.get(upload_id, 0))

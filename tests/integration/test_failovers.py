@@ -1,0 +1,314 @@
+"""A server that hangs is given up within its time, and one that takes no writes any more is not used again."""
+
+import asyncio
+import gc
+import logging
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+from sqlalchemy import make_url, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from tests.conftest import MakeStack
+from tests.support.content import KIB, Content
+from tests.support.problems import problem
+from tests.support.servers import PrivateDatabase, PrivateRedis
+from tests.support.switching import Left, switched
+from tests.support.waiting import eventually
+from uploader.database.engine import Connection, Database
+from uploader.errors import Unavailable
+
+CONTENT = Content(4 * 64 * KIB)
+# Not the five seconds of the default, that the tests are short; a request waits for it once.
+PATIENCE_SECONDS = 1.0
+
+
+@pytest.fixture(params=["mariadb", "mysql"])
+def served_url(request: pytest.FixtureRequest) -> str:
+    """A database on each of the servers, which no test harms."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
+async def test_a_redis_that_hangs_is_given_up_within_its_time(make_stack: MakeStack, own_redis: PrivateRedis) -> None:
+    async with make_stack(redis_url=own_redis.url, redis_timeout_seconds=PATIENCE_SECONDS) as stack:
+        await stack.open(CONTENT)
+        await stack.put(CONTENT, 0)
+        own_redis.send_signal(signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(2.5 * PATIENCE_SECONDS):  # three tries would take longer
+                problem(await stack.put(CONTENT, 1), 503, "unavailable")
+        finally:
+            own_redis.send_signal(signal.SIGCONT)
+
+        async def taken() -> bool:
+            return (await stack.put(CONTENT, 1)).status_code == 200
+
+        await eventually(taken)
+
+
+async def test_a_database_that_hangs_is_given_up_within_its_time(
+    make_stack: MakeStack, own_server: PrivateDatabase, own_server_url: str
+) -> None:
+    async with make_stack(database_url=own_server_url, database_timeout_seconds=PATIENCE_SECONDS) as stack:
+        assert (await stack.client.get("/me/usage")).status_code == 200
+        own_server.send_signal(signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(20):  # of the 60 s that an answer may take
+                responses = await asyncio.gather(*(stack.client.get("/me/usage") for _ in range(30)))
+                for response in responses:
+                    problem(response, 503, "unavailable")
+                assert (await stack.anonymous().get("/readyz")).status_code == 503
+        finally:
+            own_server.send_signal(signal.SIGCONT)
+
+        async def answered() -> bool:
+            return (await stack.client.get("/me/usage")).status_code == 200
+
+        await eventually(answered)
+
+
+async def test_a_statement_that_takes_longer_than_that_is_waited_for(
+    served_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="asyncmy")
+    database = Database(served_url, timeout_seconds=0.4)
+    slept = await database.read(lambda connection: connection.scalar(text("SELECT SLEEP(1.5)")))
+    assert slept == 0
+    assert caplog.messages == [], "it was asked for several hellos meanwhile, and nobody need know"
+    await database.close()
+
+
+async def test_whoever_waits_for_a_database_that_hangs_may_give_up(
+    own_server: PrivateDatabase, own_server_url: str
+) -> None:
+    database = Database(own_server_url, timeout_seconds=30)
+    await database.check_writable()
+    own_server.send_signal(signal.SIGSTOP)
+    try:
+        waiting = asyncio.create_task(database.check_writable())
+        await asyncio.sleep(0.2)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    finally:
+        own_server.send_signal(signal.SIGCONT)
+    await database.check_writable()
+    await database.close()
+
+
+async def test_whoever_gives_up_twice_leaves_no_error_behind(mysql_url: str) -> None:
+    """The one who ends a job asks for it again and again; the driver may miss the first time, and fail a minute later."""
+    database = Database(mysql_url)
+    begun, missed, fails = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    working: set[asyncio.Task[Any] | None] = set()
+
+    async def stubborn(_: Connection) -> None:
+        working.add(asyncio.current_task())
+        begun.set()
+        while not fails.is_set():
+            try:
+                await fails.wait()
+            except asyncio.CancelledError:
+                missed.set()
+        raise OSError("no answer for a minute")
+
+    told: list[object] = []
+    loop = asyncio.get_running_loop()
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    try:
+        waiting = asyncio.create_task(database.read(stubborn))
+        await begun.wait()
+        waiting.cancel()
+        await missed.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        fails.set()
+        await asyncio.wait({task for task in working if task})
+        working.clear()
+        gc.collect()
+    finally:
+        loop.set_exception_handler(before)
+        await database.close()
+    assert told == []
+
+
+async def test_a_redis_that_was_demoted_is_left_for_the_one_that_took_its_place(
+    make_stack: MakeStack, own_redis: PrivateRedis, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    heir = PrivateRedis(tmp_path / "heir").start()
+    try:
+        async with (
+            switched(own_redis.port) as switch,
+            make_stack(redis_url=f"redis://127.0.0.1:{switch.port}") as stack,
+        ):
+            await stack.open(CONTENT)
+            await stack.put(CONTENT, 0)
+            own_redis.command("REPLICAOF", "127.0.0.1", heir.port)
+            switch.lead_to(heir.port, Left.KEPT)
+            ready = await stack.anonymous().get("/readyz")
+            assert ready.status_code == 503
+            assert "read-only" in ready.json()["checks"]["redis"]["reason"]
+            problem(await stack.put(CONTENT, 1), 503, "unavailable")
+            assert (await stack.put(CONTENT, 1)).status_code == 200
+            assert (await stack.anonymous().get("/readyz")).status_code == 200
+        with Redis.from_url(heir.url) as redis:
+            assert redis.dbsize() > 0
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    finally:
+        heir.stop()
+
+
+async def test_a_database_that_was_demoted_is_left_for_the_one_that_took_its_place(
+    make_stack: MakeStack, own_server: PrivateDatabase, own_server_url: str
+) -> None:
+    """The same server plays both: what counts is that no connection from before is used again."""
+    maker = own_server.url("mysql")
+    await _executed(maker, "CREATE USER hers IDENTIFIED BY 'opensesame'", "GRANT ALL ON uploader.* TO hers")
+    async with switched(own_server.port) as switch:
+        url = f"mysql+asyncmy://hers:opensesame@127.0.0.1:{switch.port}/uploader?charset=utf8mb4"
+        async with make_stack(database_url=url) as stack:
+            assert (await stack.open(CONTENT)).status_code == 201
+            before = await _connections(own_server)
+            await _executed(maker, "SET GLOBAL read_only = 1")
+            ready = await stack.anonymous().get("/readyz")
+            assert ready.status_code == 503
+            assert "read-only" in ready.json()["checks"]["database"]["reason"]
+            other = Content(64 * KIB, name="other")
+            problem(await stack.open(other), 503, "unavailable")
+            await _executed(maker, "SET GLOBAL read_only = 0")
+            assert (await stack.open(other)).status_code == 201
+            assert (await stack.anonymous().get("/readyz")).status_code == 200
+            assert not before & await _connections(own_server)
+
+
+async def test_a_database_that_is_gone_is_given_up_once_its_address_leads_to_one_that_answers(mariadb_url: str) -> None:
+    """The connections from before stay open and silent, as those to a machine without power."""
+    port = make_url(mariadb_url).port
+    assert port is not None
+    async with switched(port) as switch:
+        url = make_url(mariadb_url).set(host="127.0.0.1", port=switch.port).render_as_string(hide_password=False)
+        database = Database(url, timeout_seconds=PATIENCE_SECONDS)
+        await asyncio.gather(*(database.read(_connection) for _ in range(4)))
+        switch.lead_to(port, Left.SILENT)
+        async with asyncio.timeout(20):  # of the 60 s that an answer may take
+            with pytest.raises(Unavailable, match="away"):
+                await database.read(_connection)
+            await database.read(_connection)  # none of the other silent ones is tried
+        await database.close()
+
+
+async def test_nothing_is_read_by_a_connection_to_a_database_that_was_demoted(
+    own_server: PrivateDatabase, own_server_url: str
+) -> None:
+    """A replica is behind, and what it has may be less than was acknowledged."""
+    database = Database(own_server_url)
+    before = await database.read(_connection)
+    assert await database.read(_connection) == before
+    await _executed(own_server.url("mysql"), "SET GLOBAL read_only = 1")
+    assert await database.read(_connection) != before
+    await database.close()
+
+
+async def test_only_one_that_is_read_only_is_called_so(own_server: PrivateDatabase, own_server_url: str) -> None:
+    database = Database(own_server_url)
+    await database.check_writable()
+    await _executed(own_server.url("mysql"), "SET GLOBAL read_only = 1")
+    with pytest.raises(Unavailable, match="read-only"):
+        await database.check_writable()
+    await database.close()
+
+
+async def test_transactions_that_wait_for_one_another_do_not_hold_up_a_failover(
+    own_server: PrivateDatabase, own_server_url: str
+) -> None:
+    """Whoever sets `read_only` waits for the second, who waits for a row of the first, who waits for that setting."""
+    maker = own_server.url("mysql")
+    await _executed(maker, "CREATE USER hers IDENTIFIED BY 'opensesame'", "GRANT ALL ON uploader.* TO hers")
+    url = make_url(own_server_url).set(username="hers", password="opensesame").render_as_string(hide_password=False)
+    database = Database(url, timeout_seconds=PATIENCE_SECONDS)
+    await database.transact(lambda connection: _write(connection, "one"))
+    await database.transact(lambda connection: _write(connection, "another"))
+    has_it, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def hold_one_and_write_another(connection: Connection) -> None:
+        await _write(connection, "one")
+        has_it.set()
+        await goes_on.wait()
+        await _write(connection, "another")
+
+    first = asyncio.create_task(database.transact(hold_one_and_write_another))
+    await has_it.wait()
+    second = asyncio.create_task(database.transact(lambda connection: _write(connection, "one")))
+    await eventually(lambda: _is_anybody(own_server, "command = 'Query' AND info LIKE 'UPDATE%'"))
+    demoting = asyncio.create_task(_executed(maker, "SET GLOBAL read_only = 1"))
+    await eventually(lambda: _is_anybody(own_server, "info LIKE 'SET GLOBAL read_only%'"))
+    goes_on.set()
+    async with asyncio.timeout(20):  # of the 50 s that a row is waited for without being told otherwise
+        results = await asyncio.gather(first, second, demoting, return_exceptions=True)
+    assert [type(result) for result in results] == [Unavailable, Unavailable, type(None)], results
+    await database.close()
+
+
+async def test_a_row_that_somebody_has_is_waited_for_once(mariadb_url: str) -> None:
+    database = Database(mariadb_url, timeout_seconds=PATIENCE_SECONDS)
+    await database.transact(lambda connection: _write(connection, "one"))
+    attempts = 0
+
+    async def wait(connection: Connection) -> None:
+        nonlocal attempts
+        attempts += 1
+        await _write(connection, "one")
+
+    async def hold(connection: Connection) -> None:
+        await _write(connection, "one")
+        with pytest.raises(Unavailable, match="busy"):
+            await database.transact(wait)
+
+    await database.transact(hold)
+    assert attempts == 1
+    await database.transact(wait)
+    await database.close()
+
+
+async def _write(connection: AsyncConnection, name: str) -> None:
+    changed = await connection.execute(
+        text("UPDATE meta SET value = CONCAT(value, '.') WHERE name = :name"), {"name": name}
+    )
+    if not changed.rowcount:
+        await connection.execute(text("INSERT INTO meta (name, value) VALUES (:name, '')"), {"name": name})
+
+
+async def _is_anybody(server: PrivateDatabase, condition: str) -> bool:
+    """Whether there is a connection of which that is so."""
+    maker = Database(server.url("mysql"))
+    query = text(f"SELECT COUNT(*) FROM information_schema.processlist WHERE {condition} AND id <> CONNECTION_ID()")
+    found = await maker.read(lambda connection: connection.scalar(query))
+    await maker.close()
+    return bool(found)
+
+
+async def _connection(connection: AsyncConnection) -> int:
+    return int((await connection.execute(text("SELECT CONNECTION_ID()"))).scalar_one())
+
+
+async def _executed(url: str, *statements: str) -> None:
+    maker = Database(url)
+    async with maker.engine.connect() as connection:
+        for statement in statements:
+            await connection.exec_driver_sql(statement)
+    await maker.close()
+
+
+async def _connections(server: PrivateDatabase) -> set[int]:
+    """Those of the stack's user."""
+    maker = Database(server.url("mysql"))
+    query = text("SELECT id FROM information_schema.processlist WHERE user = 'hers'")
+    found = await maker.read(lambda connection: connection.scalars(query))
+    await maker.close()
+    return set(found)

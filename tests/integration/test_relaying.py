@@ -1,0 +1,467 @@
+"""Events arrive at real consumers: an HTTP server and a stream of Redis; and what becomes of those that do not."""
+
+import asyncio
+import json
+import re
+import ssl
+import traceback
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from redis.asyncio import Redis
+from sqlalchemy import insert, select
+
+from tests.conftest import MakeStack
+from tests.support.archives import Entry, archive
+from tests.support.certificates import self_signed
+from tests.support.clock import ManualClock
+from tests.support.consumer import SECRETS, Consumer, consuming, events_file, webhook
+from tests.support.content import Content
+from tests.support.servers import PrivateRedis
+from tests.support.stack import Stack, running_stack
+from tests.support.waiting import eventually
+from uploader.database import models
+from uploader.database.engine import Connection, Database
+from uploader.database.events import deliveries
+from uploader.database.events.outbox import delivery_row
+from uploader.errors import ConfigurationError, Unavailable
+from uploader.jobs.events.relay import EventKeeper
+from uploader.service.events import relaying, switching
+from uploader.service.events.relaying import RETRY_SECONDS, Relay
+from uploader.service.events.watching import Watching
+from uploader.sinks import webhook as webhooks
+
+_JITTER = 0.1
+STREAM = '[sinks.log]\ntype = "redis"\nstream = "told"\n'
+
+
+async def rows(database: Database, table: Any = models.delivery) -> list[dict[str, Any]]:
+    async def read(connection: Connection) -> list[dict[str, Any]]:
+        return [dict(row) for row in (await connection.execute(select(table))).mappings()]
+
+    return await database.read(read)
+
+
+async def upload(stack: Stack, seed: int, count: int = 1) -> list[str]:
+    """Small files in one request; their ids."""
+    contents = [Content(100, seed=seed + number, name=f"{seed + number}.bin") for number in range(count)]
+    body = archive(*(Entry(each.name, each.data) for each in contents))
+    results = (await stack.client.post("/files/batch", content=body)).json()["results"]
+    assert {result["status"] for result in results} == {201}
+    return [result["file"]["id"] for result in results]
+
+
+async def relay_all(relay: Relay) -> None:
+    """Until nothing is due."""
+    while await relay.relay_due() == 0.0:
+        pass
+
+
+def ids_of(consumer: Consumer) -> list[str]:
+    return [event["id"] for event in consumer.events]
+
+
+async def test_what_happens_arrives_at_each_sink_as_the_contract_says(make_stack_on: MakeStack, tmp_path: Path) -> None:
+    async with consuming() as scan, consuming() as rotated:
+        text = (
+            webhook("scan", scan.url, types='["file.finished"]')
+            + webhook("rotated", rotated.url, secrets='["new.secret", "old.secret"]')
+            + STREAM
+        )
+        async with make_stack_on(events=events_file(tmp_path / "events", text), jobs=True) as stack:
+            redis = Redis.from_url(stack.services.settings.redis_url or "")
+            await redis.xgroup_create("told", "indexers", id="0", mkstream=True)
+            content = Content(1000, seed=1)
+            file = (await stack.upload(content)).json()["file"]
+            assert (await stack.client.delete(f"/me/files/{file['id']}")).status_code == 204
+            await eventually(lambda: has(rotated, 3))
+            await eventually(lambda: has(scan, 1))
+            await eventually(lambda: holds(redis, 3))
+            source = f"/uploader/{stack.services.installation.id}"
+        read: Any = await redis.xreadgroup("indexers", "one", {"told": ">"}, count=10)
+        await redis.aclose()
+    entries = read[0][1]
+    (request,) = scan.requests
+    assert request.headers["content-type"] == "application/cloudevents+json"
+    assert request.headers["webhook-id"] == request.event["id"]
+    assert request.is_signed_with(SECRETS[0])
+    assert not request.is_signed_with(SECRETS[1])
+    assert all(each.is_signed_with(secret) for each in rotated.requests for secret in SECRETS)
+    assert {
+        name: request.event[name] for name in ("specversion", "source", "type", "subject", "datacontenttype", "data")
+    } == {
+        "specversion": "1.0",
+        "source": source,
+        "type": "file.finished",
+        "subject": file["id"],
+        "datacontenttype": "application/json",
+        "data": {"user_id": "alice", "file": file},
+    }
+    by_type = {event["type"]: event for event in rotated.events}
+    assert set(by_type) == {"upload.created", "file.finished", "file.deleted"}
+    assert by_type["file.finished"] == request.event
+    found = {entry[b"type"].decode(): json.loads(entry[b"event"]) for _, entry in entries}
+    assert found == by_type
+    assert {entry[b"id"].decode() for _, entry in entries} == {event["id"] for event in rotated.events}
+
+
+async def holds(redis: Redis, count: int) -> bool:
+    return bool(await redis.xlen("told") == count)
+
+
+async def has(consumer: Consumer, count: int) -> bool:
+    return len(consumer.requests) >= count
+
+
+async def test_a_sink_that_hangs_holds_up_no_other_which_each_commit_wakes(
+    make_stack: MakeStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relaying, "POLL_SECONDS", 3600.0)  # nobody looks unasked
+    async with consuming() as hanging, consuming() as good:
+        hanging.going_on.clear()
+        text = webhook("hanging", hanging.url) + webhook("good", good.url)
+        async with make_stack(events=events_file(tmp_path / "events", text), jobs=True) as stack:
+            await upload(stack, 1, 5)
+            await eventually(lambda: has(good, 5))
+            await upload(stack, 6, 5)
+            await eventually(lambda: has(good, 10))
+            assert hanging.waiting == len(hanging.requests)
+            hanging.going_on.set()
+            await eventually(lambda: has(hanging, 10))
+    assert sorted(ids_of(hanging)) == sorted(ids_of(good))
+
+
+async def test_what_is_refused_is_told_again_by_the_plan_and_in_the_end_is_dead(
+    make_stack: MakeStack, tmp_path: Path, clock: ManualClock
+) -> None:
+    async with consuming() as consumer:
+        consumer.status, consumer.body = 500, b"no\xff" * 1000
+        path = events_file(tmp_path / "events", webhook("hook", consumer.url))
+        async with make_stack(events=path, clock=clock) as stack:
+            (relay,) = stack.services.relays
+            (file_id,) = await upload(stack, 1)
+            for attempt, delay in enumerate(RETRY_SECONDS, 1):
+                await relay_all(relay)
+                (row,) = await rows(stack.services.database)
+                assert (row["attempt"], row["state"], len(consumer.requests)) == (attempt, "waiting", attempt)
+                assert row["last_error"].startswith("500 no")
+                wait = (row["due_at"] - clock.now()).total_seconds()
+                assert delay * (1 - _JITTER) <= wait <= delay * (1 + _JITTER)
+                clock.advance(wait - 0.001)
+                assert await relay.relay_due() > 0
+                assert len(consumer.requests) == attempt
+                clock.advance(0.001)
+            await relay_all(relay)
+            (row,) = await rows(stack.services.database)
+            assert (row["attempt"], row["state"]) == (len(RETRY_SECONDS) + 1, "dead")
+            assert stack.services.watching.names == ("hook",)
+            ready = (await stack.client.get("/readyz")).json()["checks"]["events"]
+            assert ready == {"ok": True, "reason": "hook has not taken 1, which are dead"}
+            assert 'uploader_dead_events{sink="hook"} 1.0' in (await stack.client.get("/metrics")).text
+            clock.advance(86400)
+            await relay_all(relay)
+    assert {event["subject"] for event in consumer.events} == {file_id}
+    assert len({request.body for request in consumer.requests}) == 1  # the same bytes, and the same id
+    assert len({request.headers["webhook-timestamp"] for request in consumer.requests}) == len(consumer.requests)
+    assert all(request.is_signed_with(SECRETS[0]) for request in consumer.requests)
+
+
+async def test_a_sink_that_is_down_for_an_hour_is_asked_seldom_and_gets_all_in_the_end(
+    make_stack: MakeStack, tmp_path: Path, clock: ManualClock
+) -> None:
+    async with consuming() as consumer:
+        consumer.status = 503
+        path = events_file(tmp_path / "events", webhook("hook", consumer.url))
+        async with make_stack(events=path, clock=clock) as stack:
+            (relay,) = stack.services.relays
+            await upload(stack, 1, 20)
+            for _ in range(3600):
+                await relay_all(relay)
+                clock.advance(1)
+            # All 20, once more those whose first retry is due before it is sure; then one a minute.
+            assert len(consumer.requests) < 20 + 80
+            consumer.status, told = 200, len(consumer.requests)
+            for _ in range(60):
+                clock.advance(600)
+                await relay_all(relay)
+            assert {row["state"] for row in await rows(stack.services.database)} == {"delivered"}
+            assert await relay.relay_due() > 0
+    assert len(set(ids_of(consumer)[told:])) == len(consumer.requests) - told == 20
+
+
+@pytest.mark.parametrize(("status", "is_down"), [(404, False), (429, True), (500, True)])
+async def test_a_sink_that_refuses_is_not_taken_for_one_that_is_down(
+    make_stack: MakeStack, tmp_path: Path, clock: ManualClock, status: int, is_down: bool
+) -> None:
+    async with consuming() as consumer:
+        consumer.status = status
+        path = events_file(tmp_path / "events", webhook("hook", consumer.url))
+        async with make_stack(events=path, clock=clock) as stack:
+            (relay,) = stack.services.relays
+            await upload(stack, 1, 10)
+            await relay_all(relay)
+            consumer.status = 200
+            await upload(stack, 11)
+            await relay_all(relay)
+            states = [row["state"] for row in await rows(stack.services.database)]
+            assert states.count("delivered") == (0 if is_down else 1)
+
+
+async def test_what_a_sink_raises_is_a_failure_as_any_other(
+    make_stack: MakeStack, tmp_path: Path, clock: ManualClock
+) -> None:
+    async with consuming() as consumer:
+        path = events_file(tmp_path / "events", webhook("hook", consumer.url))
+        async with make_stack(events=path, clock=clock) as stack:
+            (relay,) = stack.services.relays
+            await upload(stack, 1, 5)
+            with patch.object(relay._sink, "deliver", side_effect=ZeroDivisionError("so")):
+                assert await stack.services.reviewing.test("hook") == "ZeroDivisionError: so"
+                await relay_all(relay)
+            told = await rows(stack.services.database)
+            assert {(row["state"], row["attempt"], row["last_error"]) for row in told} == {
+                ("waiting", 1, "ZeroDivisionError: so")
+            }
+            assert await relay.relay_due() > 0, "five failures in a row"
+            clock.advance(10)
+            with patch.object(relay._sink._post._poster, "_send", side_effect=ZeroDivisionError("so")):  # type: ignore[attr-defined]
+                await relay.relay_due()
+            clock.advance(400)
+            await relay_all(relay)
+            assert {row["state"] for row in await rows(stack.services.database)} == {"delivered"}
+
+
+async def test_a_sink_that_is_gone_is_told_nothing_until_it_is_put_in_force_again(
+    make_stack: MakeStack, tmp_path: Path, clock: ManualClock
+) -> None:
+    async with consuming() as consumer:
+        consumer.status = 410
+        path = events_file(tmp_path / "events", webhook("hook", consumer.url))
+        async with make_stack(events=path, clock=clock) as stack:
+            (relay,), database = stack.services.relays, stack.services.database
+            await upload(stack, 1)
+            await relay_all(relay)
+            await upload(stack, 2)
+            clock.advance(86400)
+            await relay_all(relay)
+            assert len(consumer.requests) == 1
+            assert [(row["state"], row["attempt"]) for row in await rows(database)] == [("waiting", 0)] * 2
+            assert await stack.services.watching.warning() == "hook said that it wants no more"
+            consumer.status = 200
+            await database.transact(lambda connection: switching.switch_on(connection, "hook"))
+            await relay_all(relay)
+    assert len(set(ids_of(consumer))) == 2
+
+
+async def test_many_relays_share_the_work_and_what_one_leaves_is_taken_by_another(
+    make_stack_on: MakeStack, tmp_path: Path, clock: ManualClock, redis_url: str
+) -> None:
+    """Each event is told once, because each row is one relay's. But one relay dies before it notes what it told."""
+    async with AsyncExitStack() as ending:
+        consumer = await ending.enter_async_context(consuming())
+        path = events_file(tmp_path / "events", webhook("hook", consumer.url))
+        first = await ending.enter_async_context(make_stack_on(events=path, clock=clock))
+        settings = first.services.settings
+        others = [
+            await ending.enter_async_context(
+                running_stack(settings.data, settings.database_url or "", redis_url, events=path, clock=clock)
+            )
+            for _ in range(2)
+        ]
+        await upload(first, 1, 150)
+        relays = [stack.services.relays[0] for stack in (first, *others)]
+        with patch.object(relays[0], "_count", side_effect=ZeroDivisionError), pytest.raises(ZeroDivisionError):
+            await relays[0].relay_due()
+        lost = len(consumer.requests)
+        assert lost == 64
+        await asyncio.gather(*map(relay_all, relays))
+        assert len(set(ids_of(consumer))) == len(consumer.requests) == 150
+        clock.advance(61)
+        await asyncio.gather(*map(relay_all, relays))
+        assert len(consumer.requests) == 150 + lost
+        assert {row["state"] for row in await rows(first.services.database)} == {"delivered"}
+
+
+@pytest.mark.parametrize("trouble", ["redirect", "long", "silent", "nobody", "untrusted"])
+async def test_a_webhook_that_is_not_as_it_should_be(
+    make_stack: MakeStack, tmp_path: Path, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = None
+    if trouble == "untrusted":
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*self_signed(tmp_path, "127.0.0.1"))
+    async with consuming() as elsewhere, consuming(context) as consumer:
+        url = consumer.url
+        match trouble:
+            case "redirect":
+                consumer.status, consumer.head = 307, f"Location: {elsewhere.url}\r\n"
+            case "long":
+                consumer.status, consumer.body = 200, b"x" * (1 << 20)
+            case "silent":
+                consumer.going_on.clear()
+                monkeypatch.setattr(webhooks, "_TIMEOUT_SECONDS", 0.2)
+            case "nobody":
+                url = "http://127.0.0.1:9/"
+        path = events_file(tmp_path / "events", webhook("hook", url))
+        async with make_stack(events=path) as stack:
+            await upload(stack, 1, 2)
+            await stack.services.relays[0].relay_due()
+            told = await rows(stack.services.database)
+    expected = {
+        "redirect": "307",
+        "silent": "no answer within 0.2 s",
+        "nobody": "ConnectionRefusedError: ",
+        "untrusted": "SSLCertVerificationError: ",
+    }
+    if trouble == "long":
+        assert {row["state"] for row in told} == {"delivered"}
+        return
+    assert all(row["last_error"].startswith(expected[trouble]) for row in told)
+    assert {(row["state"], row["attempt"]) for row in told} == {("waiting", 1)}
+    assert elsewhere.requests == []
+
+
+async def test_a_stream_is_bounded_and_its_redis_may_come_and_go(
+    make_stack: MakeStack, tmp_path: Path, clock: ManualClock, own_redis: PrivateRedis
+) -> None:
+    text = f'[sinks.log]\ntype = "redis"\nurl = "{own_redis.url}"\nmaxlen = 100\n'
+    async with make_stack(events=events_file(tmp_path / "events", text), clock=clock) as stack:
+        (relay,) = stack.services.relays
+        await upload(stack, 1)
+        own_redis.kill()
+        await relay_all(relay)
+        assert {row["state"] for row in await rows(stack.services.database)} == {"waiting"}
+        own_redis.start()
+        clock.advance(6)
+        await upload(stack, 2, 300)
+        await relay_all(relay)
+        assert {row["state"] for row in await rows(stack.services.database)} == {"delivered"}
+        redis = Redis.from_url(own_redis.url)
+        assert 100 <= await redis.xlen("uploader:events") < 301
+        await redis.aclose()
+
+
+async def test_events_are_forgotten_after_a_week(make_stack_on: MakeStack, tmp_path: Path, clock: ManualClock) -> None:
+    path = events_file(tmp_path / "events", webhook("hook", "http://127.0.0.1:9/"))
+    async with make_stack_on(events=path, clock=clock) as stack:
+        await upload(stack, 1, 3)
+        keeper = EventKeeper(stack.services.watching, clock)
+        clock.advance(7 * 86400 - 7200)
+        (kept,) = await upload(stack, 4)
+        await keep_for(119, keeper, clock)
+        assert len(await rows(stack.services.database)) == 4
+        await keep_for(2, keeper, clock)
+        assert [row["subject"] for row in await rows(stack.services.database, models.outbox)] == [kept]
+        assert len(await rows(stack.services.database)) == 1
+
+
+async def keep_for(minutes: int, keeper: EventKeeper, clock: ManualClock) -> None:
+    for _ in range(minutes):
+        clock.advance(60)
+        await keeper.run_once()
+
+
+async def test_what_seems_to_be_old_after_an_outage_or_a_jump_of_the_clock_is_told_first(
+    make_stack: MakeStack, tmp_path: Path, clock: ManualClock
+) -> None:
+    async with consuming() as consumer:
+        path = events_file(tmp_path / "events", webhook("hook", consumer.url))
+        async with make_stack(events=path, clock=clock) as stack:
+            await upload(stack, 1)
+            clock.advance(8 * 86400)  # and nothing ran
+            keeper, (relay,) = EventKeeper(stack.services.watching, clock), stack.services.relays
+            await keeper.run_once()
+            await relay_all(relay)
+            assert len(consumer.requests) == 1
+            await keep_for(120, keeper, clock)
+            assert await rows(stack.services.database) == []
+            await upload(stack, 2)
+            clock.jump(8 * 86400)
+            await keeper.run_once()
+            await relay_all(relay)
+            assert len(consumer.requests) == 2
+
+
+async def test_what_waits_for_a_sink_of_another_name_is_warned_of_and_forgotten(
+    make_stack_on: MakeStack, tmp_path: Path, clock: ManualClock
+) -> None:
+    path = events_file(tmp_path / "events", webhook("hook", "http://127.0.0.1:9/"))
+    async with make_stack_on(events=path, clock=clock) as stack:
+        await upload(stack, 1, 3)
+    clock.advance(6 * 86400)
+    path = events_file(tmp_path / "events", webhook("new", "http://127.0.0.1:9/"))
+    async with make_stack_on(events=path, clock=clock) as stack:
+        await upload(stack, 4)
+        late = "3 wait for hook, which UPLOADER_EVENTS does not name"
+        assert await stack.services.watching.warning() == late
+        assert {name: state.waiting for name, state in (await stack.services.watching.states()).items()} == {"new": 1}
+    clock.advance(2 * 86400)
+    async with make_stack_on(clock=clock) as stack:
+        ready = (await stack.client.get("/readyz")).json()["checks"]["events"]
+        assert ready["reason"].startswith(late)
+        await keep_for(120, EventKeeper(stack.services.watching, clock), clock)
+        assert len(await rows(stack.services.database)) == 1
+
+
+async def test_who_asks_how_it_is_makes_nobody_count_twice(
+    make_stack: MakeStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at once, not again when it failed, and not more than is worth knowing."""
+    path = events_file(tmp_path / "events", webhook("hook", "http://127.0.0.1:9/"))
+    async with make_stack(events=path) as stack:
+        asked, going_on = 0, asyncio.Event()
+
+        async def fail() -> None:
+            nonlocal asked
+            asked += 1
+            await going_on.wait()
+            raise Unavailable
+
+        async def is_asked() -> bool:
+            return asked > 0
+
+        with patch.object(Watching, "warning", side_effect=fail):
+            asking = [asyncio.ensure_future(stack.client.get("/readyz")) for _ in range(3)]
+            await eventually(is_asked)
+            going_on.set()
+            answers = [*await asyncio.gather(*asking), await stack.client.get("/readyz")]
+        assert {answer.status_code for answer in answers} == {200}
+        assert asked == 1
+        await upload(stack, 1, 5)
+        monkeypatch.setattr(deliveries, "_MOST_COUNTED", 3)
+        assert (await stack.services.watching.states())["hook"].waiting == 3
+
+
+async def test_a_delivery_of_no_event_holds_up_no_other(
+    make_stack: MakeStack, tmp_path: Path, clock: ManualClock
+) -> None:
+    """As a byte that flips in its row makes one."""
+    async with consuming() as consumer:
+        path = events_file(tmp_path / "events", webhook("hook", consumer.url))
+        async with make_stack(events=path, clock=clock) as stack:
+            broken = insert(models.delivery).values(delivery_row("0" * 32, "hook", clock.now()))
+            await stack.services.database.transact(lambda connection: connection.execute(broken))
+            (file_id,) = await upload(stack, 1)
+            await stack.services.relays[0].relay_due()
+    assert [event["subject"] for event in consumer.events] == [file_id]
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster", "redis+sentinel"])
+async def test_a_url_that_is_none_is_told_without_its_password(
+    make_stack: MakeStack, tmp_path: Path, scheme: str
+) -> None:
+    table = f'[sinks.log]\ntype = "redis"\nurl = "{scheme}://user:open#sesame@host:6379/service"\n'
+    with pytest.raises(ConfigurationError) as refused:
+        async with make_stack(events=events_file(tmp_path / "events", table)):
+            pass
+    assert "events.toml: [sinks.log] url: a '/', '?', '#' or '%' of a password is written" in refused.value.reason
+    assert not re.search("open#|sesame", "".join(traceback.format_exception(refused.value)))
+
+
+async def test_a_mistake_in_the_file_stops_the_start(make_stack: MakeStack, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="UPLOADER_EVENTS"):
+        async with make_stack(events=tmp_path / "none.toml"):
+            pass

@@ -1,0 +1,49 @@
+"""What the trail has to say of each command of those who run a server: a command that is new has to be here."""
+
+from collections.abc import Iterator
+
+import click
+
+from uploader.cli import main
+from uploader.domain.trail.acts import Action
+
+# None: it changes nothing that the trail tells of.
+COMMANDS: dict[str, Action | None] = {
+    "serve": None,
+    "work": None,
+    "config": None,
+    "db upgrade": None,
+    "redis reset": Action.REDIS_RESET,
+    "installation": None,
+    "adopt": Action.INSTALLATION_ADOPTED,
+    "cleanup": Action.UPLOAD_EXPIRED,
+    "reset-unfinished": Action.UPLOAD_CANCELLED,
+    "reconcile": Action.USER_REPAIRED,
+    "backup": None,
+    "restore": Action.INSTALLATION_RESTORED,
+    "report": None,
+    "queue": None,
+    "audit": None,
+    "scrub": Action.CONTENT_HEALED,
+    "trash list": None,
+    "trash restore": Action.CONTENT_HEALED,
+    "trash empty": Action.TRASH_EMPTIED,
+    "events list": None,
+    "events show": None,
+    "events replay": Action.EVENTS_REPLAYED,
+    "events test": Action.SINK_ENABLED,
+    "token create": Action.TOKEN_CREATED,
+    "token list": None,
+    "token revoke": Action.TOKEN_REVOKED,
+    "user set-quota": Action.QUOTA_CHANGED,
+}
+
+
+def server_commands(group: click.Group = main, prefix: str = "") -> Iterator[str]:
+    """All that there are, in words."""
+    for name, command in group.commands.items():
+        words = f"{prefix}{name}"
+        if isinstance(command, click.Group):
+            yield from server_commands(command, f"{words} ")
+        elif command.callback is not None and command.callback.__module__.startswith("uploader.cli.server."):
+            yield words

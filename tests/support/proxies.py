@@ -1,0 +1,87 @@
+"""nginx and Caddy, set up as docs/operations.md has it, but for ports and paths."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.support.certificates import Certified
+from tests.support.process import wait_for
+from tests.support.servers import free_port
+from uploader.embedded import end_with_parent
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+HOST = "files.example"
+PROXIES = ("nginx", "caddy")
+_LANGUAGES = {"nginx": "nginx", "caddy": "caddyfile"}
+_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin"
+
+
+def program_of(proxy: str) -> str | None:
+    """Where it is installed, if it is."""
+    return shutil.which(proxy, path=_PATH)
+
+
+def printed(proxy: str) -> str:
+    """The configuration that the document prints."""
+    (block,) = re.findall(rf"```{_LANGUAGES[proxy]}\n(.*?)```", OPERATIONS.read_text(), flags=re.DOTALL)
+    return str(block)
+
+
+@contextmanager
+def running_proxy(proxy: str, directory: Path, certified: Certified, upstream_port: int) -> Iterator[int]:
+    """One before the server on this port; the port on which it listens."""
+    directory.mkdir()
+    port, configuration = free_port(), printed(proxy)
+    places = {
+        "/etc/ssl/files.example.pem": str(certified.certificate),
+        "/etc/ssl/private/files.example.key": str(certified.key),
+        "127.0.0.1:8000": f"127.0.0.1:{upstream_port}",
+    }
+    places |= {"listen 443": f"listen {port}"} if proxy == "nginx" else {f"{HOST} {{": f"https://{HOST}:{port} {{"}
+    for usual, here in places.items():
+        assert usual in configuration
+        configuration = configuration.replace(usual, here)
+    command = _nginx(directory, configuration) if proxy == "nginx" else _caddy(directory, configuration)
+    environment = os.environ | {
+        "HOME": str(directory),
+        "XDG_DATA_HOME": str(directory),
+        "XDG_CONFIG_HOME": str(directory),
+    }
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [str(program_of(proxy)), *command], env=environment, stdout=log, stderr=log, preexec_fn=end_with_parent
+        )
+    try:
+        wait_for(lambda: _accepts(port) or process.poll() is not None)
+        assert process.poll() is None, (directory / "log").read_text()
+        yield port
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=20)
+        process.kill()
+        process.wait()
+
+
+def _accepts(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def _nginx(directory: Path, configuration: str) -> list[str]:
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    places = "".join(f"{kind}_temp_path {directory / kind};\n" for kind in kinds)
+    around = "daemon off;\nmaster_process off;\npid pid;\nerror_log stderr;\nevents {}\n"
+    (directory / "conf").write_text(f"{around}http {{\naccess_log off;\n{places}{configuration}}}\n")
+    return ["-p", str(directory), "-e", "stderr", "-c", str(directory / "conf")]
+
+
+def _caddy(directory: Path, configuration: str) -> list[str]:
+    (directory / "conf").write_text(f"{{\nadmin off\nauto_https disable_redirects\n}}\n{configuration}")
+    return ["run", "--adapter", "caddyfile", "--config", str(directory / "conf")]

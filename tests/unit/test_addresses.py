@@ -1,0 +1,129 @@
+"""The URLs of Redis and MySQL: what each part means, and the one line that says what is wrong with one."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.certificates import Authority
+from uploader.errors import ConfigurationError
+from uploader.settings import Settings
+from uploader.settings.addresses import RedisKind, Tls, parse_mysql_url, parse_redis_url
+
+
+def complaint(**settings: str) -> str:
+    """The one line with which a start is refused."""
+    with pytest.raises(ConfigurationError) as caught:
+        Settings(**settings)  # type: ignore[arg-type]
+    (line,) = caught.value.detail.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "hosts"),
+    [
+        ("redis://", RedisKind.SERVER, (("localhost", 6379),)),
+        ("redis://cache", RedisKind.SERVER, (("cache", 6379),)),
+        ("rediss://me:secret@[::1]:7000/3", RedisKind.SERVER, (("::1", 7000),)),
+        ("unix:///run/redis.sock?db=2", RedisKind.SOCKET, ()),
+        ("redis+cluster://a,b:7001", RedisKind.CLUSTER, (("a", 6379), ("b", 7001))),
+        ("rediss+cluster://:p@ss@a:1", RedisKind.CLUSTER, (("a", 1),)),
+        ("redis+sentinel://a,b:1/main?db=4", RedisKind.SENTINEL, (("a", 26379), ("b", 1))),
+        ("rediss+sentinel://a/main", RedisKind.SENTINEL, (("a", 26379),)),
+    ],
+)
+def test_a_url_of_redis_names_its_kind_and_hosts(url: str, kind: RedisKind, hosts: tuple[tuple[str, int], ...]) -> None:
+    address = parse_redis_url(url)
+    assert (address.kind, address.hosts) == (kind, hosts)
+    assert address.tls == (Tls() if url.startswith("rediss") else None)
+
+
+def test_the_parts_of_a_url_of_redis() -> None:
+    assert parse_redis_url("redis://me:a%2Fb%40@cache/3").password == "a/b@"
+    assert parse_redis_url("redis://me:x@cache/3").username == "me"
+    assert parse_redis_url("redis://cache?password=x&username=me").password == "x"
+    assert [parse_redis_url(f"redis://cache{more}").database for more in ("", "/", "/3", "?db=3")] == [0, 0, 3, 3]
+    assert parse_redis_url("unix:///run/a%20b.sock?db=2").path == "/run/a b.sock"
+    address = parse_redis_url("redis+sentinel://:x@a/main?db=4&sentinel_username=me&sentinel_password=y")
+    assert (address.service, address.database, address.password) == ("main", 4, "x")
+    assert (address.sentinel_username, address.sentinel_password) == ("me", "y")
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://cache", "does not start with redis://, rediss://, unix://, redis+cluster://"),
+        ("redis://cache?ssl=true", "ssl: for TLS the URL begins with rediss://"),
+        ("redis+cluster://cache?ssl_ca=/ca.pem", "ssl_ca: for TLS the URL begins with rediss+cluster://"),
+        ("redis+sentinel://cache/main?tls=1", "tls: for TLS the URL begins with rediss+sentinel://"),
+        ("rediss://cache?ssl_cert_reqs=none", "ssl_cert_reqs: a certificate is always verified"),
+        ("rediss://cache?ssl_check_hostname=no", "ssl_check_hostname: is neither true nor false"),
+        ("rediss://cache?ssl_ca=/nowhere/ca.pem", "ssl_ca: /nowhere/ca.pem: No such file or directory"),
+        ("rediss://cache?ssl_key=/nowhere/key.pem", "ssl_key: there is no ssl_cert that it could belong to"),
+        ("redis://cache?timeout=5", "timeout: is none of db, password, username"),
+        ("redis://a,b", "names more than one host"),
+        ("redis://cache:port", "is no address of the form host:port"),
+        ("redis://cache:65536", "is no address of the form host:port"),
+        ("redis://cache/main", "the number of the database is no number"),
+        ("redis+cluster://cache/1", "a Cluster has no numbered databases"),
+        ("redis+sentinel://cache", "the name of the master is missing"),
+        ("unix://", "the path of the socket is missing"),
+    ],
+)
+def test_what_is_wrong_with_a_url_of_redis_is_one_line(url: str, reason: str) -> None:
+    assert complaint(redis_url=url).startswith(f"UPLOADER_REDIS_URL: {reason}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("redis://:open/sesame@cache", "redis://:open#sesame@cache", "redis://:open?sesame@cache"),
+        *("redis://:open?sesame", "redis://open:sesame", "redis://[open:sesame@cache", "redis://:open?ses ame=1"),
+    ],
+)
+def test_no_complaint_repeats_a_password(url: str) -> None:
+    line = complaint(redis_url=url)
+    assert "open" not in line
+    assert "sesame" not in line
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ("?ssl=true", "ssl: TLS is asked for by ssl_ca"),
+        ("?ssl_mode=REQUIRED", "ssl_mode: TLS is asked for by ssl_ca"),
+        ("?ssl_cert=/cert.pem", "ssl_ca is missing: TLS is asked for by ssl_ca"),
+        ("?ssl_ca=/nowhere/ca.pem", "ssl_ca: /nowhere/ca.pem: No such file or directory"),
+        ("?read_timeout=5", "read_timeout: is none of charset, init_command, sql_mode"),
+    ],
+)
+def test_what_is_wrong_with_a_url_of_mysql_is_one_line(more: str, reason: str) -> None:
+    line = complaint(database_url=f"mysql+asyncmy://me:secret@host/name{more}")
+    assert line.startswith(f"UPLOADER_DATABASE_URL: {reason}")
+
+
+@pytest.mark.parametrize("url", ["mysql+asyncmy://host", "mysql+asyncmy://a,b/name", "mysql+asyncmy://host:port/name"])
+def test_a_url_of_mysql_that_leads_nowhere_is_refused(url: str) -> None:
+    assert complaint(database_url=url).startswith("UPLOADER_DATABASE_URL: ")
+
+
+def test_files_that_hold_something_else_are_refused(tmp_path: Path) -> None:
+    mine = Authority(tmp_path).issue("me")
+    (tmp_path / "empty").touch()
+    assert complaint(redis_url=f"rediss://cache?ssl_ca={tmp_path}/empty").startswith(
+        f"UPLOADER_REDIS_URL: ssl_ca: {tmp_path}/empty: is not what it should be"
+    )
+    swapped = f"rediss://cache?ssl_cert={mine.key}&ssl_key={mine.certificate}"
+    assert complaint(redis_url=swapped).startswith(
+        f"UPLOADER_REDIS_URL: ssl_cert: {mine.key} with {mine.certificate}: "
+    )
+
+
+def test_the_names_of_files_are_the_same_for_both_and_those_of_0_1_0_are_known(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    mine = authority.issue("me")
+    tls = Tls(ca=str(authority.file), certificate=str(mine.certificate), key=str(mine.key), checks_hostname=False)
+    options = f"ssl_ca={authority.file}&ssl_cert={mine.certificate}&ssl_key={mine.key}&ssl_check_hostname=false"
+    assert parse_mysql_url(f"mysql+asyncmy://host/name?charset=utf8mb4&{options}") == tls
+    assert parse_redis_url(f"rediss://cache?{options}").tls == tls
+    before = options.replace("ssl_ca=", "ssl_ca_certs=").replace("ssl_cert=", "ssl_certfile=")
+    assert parse_redis_url(f"rediss://cache?{before.replace('ssl_key=', 'ssl_keyfile=')}").tls == tls

@@ -1,0 +1,90 @@
+"""The files of a certificate and its key: what is wrong with them is told with the setting, the file and the reason."""
+
+import logging
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from tests.support.certificates import self_signed
+from uploader.errors import ConfigurationError
+from uploader.http.server.certificate import CertificateInForce, read_certificate
+from uploader.settings import Settings
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    certificate, key = self_signed(tmp_path, "127.0.0.1")
+    return Settings(tls_certificate=certificate, tls_key=key)
+
+
+def key_of(directory: Path) -> Path:
+    directory.mkdir()
+    return self_signed(directory, "127.0.0.1")[1]
+
+
+def encrypted(key: Path) -> bytes:
+    loaded = serialization.load_pem_private_key(key.read_bytes(), None)
+    password = serialization.BestAvailableEncryption(b"secret")
+    return loaded.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, password)
+
+
+def problem_of(settings: Settings) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        read_certificate(settings)
+    return caught.value.detail
+
+
+def test_each_fault_is_told_with_its_setting_and_its_file(settings: Settings, tmp_path: Path) -> None:
+    certificate, key = settings.tls_certificate, settings.tls_key
+    assert certificate is not None
+    assert key is not None
+    read_certificate(settings)
+    right, other = key.read_bytes(), key_of(tmp_path / "other").read_bytes()
+    for content, what in (
+        (other, f"is not the key of {certificate}"),
+        (encrypted(key), "is no key in PEM without a password"),
+        (b"none", "is no key in PEM without a password"),
+    ):
+        key.write_bytes(content)
+        assert problem_of(settings) == f"UPLOADER_TLS_KEY: {key}: {what}"
+    key.unlink()
+    assert problem_of(settings) == f"UPLOADER_TLS_KEY: {key}: No such file or directory"
+    key.write_bytes(right)
+    certificate.write_bytes(right)
+    assert problem_of(settings) == f"UPLOADER_TLS_CERTIFICATE: {certificate}: is no certificate in PEM"
+    certificate.unlink()
+    certificate.mkdir()
+    assert problem_of(settings) == f"UPLOADER_TLS_CERTIFICATE: {certificate}: Is a directory"
+
+
+def test_no_old_tls_is_spoken(settings: Settings) -> None:
+    context = read_certificate(settings).context
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+    assert context.options & ssl.OP_NO_RENEGOTIATION
+
+
+def test_one_that_is_not_valid_is_told_of(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    found, now = read_certificate(settings), datetime.now(UTC)
+    found.warn_unless_valid(now)
+    assert caplog.records == []
+    for days in (-2, 2):
+        found.warn_unless_valid(now + timedelta(days=days))
+    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.WARNING]
+
+
+async def test_what_is_not_fit_leaves_the_old_one_in_force(
+    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_force, now = CertificateInForce(settings), datetime.now(UTC)
+    before = in_force.context
+    assert settings.tls_key is not None
+    settings.tls_key.write_bytes(key_of(tmp_path / "other").read_bytes())
+    await in_force.reload(now)
+    assert in_force.context is before
+    assert "is not the key of" in caplog.records[-1].reason  # type: ignore[attr-defined]
+    self_signed(tmp_path, "127.0.0.1")
+    await in_force.reload(now)
+    assert in_force.context is not before

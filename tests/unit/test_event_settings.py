@@ -1,0 +1,156 @@
+"""The file that `UPLOADER_EVENTS` names, as it is read, and the signatures made with its secrets."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from uploader.domain.events import EventType
+from uploader.errors import ConfigurationError
+from uploader.sinks.configuration import EventSettings, KafkaSettings, StreamSettings, WebhookSettings, load_events
+from uploader.sinks.signing import parse_secret, signed_headers
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+OTHER = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
+
+EXAMPLE = """
+[sinks.scan]
+type = "webhook"
+url = "http://127.0.0.1:9000/hook"
+secret_file = "scan.secret"
+types = ["file.finished"]
+
+[sinks.log]
+type = "redis"
+stream = "uploader:events"
+maxlen = 1_000_000
+
+[sinks.lake]
+type = "kafka"
+servers = "127.0.0.1:9092"
+topic = "uploads"
+option_files = { "sasl.password" = "lake.password" }
+
+[pre_create]
+url = "http://127.0.0.1:9000/may"
+secret_file = ["may.secret", "old.secret"]
+on_failure = "allow"
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "sub").mkdir()
+    for name, text in (("scan", SECRET), ("may", SECRET), ("old", OTHER)):
+        (tmp_path / f"{name}.secret").write_text(f"{text}\n")
+    (tmp_path / "lake.password").write_text("open sesame\n")
+    return tmp_path
+
+
+def load(directory: Path, text: str) -> EventSettings:
+    path = directory / "events.toml"
+    path.write_text(text)
+    return load_events(path)
+
+
+def test_without_a_file_nobody_is_told_and_nobody_asked() -> None:
+    settings = load_events(None)
+    assert settings == EventSettings({}, None)
+    assert settings.sinks_of(EventType.FILE_FINISHED) == ()
+
+
+def test_the_example_of_the_contract(directory: Path) -> None:
+    settings = load(directory, EXAMPLE)
+    scan, log, lake = (settings.sinks[name] for name in ("scan", "log", "lake"))
+    assert isinstance(scan, WebhookSettings)
+    assert scan.to.secrets == (parse_secret(SECRET),)
+    assert log == StreamSettings(None, "uploader:events", 1_000_000, tuple(EventType))
+    assert isinstance(lake, KafkaSettings)
+    assert lake.options == {"bootstrap.servers": "127.0.0.1:9092", "sasl.password": "open sesame"}
+    assert settings.pre_create is not None
+    assert settings.pre_create.to.secrets == (parse_secret(SECRET), parse_secret(OTHER))
+    assert settings.pre_create.allows_on_failure
+    assert settings.sinks_of(EventType.FILE_FINISHED) == ("scan", "log", "lake")
+    assert settings.sinks_of(EventType.FILE_DELETED) == ("log", "lake")
+    shown = repr(settings)
+    assert "sesame" not in shown
+    assert repr(parse_secret(SECRET)) not in shown
+
+
+def test_a_stream_in_the_redis_of_the_server_is_shorter(directory: Path) -> None:
+    own = load(directory, '[sinks.a]\ntype = "redis"').sinks["a"]
+    other = load(directory, '[sinks.a]\ntype = "redis"\nurl = "redis://a"').sinks["a"]
+    assert isinstance(own, StreamSettings)
+    assert isinstance(other, StreamSettings)
+    assert (own.maxlen, other.maxlen) == (20_000, 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a =", "Invalid value"),
+        ("sinks = 3", "sinks: is no table"),
+        ("[sink.a]", "sink: no such table"),
+        ("[sinks.a]", "[sinks.a] Object missing required field `type`"),
+        ('[sinks.a]\ntype = "smtp"', "[sinks.a] type: Invalid value 'smtp'"),
+        ('[sinks.a]\ntype = "redis"\nmaxlne = 1', "[sinks.a] Object contains unknown field `maxlne`"),
+        ('[sinks.a]\ntype = "redis"\nmaxlen = "1"', "[sinks.a] maxlen: Expected `int`, got `str`"),
+        ('[sinks.a]\ntype = "redis"\nurl = "http://a"', "[sinks.a] url: does not start with redis://"),
+        ('[sinks.a]\ntype = "redis"\ntypes = ["file.made"]', "[sinks.a] types[0]: Invalid enum value 'file.made'"),
+        ('[sinks.a]\ntype = "redis"\ntypes = []', "[sinks.a] types: Expected `array` of length >= 1"),
+        ('[sinks."a b"]\ntype = "redis"', "[sinks.a b] is no name of a sink"),
+        ('[sinks.a]\ntype = "webhook"\nurl = "http://a"', "[sinks.a] Object missing required field `secret_file`"),
+        ('[sinks.a]\ntype = "webhook"\nurl = "ftp://a"\nsecret_file = "scan.secret"', "[sinks.a] url: is no address"),
+        ('[sinks.a]\ntype = "webhook"\nurl = "http://[a"\nsecret_file = "scan.secret"', "[sinks.a] url: is no address"),
+        (
+            '[sinks.a]\ntype = "webhook"\nurl = "http://u:p@a"\nsecret_file = "scan.secret"',
+            "[sinks.a] url: is no address",
+        ),
+        (
+            '[sinks.a]\ntype = "webhook"\nurl = "http://:p@a"\nsecret_file = "scan.secret"',
+            "[sinks.a] url: is no address",
+        ),
+        (
+            '[sinks.a]\ntype = "webhook"\nurl = "http://a"\nsecret_file = "none"',
+            "[sinks.a] secret_file: none: No such file",
+        ),
+        (
+            '[sinks.a]\ntype = "webhook"\nurl = "http://a"\nsecret_file = "lake.password"',
+            "[sinks.a] secret_file: lake.password holds no secret",
+        ),
+        ('[pre_create]\nurl = "http://a"\nsecret_file = "scan.secret"\non_failure = "ask"', "[pre_create] on_failure:"),
+    ],
+)
+def test_a_mistake_is_told_with_its_file_table_and_key(directory: Path, text: str, told: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load(directory, text)
+    assert refused.value.reason.startswith(f"UPLOADER_EVENTS: {directory / 'events.toml'}: {told}")
+    assert "sesame" not in refused.value.reason
+
+
+def test_every_mistake_has_a_line_of_its_own(directory: Path) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load(directory, '[sinks.a]\ntype = "smtp"\n[sinks.b]\ntype = "redis"\nmaxlen = 0\n[pre_create]')
+    assert [line.split(": ", 2)[2].split()[0] for line in refused.value.reason.splitlines()] == [
+        *("[sinks.a]", "[sinks.b]", "[pre_create]")
+    ]
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="No such file or directory"):
+        load_events(tmp_path / "none.toml")
+
+
+def test_a_signature_is_that_of_standard_webhooks() -> None:
+    """The vector that its libraries are tested with; and, while one is rotated, a signature of each secret."""
+    at = datetime.fromtimestamp(1614265330.9, UTC)
+    body = b'{"test": 2432232314}'
+    headers = signed_headers([parse_secret(SECRET)], "msg_p5jXN8AQM9LWM0D4loKWxJek", at, body)
+    signature = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+    assert headers == {
+        "webhook-id": "msg_p5jXN8AQM9LWM0D4loKWxJek",
+        "webhook-timestamp": "1614265330",
+        "webhook-signature": signature,
+    }
+    both = signed_headers([parse_secret(OTHER), parse_secret(SECRET)], "msg_p5jXN8AQM9LWM0D4loKWxJek", at, body)
+    assert both["webhook-signature"].split()[1] == signature

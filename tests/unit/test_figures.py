@@ -1,0 +1,162 @@
+"""The figures of a whole `put` or `get`: what is left of all files, how fast, and whether it waits. The clock is turned."""
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uploader.cli.client.local.encoding import decode_name, encode_name
+from uploader.cli.client.showing.bars import Steps
+from uploader.cli.client.showing.events import Completed, Failed, Moving, Planned, Retrying, Started
+from uploader.cli.client.showing.figures import Figures
+from uploader.client import File, How
+from uploader.domain.names import normalise_name
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def moved(path: str, size: int, there: int, *, sent: int | None = None, hashed: int = 0) -> Moving:
+    return Moving(path, path, size, "uploading", there, 0, there if sent is None else sent, hashed, 0, None, None)
+
+
+def complete(path: str, size: int, how: How) -> Completed:
+    return Completed(path, File("0" * 32, path, None, "0" * 64, size, datetime(2026, 1, 1, tzinfo=UTC), False), how)
+
+
+def begun(clock: Clock, sizes: dict[str, int]) -> Figures:
+    figures = Figures(clock)
+    figures.take(Planned(len(sizes), sum(sizes.values())))
+    return figures
+
+
+def pass_seconds(clock: Clock, figures: Figures, seconds: float) -> None:
+    for _ in range(int(seconds * 4)):
+        clock.now += 0.25
+        figures.sample()
+
+
+def test_the_time_left_is_for_all_files_not_for_those_that_move() -> None:
+    clock = Clock()
+    figures = begun(clock, {"a": 100 * MIB, "b": 900 * MIB})
+    figures.take(Started("a", "a", 100 * MIB))
+    figures.take(moved("a", 100 * MIB, 0))
+    for second in range(1, 6):
+        pass_seconds(clock, figures, 1)
+        figures.take(moved("a", 100 * MIB, 10 * MIB * second))
+        figures.sample()
+    rate, left = figures.bytes_per_second(), figures.seconds_left()
+    assert rate is not None and left is not None
+    assert abs(rate - 10 * MIB) < MIB
+    assert abs(left - 95) < 8
+    own = figures.seconds_left("a")
+    assert own is not None and abs(own - 5) < 1
+
+
+def test_what_is_there_already_is_no_pace_and_what_failed_is_not_left() -> None:
+    clock = Clock()
+    figures = begun(clock, {"a": GIB, "b": GIB, "c": GIB})
+    figures.sample()
+    for path in ("a", "b"):
+        figures.take(Started(path, path, GIB))
+    figures.take(complete("a", GIB, "present"))
+    figures.take(Failed("b", "unreadable", "gone", retryable=False))
+    pass_seconds(clock, figures, 2)
+    assert figures.bytes_per_second() is None
+    assert (figures.over_files, figures.there_bytes) == (2, 2 * GIB)
+    # What an earlier run had sent is none either.
+    figures.take(Started("c", "c", GIB))
+    figures.take(moved("c", GIB, GIB // 2, sent=0))
+    pass_seconds(clock, figures, 2)
+    assert figures.bytes_per_second() is None
+    assert figures.there_bytes == 2 * GIB + GIB // 2
+
+
+def test_while_the_server_is_away_nothing_freezes_and_afterwards_it_begins_anew() -> None:
+    clock = Clock()
+    figures = begun(clock, {"a": GIB})
+    figures.take(Started("a", "a", GIB))
+    for second in range(4):
+        figures.take(moved("a", GIB, second * MIB))
+        pass_seconds(clock, figures, 1)
+    assert figures.bytes_per_second() is not None
+    figures.take(Retrying("unreachable", "refused", 1.0))
+    pass_seconds(clock, figures, 7)
+    figures.take(Retrying("unreachable", "refused again", 1.0))
+    figures.take(moved("a", GIB, 3 * MIB, sent=5 * MIB, hashed=MIB))  # only hashing goes on, and what is lost
+    waiting = figures.waiting()
+    assert waiting is not None
+    assert (waiting.seconds, waiting.why) == (7, "refused")
+    assert figures.bytes_per_second() is figures.seconds_left() is figures.seconds_left("a") is None
+    figures.take(moved("a", GIB, 6 * MIB))
+    assert figures.waiting() is None
+    figures.sample()
+    assert figures.bytes_per_second() is None, "the pause is no pace"
+    pass_seconds(clock, figures, 1)
+    figures.take(moved("a", GIB, 7 * MIB))
+    pass_seconds(clock, figures, 1)
+    assert figures.bytes_per_second() == MIB / 2
+
+
+def test_a_line_that_is_dead_is_waited_for_too_and_hashing_is_none() -> None:
+    clock = Clock()
+    figures = begun(clock, {"a": GIB})
+    assert figures.waiting() is None
+    figures.take(Started("a", "a", GIB))
+    figures.take(moved("a", GIB, MIB))
+    for hashed in range(1, 4):
+        pass_seconds(clock, figures, 8)
+        figures.take(moved("a", GIB, MIB, hashed=hashed * MIB))
+    assert figures.waiting() is None
+    pass_seconds(clock, figures, 11)
+    waiting = figures.waiting()
+    assert waiting is not None and waiting.seconds == 11
+
+
+def test_where_there_are_no_bars_a_line_now_and_then_says_how_far_all_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uploader.cli.client.showing.bars._STEP_SECONDS", 0.0)
+    steps = Steps()
+    for event in (Planned(2, 4 * MIB), Started("a", "a", 3 * MIB), moved("a", 3 * MIB, MIB)):
+        steps.show(event)
+    steps.show(complete("a", 3 * MIB, "sent"))
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("a  (3.00 MiB, sent)\n", "uploader: 0 of 2 files, 1.00 MiB of 4.00 MiB\n")
+
+
+# Names that no server takes
+
+_PARTS = st.lists(
+    st.one_of(st.sampled_from([*"%2fF5cC\\.é\n\u202e", "%5C", "%25", "%2F", "%00", ".."]), st.binary(max_size=3)),
+    min_size=1,
+    max_size=8,
+)
+
+
+def _text(parts: list[str | bytes]) -> str:
+    joined = b"".join(part if isinstance(part, bytes) else part.encode() for part in parts)
+    return joined.replace(b"/", b"").replace(b"\0", b"").decode("utf-8", "surrogateescape")
+
+
+@given(_PARTS)
+def test_a_name_is_encoded_for_the_server_and_back(parts: list[str | bytes]) -> None:
+    name = _text(parts)
+    encoded = encode_name(name)
+    assert decode_name(encoded) == name
+    if name not in ("", ".", ".."):
+        normalise_name(encoded)
+
+
+def test_what_nobody_encoded_is_no_slash_and_leads_nowhere() -> None:
+    for name in ("a%2Fb", "%2E%2E/x", "%2e%2e", "a%00", "100%", "%41", "%E9", "%5c"):
+        assert decode_name(name) in (name, name.replace("%E9", "\udce9"))
+    assert decode_name("a%5Cb/c%0A") == "a\\b/c\n"

@@ -1,0 +1,93 @@
+"""What --exclude, --include and --files-from take and leave out."""
+
+import io
+
+import pytest
+
+from uploader.cli.client.local.filters import EVERYTHING, Filters, Rule, listed_in
+
+PATHS = [
+    "a.jpg",
+    "a.txt",
+    "docs/b.jpg",
+    "docs/drafts/c.txt",
+    "docs/drafts/d.jpg",
+    "sub/docs/e.txt",
+    "node_modules/x/f.js",
+]
+
+
+def taken(*rules: str) -> list[str]:
+    """By rules such as `-*.jpg` and `+docs/`."""
+    filters = Filters([Rule(rule[1:], includes=rule[0] == "+") for rule in rules])
+    found = [path for path in PATHS if filters.take(path)]
+    # What is not walked into holds nothing that would be taken.
+    for path in found:
+        folders = path.split("/")[:-1]
+        for depth in range(1, len(folders) + 1):
+            assert not filters.leave_out("/".join(folders[:depth]) + "/")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        ((), PATHS),
+        (["-*.jpg"], ["a.txt", "docs/drafts/c.txt", "sub/docs/e.txt", "node_modules/x/f.js"]),
+        (["-/*.jpg"], PATHS[1:]),  # a / at the beginning: of the whole path
+        (["-docs"], ["a.jpg", "a.txt", "node_modules/x/f.js"]),  # in any folder, with all that is in it
+        (["-/docs"], ["a.jpg", "a.txt", "sub/docs/e.txt", "node_modules/x/f.js"]),
+        (["-a.txt/"], PATHS),  # a / at the end: folders only
+        (["-docs/drafts"], ["a.jpg", "a.txt", "docs/b.jpg", "sub/docs/e.txt", "node_modules/x/f.js"]),
+        (["-docs/*.jpg"], [path for path in PATHS if path != "docs/b.jpg"]),  # * is within one part
+        (["-docs/**/*.jpg"], [path for path in PATHS if path not in ("docs/b.jpg", "docs/drafts/d.jpg")]),
+        (["-[an]*"], ["docs/b.jpg", "docs/drafts/c.txt", "docs/drafts/d.jpg", "sub/docs/e.txt"]),
+        (["+*.jpg"], ["a.jpg", "docs/b.jpg", "docs/drafts/d.jpg"]),  # only includes: nothing else
+        (["+*.jpg", "-docs"], ["a.jpg", "a.txt", "docs/b.jpg", "docs/drafts/d.jpg", "node_modules/x/f.js"]),
+        (["-docs", "+*.jpg"], ["a.jpg", "a.txt", "node_modules/x/f.js"]),  # the first that matches decides
+        (["-drafts", "+/docs", "-*"], ["docs/b.jpg"]),
+    ],
+)
+def test_the_first_rule_that_matches_decides(rules: list[str], expected: list[str]) -> None:
+    assert taken(*rules) == expected
+
+
+def test_folders_are_not_walked_into_in_vain() -> None:
+    excluded = Filters([Rule("node_modules/", includes=False), Rule("*.js", includes=True)])
+    assert excluded.leave_out("node_modules/")
+    assert excluded.leave_out("a/node_modules/")
+    assert not excluded.leave_out("src/")
+    perhaps = Filters([Rule("*.js", includes=True), Rule("node_modules/", includes=False)])
+    assert not perhaps.leave_out("node_modules/")
+    assert not EVERYTHING.leave_out("node_modules/")
+
+
+def test_a_list_names_files_and_folders() -> None:
+    listed = listed_in(io.BytesIO("./docs/drafts/\r\n\na.jpg\nü\ndocs//b.jpg\na.jpg\nsub".encode()))
+    assert listed == ["docs/drafts", "a.jpg", "ü", "docs/b.jpg", "sub"]
+    filters = Filters([Rule("*.txt", includes=False)]).only(listed)
+    assert [path for path in [*PATHS, "u\u0308"] if filters.take(path)] == [
+        "a.jpg",
+        "docs/b.jpg",
+        "docs/drafts/d.jpg",
+        "u\u0308",
+    ]
+    assert [
+        folder for folder in ("docs/", "docs/drafts/", "docs/else/", "node_modules/") if filters.leave_out(folder)
+    ] == [
+        "docs/else/",
+        "node_modules/",
+    ]
+    assert not Filters().only([]).take("a.jpg")
+
+
+@pytest.mark.parametrize("line", ["/etc/passwd", "../a", "a/../../b"])
+def test_a_list_leads_nowhere_else(line: str) -> None:
+    with pytest.raises(ValueError, match="line 2"):
+        listed_in(io.BytesIO(f"good\n{line}\n".encode()))
+
+
+@pytest.mark.parametrize("pattern", ["", "/", "//"])
+def test_a_pattern_that_matches_nothing_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="matches nothing"):
+        Rule(pattern, includes=True)

@@ -1,0 +1,72 @@
+"""Wrong tokens of an address: so many at once, then as many in a minute, and each beyond takes its time."""
+
+import asyncio
+import time
+
+import pytest
+
+from uploader.errors import TooManyRequests
+from uploader.http.auth import wrong_tokens
+from uploader.http.auth.wrong_tokens import WrongTokens
+
+
+class Time:
+    """A clock that stands still."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+def passes(tokens: WrongTokens, party: str = "a") -> bool:
+    """Whether one may come at once; it is wrong."""
+    may = not tokens.are_too_many(party)
+    if may:
+        tokens.count(party)
+    return may
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 10, 1000])
+def test_so_many_at_once_then_one_after_the_other(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    clock, tokens = Time(monkeypatch), WrongTokens(most)
+    assert [passes(tokens) for _ in range(most + 3)] == [True] * most + [False] * 3
+    clock.now += 60 / most + 0.001
+    assert [passes(tokens) for _ in range(3)] == [True, False, False]
+    clock.now += 60
+    assert sum(passes(tokens) for _ in range(2 * most)) == most
+
+
+def test_however_many_come_beyond_a_minute_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, tokens = Time(monkeypatch), WrongTokens(10)
+    for _ in range(1000):
+        tokens.count("a")
+    assert not passes(tokens)
+    clock.now += 60
+    assert sum(passes(tokens) for _ in range(20)) == 10
+
+
+async def test_a_few_of_a_party_wait_and_the_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = WrongTokens(1)
+    tokens.count("a")
+    monkeypatch.setattr(wrong_tokens, "_WAIT_SECONDS", 600.0)
+    waiting = [asyncio.create_task(tokens.slow_down("a")) for _ in range(4)]
+    await asyncio.sleep(0)
+    with pytest.raises(TooManyRequests):
+        await tokens.slow_down("a")
+    await tokens.slow_down("b")
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    assert not any(task.done() and not task.cancelled() for task in waiting)
+    monkeypatch.setattr(wrong_tokens, "_WAIT_SECONDS", 0.0)
+    await tokens.slow_down("a")
+
+
+def test_no_flood_of_addresses_is_remembered_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    Time(monkeypatch)
+    monkeypatch.setattr(wrong_tokens, "_MAX_PARTIES", 2)
+    tokens = WrongTokens(1)
+    for party in ("a", "b", "c"):
+        tokens.count(party)
+    assert [passes(tokens, party) for party in ("c", "b")] == [False, False]
+    assert passes(tokens, "a")

@@ -1,0 +1,1 @@
+"""The files here that commands are about."""

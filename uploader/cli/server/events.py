@@ -1,0 +1,128 @@
+"""`uploader events`: what was told to whom, telling it once more, and trying a sink."""
+
+import json
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from uploader.cli.exits import EXIT_USAGE, fail
+from uploader.cli.options import WHEN
+from uploader.cli.server.running import EXIT_FAILED, load_settings, with_services
+
+if TYPE_CHECKING:
+    from uploader.bootstrap import Services
+    from uploader.service.events.reviewing import Delivery, Message, Told
+
+_AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
+
+
+_SINCE = click.option("--since", type=WHEN, help="Only those since a time, or of so long ago, such as 2h.")
+
+
+@click.group()
+def events() -> None:
+    """What others are told of what happens: see UPLOADER_EVENTS and docs/events.md."""
+
+
+@events.command("list")
+@_SINCE
+@click.option("--dead", is_flag=True, help="Only those that a sink has not taken in all attempts.")
+@click.option("--limit", type=click.IntRange(1, 100_000), default=100, show_default=True, help="How many at the most.")
+@_AS_JSON
+def list_(since: datetime | None, dead: bool, limit: int, as_json: bool) -> None:
+    """Print events, the newest first, and which sink was told of each."""
+
+    async def run(services: "Services") -> "list[Told]":
+        return await services.reviewing.newest(limit=limit, since=since, dead=dead)
+
+    for message, told in with_services(load_settings(), run):
+        if as_json:
+            click.echo(json.dumps(_facts(message, told)))
+            continue
+        states = ", ".join(f"{each.sink} {_state(each)}" for each in told)
+        click.echo(
+            f"{message.created_at:%Y-%m-%d %H:%M:%S}  {message.id}  {message.type:<17}  {message.subject}  {states}"
+        )
+
+
+@events.command()
+@click.argument("event_id")
+@_AS_JSON
+def show(event_id: str, as_json: bool) -> None:
+    """Print EVENT_ID with all that is said of it, and what became of it at each sink."""
+
+    async def run(services: "Services") -> "Told":
+        return await services.reviewing.one(event_id)
+
+    message, told = with_services(load_settings(), run)
+    facts = _facts(message, told)
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    for name in ("id", "type", "subject", "time"):
+        click.echo(f"{name}: {facts[name]}")
+    click.echo(f"data: {json.dumps(facts['data'], indent=2, ensure_ascii=False)}")
+    for each in told:
+        when = f"{each.due_at:%Y-%m-%d %H:%M:%S}"
+        error = json.dumps(each.last_error, ensure_ascii=False) if each.last_error else ""
+        click.echo(f"{each.sink}: {_state(each)} {when} {error}".rstrip())
+
+
+@events.command()
+@_SINCE
+@click.option("--dead", is_flag=True, help="All that are dead.")
+@click.option("--id", "event_id", metavar="EVENT_ID", help="One event.")
+@click.option("--sink", help="Only to this sink.")
+def replay(since: datetime | None, dead: bool, event_id: str | None, sink: str | None) -> None:
+    """Tell sinks once more of events; one of --since, --dead and --id says of which."""
+    if since is None and not dead and event_id is None:
+        fail("say --since, --dead or --id", EXIT_USAGE)
+
+    async def run(services: "Services") -> int:
+        return await services.reviewing.replay(sink=sink, event_id=event_id, since=since, dead=dead)
+
+    click.echo(f"to be told once more: {with_services(load_settings(), run)}")
+
+
+@events.command()
+@click.argument("sink")
+def test(sink: str) -> None:
+    """Tell SINK of an event of the type `test`. One that said that it wants no more is in force again, if it takes it."""
+
+    async def run(services: "Services") -> str | None:
+        return await services.reviewing.test(sink)
+
+    error = with_services(load_settings(), run)
+    if error is not None:
+        fail(f"{sink} has not taken it: {error}", EXIT_FAILED)
+    click.echo(f"{sink} has taken it")
+
+
+def _state(delivery: "Delivery") -> str:
+    return f"{delivery.state} ({delivery.attempt} failed)" if delivery.attempt else delivery.state
+
+
+def _facts(message: "Message", told: "list[Delivery]") -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "type": message.type,
+        "subject": message.subject,
+        "user_id": message.user_id,
+        "time": _moment(message.created_at),
+        "data": json.loads(message.data),
+        "deliveries": [
+            {
+                "sink": each.sink,
+                "state": each.state,
+                "failed": each.attempt,
+                "at": _moment(each.due_at),
+                "last_error": each.last_error,
+            }
+            for each in told
+        ],
+    }
+
+
+def _moment(when: datetime) -> str:
+    return when.isoformat().replace("+00:00", "Z")

@@ -1,0 +1,70 @@
+"""How fast the bytes of one client move, over all its connections together. Waits, and moves nothing itself."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+
+# A piece is about so much of the rate: what is sent or read at once is never followed by a long silence, on which servers
+# and proxies hang up.
+_PIECE_SECONDS = 0.1
+_MOST_PIECE_BYTES = 128 << 10
+_LEAST_PIECE_BYTES = 1 << 10
+# Time that passed unused, as timers are late, may be made up for, but no more than this.
+_CREDIT_SECONDS = 0.1
+# What one connection should have at least: servers refuse bodies that hardly move.
+_CONNECTION_BYTES_PER_SECOND = 16 << 10
+
+
+class Pace:
+    """A token bucket that gives out the moments at which bytes may move, in the order in which they are asked for. So
+    connections that ask for pieces of one size move equally fast, and nobody waits for anything but its own moment."""
+
+    def __init__(
+        self,
+        bytes_per_second: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """None: as fast as can be. Raises ValueError."""
+        if bytes_per_second is not None and bytes_per_second <= 0:
+            raise ValueError("a rate is more than 0 bytes a second")
+        self._bytes_per_second = bytes_per_second
+        self._clock = clock
+        self._sleep = sleep
+        # Until when the rate is given away.
+        self._taken_until = float("-inf")
+
+    def piece_bytes(self, most_bytes: int) -> int:
+        """How much to move at once, if it would be so much without a limit."""
+        if self._bytes_per_second is None:
+            return most_bytes
+        fair = int(self._bytes_per_second * _PIECE_SECONDS)
+        return min(most_bytes, _MOST_PIECE_BYTES, max(_LEAST_PIECE_BYTES, fair))
+
+    def connections(self, most: int) -> int:
+        """How many connections the rate is enough for."""
+        if self._bytes_per_second is None:
+            return most
+        return max(1, min(most, int(self._bytes_per_second / _CONNECTION_BYTES_PER_SECOND)))
+
+    async def take(self, length_bytes: int) -> None:
+        """Wait until so many bytes more may have moved. A cancelled wait counts as if they had."""
+        if self._bytes_per_second is None:
+            return
+        now = self._clock()
+        credit_from = now if self._taken_until == float("-inf") else now - _CREDIT_SECONDS
+        self._taken_until = max(self._taken_until, credit_from) + length_bytes / self._bytes_per_second
+        if self._taken_until > now:
+            await self._sleep(self._taken_until - now)
+
+    def paced(self, pieces: AsyncIterable[bytes]) -> AsyncIterable[bytes]:
+        """The same bytes, in pieces that come when they may move."""
+        return pieces if self._bytes_per_second is None else self._cut(pieces)
+
+    async def _cut(self, pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        async for piece in pieces:
+            step = self.piece_bytes(_MOST_PIECE_BYTES)
+            for at in range(0, len(piece), step):
+                part = piece[at : at + step]
+                await self.take(len(part))
+                yield part

@@ -1,0 +1,110 @@
+"""Events are written in the transaction of what they tell: if it is rolled back nobody hears of it, and if it is committed
+everybody does who was to.
+
+A transaction says what it did by `tell`. Without sinks that is one look into a dict; each event costs a row, and another one
+for each sink.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from datetime import datetime
+from typing import Any, TypeVar
+
+import msgspec
+from sqlalchemy import Engine, event, insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from uploader.database import models
+from uploader.domain.events import EventType, News
+
+T = TypeVar("T")
+
+# Of a delivery: somebody is still to be told, was told, or could not be.
+WAITING, DELIVERED, DEAD = "waiting", "delivered", "dead"
+
+# Of a connection, by its `info`.
+_OUTBOX = "outbox"
+_INSERT_EVENT = insert(models.outbox)
+_INSERT_DELIVERY = insert(models.delivery)
+_encode = msgspec.json.Encoder().encode
+
+
+class Outbox:
+    """Writes events for those who are told of their types."""
+
+    def __init__(
+        self,
+        sinks_of: Callable[[EventType], tuple[str, ...]],
+        new_id: Callable[[], str],
+        now: Callable[[], datetime],
+        wake: Callable[[], None],
+    ) -> None:
+        """`new_id`: of events, growing with time. `wake`: after a commit that wrote any."""
+        self._sinks = {kind: sinks_of(kind) for kind in EventType}
+        self._new_id = new_id
+        self._now = now
+        self._wake = wake
+        # Events that were written since the start, committed or not.
+        self._written = 0
+
+    def attach(self, engine: Engine) -> None:
+        """Have all transactions of an engine write here."""
+        event.listen(engine, "connect", lambda _connection, record: record.info.update({_OUTBOX: self}))
+
+    def listens(self, kind: EventType) -> bool:
+        """Whether anybody is told of a type."""
+        return bool(self._sinks[kind])
+
+    async def write(self, connection: AsyncConnection, news: Iterable[News]) -> None:
+        events, deliveries = [], []
+        now = self._now()
+        for each in news:
+            sinks = self._sinks[each.type]
+            if not sinks:
+                continue
+            of = {"id": self._new_id(), "type": each.type.value, "subject": each.subject, "user_id": each.user_id}
+            events.append({**of, "created_at": now, "data": _encode(each.data)})
+            deliveries += [delivery_row(of["id"], sink, now) for sink in sinks]
+        if events:
+            await connection.execute(_INSERT_EVENT, _one_or_many(events))
+            await connection.execute(_INSERT_DELIVERY, _one_or_many(deliveries))
+            self._written += len(events)
+
+    async def waking(self, commit: Awaitable[T]) -> T:
+        """Run a transaction, and wake whoever delivers if events were written meanwhile, perhaps by another one. Also if its
+        outcome is not known."""
+        before = self._written
+        try:
+            return await commit
+        finally:
+            if self._written != before:
+                self._wake()
+
+
+def delivery_row(event_id: str, sink: str, due_at: datetime) -> dict[str, Any]:
+    return {"outbox_id": event_id, "sink": sink, "attempt": 0, "due_at": due_at, "state": WAITING, "last_error": None}
+
+
+async def tell(connection: AsyncConnection, make: Callable[..., News], *of: object) -> None:
+    """Tell in this transaction of what it does: the event that `make` makes of it."""
+    outbox: Outbox | None = connection.info.get(_OUTBOX)
+    if outbox is not None:
+        await outbox.write(connection, [make(*of)])
+
+
+async def tell_all(
+    connection: AsyncConnection, make: Callable[..., News], things: Iterable[object], *more: object
+) -> None:
+    """As `tell`, of many."""
+    outbox: Outbox | None = connection.info.get(_OUTBOX)
+    if outbox is not None:
+        await outbox.write(connection, [make(each, *more) for each in things])
+
+
+def listens(connection: AsyncConnection, kind: EventType) -> bool:
+    """Whether anybody is told of a type: for what has to be asked before there is anything to tell."""
+    outbox: Outbox | None = connection.info.get(_OUTBOX)
+    return outbox is not None and outbox.listens(kind)
+
+
+def _one_or_many(rows: list[dict[str, Any]]) -> Any:
+    return rows[0] if len(rows) == 1 else rows

@@ -1,0 +1,268 @@
+"""The connections to a MySQL or MariaDB, and how one that hangs is told from one that works long."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sqlalchemy import NullPool, event, make_url
+from sqlalchemy.exc import DBAPIError, DisconnectionError, InvalidatePoolError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from uploader.settings.addresses import TLS_OPTIONS, parse_mysql_url
+from uploader.tasks import ended
+
+T = TypeVar("T")
+
+CONNECTIONS = 22
+TIMEOUT_SECONDS = 5.0
+POOL_TIMEOUT_SECONDS = 10
+# Of a statement that the server works on: a report over millions of rows takes its time.
+READ_TIMEOUT_SECONDS = 60.0
+# Of all connections, those of their own: who syncs in the middle of a transaction must not wait for a connection that such
+# another one has.
+SYNCING_CONNECTIONS = 2
+# The code of a connection that was lost.
+_LOST = 2013
+# Who answers. Servers that replicate have ids of their own.
+_WHO = "SELECT CONCAT_WS(' ', @@hostname, @@port, @@server_id), CONNECTION_ID()"
+_READ_ONLY = "SELECT @@global.read_only"
+
+
+@dataclass(frozen=True)
+class Session:
+    """A connection, as its server knows it."""
+
+    server: str
+    number: int
+    made_at: float
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a server says: who it is, and which connections of this user it has."""
+
+    server: str
+    numbers: frozenset[int]
+    asked_at: float
+
+    def knows(self, session: Session) -> bool:
+        """Whether it still works for one. Of those that were made meanwhile nothing is known."""
+        return session.made_at > self.asked_at or (session.server == self.server and session.number in self.numbers)
+
+
+@dataclass
+class _Wait:
+    """Of one task: the connection on whose answer it waits; none as long as it waits for one."""
+
+    session: Session | None = None
+
+
+_waits: ContextVar[_Wait] = ContextVar("waits")
+
+
+class Mysql:
+    """One server by its URL, whichever it leads to at the moment.
+
+    A report, or a migration, takes as long as it takes. So a server that is silent is asked for a hello by another
+    connection, and given up only if that is not answered either; or if who answers does not know the silent connection,
+    because the address leads to another server by now, or the server was started anew.
+
+    Whoever waits for a row gives up by itself, as soon as for an answer. With the 50 s of InnoDB a planned failover would
+    hang as long: `SET GLOBAL read_only` waits for a statement that waits for a row, whose transaction waits for that lock.
+    """
+
+    def __init__(self, url: str, read_timeout_seconds: float | None, connections: int, timeout_seconds: float) -> None:
+        tls = parse_mysql_url(url)
+        self.speaks_tls = tls is not None
+        self._url = make_url(url).difference_update_query(TLS_OPTIONS)
+        self._context = None if tls is None else tls.context()
+        self._read_timeout_seconds = read_timeout_seconds
+        self._timeout_seconds = timeout_seconds
+        self.lock_wait_seconds = max(1, math.ceil(timeout_seconds))
+        self._stale_before = 0.0
+        self.engine = self._create_engine(connections - SYNCING_CONNECTIONS)
+        self._syncing = self._create_engine(SYNCING_CONNECTIONS)
+        logging.getLogger("asyncmy").addFilter(_is_news)
+        self._asking = self._create_engine(0)
+        self._hello: asyncio.Task[Hello | None] | None = None
+        self._given_up: set[asyncio.Task[Any]] = set()
+
+    async def write(self, work: Callable[[AsyncConnection], Awaitable[T]], *, syncs: bool = False) -> T:
+        """Run `work` in a transaction. Raises OSError if the server hangs."""
+        engine = self._syncing if syncs else self.engine
+
+        async def run() -> T:
+            async with engine.begin() as connection:
+                return await work(connection)
+
+        return await self._answered(run())
+
+    async def read(self, work: Callable[[AsyncConnection], Awaitable[T]], *, snapshot: bool = False) -> T:
+        """Run `work`, which writes nothing. `snapshot`: all it reads is of one moment. Raises as `write`."""
+
+        async def run() -> T:
+            async with self.engine.connect() as connection:
+                if snapshot:
+                    # For one transaction; an execution option would let the driver's own errors through.
+                    await connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                return await work(connection)
+
+        return await self._answered(run())
+
+    def drop_connections(self) -> None:
+        """Each that there is now is closed instead of being used again."""
+        self._stale_before = time.monotonic()
+
+    async def close(self) -> None:
+        for task in [*self._given_up, *([self._hello] if self._hello else [])]:
+            await ended(task)
+        for engine in (self.engine, self._syncing, self._asking):
+            await engine.dispose()
+
+    # A server that hangs
+
+    async def _answered(self, attempt: Coroutine[Any, Any, T]) -> T:
+        wait = _Wait()
+        token = _waits.set(wait)
+        task = asyncio.create_task(attempt)
+        _waits.reset(token)
+        try:
+            while not await self._waited_for(task, wait):
+                pass
+        except asyncio.CancelledError:
+            self._give_up(task)  # whoever ends this one, too, in the middle of the wait
+            await ended(task)
+            raise
+        return task.result()
+
+    async def _waited_for(self, task: asyncio.Task[Any], wait: _Wait) -> bool:
+        """Whether it is done; if not, the server has said hello meanwhile, and works on it. Raises OSError."""
+        half_seconds = self._timeout_seconds / 2
+        await asyncio.wait({task}, timeout=half_seconds)
+        if task.done():
+            return True
+        if self._hello is None or self._hello.done():
+            self._hello = asyncio.create_task(self._says_hello(), name="asking a silent database")
+        await asyncio.wait({task, self._hello}, timeout=half_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return True
+        hello = self._hello.result() if self._hello.done() else None
+        if hello is None:
+            self._give_up(task)
+            raise OSError(f"no answer within {self._timeout_seconds:g} s")
+        if wait.session is not None and not hello.knows(wait.session):
+            self._give_up(task)
+            self.drop_connections()
+            raise OSError("no answer, and by its address another server is reached, or it was started anew")
+        return False
+
+    async def _says_hello(self) -> Hello | None:
+        asked_at = time.monotonic()
+        try:
+            async with asyncio.timeout(self._timeout_seconds), self._asking.connect() as connection:
+                who: Session = connection.info["session"]
+                listed = await connection.exec_driver_sql("SHOW PROCESSLIST")
+                return Hello(who.server, frozenset(int(row[0]) for row in listed), asked_at)
+        except (DBAPIError, OSError):
+            return None
+
+    def _give_up(self, task: asyncio.Task[Any]) -> None:
+        """Nobody waits while its connection is closed, which over TLS takes an answer, too."""
+        self._given_up.add(task)
+        task.add_done_callback(self._forget)
+        task.cancel()
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._given_up.discard(task)
+        if not task.cancelled():
+            task.exception()  # which is nobody's
+
+    # How to connect
+
+    def _create_engine(self, connections: int) -> AsyncEngine:
+        """`connections`: how many at most, half of them are kept; 0 are made for each use."""
+        pool: dict[str, Any] = {
+            "pool_size": (connections + 1) // 2,
+            "max_overflow": connections // 2,
+            "pool_timeout": POOL_TIMEOUT_SECONDS,
+            "pool_recycle": 1800,
+        }
+        engine = create_async_engine(
+            self._url,
+            isolation_level="READ COMMITTED",
+            connect_args={
+                "connect_timeout": self._timeout_seconds,
+                "read_timeout": self._read_timeout_seconds,
+                "init_command": f"SET SESSION innodb_lock_wait_timeout = {self.lock_wait_seconds}",
+                "ssl": self._context,
+            },
+            hide_parameters=True,  # names and token hashes do not belong into logs
+            **(pool if connections else {"poolclass": NullPool}),
+        )
+        event.listen(engine.sync_engine, "do_connect", _connect)
+        event.listen(engine.sync_engine, "connect", _note_session)
+        event.listen(engine.sync_engine, "checkout", self._check_out)
+        return engine
+
+    def _check_out(self, connection: Any, record: Any, _proxy: Any) -> None:
+        """A connection that was used before is used again only if its server answers, and was not demoted since: what a
+        replica has is of another moment."""
+        session: Session = record.info["session"]
+        if session.made_at < self._stale_before:
+            raise DisconnectionError("it leads to a server that is the one no more")
+        _waits.get(_Wait()).session = session
+        if record.info.pop("is_new", False):
+            return
+        try:
+            read_only = _asked(connection, _READ_ONLY)[0]
+        except self.engine.dialect.loaded_dbapi.Error as error:
+            raise InvalidatePoolError() from error
+        if _is_on(read_only):
+            raise DisconnectionError("it leads to a server that takes no writes")
+
+
+async def is_read_only(connection: AsyncConnection) -> bool:
+    """Whether the server takes no writes; super_read_only implies it. A replica does not, nor a primary that was demoted."""
+    return _is_on((await connection.exec_driver_sql(_READ_ONLY)).scalar_one())
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Of what the driver logs. MySQL calls the statement of each hello deprecated; what it names instead may be empty."""
+    return "PROCESSLIST' is deprecated" not in str(record.msg)
+
+
+def _is_on(value: object) -> bool:
+    return str(value).upper() not in ("0", "OFF")
+
+
+def _note_session(connection: Any, record: Any) -> None:
+    try:
+        server, number = _asked(connection, _WHO)
+    except BaseException:
+        connection.terminate()  # nobody else has it yet
+        raise
+    record.info["session"] = Session(str(server), int(number), time.monotonic())
+    record.info["is_new"] = True
+
+
+def _asked(connection: Any, query: str) -> Any:
+    """The row that a connection of the driver answers with."""
+    cursor = connection.cursor()
+    try:
+        cursor.execute(query)
+        return cursor.fetchone()
+    finally:
+        cursor.close()
+
+
+def _connect(dialect: Any, _record: Any, arguments: Any, options: Any) -> Any:
+    """asyncmy raises RuntimeError where the server goes away in the middle of a connect."""
+    try:
+        return dialect.connect(*arguments, **options)
+    except RuntimeError as error:
+        raise dialect.loaded_dbapi.OperationalError(_LOST, str(error)) from error

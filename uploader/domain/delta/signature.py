@@ -1,0 +1,63 @@
+"""Signatures: a content, cut into pieces where its bytes say so, and a hash of each piece. An insertion moves no other cut.
+
+They tell a client what it need not send, and nothing else: whatever is made of them is compared with its digests in the end.
+Pure; server and client cut by this alone, and so can others: `ALGORITHM` is FastCDC as its authors published it in 2020
+(normalised chunking of level 1, without a seed), with the sizes that the head of the signature says.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from struct import Struct
+from typing import Protocol
+
+ALGORITHM = "fastcdc-2020"
+# SHA-256 cut off after 128 bits, as RFC 6920 names it.
+HASH = "sha-256-128"
+HASH_BYTES = 16
+# A piece: its length in bytes, and its hash.
+RECORD = Struct(f">I{HASH_BYTES}s")
+_SMALLEST_AVERAGE_BYTES, _LARGEST_AVERAGE_BYTES = 64 << 10, 1 << 20
+# Beyond 40 GiB there are more, one for each MiB.
+_PIECES = 40_000
+
+
+class Readable(Protocol):
+    """Bytes in order."""
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Put the next bytes there; how many, 0 at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """How long a piece is, in bytes."""
+
+    min: int
+    avg: int
+    max: int
+
+
+def cuts_for(size_bytes: int) -> Cuts:
+    """The cuts of a content of this size: the larger it is, the larger are its pieces."""
+    average = _SMALLEST_AVERAGE_BYTES
+    while average < _LARGEST_AVERAGE_BYTES and size_bytes > average * _PIECES:
+        average *= 2
+    return Cuts(min=average // 4, avg=average, max=average * 4)
+
+
+def head_of(size_bytes: int, sha256: str) -> bytes:
+    """The first line of the signature of a content."""
+    cuts = cuts_for(size_bytes)
+    facts = {"algorithm": ALGORITHM, "min": cuts.min, "avg": cuts.avg, "max": cuts.max, "hash": HASH}
+    return json.dumps(facts | {"size": size_bytes, "sha256": sha256}).encode() + b"\n"
+
+
+def pieces_of(content: Readable, cuts: Cuts) -> Iterator[tuple[int, bytes]]:
+    """The length and the hash of each piece, in order; from a thread. Raises ValueError for cuts that are none."""
+    from pyfastcdc import FastCDC  # here, because most processes never cut anything
+
+    cutter = FastCDC(cuts.avg, min_size=cuts.min, max_size=cuts.max)
+    for piece in cutter.cut_stream(content):
+        yield piece.length, hashlib.sha256(piece.data).digest()[:HASH_BYTES]

@@ -1,0 +1,1 @@
+"""What the trail tells: who did what to whom."""

@@ -1,0 +1,69 @@
+"""An act is what somebody did, one row of the trail. It names tokens by their ids and never holds a secret."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+
+class Action(StrEnum):
+    """What was done: to what, and what."""
+
+    USER_CREATED = "user.created"
+    QUOTA_CHANGED = "quota.changed"
+    TOKEN_CREATED = "token.created"  # noqa: S105 (a word)
+    TOKEN_REVOKED = "token.revoked"  # noqa: S105 (a word)
+    # By a job, an administrator or a command; what users do with their own uploads is not told.
+    UPLOAD_EXPIRED = "upload.expired"
+    UPLOAD_CANCELLED = "upload.cancelled"
+    # A drift that `reconcile --repair` mended.
+    USER_REPAIRED = "user.repaired"
+    UPLOAD_REPAIRED = "upload.repaired"
+    CONTENT_REPAIRED = "content.repaired"
+    QUEUE_REPAIRED = "queue.repaired"
+    # Bytes from the trash took their place again.
+    CONTENT_HEALED = "content.healed"
+    UPLOAD_RESTORED = "upload.restored"
+    TRASH_EMPTIED = "trash.emptied"
+    DISK_CLEANED = "disk.cleaned"
+    REDIS_RESET = "redis.reset"
+    INSTALLATION_ADOPTED = "installation.adopted"
+    INSTALLATION_RESTORED = "installation.restored"
+    EVENTS_REPLAYED = "events.replayed"
+    SINK_ENABLED = "sink.enabled"
+
+
+class Via(StrEnum):
+    """How an actor came to act."""
+
+    REQUEST = "request"
+    COMMAND = "command"
+    JOB = "job"
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who acts: the user of a request, the user of the operating system who runs a command, or a job by its name. Of a
+    request also with which token, and from where; None where that is not known."""
+
+    via: Via
+    name: str | None
+    token_id: str | None = None
+    address: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """What somebody did. `subject`: to what; `user_id`: whose that is."""
+
+    id: str
+    created_at: datetime
+    action: str
+    via: str
+    actor: str | None
+    token_id: str | None
+    address: str | None
+    user_id: str | None
+    subject: str
+    details: Mapping[str, Any]

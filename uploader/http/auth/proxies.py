@@ -1,0 +1,91 @@
+"""Which peers are proxies that are believed, by what address clients reach the server through them, and from which."""
+
+import re
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address
+
+from starlette.requests import Request
+
+from uploader.http.shared.networks import Networks, parsed_address, party_of
+
+_HOST = re.compile(r"[A-Za-z0-9._~:\[\]-]{1,255}")
+_FORWARDED = re.compile(r"(?:^|;)\s*(for|proto|host)\s*=\s*(?:\"([^\"]*)\"|([^;,\s\"]*))", re.IGNORECASE)
+_NODE = re.compile(r"\[([^\]]*)\](?::\d+)?|([0-9.]+)(?::\d+)?|([0-9A-Fa-f:.]+)")
+
+
+class Proxies:
+    """The proxies of the settings."""
+
+    def __init__(self, networks: Iterable[str] | None) -> None:
+        self._networks = Networks(networks)
+
+    def sent(self, request: Request) -> bool:
+        """Whether a request comes from one of them."""
+        return self._networks.have(parsed_address(request.client.host if request.client else ""))
+
+    def party_behind(self, request: Request) -> str | None:
+        """Whom a request counts for that comes through one of them; None for all others, and where that is not known."""
+        if not (self._networks.are_any and self.sent(request)):
+            return None
+        address = parsed_address(self.client_address(request) or "")
+        return None if self._networks.have(address) else party_of(address)
+
+    def party(self, request: Request) -> str:
+        """Whom a request counts for, a proxy itself where nothing better is known."""
+        peer = request.client.host if request.client else ""
+        return self.party_behind(request) or party_of(parsed_address(peer)) or peer
+
+    def client_address(self, request: Request) -> str | None:
+        """Where a request comes from: the nearest address on its way that is none of theirs, or where that way begins. None
+        where it is not known, also because the two headers disagree: a proxy writes one of them, and may let the other one
+        through as the client sent it."""
+        peer = request.client.host if request.client else ""
+        if not self.sent(request):
+            return str(parsed_address(peer) or peer) or None
+        headers = request.headers
+        said = [_forwarded(hop).get("for", "") for hop in _hops(headers.getlist("forwarded"))]
+        ways = [way for way in (said, _hops(headers.getlist("x-forwarded-for"))) if any(way)]
+        found = {self._origin(way) for way in ways} or {str(parsed_address(peer))}
+        return found.pop() if len(found) == 1 else None
+
+    def _origin(self, way: list[str]) -> str | None:
+        """The last one on a way that is no proxy of ours; the first if all are."""
+        address = None
+        for hop in reversed(way):
+            address = _node(hop)
+            if not self._networks.have(address):
+                break
+        return None if address is None else str(address)
+
+    def absolute(self, request: Request, path: str) -> str:
+        """A path as the client reaches it: by the `Host` it asked, or as a proxy says (RFC 7239, or `X-Forwarded-*`). A
+        client that named no host gets the path."""
+        headers = request.headers
+        scheme, host = request.scope.get("scheme", "http"), headers.get("host", "")
+        if self.sent(request):
+            said = _forwarded(headers.get("forwarded", "").partition(",")[0])
+            scheme = said.get("proto") or _first(headers.get("x-forwarded-proto", "")) or scheme
+            host = said.get("host") or _first(headers.get("x-forwarded-host", "")) or host
+        if scheme.lower() not in ("http", "https") or not _HOST.fullmatch(host):
+            return path
+        return f"{scheme.lower()}://{host}{path}"
+
+
+def _hops(lines: list[str]) -> list[str]:
+    """What each proxy on the way has added, in order."""
+    return [hop.strip() for line in lines for hop in line.split(",") if hop.strip()]
+
+
+def _node(text: str) -> IPv4Address | IPv6Address | None:
+    """The address of a hop, which may have a port; None if it hides itself."""
+    found = _NODE.fullmatch(text)
+    return None if found is None else parsed_address(next(filter(None, found.groups()), ""))
+
+
+def _forwarded(hop: str) -> dict[str, str]:
+    """What one proxy says; of the whole header, the first is the one that the client asked."""
+    return {name.lower(): quoted or plain for name, quoted, plain in _FORWARDED.findall(hop)}
+
+
+def _first(header: str) -> str:
+    return header.partition(",")[0].strip()

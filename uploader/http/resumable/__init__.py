@@ -1,0 +1,1 @@
+"""The protocols of others, on the same uploads."""

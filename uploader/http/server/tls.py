@@ -1,0 +1,123 @@
+"""TLS below HTTP: a connection begins with a handshake, within limits, and then is as any other.
+
+The body of a request comes through the parser and a file goes through Python, because in the socket is what is encrypted.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from collections.abc import Coroutine
+from typing import Any
+
+from uploader.http.server.batching import WriteBatching
+from uploader.http.server.certificate import CertificateInForce
+from uploader.http.server.connections import CONNECTIONS_STATE
+from uploader.http.server.http11 import HttpConnection, LimitedProtocol
+from uploader.http.server.limits import ConnectionLimits
+from uploader.http.server.stalls import StallWatch
+
+logger = logging.getLogger(__name__)
+
+# Under this name the application's lifespan state carries what the connections begin with.
+HANDSHAKES_STATE = "handshakes"
+
+# As without TLS: what is held here is lost if it is not taken within half a minute of the end.
+_HELD_BYTES = 64 << 10
+# `tcpi_bytes_acked` in `struct tcp_info` (tcp(7), linux/tcp.h).
+_ACKED_BYTES = struct.Struct("120xQ")
+
+
+class Handshakes:
+    """Those of one process that are under way, the oldest first: it gives way to the newest where there are too many."""
+
+    def __init__(self, certificate: CertificateInForce) -> None:
+        self.certificate = certificate
+        self._under_way: dict[asyncio.Task[None], None] = {}
+
+    def begin(self, handshake: Coroutine[Any, Any, None], most: int) -> None:
+        """Run one, beside so many at the most."""
+        task = asyncio.get_running_loop().create_task(handshake)
+        self._under_way[task] = None
+        task.add_done_callback(self._under_way.pop)
+        if len(self._under_way) > most:
+            next(iter(self._under_way)).cancel()
+
+    def close(self) -> None:
+        for task in self._under_way:
+            task.cancel()
+
+
+class Handshake(asyncio.Protocol):
+    """What uvicorn makes of each connection where the server has a certificate.
+
+    An event loop that is given the certificate itself tells nobody of a connection before its handshake has ended, so that
+    nobody could bound how many there are.
+    """
+
+    def __init__(self, **of_uvicorn: Any) -> None:
+        self._of_uvicorn = of_uvicorn
+        self._handshakes: Handshakes = of_uvicorn["app_state"][HANDSHAKES_STATE]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection away from its transport, which would read from it at once."""
+        taken = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        taken.setblocking(False)
+        limits: ConnectionLimits = self._of_uvicorn["app_state"][CONNECTIONS_STATE].limits
+        self._handshakes.begin(self._shake_hands(taken, limits.header_timeout_seconds), limits.reserved_connections)
+        transport.abort()
+
+    async def _shake_hands(self, taken: socket.socket, timeout_seconds: float) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: SecureConnection(**self._of_uvicorn),
+                taken,
+                ssl=self._handshakes.certificate.context,
+                ssl_handshake_timeout=timeout_seconds,
+            )
+        except OSError as error:  # that of ssl is one
+            logger.debug("no handshake", extra={"reason": str(error)})
+        except asyncio.CancelledError:
+            taken.close()
+            raise
+
+
+class _SecureStallWatch(StallWatch):
+    def untaken_bytes(self) -> int:
+        """As the other side of what the client has taken: between TLS and the kernel lies what nobody can count."""
+        connection = self.transport.get_extra_info("socket")
+        try:
+            told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_BYTES.size)
+        except OSError:
+            return 0  # it is closed
+        return -int(_ACKED_BYTES.unpack(told)[0])
+
+
+class _SecureProtocol(LimitedProtocol):
+    """The requests of a connection after its handshake."""
+
+    stall_watch = _SecureStallWatch
+
+
+class SecureConnection(HttpConnection):
+    """A connection after its handshake."""
+
+    protocol_class = _SecureProtocol
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        transport.set_write_buffer_limits(_HELD_BYTES)
+        self._begin(_SecureWrites(transport, self._http.loop))
+
+    def eof_received(self) -> bool:
+        """With the client's side this one ends, too: an event loop can't leave it open."""
+        return False
+
+
+class _SecureWrites(WriteBatching):
+    """TLS has no end of one side alone."""
+
+    def write_eof(self) -> None:
+        """Nothing more is written; what was written last has told the client that it is the last."""
+        self.flush()
+        self._ended = True

@@ -1,0 +1,1 @@
+"""What makes wholes of parts in the background."""

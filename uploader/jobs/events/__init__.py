@@ -1,0 +1,1 @@
+"""What tells the sinks of events, and forgets."""

@@ -1,0 +1,1 @@
+"""Bytes that go on where an upload ends, in place of numbered chunks."""

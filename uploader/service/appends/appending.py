@@ -1,0 +1,314 @@
+"""The use case of bytes that go on where an upload ends: a stream of any length, in place of numbered chunks.
+
+It is cut at the borders of chunks. A whole chunk goes the way of every chunk; what comes last and is none stays as the tail,
+whatever ends the stream. One appends at a time, and the newest request wins, whatever process it came to. The offset is read
+from the map, and kept nowhere else.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+
+from uploader.accounting.pending import Outcome, Pending
+from uploader.crashpoints import crash_point
+from uploader.database.transactions import NotOpen
+from uploader.domain.chunks import Tail, chunk_length
+from uploader.domain.upload import Upload
+from uploader.errors import (
+    FileTooLarge,
+    Forbidden,
+    LengthExceeded,
+    OffsetMismatch,
+    SizeMismatch,
+    Unavailable,
+    Unverified,
+    UploadNotFound,
+)
+from uploader.observability import BYTES_RECEIVED
+from uploader.service.appends.growing import Growing
+from uploader.service.appends.sources import AppendSource, CheckedSource, Said
+from uploader.service.appends.streams import AppendedStream, length_exceeded
+from uploader.service.uploads.admission import Admission
+from uploader.service.uploads.closers import Closers
+from uploader.service.uploads.receiving import COUNTED, ChunksAtOnce, Receiving, Stored
+from uploader.service.uploads.results import Appended, Complete, StillMerging, Target
+from uploader.service.uploads.status import ATTEMPTS, PAUSE_SECONDS, Uploads
+from uploader.storage.base import Appender, Body, Gone, PresentChunks, UploadBytes
+
+_MADE_OF_PARTS = "This upload is made of its parts alone."
+
+
+class Appends:
+    """Takes streams."""
+
+    def __init__(
+        self,
+        storage: UploadBytes,
+        pending: Pending,
+        closers: Closers,
+        uploads: Uploads,
+        receiving: Receiving,
+        growing: Growing,
+        *,
+        at_once: ChunksAtOnce,
+        admission: Admission,
+        max_whole_bytes: int,
+        part_completed: Callable[[Upload], Awaitable[None]],
+    ) -> None:
+        """`max_whole_bytes`: of a stream that counts as a whole or not at all, which may need as much room a second time."""
+        self._storage = storage
+        self._pending = pending
+        self._closers = closers
+        self._uploads = uploads
+        self._receiving = receiving
+        self._growing = growing
+        self._at_once = at_once
+        self._admission = admission
+        self._max_whole_bytes = max_whole_bytes
+        self._part_completed = part_completed
+        self._streams: set[asyncio.Future[None]] = set()
+
+    # Asking
+
+    async def status(self, target: Target) -> Appended | Complete:
+        """Where an upload ends: whoever appends to it now ends first. Raises UploadNotFound, UploadGone, UploadBusy,
+        Unavailable."""
+        for _ in range(ATTEMPTS):
+            match await self._uploads.find(target):
+                case Complete() as complete:
+                    return complete
+                case Upload(is_whole=True):
+                    raise Forbidden(_MADE_OF_PARTS)
+                case Upload() as upload:
+                    with suppress(Gone, NotOpen):
+                        async with self._appending(upload) as (_, stored):
+                            return Appended(offset=stored.leading_bytes, status=await self._uploads.status_of(upload))
+            await asyncio.sleep(PAUSE_SECONDS)  # it was closed between the two looks
+        raise Unavailable("The bytes of this upload can't be found.")
+
+    async def cancel(self, target: Target) -> None:
+        """Cancel an open upload: whoever appends to it ends first. Raises UploadNotFound, UploadGone, UploadBusy."""
+        match await self._uploads.find(target):
+            case Complete():
+                raise UploadNotFound()
+            case Upload() as upload:
+                try:
+                    async with nullcontext() if upload.is_whole else self._storage.appending(upload):
+                        await self._uploads.cancel(target)
+                except Gone:
+                    await self._uploads.cancel(target)
+
+    @asynccontextmanager
+    async def _appending(self, upload: Upload) -> AsyncIterator[tuple[Appender, PresentChunks]]:
+        """The right to append, and what is stored. Raises Gone, NotOpen, UploadBusy, Unavailable."""
+        async with self._storage.appending(upload) as appender:
+            try:
+                stored = await appender.read_map()
+            except Unverified:
+                await self._closers.hydrate(upload)
+                stored = await appender.read_map()
+            yield appender, stored
+
+    # Appending
+
+    async def append(
+        self, target: Target, offset: int, source: AppendSource, *, length: int | None = None, ends: bool = False
+    ) -> Appended | StillMerging | Complete:
+        """Append a stream to an upload that ends at `offset`. Whatever ends the stream, what came of it is stored, and
+        then what ended it is raised.
+
+        `length`: of the upload, if it is told; `ends`: the upload ends where the stream does. Where the length was not known
+        it is from here on, once the stream may begin, or at its end.
+
+        Raises OffsetMismatch, SizeMismatch, FileTooLarge, QuotaExceeded, UploadNotFound, UploadGone, UploadBusy,
+        TooManyRequests, BodyTimeout, StorageFull, Unavailable, and as the merge does.
+        """
+        said = Said(source.declared_bytes, length, ends)
+        return await self._append(target, offset, said, self._counted(target, source))
+
+    async def append_whole(
+        self, target: Target, offset: int, source: CheckedSource, *, length: int | None = None, ends: bool = False
+    ) -> Appended | StillMerging | Complete:
+        """As `append`, where all of a stream counts or nothing: it is received and checked before. Raises DigestMismatch,
+        too."""
+        said = Said(source.declared_bytes, length, ends)
+        return await self._append(target, offset, said, self._received(target, offset, source))
+
+    async def _append(
+        self, target: Target, offset: int, said: Said, taking: AbstractAsyncContextManager[AppendSource]
+    ) -> Appended | StillMerging | Complete:
+        match await self._uploads.find(target):
+            case Complete(file=file) as complete:
+                return _append_nothing(complete, file.size, offset, said)
+            case Upload(is_whole=True):
+                raise Forbidden(_MADE_OF_PARTS)
+            case Upload() as upload:
+                pass
+        try:
+            upload = await self._heed(upload, offset, said)
+            async with taking as source, self._appending(upload) as (appender, stored):
+                _check_offset(stored, offset)
+                upload = await self._take(upload, offset, source, appender)
+                end = (await appender.read_map()).leading_bytes
+                if said.ends:
+                    upload = await self._end(upload, end)
+            # The merge may take a while: nobody is kept from asking meanwhile.
+            if upload.length_known and end == upload.size and upload.is_part:
+                await self._part_completed(upload)
+                return Appended(offset=end, status=self._uploads.of_complete_part(upload))
+            if upload.length_known and end == upload.size:
+                return await self._uploads.merge_now(upload)
+            return Appended(offset=end, status=await self._uploads.status_of(upload))
+        except (Gone, NotOpen) as error:
+            match await self.status(target):  # raises what became of an upload that is closed
+                case Appended(offset=end):
+                    raise OffsetMismatch(offset=end) from error
+                case complete:
+                    return complete
+
+    async def _heed(self, upload: Upload, offset: int, said: Said) -> Upload:
+        """The upload as it is once that counts which was said before the stream. Raises OffsetMismatch, SizeMismatch,
+        FileTooLarge, QuotaExceeded, StorageFull, Gone, NotOpen."""
+        length, end = said.length_from(offset), offset + (said.stream_bytes or 0)
+        try:
+            self._check_lengths(upload, said, offset)
+        except (SizeMismatch, FileTooLarge):
+            target = Target(upload.user_id, upload_id=upload.id)
+            await self._room(target, offset)  # which offset it is about goes first
+            raise
+        if upload.length_known:
+            return upload
+        if length is None:
+            await self._growing.refuse_early(upload, end)
+            return upload
+        async with self._appending(upload) as (_, stored):
+            _check_offset(stored, offset)
+            return await self._growing.tell(upload, length)
+
+    def _check_lengths(self, upload: Upload, said: Said, offset: int) -> None:
+        """Raises SizeMismatch, FileTooLarge."""
+        length, end, limit = (
+            said.length_from(offset),
+            offset + (said.stream_bytes or 0),
+            self._growing.limit_bytes(upload),
+        )
+        if said.stream_bytes and end > limit:
+            raise length_exceeded(upload, limit)
+        if upload.length_known and length not in (None, upload.size):
+            raise SizeMismatch("The upload has another length.", size=upload.size)
+        if said.stream_bytes and length is not None and end > length:
+            raise LengthExceeded(limit=length)
+
+    async def _end(self, upload: Upload, end: int) -> Upload:
+        """The upload that ends there. Raises SizeMismatch, Gone, NotOpen."""
+        if not upload.length_known:
+            return await self._growing.tell(upload, end)
+        if end != upload.size:
+            raise SizeMismatch("The upload ends before its length.", size=upload.size)
+        return upload
+
+    @asynccontextmanager
+    async def _counted(self, target: Target, source: AppendSource) -> AsyncIterator[AppendSource]:
+        with self._at_once.counted(target.user_id):
+            yield source
+
+    @asynccontextmanager
+    async def _received(self, target: Target, offset: int, source: CheckedSource) -> AsyncIterator[AppendSource]:
+        """What does not fit is refused before it is read."""
+        with self._at_once.counted(target.user_id):
+            (room, excess), declared = await self._room(target, offset), source.declared_bytes
+            limit = min(room, self._max_whole_bytes)
+            await self._admission.check(limit if declared is None else min(declared, limit))
+            try:
+                received = await source.receive_whole(target.user_id, limit, self._storage.hash)
+            except FileTooLarge as error:
+                raise (excess if limit == room else error) from error
+            try:
+                yield received
+            finally:
+                received.close()
+
+    async def _room(self, target: Target, offset: int) -> tuple[int, FileTooLarge]:
+        """How many bytes may be appended at `offset`, and what more of them are. Raises as `status`, and OffsetMismatch."""
+        match await self.status(target):
+            case Complete(file=file):
+                end = limit = file.size
+                excess: FileTooLarge = LengthExceeded(limit=limit)
+            case Appended(offset=end, status=status):
+                limit = self._growing.limit_bytes(status.upload)
+                excess = length_exceeded(status.upload, limit)
+        if end != offset:
+            raise OffsetMismatch(offset=end)
+        return limit - end, excess
+
+    async def _take(self, upload: Upload, offset: int, source: AppendSource, appender: Appender) -> Upload:
+        """While the server stops, it waits for the end of this."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._streams.add(ended)
+        try:
+            return await AppendedStream(
+                upload,
+                offset,
+                source,
+                appender,
+                limit_bytes=self._growing.limit_bytes(upload),
+                reserve=self._growing.grow,
+                store=self.store,
+            ).take()
+        finally:
+            self._streams.discard(ended)
+            ended.set_result(None)
+
+    async def close(self) -> None:
+        """Wait until every stream has ended; whoever stops the server has cancelled their requests."""
+        if self._streams:
+            await asyncio.wait(self._streams, timeout=10)
+
+    async def store(self, upload: Upload, number: int, start: int, body: Body) -> None:
+        """Put a part of a chunk where it belongs, and account for it. Not to be cancelled. Raises Gone, NotOpen,
+        StorageFull, Unavailable."""
+        if start + body.length == chunk_length(number, upload.extent, upload.chunk_size):
+            stored = await self._receiving.hold_and_record(upload, number, body, start=start)
+            await self._acknowledge(stored)
+        else:
+            await self._store_tail(upload, number, start, body)
+
+    async def _acknowledge(self, stored: Stored) -> None:
+        if stored.result.outcome not in COUNTED:
+            raise NotOpen(stored.upload.id)
+        await self._receiving.acknowledge(stored)
+
+    async def _store_tail(self, upload: Upload, number: int, start: int, body: Body) -> None:
+        held = await self._storage.hold_chunk(upload, number, body, start=start)
+        try:
+            # A chunk of somebody else's has come meanwhile: its bytes are there already.
+            if held.written:
+                tail = Tail(number, start + body.length)
+                result = await self._pending.record_tail(upload.id, tail)
+                crash_point("tail.after_record")
+        finally:
+            held.release()
+        if not held.written:
+            await self._acknowledge(await self._receiving.hold_and_record(upload, number, None))
+        elif result.outcome is Outcome.REHYDRATE:
+            await self._closers.hydrate(upload)  # which counts it: it is on the map
+        elif result.outcome not in COUNTED:
+            raise NotOpen(upload.id)
+        BYTES_RECEIVED.inc(body.length if held.written else 0)
+
+
+def _append_nothing(complete: Complete, size: int, offset: int, said: Said) -> Complete:
+    """What is left to be said of an upload that is a file. Raises OffsetMismatch, SizeMismatch, FileTooLarge."""
+    if offset != size:
+        raise OffsetMismatch(offset=size)
+    if said.stream_bytes:
+        raise LengthExceeded(limit=size)
+    if said.length not in (None, size):
+        raise SizeMismatch("The upload has another length.", size=size)
+    return complete
+
+
+def _check_offset(stored: PresentChunks, offset: int) -> None:
+    """Raises OffsetMismatch."""
+    if stored.leading_bytes != offset:
+        raise OffsetMismatch(offset=stored.leading_bytes)

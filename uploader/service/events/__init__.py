@@ -1,0 +1,1 @@
+"""The use cases of events: telling the sinks, and what became of that."""

@@ -1,0 +1,4 @@
+"""The trail: who did what to whom, and when.
+
+Refuses to change what was written.
+"""

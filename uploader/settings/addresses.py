@@ -1,0 +1,209 @@
+"""The URLs of Redis and of MySQL, taken apart: what is wrong with one is told before anything connects.
+
+No complaint repeats what may be a part of a password.
+"""
+
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+REDIS_PORT = 6379
+SENTINEL_PORT = 26379
+_NAME = re.compile(r"[A-Za-z0-9_]{1,40}")
+# As redis-py calls them, which 0.1.0 left the URL to.
+_OTHER_NAMES = {"ssl_ca_certs": "ssl_ca", "ssl_certfile": "ssl_cert", "ssl_keyfile": "ssl_key"}
+TLS_OPTIONS = frozenset({"ssl_ca", "ssl_cert", "ssl_key", "ssl_check_hostname"})
+_REDIS_OPTIONS = frozenset({"db", "username", "password"})
+_SENTINEL_OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
+_MYSQL_OPTIONS = frozenset({"charset", "unix_socket", "init_command", "sql_mode"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """How a server proves who it is, and this side if it has to. Files are PEM; without a `ca` those of the system count."""
+
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    checks_hostname: bool = True
+
+    def context(self) -> ssl.SSLContext:
+        """The server's certificate is always verified. Raises ValueError, which names the option and the file."""
+        context = ssl.create_default_context()
+        context.check_hostname = self.checks_hostname
+        if self.ca is not None:
+            try:
+                context.load_verify_locations(self.ca)
+            except OSError as error:  # ssl.SSLError is one
+                raise ValueError(f"ssl_ca: {self.ca}: {_reason(error)}") from None
+        if self.certificate is not None:
+            try:
+                context.load_cert_chain(self.certificate, self.key, password="")
+            except OSError as error:
+                files = " with ".join(file for file in (self.certificate, self.key) if file)
+                raise ValueError(f"ssl_cert: {files}: {_reason(error)}") from None
+        elif self.key is not None:
+            raise ValueError("ssl_key: there is no ssl_cert that it could belong to")
+        return context
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"is not what it should be, in PEM and without a password ({error.reason or 'no certificate'})"
+    return error.strerror or str(error)
+
+
+class RedisKind(StrEnum):
+    """What a URL leads to."""
+
+    SERVER = "redis"
+    SOCKET = "unix"
+    CLUSTER = "redis+cluster"
+    SENTINEL = "redis+sentinel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisAddress:
+    """A Redis or Valkey, any nodes of a Cluster, or the Sentinels that know a master."""
+
+    kind: RedisKind
+    hosts: tuple[tuple[str, int], ...] = ()
+    path: str = ""
+    database: int = 0
+    service: str = ""  # how the Sentinels call the master
+    username: str | None = None
+    password: str | None = None
+    sentinel_username: str | None = None
+    sentinel_password: str | None = None
+    tls: Tls | None = None
+
+
+REDIS_SCHEMES = (
+    *("redis://", "rediss://", "unix://"),
+    *("redis+cluster://", "rediss+cluster://", "redis+sentinel://", "rediss+sentinel://"),
+)
+
+
+def parse_redis_url(url: str) -> RedisAddress:
+    """Raises ValueError with what is wrong with it, also with the files that it names."""
+    if not url.startswith(REDIS_SCHEMES):
+        raise ValueError(f"does not start with {', '.join(REDIS_SCHEMES)}")
+    parts, options = _split(url)
+    secure = parts.scheme.startswith("rediss")
+    kind = RedisKind(parts.scheme.replace("rediss", "redis"))
+    allowed = _REDIS_OPTIONS | (_SENTINEL_OPTIONS if kind is RedisKind.SENTINEL else frozenset())
+    plain = (
+        "" if kind is RedisKind.SOCKET else f"for TLS the URL begins with {parts.scheme.replace('redis', 'rediss')}://"
+    )
+    _check_names(options, allowed | (TLS_OPTIONS if secure else frozenset()), plain)
+    username, password = _credentials(parts)
+    port = SENTINEL_PORT if kind is RedisKind.SENTINEL else REDIS_PORT
+    path = unquote(parts.path)
+    if kind is RedisKind.SENTINEL and not path.strip("/"):
+        raise ValueError("the name of the master is missing: redis+sentinel://host:port,host:port/name")
+    if kind is RedisKind.SOCKET and not path:
+        raise ValueError("the path of the socket is missing: unix:///path")
+    tls = _tls(options) if secure else None
+    return RedisAddress(
+        kind=kind,
+        hosts=() if kind is RedisKind.SOCKET else _hosts(parts, port, several=kind is not RedisKind.SERVER),
+        path=path if kind is RedisKind.SOCKET else "",
+        database=_database(kind, options.get("db") or (path.strip("/") if kind in _NUMBERED else "")),
+        service=path.strip("/") if kind is RedisKind.SENTINEL else "",
+        username=options.get("username", username),
+        password=options.get("password", password),
+        sentinel_username=options.get("sentinel_username"),
+        sentinel_password=options.get("sentinel_password"),
+        tls=tls,
+    )
+
+
+_NUMBERED = (RedisKind.SERVER, RedisKind.CLUSTER)
+
+
+def _database(kind: RedisKind, text: str) -> int:
+    if not re.fullmatch(r"[0-9]{0,5}", text):
+        raise ValueError("the number of the database is no number")
+    if kind is RedisKind.CLUSTER and int(text or 0):
+        raise ValueError("a Cluster has no numbered databases")
+    return int(text or 0)
+
+
+def parse_mysql_url(url: str) -> Tls | None:
+    """How MySQL or MariaDB is spoken to. Raises ValueError with what is wrong with the URL, also with the files it names."""
+    parts, options = _split(url)
+    for_tls = "TLS is asked for by ssl_ca, the file of the certificate that vouches for the server's"
+    _check_names(options, _MYSQL_OPTIONS | TLS_OPTIONS, for_tls)
+    if not parts.path.strip("/"):
+        raise ValueError("the name of the database is missing: mysql+asyncmy://user:password@host/name")
+    if "unix_socket" not in options:
+        _hosts(parts, 3306, several=False)
+    if not TLS_OPTIONS & set(options):
+        return None
+    if "ssl_ca" not in options:
+        raise ValueError(f"ssl_ca is missing: {for_tls}")
+    return _tls(options)
+
+
+# Parts of a URL
+
+
+def _split(url: str) -> tuple[SplitResult, Mapping[str, str]]:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ValueError("is no URL") from None
+    if "@" in parts.path + parts.query + parts.fragment or parts.fragment:
+        raise ValueError(
+            "a '/', '?', '#' or '%' of a password is written as %2F, %3F, %23 or %25, an '@' of a path as %40"
+        )
+    given = parse_qsl(parts.query, keep_blank_values=True)
+    return parts, {_OTHER_NAMES.get(name, name): value for name, value in given}
+
+
+def _check_names(options: Mapping[str, str], allowed: frozenset[str], for_tls: str) -> None:
+    for name, value in options.items():
+        if name in allowed:
+            continue
+        shown = name if value and _NAME.fullmatch(name) else "what follows the '?'"
+        if name == "ssl_cert_reqs":
+            raise ValueError(f"{shown}: a certificate is always verified: name the one that vouches for it by ssl_ca")
+        if for_tls and name.startswith(("ssl", "tls")):
+            raise ValueError(f"{shown}: {for_tls}")
+        raise ValueError(f"{shown}: is none of {', '.join(sorted(allowed))}")
+
+
+def _credentials(parts: SplitResult) -> tuple[str | None, str | None]:
+    username, password = parts.username, parts.password
+    return unquote(username) if username else None, unquote(password) if password else None
+
+
+def _hosts(parts: SplitResult, default_port: int, *, several: bool) -> tuple[tuple[str, int], ...]:
+    addresses = parts.netloc.rpartition("@")[2].split(",")
+    if len(addresses) > 1 and not several:
+        raise ValueError("names more than one host: only a Cluster and Sentinels have several")
+    return tuple(_host(address, default_port) for address in addresses)
+
+
+def _host(address: str, default_port: int) -> tuple[str, int]:
+    found = re.fullmatch(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]]*))(?::(?P<port>[0-9]{1,5}))?", address)
+    if found is None or int(found["port"] or default_port) not in range(1, 65536):
+        raise ValueError("is no address of the form host:port")
+    return unquote(found["six"] or found["name"] or "localhost"), int(found["port"] or default_port)
+
+
+def _tls(options: Mapping[str, str]) -> Tls:
+    checks = options.get("ssl_check_hostname", "true").lower()
+    if checks not in ("true", "false"):
+        raise ValueError("ssl_check_hostname: is neither true nor false")
+    tls = Tls(
+        ca=options.get("ssl_ca"),
+        certificate=options.get("ssl_cert"),
+        key=options.get("ssl_key"),
+        checks_hostname=checks == "true",
+    )
+    tls.context()
+    return tls

@@ -1,0 +1,253 @@
+"""The file that `UPLOADER_EVENTS` names: a table for each sink, and at most one question before an upload.
+
+Each mistake is told with the file, the table and the key that it is in; no secret is.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from uploader.domain.events import EventType
+from uploader.errors import ConfigurationError
+from uploader.settings.addresses import parse_redis_url
+from uploader.sinks.signing import parse_secret
+
+_SETTING = "UPLOADER_EVENTS"
+# What a delivery's row and a label of a metric hold.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
+_MAX_SECRETS = 2
+# Entries of a stream. The server's own Redis holds what nobody may lose, and refuses it when its memory is full.
+_MAXLEN, _OWN_MAXLEN = 1_000_000, 20_000
+_ALL_TYPES = tuple(EventType)
+
+_Types = Annotated[tuple[EventType, ...], Meta(min_length=1)]
+_Word = Annotated[str, Meta(min_length=1)]
+_SecretFiles = str | Annotated[tuple[str, ...], Meta(min_length=1, max_length=_MAX_SECRETS)]
+
+
+class _Table(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What all tables have in common."""
+
+
+class WebhookTable(_Table, tag="webhook", tag_field="type"):
+    """A sink that is POSTed to."""
+
+    url: str
+    secret_file: _SecretFiles
+    types: _Types = _ALL_TYPES
+
+
+class RedisTable(_Table, tag="redis", tag_field="type"):
+    """A stream of Redis; `url_file` for a URL with a password."""
+
+    url: str | None = None
+    url_file: str | None = None
+    stream: _Word = "uploader:events"
+    maxlen: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
+    types: _Types = _ALL_TYPES
+
+
+class KafkaTable(_Table, tag="kafka", tag_field="type"):
+    """A topic of Kafka. `options` go to librdkafka as they are, those of `option_files` out of files."""
+
+    servers: _Word
+    topic: _Word
+    options: dict[str, str | int | bool] = {}
+    option_files: dict[str, str] = {}
+    types: _Types = _ALL_TYPES
+
+
+class PreCreateTable(_Table):
+    """The question before an upload."""
+
+    url: str
+    secret_file: _SecretFiles
+    on_failure: Literal["refuse", "allow"] = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """Whom to POST to, and the secrets to sign with, the newest first."""
+
+    url: str
+    secrets: tuple[bytes, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookSettings:
+    """A webhook, with its secrets read."""
+
+    to: Signed
+    types: tuple[EventType, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """A stream; of the Redis of the server itself, if no URL says otherwise."""
+
+    url: str | None = field(repr=False)
+    stream: str
+    maxlen: int
+    types: tuple[EventType, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    """A topic, with all options of its client."""
+
+    topic: str
+    options: Mapping[str, str | int | bool] = field(repr=False)
+    types: tuple[EventType, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreCreateSettings:
+    """The question, with its secrets read."""
+
+    to: Signed
+    allows_on_failure: bool
+
+
+SinkSettings = WebhookSettings | StreamSettings | KafkaSettings
+
+
+@dataclass(frozen=True, slots=True)
+class EventSettings:
+    """Who is told, by the names of the sinks, and who is asked."""
+
+    sinks: Mapping[str, SinkSettings] = field(default_factory=dict)
+    pre_create: PreCreateSettings | None = None
+
+    def sinks_of(self, kind: EventType) -> tuple[str, ...]:
+        """The names of those that are told of a type."""
+        return tuple(name for name, sink in self.sinks.items() if kind in sink.types)
+
+
+def load_events(path: Path | None) -> EventSettings:
+    """None: nobody is told. Raises ConfigurationError with a line for each mistake."""
+    if path is None:
+        return EventSettings()
+    try:
+        document = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigurationError(f"{_SETTING}: {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{_SETTING}: {path}: {error}") from error
+    reader = _Reader(path)
+    settings = reader.read(document)
+    if reader.problems:
+        raise ConfigurationError("\n".join(f"{_SETTING}: {path}: {problem}" for problem in reader.problems))
+    return settings
+
+
+class _Mistake(Exception):
+    """In a key of the table that is being read."""
+
+
+class _Reader:
+    """Reads one document, and gathers what is wrong with it."""
+
+    def __init__(self, path: Path) -> None:
+        self._directory = path.absolute().parent
+        self.problems: list[str] = []
+
+    def read(self, document: Mapping[str, Any]) -> EventSettings:
+        self.problems += [f"{name}: no such table" for name in document if name not in ("sinks", "pre_create")]
+        sinks: dict[str, SinkSettings] = {}
+        for name, table in self._tables(document.get("sinks", {})).items():
+            sink = self._told(f"[sinks.{name}]", self._sink, name, table)
+            if sink is not None:
+                sinks[name] = sink
+        question = document.get("pre_create")
+        asked = None if question is None else self._told("[pre_create]", self._pre_create, question)
+        return EventSettings(sinks, asked)
+
+    def _tables(self, sinks: object) -> Mapping[str, object]:
+        if isinstance(sinks, dict):
+            return sinks
+        self.problems.append("sinks: is no table")
+        return {}
+
+    def _told(self, place: str, read: Any, *arguments: object) -> Any:
+        try:
+            return read(*arguments)
+        except _Mistake as mistake:
+            self.problems.append(f"{place} {mistake}")
+            return None
+
+    def _sink(self, name: str, table: object) -> SinkSettings:
+        if not _NAME.fullmatch(name):
+            raise _Mistake("is no name of a sink: up to 48 letters, digits, `.`, `_` and `-`")
+        match _converted(table, WebhookTable | RedisTable | KafkaTable):
+            case WebhookTable() as webhook:
+                return WebhookSettings(self._signed(webhook.url, webhook.secret_file), webhook.types)
+            case KafkaTable() as kafka:
+                options = {**kafka.options, "bootstrap.servers": kafka.servers}
+                options |= {key: self._file("option_files", file) for key, file in kafka.option_files.items()}
+                return KafkaSettings(kafka.topic, options, kafka.types)
+            case RedisTable() as redis:
+                url = self._redis_url(redis)
+                default = _OWN_MAXLEN if url is None else _MAXLEN
+                return StreamSettings(url, redis.stream, redis.maxlen or default, redis.types)
+        raise AssertionError("unreachable")
+
+    def _redis_url(self, table: RedisTable) -> str | None:
+        url = table.url if table.url_file is None else self._file("url_file", table.url_file)
+        if url is None:
+            return None
+        try:
+            parse_redis_url(url)
+        except ValueError as error:
+            raise _Mistake(f"url: {error}") from None
+        return url
+
+    def _pre_create(self, table: object) -> PreCreateSettings:
+        asked = _converted(table, PreCreateTable)
+        return PreCreateSettings(self._signed(asked.url, asked.secret_file), asked.on_failure == "allow")
+
+    def _signed(self, url: str, files: str | tuple[str, ...]) -> Signed:
+        if not _is_address(url):
+            raise _Mistake("url: is no address of the form https://host/path")
+        return Signed(url, tuple(self._secret(file) for file in ([files] if isinstance(files, str) else files)))
+
+    def _secret(self, file: str) -> bytes:
+        try:
+            return parse_secret(self._file("secret_file", file))
+        except ValueError as error:
+            raise _Mistake(f"secret_file: {file} {error}") from error
+
+    def _file(self, key: str, file: str) -> str:
+        """What is in a file, whose path is relative to the document."""
+        try:
+            return (self._directory / file).read_text().strip()
+        except OSError as error:
+            raise _Mistake(f"{key}: {file}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise _Mistake(f"{key}: {file}: is no text") from error
+
+
+def _is_address(url: str) -> bool:
+    if not url.isascii() or not url.isprintable() or " " in url:
+        return False
+    try:
+        parts = urlsplit(url)
+        usable = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+    return usable and parts.scheme in ("http", "https") and "@" not in parts.netloc and not parts.fragment
+
+
+def _converted(table: object, kind: Any) -> Any:
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$")
+        key = place.strip("`.")
+        raise _Mistake(f"{key}: {reason}" if key else reason) from error

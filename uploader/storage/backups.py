@@ -1,0 +1,268 @@
+"""Where backups lie: dumps of the database by their time, beside one tree of the blobs that they name.
+
+    DIR/installation                             whose they are; locked by whoever makes or removes one
+    DIR/blobs/ab/cd/<sha256>
+    DIR/20261122T210500Z/{manifest.json, …}      a backup that is whole
+    DIR/20261122T210500Z.new                     one that was interrupted
+
+Refuses to know what a dump holds. Runs in threads.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Self
+
+from uploader.storage import disk
+from uploader.storage.disk import Directory, Root
+from uploader.storage.local import walking
+from uploader.storage.local.blobs import fan_out
+
+# The version of all that lies here.
+_FORMAT = 1
+_OWNER, _MANIFEST = "installation", "manifest.json"
+_STAMP, _NEW = re.compile(r"[0-9]{8}T[0-9]{6}Z"), ".new"
+_READ_BYTES = 1 << 20
+# No link leads there: it is another filesystem, or one without links, or the file has too many of them or no name any more.
+_UNLINKABLE = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOENT, errno.EOPNOTSUPP, errno.ENOSYS})
+
+
+class BackupRefused(Exception):
+    """A backup can't be made or restored; why, in a line for whoever asked for it."""
+
+
+class BlobDamaged(Exception):
+    """The bytes of a blob are not what its SHA-256 says, or can't be read."""
+
+
+class BlobTree:
+    """`blobs/ab/cd/<sha256>` below a directory: that of backups, or one that is to be a data directory."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+
+    def size(self, sha256: str) -> int | None:
+        """In bytes; None if there is none."""
+        try:
+            with self._root.enter(f"blobs/{fan_out(sha256)}") as directory:
+                return directory.status(sha256).st_size
+        except FileNotFoundError:
+            return None
+
+    def open(self, sha256: str) -> int:
+        """A descriptor to read a blob. Raises FileNotFoundError."""
+        with self._root.enter(f"blobs/{fan_out(sha256)}") as directory:
+            return directory.open_to_read(sha256)
+
+    def place(self, sha256: str, source: int) -> bool:
+        """Make the bytes of an open file the blob, by a link where that can be, once they were compared with its SHA-256;
+        whether they were linked. A copy is durable; names are with the next `sync`. Raises BlobDamaged."""
+        draft = f"{sha256}.{secrets.token_hex(16)}"
+        with self._root.make_unsynced(f"blobs/{fan_out(sha256)}") as directory:
+            try:
+                linked = _is_linked(directory, source, draft)
+                if linked:
+                    check(sha256, source)
+                else:
+                    _copy(directory, source, draft, sha256)
+                directory.rename(draft, sha256)
+            finally:
+                directory.unlink(draft)  # also of a rename between two names of one file, which does nothing
+        return linked
+
+    def keep_only(self, needed: Iterable[str]) -> int:
+        """Remove all but those, which come in order; returns how many went."""
+        names, removed = iter(needed), 0
+        name = next(names, None)
+        for found in walking.blob_files(self._root):
+            while name is not None and name < found.name:
+                name = next(names, None)
+            if found.name != name:
+                removed += walking.remove(self._root, found)
+        return removed
+
+    def sync(self) -> None:
+        """Make all that was placed durable."""
+        self._root.sync_all()
+
+
+class BackupDirectory:
+    """One directory of backups. Close it."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises FileNotFoundError."""
+        self.path = path.absolute()
+        if not self.path.is_dir():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        self._root = Root(self.path)
+        self._root.open()
+        self._lock: int | None = None
+        self.blobs = BlobTree(self._root)
+
+    @classmethod
+    def claim(cls, path: Path, installation: str) -> Self:
+        """Open it to write, or make it, for the backups of an installation. Raises BackupRefused."""
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        opened = cls(path)
+        opened._claim(installation)
+        return opened
+
+    def _claim(self, installation: str) -> None:
+        if _OWNER not in (names := self._root.names()):
+            if any(not name.startswith(f"{_OWNER}.") for name in names):
+                raise BackupRefused(f"{self.path} has other things in it: give backups a directory of their own")
+            draft = f"{_OWNER}.{secrets.token_hex(16)}"
+            self._root.create(draft, json.dumps({"format": _FORMAT, "id": installation}).encode())
+            self._root.rename(draft, _OWNER)
+            self._root.sync()
+        if (owner := self.installation()) != installation:
+            raise BackupRefused(f"{self.path} has backups of installation {owner}, this is {installation}")
+        self._lock = self._root.open_to_write(_OWNER)
+        if not disk.try_lock(self._lock, 0, 0):
+            raise BackupRefused(f"another backup to {self.path} is being made")
+
+    def close(self) -> None:
+        if self._lock is not None:
+            disk.close(self._lock)
+            self._lock = None
+
+    def installation(self) -> str:
+        """Whose backups these are. Raises BackupRefused."""
+        try:
+            facts = json.loads((self.path / _OWNER).read_bytes())
+            version, owner = int(facts["format"]), str(facts["id"])
+        except FileNotFoundError as error:
+            raise BackupRefused(f"{self.path} is no directory of backups") from error
+        except (ValueError, TypeError, KeyError) as error:
+            raise BackupRefused(f"{self.path / _OWNER} is damaged") from error
+        if version > _FORMAT:
+            raise BackupRefused(f"{self.path} has backups of format {version}: install a newer version")
+        return owner
+
+    # Dumps
+
+    def stamps(self) -> list[str]:
+        """The backups that are whole, the oldest first."""
+        return sorted(filter(_STAMP.fullmatch, self._root.directories()))
+
+    def begin(self, now: datetime) -> tuple[str, Path]:
+        """A new backup: its stamp, and an empty directory. What was interrupted goes."""
+        for name in self._root.directories():
+            if name.endswith(_NEW) and _STAMP.fullmatch(name.removesuffix(_NEW)):
+                shutil.rmtree(self.path / name)
+        while (stamp := now.strftime("%Y%m%dT%H%M%SZ")) in self.stamps():
+            now += timedelta(seconds=1)
+        begun = self.path / f"{stamp}{_NEW}"
+        begun.mkdir(mode=0o700)
+        return stamp, begun
+
+    def complete(self, stamp: str, facts: dict[str, Any]) -> None:
+        """Make a backup whole, durably, with the checksums of its files."""
+        begun = self.path / f"{stamp}{_NEW}"
+        facts = facts | {"format": _FORMAT, "files": {file.name: _sha256_of(file) for file in sorted(begun.iterdir())}}
+        (begun / _MANIFEST).write_text(json.dumps(facts | {"sha256": _digest_of(facts)}, indent=2) + "\n")
+        self._root.sync_all()
+        self._root.rename(begun.name, stamp)
+        self._root.sync()
+
+    def manifest(self, stamp: str, *, only: str | None = None) -> dict[str, Any]:
+        """What is known of a backup, whose files, or `only` one of them, are what they were. Raises BackupRefused."""
+        path = self.path / stamp
+        facts = self._facts(path)
+        files = facts["files"] if only is None else {only: facts["files"].get(only)}
+        for name, sha256 in files.items():
+            try:
+                same = _sha256_of(path / name) == sha256
+            except OSError as error:
+                raise BackupRefused(f"{path / name} can't be read: {error.strerror}") from error
+            if not same:
+                raise BackupRefused(f"{path / name} is not what was written: its SHA-256 is another one")
+        return facts
+
+    def _facts(self, path: Path) -> dict[str, Any]:
+        try:
+            facts: dict[str, Any] = json.loads((path / _MANIFEST).read_bytes())
+            said = facts.pop("sha256")
+        except OSError as error:
+            raise BackupRefused(f"{path / _MANIFEST} can't be read: {error.strerror}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise BackupRefused(f"{path / _MANIFEST} is damaged") from error
+        if said != _digest_of(facts):
+            raise BackupRefused(f"{path / _MANIFEST} is not what was written: its SHA-256 is another one")
+        if facts["format"] > _FORMAT:
+            raise BackupRefused(f"{path} is of format {facts['format']}: install a newer version")
+        return facts
+
+    def remove(self, stamp: str) -> None:
+        """Remove a dump; its blobs stay."""
+        gone = f"{stamp}{_NEW}"  # whatever is left of it from here on is none
+        self._root.rename(stamp, gone)
+        shutil.rmtree(self.path / gone)
+
+
+def check(sha256: str, source: int) -> None:
+    """Read an open file to its end. Raises BlobDamaged."""
+    _read(sha256, source, None)
+
+
+def _is_linked(directory: Directory, source: int, name: str) -> bool:
+    try:
+        directory.link_open(source, name)
+    except OSError as error:
+        if error.errno in _UNLINKABLE:
+            return False
+        raise
+    return True
+
+
+def _copy(directory: Directory, source: int, name: str, sha256: str) -> None:
+    target = directory.create_to_write(name)
+    try:
+        _read(sha256, source, target)
+        disk.sync_data(target)
+        disk.drop_cache(target)
+    finally:
+        disk.close(target)
+
+
+def _read(sha256: str, source: int, target: int | None) -> None:
+    digest, buffer, done = hashlib.sha256(), memoryview(bytearray(_READ_BYTES)), 0
+    disk.drop_cache(source)  # what counts is what the disk has
+    while True:
+        with _damaged(sha256):
+            count = disk.read_into(source, buffer, done)
+        if not count:
+            break
+        digest.update(buffer[:count])
+        if target is not None:
+            disk.write(target, buffer[:count], done)
+        done += count
+    disk.drop_cache(source)  # and it does not push out what is being served
+    if digest.hexdigest() != sha256:
+        raise BlobDamaged(sha256)
+
+
+@contextmanager
+def _damaged(sha256: str) -> Iterator[None]:
+    """What a source says that can't be read."""
+    try:
+        yield
+    except OSError as error:
+        raise BlobDamaged(sha256) from error
+
+
+def _digest_of(facts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _sha256_of(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,0 +1,138 @@
+"""Chunks of an open upload whose bytes went bad on the disk, and its tail: found, and withdrawn. Runs in threads."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Protocol
+
+# The CRC-32 of zlib, by instructions for it: in a fraction of the time.
+from isal.isal_zlib import crc32
+
+from uploader.crashpoints import crash_point
+from uploader.domain.chunks import chunk_count, chunk_length
+from uploader.domain.upload import Upload
+from uploader.storage import disk
+from uploader.storage.local import formats
+from uploader.storage.local.chunkfiles import shape_of, tail_field
+from uploader.storage.local.temp import upload_directory
+
+logger = logging.getLogger(__name__)
+
+_READ_BYTES = 1 << 20
+_TURN_BYTES = 64 << 20
+
+
+class _ReadMap(Protocol):
+    def __call__(self, upload: Upload, verified: bool = True) -> formats.ChunkMap: ...
+
+
+class BadChunks:
+    """Reads what was stored again, and takes back what is not as it was."""
+
+    def __init__(self, root: disk.Directory, read_map: _ReadMap, check_stopping: Callable[[], None]) -> None:
+        self._root = root
+        self._read_map = read_map
+        self._check_stopping = check_stopping
+
+    def turns(self, upload: Upload) -> Iterator[range]:
+        """All chunks in portions, each read at one go by a thread, so that other uploads have the thread in between."""
+        at_once = max(_TURN_BYTES // upload.chunk_size, 1)
+        count = chunk_count(upload.extent, upload.chunk_size)
+        return (range(first, min(first + at_once, count)) for first in range(0, count, at_once))
+
+    def find(self, upload: Upload, numbers: range) -> list[int]:
+        """The chunks on the map whose bytes, as the disk has them, no longer have the checksum of their record, or can't be
+        read; that of the tail, too. Raises Gone, Stopping."""
+        chunk_map = self._read_map(upload, verified=False)
+        checksums, tail = chunk_map.checksums, chunk_map.tail
+        if tail is not None:
+            checksums[tail.number] = tail.checksum
+        lengths = {} if tail is None else {tail.number: tail.length}
+        stored = [number for number in numbers if checksums[number] is not None]
+        with upload_directory(self._root, upload) as directory:
+            try:
+                data = directory.open_to_read("data")
+            except FileNotFoundError:
+                return stored
+        try:
+            disk.drop_cache(data)
+            found = {number: self._checksum(data, upload, number, lengths.get(number)) for number in stored}
+        finally:
+            disk.close(data)
+        unreadable = [number for number in stored if found[number] is None]
+        if unreadable:
+            logger.error("stored chunks can't be read", extra={"upload_id": upload.id, "chunks": unreadable})
+        return [number for number in stored if found[number] != checksums[number]]
+
+    def _checksum(self, data: int, upload: Upload, number: int, length: int | None) -> int | None:
+        """Of a chunk, or of so many bytes of it. None if the disk does not give them back."""
+        self._check_stopping()
+        try:
+            return _read_checksum(data, upload, number, length)
+        except OSError:
+            return None
+
+    def withdraw(self, upload: Upload, numbers: list[int], *, verified: bool) -> None:
+        """Take chunks off the map, durably, and the tail with them; the caller holds all locks. `verified`: all others are
+        whole, so the files get the form that they should have. Raises Gone."""
+        shape = shape_of(upload)
+        with upload_directory(self._root, upload) as directory:
+            descriptor = directory.open_to_write("map")
+            try:
+                tail = self._withdraw_tail(descriptor, numbers, shape)
+                for number in numbers:
+                    disk.write(
+                        descriptor, memoryview(bytes(formats.MAP_RECORD_LENGTH)), formats.map_record_offset(number)
+                    )
+                    crash_point("withdraw.after_map_record")
+                if verified:
+                    disk.resize(descriptor, shape.map_length)
+                disk.sync_data(descriptor)
+                if verified:
+                    _mend_data(directory, upload.size if upload.length_known else None)
+                    # The last step: until then the map is that of an upload that has to be checked.
+                    disk.write(descriptor, memoryview(formats.map_header("", shape, tail)), 0)
+                    disk.sync_data(descriptor)
+            finally:
+                disk.close(descriptor)
+
+    def _withdraw_tail(self, map_descriptor: int, numbers: list[int], shape: formats.MapShape) -> bytes:
+        """What the map has of a tail from now on: none of a chunk that goes, nor of one after it, where it would count again
+        once that is filled. It goes first: of a chunk that is not there it would be in force."""
+        header = disk.read(map_descriptor, formats.MAP_RECORDS_OFFSET, 0)
+        tail = formats.tail_of(header, shape)
+        if tail is None:
+            return formats.NO_TAIL
+        if all(number > tail.number for number in numbers):
+            return tail_field(header)
+        disk.write(map_descriptor, memoryview(formats.NO_TAIL), formats.TAIL_OFFSET)
+        disk.sync_data(map_descriptor)
+        crash_point("withdraw.after_tail")
+        return formats.NO_TAIL
+
+
+def _read_checksum(data: int, upload: Upload, number: int, length: int | None) -> int:
+    checksum, offset = 0, number * upload.chunk_size
+    end = offset + (length or chunk_length(number, upload.extent, upload.chunk_size))
+    while offset < end:
+        piece = disk.read(data, min(_READ_BYTES, end - offset), offset)
+        if not piece:
+            return -1  # `data` is cut short
+        checksum = crc32(piece, checksum)
+        offset += len(piece)
+    return checksum
+
+
+def _mend_data(directory: disk.Directory, size_bytes: int | None) -> None:
+    """Give a data file its size, if that is known, and make durable what is in it: afterwards the map says that all of it
+    is."""
+    with suppress(FileExistsError):
+        directory.create_empty("data", size_bytes or 0)
+    directory.sync()
+    descriptor = directory.open_to_write("data")
+    try:
+        if size_bytes is not None:
+            disk.resize(descriptor, size_bytes)
+        disk.sync_data(descriptor)
+    finally:
+        disk.close(descriptor)

@@ -1,0 +1,208 @@
+"""A whole and the bytes of its parts: its directory has a second name for the data of each, and a copy of their maps.
+
+So parts can end as every upload does, and nothing of a whole rests on them. Each chunk of it is read from those files; what
+a part was sent is compared with the checksums of its own chunks meanwhile, because from here on the whole's are believed.
+"""
+
+import errno
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+# The CRC-32 of zlib, by instructions for it: in a fraction of the time.
+from isal.isal_zlib import crc32
+
+from uploader.crashpoints import crash_point
+from uploader.domain.chunks import chunk_length
+from uploader.domain.upload import Upload
+from uploader.errors import StorageFailed
+from uploader.storage import disk
+from uploader.storage.base import Busy
+from uploader.storage.disk import Directory
+from uploader.storage.local import formats, temp
+from uploader.storage.local.chunkfiles import ChunkFiles
+from uploader.storage.threads import Threads
+from uploader.storage.wholes import PartDamaged
+from uploader.tasks import uninterrupted
+
+# The maps of the parts, one after the other.
+_MAPS = "parts"
+_READ_BYTES = 1 << 20
+
+
+class ReadChunk:
+    """A chunk of a whole, in memory."""
+
+    def __init__(self, content: memoryview) -> None:
+        self._content = content
+
+    @property
+    def length(self) -> int:
+        return len(self._content)
+
+    def pieces(self) -> Iterator[memoryview]:
+        yield self._content
+
+    def keep(self) -> None:
+        """It goes with its last user."""
+
+    def close(self) -> None:
+        """As `keep`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PartFile:
+    """The data of a part, where it lies in the whole, and the checksums of its chunks."""
+
+    name: str
+    start: int
+    shape: formats.MapShape
+    checksums: list[int]
+
+
+class LocalWholes:
+    """Makes the directories of wholes, and reads the parts in them."""
+
+    def __init__(
+        self, root: Directory, chunks: ChunkFiles, threads: Threads, check_stopping: Callable[[], None]
+    ) -> None:
+        self._root = root
+        self._chunks = chunks
+        self._threads = threads
+        self._check_stopping = check_stopping
+
+    async def create(self, whole: Upload, parts: Sequence[Upload]) -> None:
+        await self._threads.disk.run(self._create, whole, parts)
+
+    def _create(self, whole: Upload, parts: Sequence[Upload]) -> None:
+        temp.discard(self._root, whole)  # of an attempt that did not commit
+
+        def add(directory: Directory) -> None:
+            maps = bytearray()
+            for position, part in enumerate(parts):
+                with temp.upload_directory(self._root, part) as own:
+                    own.link("data", directory, _name(position))
+                    maps += _read_all(own, "map")
+                crash_point("join.after_link")
+            directory.create(_MAPS, bytes(maps))
+            crash_point("join.after_maps")
+
+        self._chunks.create(whole, add)
+
+    @asynccontextmanager
+    async def filling(self, whole: Upload) -> AsyncIterator["LocalParts"]:
+        """Whoever fills has the byte of the map locked that others have who append: nobody else may, and a crash lets go."""
+        opening = self._threads.disk.run(self._chunks.open_map, whole)
+        try:
+            descriptor = await uninterrupted(opening)
+            if not disk.try_lock(descriptor, formats.APPEND_OFFSET, 1):
+                raise Busy(whole.id)
+            files = await self._threads.disk.run(self._read_maps, whole)
+            yield LocalParts(self._root, whole, files, self._threads, self._check_stopping)
+        finally:
+            if opening.exception() is None:
+                disk.close(opening.result())
+
+    def _read_maps(self, whole: Upload) -> list[_PartFile]:
+        with temp.upload_directory(self._root, whole) as directory:
+            maps = _read_all(directory, _MAPS)
+        files: list[_PartFile] = []
+        start = offset = 0
+        while offset < len(maps):
+            shape = formats.shape_in(maps, offset)
+            if shape is None or len(maps) < offset + shape.map_length:
+                raise StorageFailed(inside=f"the maps of the parts of upload {whole.id} are damaged")
+            records = maps[offset + formats.MAP_RECORDS_OFFSET : offset + shape.map_length]
+            files.append(_PartFile(_name(len(files)), start, shape, formats.checksums_in(records)))
+            start, offset = start + shape.size, offset + shape.map_length
+        return files
+
+
+class LocalParts:
+    """The parts of one whole."""
+
+    def __init__(
+        self,
+        root: Directory,
+        whole: Upload,
+        files: Sequence[_PartFile],
+        threads: Threads,
+        check_stopping: Callable[[], None],
+    ) -> None:
+        self._root = root
+        self._whole = whole
+        self._files = files
+        self._starts = [file.start for file in files]
+        self._threads = threads
+        self._check_stopping = check_stopping
+
+    async def chunk(self, number: int) -> ReadChunk:
+        return await self._threads.long.run(self._read, number)
+
+    def _read(self, number: int) -> ReadChunk:
+        self._check_stopping()
+        start = number * self._whole.chunk_size
+        content = memoryview(bytearray(chunk_length(number, self._whole.size, self._whole.chunk_size)))
+        end = start + len(content)
+        with temp.upload_directory(self._root, self._whole) as directory:
+            for file in self._files[bisect_right(self._starts, start) - 1 :]:
+                if file.start >= end:
+                    break
+                begin = max(start, file.start)
+                piece = content[begin - start : min(end, file.start + file.shape.size) - start]
+                if len(piece):
+                    self._read_part(directory, file, begin - file.start, piece)
+        return ReadChunk(content)
+
+    def _read_part(self, directory: Directory, file: _PartFile, offset: int, piece: memoryview) -> None:
+        """Fill a piece with the bytes of a part from `offset` on, and compare each chunk of it that ends in them."""
+        descriptor = directory.open_to_read(file.name)
+        try:
+            _fill(descriptor, piece, offset)
+            number, end = offset // file.shape.chunk_size, offset + len(piece)
+            while (ends_at := min((number + 1) * file.shape.chunk_size, file.shape.size)) <= end:
+                begins_at = number * file.shape.chunk_size
+                head = _checksum_of(descriptor, begins_at, offset) if begins_at < offset else 0
+                if crc32(piece[max(begins_at - offset, 0) : ends_at - offset], head) != file.checksums[number]:
+                    raise PartDamaged(f"chunk {number} of {file.name} does not have its checksum")
+                number += 1
+                if ends_at == file.shape.size:
+                    break
+        except OSError as error:
+            if error.errno in disk.DAMAGED:
+                raise PartDamaged(f"{file.name} can't be read") from error
+            raise
+        finally:
+            disk.close(descriptor)
+
+
+def _name(position: int) -> str:
+    return f"part-{position:04}"
+
+
+def _read_all(directory: Directory, name: str) -> bytes:
+    descriptor = directory.open_to_read(name)
+    try:
+        return disk.read(descriptor, disk.status(descriptor).st_size, 0)
+    finally:
+        disk.close(descriptor)
+
+
+def _fill(descriptor: int, piece: memoryview, offset: int) -> None:
+    while len(piece):
+        count = disk.read_into(descriptor, piece, offset)
+        if not count:
+            raise OSError(errno.EIO, "the data of a part is cut short")
+        piece, offset = piece[count:], offset + count
+
+
+def _checksum_of(descriptor: int, start: int, end: int) -> int:
+    """Of bytes of a part that are in the chunk before."""
+    checksum = 0
+    while start < end:
+        piece = disk.read(descriptor, min(_READ_BYTES, end - start), start)
+        if not piece:
+            raise OSError(errno.EIO, "the data of a part is cut short")
+        checksum, start = crc32(piece, checksum), start + len(piece)
+    return checksum

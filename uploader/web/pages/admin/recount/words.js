@@ -1,0 +1,45 @@
+// The texts of a recount.
+
+import { addWords } from "../../i18n.js";
+
+addWords({
+  en: {
+    "recount.button": "Recount",
+    "recount.title": "Recount",
+    "recount.going": "Counting all uploads and files…",
+    "recount.equal": "{users} accounts and {blobs} contents were counted: every figure is right.",
+    "recount.user-equal": "This account was counted: every figure is right.",
+    "recount.drifts": { one: "{count} figure differs from what was counted. `uploader reconcile --repair` on the server mends it.",
+      other: "{count} figures differ from what was counted. `uploader reconcile --repair` on the server mends them." },
+    "recount.notes": "Not wrong, but worth knowing:",
+    "recount.kind": "Figure",
+    "recount.subject": "Of",
+    "recount.expected": "Counted",
+    "recount.actual": "In the books",
+    "recount.use_space_finished": "Finished",
+    "recount.use_space_unfinished": "Unfinished",
+    "recount.reserved": "Reserved",
+    "recount.over-reserved": "More received than reserved",
+    "recount.refs": "Files that share a content",
+    "recount.over-total-space": "Holds more than its total space",
+  },
+  zh: {
+    "recount.button": "重新清点",
+    "recount.title": "重新清点",
+    "recount.going": "正在清点所有上传和文件…",
+    "recount.equal": "已清点 {users} 个账户和 {blobs} 份内容：所有数字正确。",
+    "recount.user-equal": "已清点此账户：所有数字正确。",
+    "recount.drifts": "{count} 个数字与清点结果不符。请在服务器上运行 `uploader reconcile --repair` 修复。",
+    "recount.notes": "无误，但值得注意：",
+    "recount.kind": "数字",
+    "recount.subject": "所属",
+    "recount.expected": "清点结果",
+    "recount.actual": "账面",
+    "recount.use_space_finished": "已完成",
+    "recount.use_space_unfinished": "未完成",
+    "recount.reserved": "预留",
+    "recount.over-reserved": "接收超过预留",
+    "recount.refs": "共享内容的文件数",
+    "recount.over-total-space": "占用超过总空间",
+  },
+});

@@ -1,0 +1,116 @@
+// Digests, keys, proofs and batches of files, from workers: one for small files, one for each digest of large ones, one for
+// what is short, and one for batches.
+
+import { Problem } from "./api.js";
+import { HASH_FIRST_BYTES } from "./plan.js";
+
+const WORKER = new URL("./hash-worker.js", import.meta.url);
+// A page of another origin may start no worker from here, but one of its own that imports this one.
+const STARTED = WORKER.origin === location.origin ? WORKER : URL.createObjectURL(importing(WORKER));
+
+function importing(url) {
+  return new Blob([`import ${JSON.stringify(url.href)};`], { type: "text/javascript" });
+}
+
+function problemOf(code) {
+  const detail = `${WORKER.href} does not run: it could not be loaded, or the policy (CSP) of this page forbids it.`;
+  return new Problem(code, code === "worker-failed" ? { detail } : {});
+}
+
+class Lane {
+  #worker = null;
+  #jobs = new Map();
+  #nextId = 1;
+
+  run(job, facts, { signal, onHashed } = {}) {
+    signal?.throwIfAborted();
+    this.#worker ??= this.#start();
+    const id = this.#nextId++;
+    return new Promise((resolve, reject) => {
+      const settle = (action, value) => {
+        this.#jobs.delete(id);
+        signal?.removeEventListener("abort", aborted);
+        action(value);
+      };
+      const aborted = () => {
+        this.#worker?.postMessage({ cancel: id });
+        settle(reject, signal.reason);
+      };
+      this.#jobs.set(id, {
+        onHashed,
+        resolve: (result) => settle(resolve, result),
+        reject: (problem) => settle(reject, problem),
+      });
+      signal?.addEventListener("abort", aborted);
+      this.#worker.postMessage({ id, job, ...facts });
+    });
+  }
+
+  #start() {
+    const worker = new Worker(STARTED, { type: "module" });
+    worker.onmessage = ({ data }) => {
+      const job = this.#jobs.get(data.id);
+      if (!job) return; // it was cancelled
+      if (data.hashedBytes !== undefined) job.onHashed?.(data.hashedBytes);
+      else if (data.problem) job.reject(problemOf(data.problem));
+      else job.resolve(data.result);
+    };
+    worker.onerror = () => {
+      this.#worker = null;
+      for (const job of [...this.#jobs.values()]) job.reject(problemOf("worker-failed"));
+    };
+    return worker;
+  }
+}
+
+export class Hasher {
+  #small = new Lane();
+  #md5 = new Lane();
+  #sha256 = new Lane();
+  #short = new Lane();
+  #packs = new Lane();
+
+  /** Promises: `md5`, of a large file long before the other, and `both`, {md5, sha256}. `onHashed` is told how many bytes are
+   * done with. They fail with Problem, or AbortError. */
+  digests(file, options) {
+    return file.size <= HASH_FIRST_BYTES ? this.#atOnce(file, options) : this.#sideBySide(file, options);
+  }
+
+  #atOnce(file, options) {
+    const both = this.#small.run("digests", { file }, options);
+    return handled({ md5: both.then(({ md5 }) => md5), both });
+  }
+
+  #sideBySide(file, { signal, onHashed } = {}) {
+    const hashedBytes = { md5: 0, sha256: 0 };
+    const run = (lane, job) => {
+      const told = (bytes) => {
+        hashedBytes[job] = bytes;
+        onHashed?.(Math.min(hashedBytes.md5, hashedBytes.sha256));
+      };
+      return lane.run(job, { file }, { signal, onHashed: told });
+    };
+    const [md5, sha256] = [run(this.#md5, "md5"), run(this.#sha256, "sha256")];
+    return handled({ md5, both: Promise.all([md5, sha256]).then(([md5, sha256]) => ({ md5, sha256 })) });
+  }
+
+  /** `{archive, outcomes}`: the archive of those of `members` ({file, name, isInDoubt, sha256s}) whose SHA-256 is not among
+   * theirs, and that are not in doubt; and for each of all members `{packed, sha256}`, or the code of its `problem`. */
+  pack(members, options) {
+    return this.#packs.run("pack", { members }, options);
+  }
+
+  resumeKey(file, name, options) {
+    return this.#short.run("resumeKey", { file, name }, options);
+  }
+
+  proof(file, sha256, challenge, options) {
+    return this.#short.run("proof", { file, sha256, challenge }, options);
+  }
+}
+
+/** Whoever waits for them is told how they fail; that nobody does is no error. */
+function handled(promises) {
+  for (const promise of Object.values(promises)) promise.catch(() => {});
+  return promises;
+}

@@ -1,0 +1,57 @@
+// What is selected, as the server is asked for it.
+
+// As many ids and folders as one request may name, and as much of it as the server reads, in bytes.
+const MOST_AT_ONCE = 5000;
+const MOST_BYTES = 240 * 1024;
+// Of an id, or around a prefix: quotes and a comma.
+const ID_BYTES = 36;
+
+const encoder = new TextEncoder();
+
+/** {ids, prefixes} of entries, or several of them. */
+export function bodiesOf(entries) {
+  const bodies = [];
+  let count = MOST_AT_ONCE;
+  let bytes = 0;
+  for (const { isFolder, key, path } of entries) {
+    const own = isFolder ? encoder.encode(JSON.stringify(path)).length + 1 : ID_BYTES;
+    if (count === MOST_AT_ONCE || bytes + own > MOST_BYTES) {
+      bodies.push({ ids: [], prefixes: [] });
+      count = bytes = 0;
+    }
+    count += 1;
+    bytes += own;
+    if (isFolder) bodies.at(-1).prefixes.push(path);
+    else bodies.at(-1).ids.push(key);
+  }
+  return bodies;
+}
+
+/** For a browser to save, as one zip: the form goes to a link that is bound to just this, and nothing of the answer comes
+ * through the page. `failed()` is called if there is none after all. Throws Problem. */
+export async function saveAsZip(api, body, failed) {
+  const { url } = await api.request("POST", "/me/archive/link", { body });
+  const frame = document.createElement("iframe");
+  frame.hidden = true;
+  frame.name = `save-${crypto.getRandomValues(new Uint32Array(1))[0]}`;
+  document.body.append(frame);
+  frame.addEventListener("load", () => {
+    frame.remove(); // what is saved is no document
+    failed();
+  });
+  const form = document.createElement("form");
+  Object.assign(form, { method: "post", action: url, target: frame.name, hidden: true });
+  const field = Object.assign(document.createElement("input"), { type: "hidden", name: "selection", value: JSON.stringify(body) });
+  form.append(field);
+  document.body.append(form);
+  form.submit();
+  form.remove();
+}
+
+/** What all of a folder, or these entries, are; null where they are too many for one archive. */
+export function archiveBody(entries, listing) {
+  const isAll = listing.isComplete && !listing.place.query && entries.length === listing.entries.length;
+  if (isAll && entries.length > 1) return { prefixes: [listing.place.prefix] };
+  const bodies = bodiesOf(entries);
+  return bodies.length === 1 ? bodies[0] : null;
+}

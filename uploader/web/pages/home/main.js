@@ -1,0 +1,160 @@
+// The page at `/`: signs in, then takes files, and shows what is on its way and what is there.
+
+import "../words.js";
+import "./words.js";
+import "./files/words.js";
+import { ask } from "../dialogs.js";
+import { element } from "../dom.js";
+import { FilesView } from "./files/files-view.js";
+import { mountHeader, PAGES } from "../header.js";
+import { t, translate } from "../i18n.js";
+import { openMenu } from "./menu.js";
+import { News } from "./news.js";
+import { carriesFiles, fromInput, fromTransfer, into } from "../client/picking.js";
+import { glyph, picture } from "./files/pictures.js";
+import { lastSegment, segmentsOf } from "./files/place.js";
+import { Quota } from "./quota.js";
+import { Session } from "../session.js";
+import { Transfers } from "../client/transfers.js";
+import { TransfersView } from "./tray/transfers-view.js";
+
+const LOOK_EVERY_MS = 2000;
+const LOOK_WHEN_IDLE_MS = 30_000;
+
+const $ = (id) => document.getElementById(id);
+
+translate();
+const header = document.querySelector("header.bar");
+mountHeader(header, {});
+const session = new Session();
+const { api } = session;
+const usage = await session.start();
+const { admin } = await api.request("GET", "/me/identity", { patienceSeconds: Infinity });
+const quota = new Quota();
+mountHeader(header, { links: admin ? PAGES : [], signOut: session.hasToken ? () => session.signOut() : null, own: quota.root });
+
+const news = new News($("news"));
+const tell = (text) => news.tell(text);
+const transfers = new Transfers(api);
+new TransfersView(transfers, { choose, tell });
+const files = new FilesView(api, { changed: lookSoon, tell });
+
+// What the server knows: the quota, and the uploads that are open, perhaps from other devices.
+
+let lookedAt = 0;
+let looking = 0;
+
+async function look() {
+  lookedAt = performance.now();
+  try {
+    const [found, { uploads }] = await Promise.all([api.request("GET", "/me/usage"), api.request("GET", "/uploads")]);
+    quota.usage = found;
+    transfers.setUnfinished(uploads);
+  } catch {
+    // the next look will tell; what waits for an answer says so itself
+  }
+}
+
+function lookSoon() {
+  looking ||= setTimeout(() => {
+    looking = 0;
+    look();
+  }, Math.max(0, lookedAt + LOOK_EVERY_MS - performance.now()));
+}
+
+setInterval(() => {
+  if (document.visibilityState === "hidden") return;
+  if (transfers.totals().going || performance.now() - lookedAt > LOOK_WHEN_IDLE_MS) lookSoon();
+}, 5000);
+document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && lookSoon());
+
+transfers.addEventListener("complete", ({ detail }) => {
+  news.completed(detail);
+  files.add(detail.filter((transfer) => !transfer.unchanged).map((transfer) => transfer.made));
+  lookSoon();
+});
+transfers.addEventListener("failed", ({ detail }) => {
+  news.failed(detail);
+  lookSoon();
+});
+transfers.addEventListener("cancelled", lookSoon);
+
+// How files get here
+
+function choose(transfer) {
+  const input = $("again-input");
+  input.onchange = () => {
+    const [file] = input.files;
+    input.value = "";
+    if (file) transfers.goOn(transfer, file);
+  };
+  input.click();
+}
+
+/** What is brought goes into the folder that is shown. */
+function take(batches) {
+  transfers.take(into(files.prefix, batches));
+}
+
+for (const [button, input] of [["choose-files", "files-input"], ["choose-folder", "folder-input"]]) {
+  $(button).addEventListener("click", () => $(input).click());
+  $(input).addEventListener("change", () => {
+    take(fromInput($(input)));
+    $(input).value = "";
+  });
+}
+$("upload").prepend(glyph("upload"));
+$("upload").append(glyph("down"));
+document.querySelector(".drop-picture").append(picture("folder"), glyph("upload"));
+$("upload").addEventListener("click", () =>
+  openMenu([
+    { text: t("drop.files"), picture: glyph("files"), run: () => $("files-input").click() },
+    { text: t("drop.folder"), picture: glyph("folder"), run: () => $("folder-input").click() },
+    { text: t("folder.new"), picture: glyph("folder"), run: newFolder },
+  ], $("upload"), t("upload.title")));
+
+/** The server keeps files alone: a folder is there with the first thing that goes into it. */
+async function newFolder() {
+  const input = element("input", { type: "text", id: "folder-name", maxlength: 255, autocomplete: "off", required: true });
+  const content = [element("label", { for: "folder-name" }, t("column.name")), input];
+  const answer = await ask(t("folder.new"), content, [{ value: "yes", label: t("action.open"), kind: "primary" }]);
+  const name = segmentsOf(input.value).join("/");
+  if (answer && name) files.go({ prefix: `${files.prefix}${name}/` });
+}
+
+function takeFrom(event, dataTransfer) {
+  if (!carriesFiles(dataTransfer)) return;
+  event.preventDefault();
+  take(fromTransfer(dataTransfer));
+}
+
+// What the drag is above: an element is left after the next one is entered, or without a word when it goes from the page.
+let below = [];
+const curtain = (shown) => {
+  if (shown) $("curtain-words").textContent = files.prefix ? t("drop.into", { folder: lastSegment(files.prefix) }) : t("drop.now");
+  $("curtain").hidden = !shown;
+};
+const above = (elements) => {
+  below = elements.filter((each) => each.isConnected);
+  curtain(below.length > 0);
+};
+addEventListener("dragenter", (event) => {
+  if (!carriesFiles(event.dataTransfer)) return;
+  event.preventDefault(); // or what is dropped at once, before it moved above the element, would not come
+  above([...below, event.target]);
+});
+addEventListener("dragleave", (event) => carriesFiles(event.dataTransfer) && above(below.filter((each) => each !== event.target)));
+addEventListener("dragover", (event) => carriesFiles(event.dataTransfer) && event.preventDefault());
+addEventListener("drop", (event) => {
+  above([]);
+  takeFrom(event, event.dataTransfer);
+});
+addEventListener("paste", (event) => takeFrom(event, event.clipboardData));
+
+addEventListener("beforeunload", (event) => {
+  if (transfers.totals().going) event.preventDefault();
+});
+
+quota.usage = usage;
+$("app").hidden = false;
+await Promise.all([look(), files.start()]);

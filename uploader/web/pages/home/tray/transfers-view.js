@@ -1,0 +1,200 @@
+// The tray at the lower right: files on their way, what they come to together, and the buttons for all of them. It can be
+// folded to its head, and goes when there is nothing left to tell.
+
+import "./words.js";
+import { confirmed } from "../../dialogs.js";
+import { setAttribute, setText } from "../../dom.js";
+import { onLanguage, t } from "../../i18n.js";
+import { VirtualList } from "../../virtual-list.js";
+import { arranged } from "./arranging.js";
+import { Question } from "./question.js";
+import { folderRow, transferRow } from "./rows.js";
+import { ofAll, ofHead, ofWindow } from "./sentences.js";
+
+// It is for reading, and ten thousand rows are summed up for it.
+const DRAW_EVERY_MS = 200;
+// Rates go down and other devices go on even where nothing happens here.
+const TICK_MS = 1000;
+const LOOK_EVERY_MS = 2000;
+// Files that turn out to be others in the next moment are asked about together.
+const GATHER_MS = 250;
+
+const $ = (id) => document.getElementById(id);
+
+export class TransfersView {
+  #timer = 0;
+  #drawnAt = 0;
+  #asking = 0;
+  #unfolded = new Set(); // names of folders
+  #totals;
+
+  /** `choose(transfer)` asks the person for the file of an upload; `tell(text)` reads a text out. */
+  constructor(transfers, { choose, tell }) {
+    Object.assign(this, { transfers, tell });
+    this.#totals = transfers.totals();
+    this.question = new Question(transfers);
+    const actions = this.#actions(choose);
+    this.list = new VirtualList($("transfer-list"), {
+      make: (item) => (item.folder ? folderRow(item, actions, (name) => this.#unfold(name)) : transferRow(item, actions)),
+      key: ({ key }) => key,
+    });
+    for (const type of ["list", "change"]) transfers.addEventListener(type, () => this.#soon());
+    transfers.addEventListener("asked", () => this.#askSoon());
+    this.#listen();
+    setInterval(() => this.#tick(), TICK_MS);
+    setInterval(() => this.#look(), LOOK_EVERY_MS);
+    onLanguage(() => {
+      this.list.redraw();
+      this.#draw();
+    });
+  }
+
+  /** What the buttons of rows do, each with the transfers of its row. */
+  #actions(choose) {
+    const { transfers } = this;
+    return {
+      answer: (some) => this.question.open(some),
+      choose: ([transfer]) => choose(transfer),
+      pause: (some) => transfers.setPaused(some, true),
+      resume: (some) => transfers.setPaused(some, false),
+      retry: (some) => transfers.retry(some),
+      remove: (some) => transfers.remove(...some),
+      cancel: (some) => (some.length === 1 ? this.#cancel(some[0]) : this.#cancelAll(some)),
+    };
+  }
+
+  #listen() {
+    const { transfers } = this;
+    const presses = {
+      "tray-fold": () => this.#fold(!this.#isFolded),
+      "tray-close": () => transfers.dismiss(),
+      "answer-all": () => this.question.open(),
+      "pause-all": () => transfers.setPaused(transfers.all, true),
+      "resume-all": () => transfers.setPaused(transfers.all, false),
+      "retry-all": () => transfers.retry(),
+      "clear-done": () => transfers.clear(),
+      "cancel-all": () => this.#cancelAll(transfers.all),
+    };
+    for (const [id, press] of Object.entries(presses)) $(id).addEventListener("click", press);
+    $("transfers").addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || this.#isFolded) return;
+      event.preventDefault();
+      this.#fold(true);
+      $("tray-fold").focus();
+    });
+  }
+
+  // Folding
+
+  get #isFolded() {
+    return $("tray-body").hidden;
+  }
+
+  #fold(isFolded) {
+    $("tray-body").hidden = isFolded;
+    $("tray-fold").setAttribute("aria-expanded", !isFolded);
+  }
+
+  #unfold(name) {
+    if (!this.#unfolded.delete(name)) this.#unfolded.add(name);
+    this.#draw();
+  }
+
+  // Drawing
+
+  #soon() {
+    if (this.#timer) return;
+    const wait = Math.max(0, this.#drawnAt + DRAW_EVERY_MS - performance.now());
+    this.#timer = setTimeout(() => {
+      this.#timer = 0;
+      this.#draw();
+    }, wait);
+  }
+
+  #tick() {
+    if (this.#totals.going || this.#totals.elsewhere) this.#soon();
+  }
+
+  #look() {
+    if (document.visibilityState === "hidden" || !this.transfers.isWatching) return;
+    this.transfers.look().catch(() => {}); // the next look will tell
+  }
+
+  #draw() {
+    this.#drawnAt = performance.now();
+    this.#totals = this.transfers.totals();
+    this.#show(this.transfers.all.length > 0);
+    this.list.items = arranged(this.transfers.all, this.#unfolded);
+    this.#drawHead(this.#totals);
+    this.#drawButtons(this.#totals);
+    setText($("total-words"), ofAll(this.#totals));
+    document.title = ofWindow(this.#totals);
+  }
+
+  #show(isShown) {
+    const tray = $("transfers");
+    if (tray.hidden === !isShown) return;
+    const hadFocus = tray.contains(document.activeElement);
+    tray.hidden = !isShown;
+    if (isShown) this.#fold(false);
+    else if (hadFocus) $("main").focus({ preventScroll: true });
+  }
+
+  #drawHead(totals) {
+    const { title, detail } = ofHead(totals);
+    setText($("tray-title"), title);
+    setText($("tray-detail"), detail);
+    setAttribute($("transfers"), "data-state", stateOf(totals));
+    const sum = $("total-progress");
+    sum.hidden = totals.going === 0;
+    sum.value = totals.size ? totals.done / totals.size : 0;
+  }
+
+  #drawButtons(totals) {
+    const { going, paused, failed, asked, complete, skipped } = totals;
+    const focused = $("transfers").contains(document.activeElement) ? document.activeElement : null;
+    $("answer-all").hidden = asked === 0;
+    $("pause-all").hidden = going === paused;
+    $("resume-all").hidden = paused === 0;
+    $("retry-all").hidden = failed === 0;
+    $("cancel-all").hidden = going === 0;
+    $("clear-done").hidden = complete + skipped === 0;
+    $("tray-close").hidden = going + asked + totals.elsewhere > 0;
+    if (focused?.hidden) ($("tray-buttons").querySelector("button:not([hidden])") ?? $("tray-fold")).focus();
+  }
+
+  // Questions
+
+  #askSoon() {
+    this.#asking ||= setTimeout(() => {
+      this.#asking = 0;
+      this.question.open();
+    }, GATHER_MS);
+  }
+
+  async #cancel(transfer) {
+    const asks = ["unfinished", "elsewhere"].includes(transfer.phase) || transfer.receivedBytes > 0;
+    const { name } = transfer;
+    const question = { title: t("cancel.title"), text: t("cancel.text", { name }), confirm: t("cancel.confirm"), danger: true };
+    if (asks && !(await confirmed(question))) return;
+    try {
+      await this.transfers.cancel(transfer);
+    } catch {
+      this.tell(t("cancel.failed", { name }));
+    }
+  }
+
+  async #cancelAll(some) {
+    const count = some.filter((transfer) => !transfer.isOver).length;
+    const question = { title: t("cancel.all-title"), text: t("cancel.all-text", { count }), confirm: t("cancel.confirm"), danger: true };
+    if (await confirmed(question)) await this.transfers.cancelAll(some);
+  }
+}
+
+function stateOf({ going, failed, asked, isOffline, complete, elsewhere }) {
+  if (isOffline) return "offline";
+  if (going) return asked || failed ? "attention" : "going";
+  if (asked || failed) return "needed";
+  if (elsewhere) return "going";
+  return complete ? "done" : "waiting";
+}
