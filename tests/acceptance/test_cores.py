@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from tests.support.content import KIB, MIB, Content
-from tests.support.process import Server, ended, owner_token, processes_in, wait_for
+from tests.support.process import Server, ended, owner_token, processes_in, wait_for, workers_of
 
 _PROGRAM = (sys.executable, "-m", "tests.support.named_threads")
 # By the beginnings of their names.
@@ -35,12 +35,6 @@ def allowed(cores: set[int]) -> Iterator[None]:
 def started(directory: Path, cores: set[int], *arguments: str, **settings: str) -> Server:
     with allowed(cores):
         return Server(directory / "log", {"DATA": str(directory / "data"), **settings}, *arguments, program=_PROGRAM)
-
-
-def children_of(server: Server) -> list[int]:
-    """The server processes of several."""
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    return [child for child in map(int, children) if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def cores_of(pid: int) -> dict[str, list[set[int]]]:
@@ -115,13 +109,13 @@ def test_each_of_two_workers_has_a_core_and_so_has_the_one_that_replaces_it(
     with ended(server):
 
         def loops() -> list[int]:
-            return sorted(core for worker in children_of(server) for core in os.sched_getaffinity(worker))
+            return sorted(core for worker in workers_of(server) for core in os.sched_getaffinity(worker))
 
         def replaced(killed: int) -> bool:
-            return killed not in children_of(server) and loops() == sorted(two_cores)
+            return killed not in workers_of(server) and loops() == sorted(two_cores)
 
         wait_for(lambda: loops() == sorted(two_cores))
-        for killed in children_of(server):
+        for killed in workers_of(server):
             os.kill(killed, signal.SIGKILL)
             wait_for(partial(replaced, killed))
         assert os.sched_getaffinity(server.process.pid) == two_cores, "who starts them is none of them"

@@ -9,7 +9,7 @@ import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.content import KIB, Content
-from tests.support.process import Process, Server, ended, owner_token, processes_in, wait_for
+from tests.support.process import Process, Server, ended, owner_token, processes_in, wait_for, workers_of
 
 CONTENT = Content(20 * 64 * KIB)
 
@@ -19,18 +19,6 @@ def metrics_of(url: str) -> dict[str, float]:
     text = httpx2.get(f"{url}/metrics").text
     families = text_string_to_metric_families(text)
     return {f"{sample.name}{sample.labels or ''}": sample.value for family in families for sample in family.samples}
-
-
-def children_of(pid: int) -> list[int]:
-    """The server processes, without the Valkey that the parent runs as well."""
-    children = (Path("/proc") / str(pid) / "task" / str(pid) / "children").read_text().split()
-    return [int(child) for child in children if "spawn_main" in _command_line(child)]
-
-
-def _command_line(pid: str) -> str:
-    with contextlib.suppress(OSError):
-        return (Path("/proc") / pid / "cmdline").read_text()
-    return ""
 
 
 def test_whichever_process_is_asked_answers_for_all(tmp_path: Path) -> None:
@@ -66,11 +54,11 @@ def test_whichever_process_is_asked_answers_for_all(tmp_path: Path) -> None:
                 assert all(metrics[name] >= value for name, value in before.items() if name.endswith("_total"))
                 before = metrics
             assert not any(name.startswith("process_") for name in first)
-            killed = children_of(server.process.pid)
+            killed = workers_of(server)
             assert len(killed) == 2
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
-            wait_for(lambda: not set(killed) & set(children_of(server.process.pid)), seconds=60)
+            wait_for(lambda: not set(killed) & set(workers_of(server)), seconds=60)
             wait_for(lambda: _answers(server.url), seconds=60)
             after = metrics_of(server.url)
             fallen = {name for name, value in before.items() if name.endswith("_total") and after.get(name, 0) < value}

@@ -1,5 +1,6 @@
 """TLS as an operator meets it: two settings, a client that trusts the authority, and a certificate that is renewed."""
 
+import os
 import signal
 import socket
 import ssl
@@ -8,8 +9,21 @@ from pathlib import Path
 import httpx2
 
 from tests.support.certificates import Authority, Certified
-from tests.support.process import Server, ended, environment, owner_token, run_cli, run_to_end, wait_for
+from tests.support.process import (
+    Process,
+    Server,
+    answers,
+    ended,
+    environment,
+    owner_token,
+    run_cli,
+    run_to_end,
+    wait_for,
+    workers_of,
+)
+from tests.support.servers import free_port
 
+STARTED = "Application startup complete"  # each of the processes says so
 CONNECTIONS = 12  # of two processes, so that each shows its certificate
 
 
@@ -33,6 +47,7 @@ def test_the_server_speaks_tls_and_reads_a_renewed_certificate_at_sighup(tmp_pat
     trust = ssl.create_default_context(cafile=authority.file)
     with ended(server):
         wait_for(lambda: "curl -H" in server.output() and f"{server.url}/me/usage" in server.output())
+        wait_for(lambda: server.output().count(STARTED) == 2)
         photo = tmp_path / "photo.jpg"
         photo.write_bytes(bytes(range(256)) * 4096)
         client = environment({"URL": server.url, "TOKEN": owner_token(data)})
@@ -60,6 +75,26 @@ def test_the_server_speaks_tls_and_reads_a_renewed_certificate_at_sighup(tmp_pat
             server.process.send_signal(signal.SIGHUP)
             wait_for(lambda: shows(server, renewed))
             assert asked(kept).startswith(b"HTTP/1.1 200")
+        assert server.stop() == 0
+
+
+def test_processes_that_are_just_being_started_hear_sighup(tmp_path: Path) -> None:
+    certified, port = Authority(tmp_path / "authority").issue("server"), free_port()
+    settings = {
+        "DATA": str(tmp_path / "data"),
+        "TLS_CERTIFICATE": str(certified.certificate),
+        "TLS_KEY": str(certified.key),
+    }
+    server = Process(tmp_path / "log", settings, "serve", "--port", str(port), "--workers", "2")
+    with ended(server):
+        wait_for(lambda: len(workers_of(server)) == 2)
+        workers = workers_of(server)
+        assert STARTED not in server.output()
+        for worker in workers:
+            os.kill(worker, signal.SIGHUP)
+        wait_for(lambda: server.output().count("certificate reloaded") == 2)
+        assert answers(port, secure=True)
+        assert workers_of(server) == workers
         assert server.stop() == 0
 
 

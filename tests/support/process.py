@@ -161,6 +161,18 @@ def ended(*processes: Process) -> Iterator[None]:
             process.process.wait()
 
 
+def workers_of(server: Process) -> list[int]:
+    """The server processes of several, without the Valkey that the one that started them runs as well."""
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    return [int(child) for child in children if "spawn_main" in _command_line(child)]
+
+
+def _command_line(pid: str) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
 def processes_in(directory: Path) -> list[int]:
     """The processes that run in a directory."""
     found = []

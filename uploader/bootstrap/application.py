@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, closing
 from typing import TYPE_CHECKING, Any
 
-from uploader.bootstrap.reloading import reloading
+from uploader.bootstrap.reloading import certificate_in_force
 from uploader.bootstrap.running import running
 from uploader.bootstrap.services import Services, create_services
 from uploader.clock import Clock
@@ -42,7 +42,6 @@ from uploader.http.resumable.rufh.handlers import RufhHandlers
 from uploader.http.resumable.tus import TusDialect, TusHandlers
 from uploader.http.resumable.wholes import TusWholes
 from uploader.http.server.allocation import collect_seldom, keep_freed_memory
-from uploader.http.server.certificate import CertificateInForce
 from uploader.http.server.connections import CONNECTIONS_STATE, Connections
 from uploader.http.server.limits import connection_limits
 from uploader.http.server.sendfile import SENDERS_STATE, Senders
@@ -168,12 +167,11 @@ async def listening_state(settings: Settings) -> AsyncIterator[dict[str, Any]]:
     from uploader.http.server.tls import HANDSHAKES_STATE, Handshakes
 
     state: dict[str, Any] = {CONNECTIONS_STATE: create_connections(settings)}
-    certificate = None if settings.tls_certificate is None else CertificateInForce(settings)
     with ExitStack() as stack:
+        certificate = stack.enter_context(certificate_in_force(settings))
         state[SENDERS_STATE] = stack.enter_context(closing(Senders()))
         if certificate is not None:
             state[HANDSHAKES_STATE] = stack.enter_context(closing(Handshakes(certificate)))
-        stack.enter_context(reloading(certificate))
         yield state
 
 

@@ -1,4 +1,8 @@
-"""SIGHUP: the certificate is read anew. Or the server ends, where it says that its terminal is gone."""
+"""SIGHUP: the certificate is read anew. Or the server ends, where it says that its terminal is gone.
+
+A server process that has just been started hears it as well: it is held back until the process can answer it, where it would
+end the process otherwise; and the files are read only after that, so that none is left with what was before.
+"""
 
 import asyncio
 import os
@@ -12,6 +16,7 @@ from uvicorn.supervisors import Multiprocess
 
 from uploader.clock import Clock
 from uploader.http.server.certificate import CertificateInForce
+from uploader.settings import Settings
 
 
 class Terminal:
@@ -26,9 +31,10 @@ class Terminal:
 
 
 @contextmanager
-def reloading(certificate: CertificateInForce | None) -> Iterator[None]:
-    """The time in which a process listens to SIGHUP; without a certificate there is nothing to read."""
+def certificate_in_force(settings: Settings) -> Iterator[CertificateInForce | None]:
+    """That of this process, if there is one, read anew at each SIGHUP. Raises ConfigurationError."""
     loop, clock, terminal = asyncio.get_running_loop(), Clock(), Terminal()
+    certificate: CertificateInForce | None = None
     reloads: set[asyncio.Task[None]] = set()
 
     def hang_up() -> None:
@@ -40,10 +46,23 @@ def reloading(certificate: CertificateInForce | None) -> Iterator[None]:
             task.add_done_callback(reloads.discard)
 
     loop.add_signal_handler(signal.SIGHUP, hang_up)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+    try:
+        if settings.tls_certificate is not None:
+            certificate = CertificateInForce(settings)
+        yield certificate
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """The time in which SIGHUP waits, here and in each process that is started: a new program inherits the mask."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGHUP)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 class ServerProcesses(Multiprocess):
@@ -52,6 +71,15 @@ class ServerProcesses(Multiprocess):
     def __init__(self, config: Config, sockets: list[socket.socket]) -> None:
         super().__init__(config, sockets)
         self._terminal = Terminal()
+
+    def init_processes(self) -> None:
+        with _held_back():
+            super().init_processes()
+
+    def keep_subprocess_alive(self) -> None:
+        """Starts others for those that died."""
+        with _held_back():
+            super().keep_subprocess_alive()
 
     def handle_hup(self) -> None:
         if self._terminal.is_gone:
