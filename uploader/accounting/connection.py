@@ -23,7 +23,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from uploader.accounting.pipeline import Pipeline, PipelineFull, packed_script
-from uploader.accounting.scripting import PipelinedRedis, RedisConnection
+from uploader.accounting.scripting import PipelinedRedis, RedisConnection, answering
 from uploader.settings.addresses import RedisAddress, RedisKind, Tls, parse_redis_url
 
 CONNECTIONS = 64
@@ -135,15 +135,12 @@ class _Cluster(RedisCluster):
     async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
         """As of redis-py: over the pipeline to the master that has the keys. Where it has them no more, or is away, redis-py
         looks for them, and the next call finds them."""
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                pipeline = self._pipeline_to(keys_and_args[0])
-                if pipeline is not None:
-                    with suppress(PipelineFull, *_ELSEWHERE):
-                        return await pipeline.call(packed_script(sha, numkeys, keys_and_args))
-                return await super().evalsha(sha, numkeys, *keys_and_args)
-        except TimeoutError:
-            raise self._silent() from None
+        async with answering(self._timeout_seconds):
+            pipeline = self._pipeline_to(keys_and_args[0])
+            if pipeline is not None:
+                with suppress(PipelineFull, *_ELSEWHERE):
+                    return await pipeline.call(packed_script(sha, numkeys, keys_and_args))
+            return await super().evalsha(sha, numkeys, *keys_and_args)
 
     def _pipeline_to(self, key: str) -> Pipeline | None:
         """That to the node which has a key, as far as it is known."""
@@ -166,15 +163,10 @@ class _Cluster(RedisCluster):
 
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            async with asyncio.timeout(self._timeout_seconds), self._turns:
+            async with answering(self._timeout_seconds), self._turns:
                 return await self._call(*args, **kwargs)
-        except TimeoutError:
-            raise self._silent() from None
         except RedisClusterException as error:  # which is no RedisError: no node answers, or slots have no master
             raise RedisConnectionError(str(error)) from error
-
-    def _silent(self) -> RedisTimeoutError:
-        return RedisTimeoutError(f"no answer within {self._timeout_seconds:g} s")
 
     async def _call(self, *args: Any, **kwargs: Any) -> Any:
         for pause_seconds in _PAUSES_SECONDS:

@@ -41,6 +41,11 @@ class Pipeline:
         self._connecting: asyncio.Task[_Pipe] | None = None
         self._closed = False
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether a call need not wait for a connection."""
+        return self._pipe is not None and not self._pipe.lost
+
     async def call(self, command: bytes) -> Any:
         """The reply. Raises PipelineFull, and as redis-py."""
         pipe = self._pipe

@@ -3,18 +3,25 @@
 import hashlib
 import logging
 import re
+import time
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from importlib.resources import files
 from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from uploader.accounting.keys import FORMAT
 from uploader.accounting.pipeline import Pipeline, PipelineFull, packed_script
 from uploader.errors import Unavailable
+from uploader.patience import LEAST, patience, waiting
 
 logger = logging.getLogger(__name__)
+
+_STORE = "redis"
 
 RedisConnection = Redis | RedisCluster
 
@@ -88,6 +95,12 @@ def assembled(*parts: str) -> str:
     return source
 
 
+def answering(timeout_seconds: float) -> AbstractAsyncContextManager[None]:
+    """One call of Redis, with all that it is tried again and all connections that are made for it. Raises TimeoutError of
+    redis-py."""
+    return waiting(_STORE, timeout_seconds, RedisTimeoutError)
+
+
 def time_argument(now_ms: int | None) -> int | str:
     """What the scripts take as `now_ms`: '' lets them ask Redis `TIME`; tests pass a time."""
     return "" if now_ms is None else now_ms
@@ -101,11 +114,33 @@ class PipelinedRedis(Redis):
     async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
         """As of redis-py, with its retries: for scripts that may be run twice."""
         command = packed_script(sha, numkeys, keys_and_args)
-        pipeline, retry = self._shared(), self.connection_pool.connection_kwargs["retry"]
         try:
-            return await retry.call_with_retry(lambda: pipeline.call(command), _try_again)
+            return await self._call(command)
         except PipelineFull:
             return await super().evalsha(sha, numkeys, *keys_and_args)
+
+    async def _call(self, command: bytes) -> Any:
+        pipeline, timeout_seconds = self._shared(), self._timeout_seconds
+        own, began = patience(), time.monotonic()
+        if pipeline.is_connected and own.left(_STORE, timeout_seconds) == timeout_seconds:
+            try:
+                # It gives up in that time by itself: a timer for each call would cost half as much as all else of a call.
+                return await pipeline.call(command)
+            except RedisConnectionError:
+                pass  # the server closed it meanwhile
+            except RedisTimeoutError:
+                own.give_up(_STORE)
+                raise
+            finally:
+                own.note(began, timeout_seconds * LEAST)
+        retry = self.connection_pool.connection_kwargs["retry"]
+        async with answering(timeout_seconds):
+            return await retry.call_with_retry(lambda: pipeline.call(command), _try_again)
+
+    @property
+    def _timeout_seconds(self) -> float:
+        seconds: float = self.connection_pool.connection_kwargs["socket_timeout"]
+        return seconds
 
     def _shared(self) -> Pipeline:
         if self._pipeline is None:
@@ -117,7 +152,8 @@ class PipelinedRedis(Redis):
         """As of redis-py. The connections to a server that takes no writes any more are dropped: by its address, or from its
         Sentinels, the next ones may find the one that took its place."""
         try:
-            return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+            async with answering(self._timeout_seconds):
+                return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
         except ReadOnlyError:
             await self.connection_pool.disconnect(inuse_connections=False)
             raise

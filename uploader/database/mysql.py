@@ -13,6 +13,7 @@ from sqlalchemy import NullPool, event, make_url
 from sqlalchemy.exc import DBAPIError, DisconnectionError, InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from uploader.patience import LEAST, Patience, patience
 from uploader.settings.addresses import TLS_OPTIONS, parse_mysql_url
 from uploader.tasks import ended
 
@@ -100,7 +101,7 @@ class Mysql:
             async with engine.begin() as connection:
                 return await work(connection)
 
-        return await self._answered(run())
+        return await self._answered(run)
 
     async def read(self, work: Callable[[AsyncConnection], Awaitable[T]], *, snapshot: bool = False) -> T:
         """Run `work`, which writes nothing. `snapshot`: all it reads is of one moment. Raises as `write`."""
@@ -112,7 +113,7 @@ class Mysql:
                     await connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 return await work(connection)
 
-        return await self._answered(run())
+        return await self._answered(run)
 
     def drop_connections(self) -> None:
         """Each that there is now is closed instead of being used again."""
@@ -126,13 +127,17 @@ class Mysql:
 
     # A server that hangs
 
-    async def _answered(self, attempt: Coroutine[Any, Any, T]) -> T:
+    async def _answered(self, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        own = patience()
+        seconds = own.left("database", self._timeout_seconds)
+        if not seconds:
+            raise OSError("it did not answer this request before")
         wait = _Wait()
         token = _waits.set(wait)
-        task = asyncio.create_task(attempt)
+        task = asyncio.create_task(attempt())
         _waits.reset(token)
         try:
-            while not await self._waited_for(task, wait):
+            while not await self._waited_for(task, wait, seconds, own):
                 pass
         except asyncio.CancelledError:
             self._give_up(task)  # whoever ends this one, too, in the middle of the wait
@@ -140,21 +145,25 @@ class Mysql:
             raise
         return task.result()
 
-    async def _waited_for(self, task: asyncio.Task[Any], wait: _Wait) -> bool:
+    async def _waited_for(self, task: asyncio.Task[Any], wait: _Wait, seconds: float, own: Patience) -> bool:
         """Whether it is done; if not, the server has said hello meanwhile, and works on it. Raises OSError."""
-        half_seconds = self._timeout_seconds / 2
+        began, half_seconds = time.monotonic(), seconds / 2
         await asyncio.wait({task}, timeout=half_seconds)
         if task.done():
             return True
         if self._hello is None or self._hello.done():
             self._hello = asyncio.create_task(self._says_hello(), name="asking a silent database")
+        asked = time.monotonic()
         await asyncio.wait({task, self._hello}, timeout=half_seconds, return_when=asyncio.FIRST_COMPLETED)
+        if time.monotonic() - asked > self._timeout_seconds * LEAST:  # else it was not silent, but worked
+            own.note(began, 0)
         if task.done():
             return True
         hello = self._hello.result() if self._hello.done() else None
         if hello is None:
             self._give_up(task)
-            raise OSError(f"no answer within {self._timeout_seconds:g} s")
+            own.give_up("database")
+            raise OSError(f"no answer within {seconds:.3g} s")
         if wait.session is not None and not hello.knows(wait.session):
             self._give_up(task)
             self.drop_connections()

@@ -30,6 +30,7 @@ from uploader.http.shared.operation import Call, Operation
 from uploader.http.shared.problem import problem_response
 from uploader.http.shared.responses import Json
 from uploader.http.shared.routing import Routing
+from uploader.patience import Patience, patience_of_request
 from uploader.service.access.accounts import Identity
 from uploader.service.events.asking import Asker, asker_of_request
 from uploader.service.trail.acting import Actor, Via, actor_of_context
@@ -79,6 +80,7 @@ class Application:
             await self._lifespan(scope, receive, send)
             return
         exchange = Exchange(scope, receive, send)
+        patience_of_request.set(Patience())
         try:
             response = await self._respond(Request(scope, exchange.receive, exchange.send), exchange)
             await response(scope, exchange.receive, exchange.send)
@@ -87,6 +89,7 @@ class Application:
             raise
         finally:
             actor_of_context.set(None)  # what goes on in this task is nobody's request any more
+            patience_of_request.set(None)
             exchange.end()
 
     async def _respond(self, request: Request, exchange: Exchange) -> Response:

@@ -34,6 +34,7 @@ from uploader.storage.local.trash import LocalTrash, TrashFiles
 from uploader.storage.local.uploads.appending import LocalAppender, appending
 from uploader.storage.local.uploads.badchunks import BadChunks
 from uploader.storage.local.uploads.closing import LOCK_TIMEOUT_SECONDS, LockedFiles, closing
+from uploader.storage.local.uploads.waiting import note_wait
 from uploader.storage.local.uploads.wholes import LocalWholes
 from uploader.storage.threads import Threads
 from uploader.tasks import Batches, Pool, run_in
@@ -184,14 +185,15 @@ class LocalStore:
     async def hold_chunk(self, upload: Upload, number: int, body: Body | None, *, start: int = 0) -> HeldRecord:
         """One thread hop, and another one for each time the chunk is busy."""
         held = await self._offer_and_hold(upload, number, body, start)
-        deadline, pause = time.monotonic() + LOCK_TIMEOUT_SECONDS, 0.001
+        began, pause = time.monotonic(), 0.001
         while held is None:
-            if time.monotonic() > deadline:
+            if time.monotonic() > began + LOCK_TIMEOUT_SECONDS:
                 raise Unavailable("This chunk is busy; try again.")
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.05)
             held = await self._try_hold(upload, number, body, start)
             self._frontiers.follow(upload)
+        note_wait(began)
         return held
 
     async def _offer_and_hold(self, upload: Upload, number: int, body: Body | None, start: int) -> HeldRecord | None:

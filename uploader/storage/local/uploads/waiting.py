@@ -4,20 +4,30 @@ import asyncio
 import time
 
 from uploader.errors import Unavailable
+from uploader.patience import patience
 from uploader.storage import disk
 from uploader.storage.disk import try_lock
+
+# Who has a lock for longer may wait for a store that is silent.
+_LONG_SECONDS = 1.0
 
 
 async def wait_for_lock(
     descriptor: int, start: int, length: int, timeout_seconds: float, refusal: type[Unavailable] = Unavailable
 ) -> None:
     """Raises `refusal` if others keep it for that long."""
-    deadline, pause = time.monotonic() + timeout_seconds, 0.0005
+    began, pause = time.monotonic(), 0.0005
     while not try_lock(descriptor, start, length):
-        if time.monotonic() > deadline:
+        if time.monotonic() > began + timeout_seconds:
             raise refusal("This upload is busy; try again.")
         await asyncio.sleep(pause)
         pause = min(pause * 2, 0.01)
+    note_wait(began)
+
+
+def note_wait(began: float) -> None:
+    """A lock was waited for since then."""
+    patience().note(began, _LONG_SECONDS)
 
 
 def is_unlinked(descriptor: int) -> bool:

@@ -1,0 +1,181 @@
+"""A request waits for silent stores once: not for each of them, nor for each call, nor again behind others who wait."""
+
+import asyncio
+import re
+import signal
+import time
+from collections.abc import Awaitable
+from contextlib import aclosing
+
+import pytest
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from tests.conftest import MakeStack
+from tests.support.content import KIB, Content
+from tests.support.problems import problem
+from tests.support.servers import PrivateDatabase, PrivateRedis
+from tests.support.switching import Left, switched
+from tests.support.waiting import eventually
+from uploader.accounting.connection import connect
+from uploader.database.engine import Database
+from uploader.domain.upload import Upload
+from uploader.errors import Unavailable
+from uploader.patience import Patience, patience_of_request
+from uploader.service.uploads.results import Target
+
+CONTENT = Content(4 * 64 * KIB)
+ECHO = "return ARGV[1]"
+
+
+async def test_a_chunk_that_waited_for_the_database_does_not_wait_as_long_for_redis(
+    make_stack: MakeStack,
+    own_server: PrivateDatabase,
+    own_server_url: str,
+    own_redis: PrivateRedis,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    timeouts = {"database_timeout_seconds": 5, "redis_timeout_seconds": 5}
+    async with make_stack(database_url=own_server_url, redis_url=own_redis.url, **timeouts) as stack:
+        await stack.open(CONTENT)
+        await stack.put(CONTENT, 0)
+        own_redis.command("FLUSHALL")  # so that the chunk has to ask both
+        own_server.send_signal(signal.SIGSTOP)
+        try:
+            sending = asyncio.create_task(stack.put(CONTENT, 1))
+            await eventually(_the_database_was_asked_for_a_hello)
+            own_redis.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(1.2)
+        finally:
+            own_server.send_signal(signal.SIGCONT)
+        try:
+            problem(await sending, 503, "unavailable")
+        finally:
+            own_redis.send_signal(signal.SIGCONT)
+        assert _patience_with_redis(caplog) < 2
+
+
+async def test_a_chunk_that_waited_for_others_does_not_wait_as_long_for_redis(
+    make_stack: MakeStack, own_redis: PrivateRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They may have waited for Redis, one after the other."""
+    async with make_stack(redis_url=own_redis.url, redis_timeout_seconds=4) as stack:
+        await stack.open(CONTENT)
+        await stack.put(CONTENT, 0)
+        upload = await stack.services.uploads.find(Target("alice", CONTENT.md5))
+        assert isinstance(upload, Upload)
+        own_redis.send_signal(signal.SIGSTOP)
+        try:
+            async with stack.services.storage.closing(upload):
+                sending = asyncio.create_task(stack.put(CONTENT, 1))
+                await asyncio.sleep(2.5)
+            problem(await sending, 503, "unavailable")
+        finally:
+            own_redis.send_signal(signal.SIGCONT)
+        assert _patience_with_redis(caplog) < 2
+
+
+async def test_a_list_waits_for_redis_once_and_not_for_each_upload(
+    make_stack: MakeStack, own_redis: PrivateRedis
+) -> None:
+    contents = [Content(64 * KIB, seed) for seed in range(10)]
+    async with make_stack(redis_url=own_redis.url, redis_timeout_seconds=1) as stack:
+        for content in contents:
+            await stack.open(content)
+        own_redis.send_signal(signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(5):  # ten times a second would be longer
+                listed = await stack.client.get("/uploads")
+        finally:
+            own_redis.send_signal(signal.SIGCONT)
+        assert len(listed.json()["uploads"]) == len(contents)
+
+
+async def test_a_connection_that_is_lost_after_a_silence_is_no_new_beginning(own_redis: PrivateRedis) -> None:
+    async with (
+        switched(own_redis.port) as switch,
+        aclosing(connect(f"redis://127.0.0.1:{switch.port}", timeout_seconds=2)) as client,
+    ):
+        sha = await client.script_load(ECHO)
+        await client.evalsha(sha, 0, "connected")
+        own_redis.send_signal(signal.SIGSTOP)
+        try:
+            patience_of_request.set(Patience())
+            calling = asyncio.create_task(client.evalsha(sha, 0, "text"))
+            await asyncio.sleep(1.2)
+            switch.lead_to(own_redis.port, Left.CUT)
+            with pytest.raises(RedisTimeoutError, match=r"no answer within 0\.\d+ s"):
+                await calling
+        finally:
+            own_redis.send_signal(signal.SIGCONT)
+        patience_of_request.set(None)
+
+
+async def test_who_has_little_patience_left_cuts_off_nobody_else(own_redis: PrivateRedis) -> None:
+    async with aclosing(connect(own_redis.url, timeout_seconds=10)) as client:
+        sha = await client.script_load(ECHO)
+        await client.evalsha(sha, 0, "connected")
+        connections = len(await client.client_list())
+        own_redis.send_signal(signal.SIGSTOP)
+        try:
+            before = asyncio.create_task(client.evalsha(sha, 0, "before"))
+            await asyncio.sleep(0)
+            worn = asyncio.create_task(_with_little_patience(client.evalsha(sha, 0, "worn")))
+            await asyncio.sleep(0)
+            after = asyncio.create_task(client.evalsha(sha, 0, "after"))
+            with pytest.raises(RedisTimeoutError, match="no answer within 2 s"):
+                await worn
+            assert not before.done()
+            assert not after.done()
+        finally:
+            own_redis.send_signal(signal.SIGCONT)
+        assert (await before, await after) == (b"before", b"after")
+        assert len(await client.client_list()) == connections
+
+
+async def test_a_request_gives_a_database_up_once_and_a_job_each_time(
+    own_server: PrivateDatabase, own_server_url: str
+) -> None:
+    database = Database(own_server_url, timeout_seconds=1)
+    await database.check_writable()
+
+    async def refusals(patience: Patience | None) -> list[str]:
+        patience_of_request.set(patience)
+        return [await _refusal(database) for _ in range(2)]
+
+    own_server.send_signal(signal.SIGSTOP)
+    try:
+        of_request, of_job = await asyncio.gather(refusals(Patience()), refusals(None))
+    finally:
+        own_server.send_signal(signal.SIGCONT)
+    assert [reason.rpartition(": ")[2] for reason in of_request + of_job] == [
+        "no answer within 1 s",
+        "it did not answer this request before",
+        "no answer within 1 s",
+        "no answer within 1 s",
+    ]
+    await database.close()
+
+
+async def _the_database_was_asked_for_a_hello() -> bool:
+    return "asking a silent database" in {task.get_name() for task in asyncio.all_tasks()}
+
+
+def _patience_with_redis(caplog: pytest.LogCaptureFixture) -> float:
+    """For how long the last request waited for Redis, by its own words."""
+    *_, reason = (record.__dict__["reason"] for record in caplog.records if "reason" in record.__dict__)
+    found = re.search(r"Redis at .* is away: no answer within ([\d.]+) s", reason)
+    assert found, reason
+    return float(found[1])
+
+
+async def _with_little_patience(calling: Awaitable[bytes]) -> bytes:
+    worn = Patience()
+    worn.note(time.monotonic() - 60, 0)
+    patience_of_request.set(worn)
+    return await calling
+
+
+async def _refusal(database: Database) -> str:
+    with pytest.raises(Unavailable) as raised:
+        await database.check_writable()
+    return raised.value.reason

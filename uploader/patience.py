@@ -1,0 +1,82 @@
+"""For how long one request waits for stores that are silent: once, and not once for each store and each call.
+
+What a request has waited in vain is taken off the time that the next store has to answer it. Only waits count: what it does
+in between, above all to receive a body, takes as long as it takes. So this is a sum, and no deadline. Jobs have all their
+time for each call, because nobody waits for them.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+
+# A part of the time-out. Who answers within it is not silent; and so much each call has, because one store that is silent is
+# no reason to refuse what needs another one.
+LEAST = 0.2
+
+
+class Patience:
+    """What one request has left of it. Nothing of the request is in here: whatever keeps its context keeps this, too."""
+
+    def __init__(self) -> None:
+        self._waited_seconds = 0.0
+        # When the last silence ended, if there was one.
+        self._until: float | None = None
+        self._given_up: set[str] = set()
+
+    def left(self, store: str, timeout_seconds: float) -> float:
+        """How long that store may take to answer; 0 if it is not to be asked, because it was given up before.
+
+        A silence that ended longer ago than the time-out is forgotten: some requests go on for hours.
+        """
+        if self._until is None:
+            return timeout_seconds
+        if time.monotonic() - self._until > timeout_seconds:
+            self._waited_seconds = 0.0
+            self._given_up.clear()
+        if store in self._given_up:
+            return 0.0
+        return max(timeout_seconds - self._waited_seconds, timeout_seconds * LEAST)
+
+    def note(self, began: float, short_seconds: float) -> None:
+        """A wait for a store has ended, or one for somebody who may have waited for it; a short one does not count. What was
+        waited for side by side counts once."""
+        now = time.monotonic()
+        if now - began > short_seconds:
+            self._waited_seconds += now - max(began, self._until or began)
+            self._until = now
+
+    def give_up(self, store: str) -> None:
+        """It did not answer in its time: this request does not ask it again, where it goes on without."""
+        self._until = time.monotonic()
+        self._given_up.add(store)
+
+
+# None: nobody's request.
+patience_of_request: ContextVar[Patience | None] = ContextVar("patience", default=None)
+
+
+def patience() -> Patience:
+    """That of the request in whose context this runs; without one, all there may be."""
+    return patience_of_request.get() or Patience()
+
+
+@asynccontextmanager
+async def waiting(store: str, timeout_seconds: float, silent: Callable[[str], Exception]) -> AsyncIterator[None]:
+    """One call of a store, which has so much time to answer, or what is left of it. Raises `silent`."""
+    own = patience()
+    seconds = own.left(store, timeout_seconds)
+    if not seconds:
+        raise silent("it did not answer this request before")
+    began, bound = time.monotonic(), asyncio.timeout(seconds)
+    try:
+        async with bound:
+            yield
+    except TimeoutError:
+        if not bound.expired():
+            raise
+        own.give_up(store)
+        raise silent(f"no answer within {seconds:.3g} s") from None
+    finally:
+        own.note(began, timeout_seconds * LEAST)
