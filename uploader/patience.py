@@ -2,7 +2,7 @@
 
 What a request has waited in vain is taken off the time that the next store has to answer it. Only waits count: what it does
 in between, above all to receive a body, takes as long as it takes. So this is a sum, and no deadline. Jobs have all their
-time for each call, because nobody waits for them.
+time for each call, because nobody waits for them; what a request begins beside itself, as a merge, is a part of it.
 """
 
 import asyncio

@@ -3,8 +3,6 @@
 import asyncio
 import re
 import signal
-import time
-from collections.abc import Awaitable
 from contextlib import aclosing
 
 import pytest
@@ -16,11 +14,11 @@ from tests.support.problems import problem
 from tests.support.servers import PrivateDatabase, PrivateRedis
 from tests.support.switching import Left, switched
 from tests.support.waiting import eventually
+from tests.support.waits import as_request
 from uploader.accounting.connection import connect
 from uploader.database.engine import Database
 from uploader.domain.upload import Upload
 from uploader.errors import Unavailable
-from uploader.patience import Patience, patience_of_request
 from uploader.service.uploads.results import Target
 
 CONTENT = Content(4 * 64 * KIB)
@@ -34,7 +32,7 @@ async def test_a_chunk_that_waited_for_the_database_does_not_wait_as_long_for_re
     own_redis: PrivateRedis,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    timeouts = {"database_timeout_seconds": 5, "redis_timeout_seconds": 5}
+    timeouts = {"database_timeout_seconds": 8, "redis_timeout_seconds": 5}
     async with make_stack(database_url=own_server_url, redis_url=own_redis.url, **timeouts) as stack:
         await stack.open(CONTENT)
         await stack.put(CONTENT, 0)
@@ -44,7 +42,7 @@ async def test_a_chunk_that_waited_for_the_database_does_not_wait_as_long_for_re
             sending = asyncio.create_task(stack.put(CONTENT, 1))
             await eventually(_the_database_was_asked_for_a_hello)
             own_redis.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(1.2)
+            await asyncio.sleep(1.8)  # and not yet given up
         finally:
             own_server.send_signal(signal.SIGCONT)
         try:
@@ -93,21 +91,24 @@ async def test_a_list_waits_for_redis_once_and_not_for_each_upload(
 async def test_a_connection_that_is_lost_after_a_silence_is_no_new_beginning(own_redis: PrivateRedis) -> None:
     async with (
         switched(own_redis.port) as switch,
-        aclosing(connect(f"redis://127.0.0.1:{switch.port}", timeout_seconds=2)) as client,
+        aclosing(connect(f"redis://127.0.0.1:{switch.port}", timeout_seconds=5)) as client,
     ):
         sha = await client.script_load(ECHO)
         await client.evalsha(sha, 0, "connected")
+
+        async def call() -> object:
+            with as_request():
+                return await client.evalsha(sha, 0, "text")
+
         own_redis.send_signal(signal.SIGSTOP)
         try:
-            patience_of_request.set(Patience())
-            calling = asyncio.create_task(client.evalsha(sha, 0, "text"))
-            await asyncio.sleep(1.2)
+            calling = asyncio.create_task(call())
+            await asyncio.sleep(3.5)
             switch.lead_to(own_redis.port, Left.CUT)
-            with pytest.raises(RedisTimeoutError, match=r"no answer within 0\.\d+ s"):
+            with pytest.raises(RedisTimeoutError, match=r"no answer within 1(\.\d+)? s"):
                 await calling
         finally:
             own_redis.send_signal(signal.SIGCONT)
-        patience_of_request.set(None)
 
 
 async def test_who_has_little_patience_left_cuts_off_nobody_else(own_redis: PrivateRedis) -> None:
@@ -115,20 +116,23 @@ async def test_who_has_little_patience_left_cuts_off_nobody_else(own_redis: Priv
         sha = await client.script_load(ECHO)
         await client.evalsha(sha, 0, "connected")
         connections = len(await client.client_list())
+
+        async def call(text: str, waited_seconds: float = 0.0) -> bytes:
+            with as_request(waited_seconds=waited_seconds):
+                echoed: bytes = await client.evalsha(sha, 0, text)
+            return echoed
+
         own_redis.send_signal(signal.SIGSTOP)
         try:
-            before = asyncio.create_task(client.evalsha(sha, 0, "before"))
-            await asyncio.sleep(0)
-            worn = asyncio.create_task(_with_little_patience(client.evalsha(sha, 0, "worn")))
-            await asyncio.sleep(0)
-            after = asyncio.create_task(client.evalsha(sha, 0, "after"))
+            calls = [asyncio.create_task(call("before")), asyncio.create_task(call("worn", waited_seconds=60))]
+            calls.append(asyncio.create_task(call("after")))
             with pytest.raises(RedisTimeoutError, match="no answer within 2 s"):
-                await worn
-            assert not before.done()
-            assert not after.done()
+                await calls[1]
+            assert not calls[0].done()
+            assert not calls[2].done()
         finally:
             own_redis.send_signal(signal.SIGCONT)
-        assert (await before, await after) == (b"before", b"after")
+        assert (await calls[0], await calls[2]) == (b"before", b"after")
         assert len(await client.client_list()) == connections
 
 
@@ -137,22 +141,15 @@ async def test_a_request_gives_a_database_up_once_and_a_job_each_time(
 ) -> None:
     database = Database(own_server_url, timeout_seconds=1)
     await database.check_writable()
-
-    async def refusals(patience: Patience | None) -> list[str]:
-        patience_of_request.set(patience)
-        return [await _refusal(database) for _ in range(2)]
-
     own_server.send_signal(signal.SIGSTOP)
     try:
-        of_request, of_job = await asyncio.gather(refusals(Patience()), refusals(None))
+        with as_request():
+            of_request = [await _refusal(database) for _ in range(2)]
+        of_job = [await _refusal(database) for _ in range(2)]
     finally:
         own_server.send_signal(signal.SIGCONT)
-    assert [reason.rpartition(": ")[2] for reason in of_request + of_job] == [
-        "no answer within 1 s",
-        "it did not answer this request before",
-        "no answer within 1 s",
-        "no answer within 1 s",
-    ]
+    assert of_request == ["no answer within 1 s", "it did not answer this request before"]
+    assert of_job == ["no answer within 1 s"] * 2
     await database.close()
 
 
@@ -168,14 +165,8 @@ def _patience_with_redis(caplog: pytest.LogCaptureFixture) -> float:
     return float(found[1])
 
 
-async def _with_little_patience(calling: Awaitable[bytes]) -> bytes:
-    worn = Patience()
-    worn.note(time.monotonic() - 60, 0)
-    patience_of_request.set(worn)
-    return await calling
-
-
 async def _refusal(database: Database) -> str:
+    """Why it is away, by its own words."""
     with pytest.raises(Unavailable) as raised:
         await database.check_writable()
-    return raised.value.reason
+    return raised.value.reason.rpartition(": ")[2]
