@@ -536,7 +536,7 @@ async def test_a_blob_whose_bytes_can_not_be_removed_stays_collectable(act: Tran
     with pytest.raises(UploaderError):
         await act.database.transact(
             lambda connection: transactions.collect_blob(
-                connection, file.sha256, prepare=act.database.sync, remove=fail
+                connection, file.sha256, prepare=act.database.sync, remove=fail, now=NOW
             )
         )
     assert await act.database.read(lambda connection: contents.blobs_without_refs(connection, 10)) == [file.sha256]

@@ -138,8 +138,8 @@ class Transactions:
     async def batch(
         self, files: Sequence[File], if_exists: IfExists = IfExists.KEEP
     ) -> list[transactions.Verdict | None]:
-        async def place_blobs(_: Collection[str]) -> None:
-            pass
+        async def place_blobs(_: Collection[str]) -> dict[str, str]:
+            return {}
 
         return await self.database.transact(
             lambda connection: transactions.add_whole_files(connection, files, if_exists, place_blobs=place_blobs)
@@ -159,5 +159,7 @@ class Transactions:
                 removed.append(sha256)
 
         return await self.database.transact(
-            lambda connection: transactions.collect_blob(connection, sha256, prepare=self.database.sync, remove=remove)
+            lambda connection: transactions.collect_blob(
+                connection, sha256, prepare=self.database.sync, remove=remove, now=NOW
+            )
         )

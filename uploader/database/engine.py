@@ -28,7 +28,8 @@ from uploader.database.mysql import (
     Mysql,
     is_read_only,
 )
-from uploader.database.sqlite import FileLost, Sqlite, SqliteEngine, is_unfit, on_the_loop
+from uploader.database.sqlite import FileLost, Sqlite, SqliteEngine, is_unfit
+from uploader.database.within.calls import on_the_loop
 from uploader.errors import DatabaseDamaged, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -174,7 +175,8 @@ class Database:
             raise self._demoted("read_only is set")
 
     def outside(self, work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-        """`work`, which waits for something else, as a transaction may call it."""
+        """`work`, which waits for something else, as a transaction may call it. What it writes here itself is a transaction
+        of its own; on SQLite a part of the one that calls it."""
         return work if self._sqlite is None else on_the_loop(work)
 
     def in_thread(self, work: Callable[..., T]) -> Callable[..., Awaitable[T]]:

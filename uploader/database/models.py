@@ -21,7 +21,7 @@ from sqlalchemy import (
     text,
 )
 
-from uploader.database.columns.types import Bytewise, Integer64, PathWord, UtcDateTime, UtcDay
+from uploader.database.columns.types import Bytewise, Integer64, Octets, PathWord, UtcDateTime, UtcDay
 
 
 def _figure(name: str) -> Column[int]:
@@ -126,6 +126,7 @@ blob = Table(
     Index("ix_blob_scrubbed", "scrubbed_at", "created_at"),
     Index("ix_blob_md5", "md5"),
     Index("ix_blob_refs", "refs"),
+    Index("ix_blob_location", "location"),
     mysql_engine="InnoDB",
 )
 
@@ -238,6 +239,72 @@ trail = Table(
     # JSON.
     Column("details", LargeBinary, nullable=False),
     Index("ix_trail_created", "created_at", "id"),
+    mysql_engine="InnoDB",
+)
+
+# What a store on S3 has of an open upload. Whoever changes its chunks has its row locked.
+multipart = Table(
+    "multipart",
+    metadata,
+    Column("upload_id", Bytewise(32), primary_key=True),
+    # As S3 calls its multipart upload; NULL if it is a single object.
+    Column("multipart_id", Bytewise(1024)),
+    # Grows with each freeze and each withdrawal.
+    Column("fence", Integer64, nullable=False, server_default=text("0")),
+    Column("frozen", Boolean, nullable=False, server_default=text("0")),
+    # Who appends.
+    Column("appender", Bytewise(32)),
+    Column("tail_key", Bytewise(255)),
+    Column("tail_number", Integer64),
+    Column("tail_length", Integer64),
+    # How far its digests have come, from what they go on, and what they are.
+    Column("digest_position", Integer64),
+    Column("digest_state", Octets),
+    Column("digest_md5", Bytewise(32)),
+    Column("digest_sha256", Bytewise(64)),
+    Column("opened_at", UtcDateTime, nullable=False),
+    Column("written_at", UtcDateTime, nullable=False),
+    Index("ix_multipart_opened", "opened_at", "upload_id"),
+    Index("ix_multipart_tail", "tail_key"),
+    mysql_engine="InnoDB",
+)
+
+# The objects of the parts of a whole, in order, until it is merged.
+piece = Table(
+    "piece",
+    metadata,
+    Column("whole_id", Bytewise(32), primary_key=True),
+    Column("position", Integer64, primary_key=True, autoincrement=False),
+    Column("object_key", Bytewise(255), nullable=False),
+    Column("size", Integer64, nullable=False),
+    Index("ix_piece_key", "object_key"),
+    mysql_engine="InnoDB",
+)
+
+# A chunk that S3 has. What has no row was never received.
+chunk = Table(
+    "chunk",
+    metadata,
+    Column("upload_id", Bytewise(32), primary_key=True),
+    Column("number", Integer64, primary_key=True, autoincrement=False),
+    Column("etag", Bytewise(255), nullable=False),
+    # NULL if it is a part of the multipart upload.
+    Column("object_key", Bytewise(255)),
+    Column("created_at", UtcDateTime, nullable=False),
+    Index("ix_chunk_key", "object_key"),
+    mysql_engine="InnoDB",
+)
+
+# The trash of a store that has locations: objects in which no content lies any more.
+put_away = Table(
+    "put_away",
+    metadata,
+    Column("object_key", Bytewise(255), primary_key=True),
+    # The SHA-256 of the content.
+    Column("name", Bytewise(64), nullable=False),
+    Column("size", Integer64, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Index("ix_put_away_name", "name"),
     mysql_engine="InnoDB",
 )
 

@@ -25,6 +25,7 @@ from sqlalchemy import PoolProxiedConnection, QueuePool, create_engine, event, m
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database.texts import Statements, Texts, wrapped
+from uploader.database.within.calls import caller_on, calling, run_part, run_to_its_end
 
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
@@ -201,7 +202,7 @@ class Sqlite:
 
     def _read(self, work: "Work[T]") -> T:
         with self.engine.reading() as connection:
-            return _run_to_its_end(work, connection)
+            return run_to_its_end(work, connection)
 
     def _glance(self, work: "Work[T]") -> T:
         """Read here and now. What was not in memory shows that others may not be, either: for a moment, threads wait."""
@@ -217,7 +218,9 @@ class Sqlite:
         await asyncio.get_running_loop().run_in_executor(self._readers, self.engine.file.look)
 
     async def write(self, work: "Work[T]", *, alone: bool) -> T:
-        """`alone`: no other transaction may be in its commit."""
+        """`alone`: no other transaction may be in its commit, but for one that has called this one."""
+        if (caller := caller_on(self.engine.sync_engine)) is not None:
+            return caller.run(work)
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         with self._lock:
             self._waiting.append(_Write(work, alone, outcome))
@@ -265,37 +268,22 @@ class Sqlite:
         self.engine.file.look()
 
     def _commit_together(self, batch: list[_Write]) -> None:
-        with self.engine.writing() as connection:
+        with self.engine.writing() as connection, calling(connection, self.engine.sync_engine):
             for write in batch:
                 if len(batch) == 1:
-                    write.result = _run_to_its_end(write.work, connection)
+                    write.result = run_to_its_end(write.work, connection)
                 else:
                     _run_within(connection, write)
 
 
 def _run_within(connection: Statements, write: _Write) -> None:
     """Run a transaction as a part of a larger one, which goes on without it if it fails."""
-    connection.run("SAVEPOINT part")
     try:
-        write.result = _run_to_its_end(write.work, connection)
+        write.result = run_part(connection, write.work)
     except Exception as error:
         write.error = error
-        # Some errors end the whole transaction (https://sqlite.org/lang_transaction.html), and a savepoint would begin
-        # another one.
         if not connection.in_transaction:
             raise
-        connection.run("ROLLBACK TO part")
-    connection.run("RELEASE part")
-
-
-def _run_to_its_end(work: "Work[T]", connection: Statements) -> T:
-    """What a coroutine that never waits returns."""
-    steps = work(cast(AsyncConnection, connection)).__await__()
-    try:
-        next(steps)
-    except StopIteration as end:
-        return cast(T, end.value)
-    raise RuntimeError("a transaction waited for something else than the database")
 
 
 def _tell(batch: list[_Write]) -> None:
@@ -306,19 +294,6 @@ def _tell(batch: list[_Write]) -> None:
             write.outcome.set_result(write.result)
         else:
             write.outcome.set_exception(write.error)
-
-
-def on_the_loop(work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-    """As `work`, for a transaction to call from its thread, which waits for it."""
-    loop = asyncio.get_running_loop()
-
-    async def called(*arguments: Any) -> T:
-        async def call() -> T:
-            return await work(*arguments)
-
-        return asyncio.run_coroutine_threadsafe(call(), loop).result()
-
-    return called
 
 
 def is_unfit(error: BaseException) -> bool:

@@ -10,18 +10,22 @@ from typing import Any
 from sqlalchemy import Boolean, Column, LargeBinary, SmallInteger, Table, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from uploader.database.columns.types import Bytewise, Integer64, UtcDateTime
+from uploader.database.columns.types import Bytewise, Integer64, Octets, UtcDateTime
 from uploader.database.models import metadata, upload
 from uploader.domain.upload import State
 
 # So many of a kind are told.
 _MAX_TOLD = 100
 _MAX_SHOWN = 100
-_HEX_DIGITS = {"id": 32, "md5": 32, "file_id": 32, "sha256": 64, "token_sha256": 64}
+_HEX_DIGITS = {
+    **dict.fromkeys(("id", "md5", "file_id", "upload_id", "digest_md5"), 32),
+    **dict.fromkeys(("sha256", "token_sha256", "digest_sha256"), 64),
+}
 # Those texts that neither an index repeats nor a pattern tells.
 _TEXTS = [
-    *(("upload", "name"), ("upload", "temp_path"), ("blob", "location"), ("meta", "value")),
+    *(("upload", "name"), ("upload", "temp_path"), ("meta", "value")),
     *(("concatenation", "name"), ("concatenation", "ordered")),
+    *(("multipart", "multipart_id"), ("multipart", "appender"), ("chunk", "etag")),
 ]
 _SECOND = "substr({column}, 1, 19)"
 _CLOSED = "(closed_at IS NULL) = (open_flag IS 1) AND (CAST(state AS TEXT) = 'OPEN') = (open_flag IS 1)"
@@ -89,7 +93,7 @@ def _rule_of_value(column: Column[Any]) -> str:
         length = f"typeof({{column}}) = 'blob' AND length({{column}}) = {_HEX_DIGITS[column.name]}"
         return f"{length} AND CAST({{column}} AS TEXT) NOT GLOB '*[^0-9a-f]*'"
     match column.type:
-        case Bytewise():
+        case Bytewise() | Octets():
             return "typeof({column}) = 'blob'"
         case LargeBinary():
             return "typeof({column}) = 'blob' AND json_valid(CAST({column} AS TEXT))"

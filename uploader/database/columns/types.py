@@ -44,6 +44,21 @@ class PathWord(Bytewise):
         return word and word.replace("\0", _NO_TEXT)
 
 
+class _SqliteOctets(LargeBinary):
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
+        return lambda value: value if value is None or isinstance(value, bytes) else b""
+
+
+class Octets(TypeDecorator[bytes]):
+    """Bytes that are no text."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return dialect.type_descriptor(_SqliteOctets() if dialect.name == "sqlite" else LargeBinary())
+
+
 class _SqliteDateTime(sqlite.DATETIME):
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
         return _or_else(super().result_processor(dialect, coltype), _NO_MOMENT)

@@ -7,7 +7,7 @@ those of many files at once in `folders`, those that make a whole of parts in `c
 
 from uploader.database.transactions import concatenations, folders, users
 from uploader.database.transactions.additions import Added, Verdict
-from uploader.database.transactions.blobs import collect_blob, note_scrub, with_blob_locked
+from uploader.database.transactions.blobs import collect_blob, note_scrub, relocate, with_blob_locked
 from uploader.database.transactions.files import (
     add_instant_file,
     add_whole_file,
@@ -58,6 +58,7 @@ __all__ = [
     "note_scrub",
     "open_upload",
     "purge_uploads",
+    "relocate",
     "rename_file",
     "tell_digests",
     "tell_length",

@@ -67,12 +67,20 @@ UPDATE JSON_TABLE(:batch, '$[*]' COLUMNS (
 )) AS item STRAIGHT_JOIN `{table}` AS content ON content.sha256 = CAST(item.sha256 AS BINARY)
 SET content.md5 = CAST(item.md5 AS BINARY) WHERE content.md5 IS NULL
 """
+_SET_LOCATIONS_MYSQL = """
+UPDATE JSON_TABLE(:batch, '$[*]' COLUMNS (
+  sha256 VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[0]',
+  location VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[1]'
+)) AS item STRAIGHT_JOIN `blob` ON `blob`.sha256 = CAST(item.sha256 AS BINARY)
+SET `blob`.location = CAST(item.location AS BINARY)
+"""
 _NOW = bindparam("now", type_=UtcDateTime)
 _SET_FLUSHED = {
     "mysql": text(_SET_FLUSHED_MYSQL).bindparams(_NOW),
     "sqlite": text(_SET_FLUSHED_SQLITE).bindparams(_NOW),
 }
 _ADD_REFS = text(_ADD_REFS_MYSQL).bindparams(_NOW)
+_SET_LOCATIONS = text(_SET_LOCATIONS_MYSQL)
 _ADD_UNFINISHED = {"mysql": text(_ADD_UNFINISHED_MYSQL), "sqlite": text(_ADD_UNFINISHED_SQLITE)}
 
 
@@ -118,3 +126,8 @@ async def set_md5s(connection: AsyncConnection, table: Table, md5s: Mapping[str,
     """`statements.FILL_MD5` of many contents on MySQL and MariaDB, by SHA-256."""
     statement = text(_SET_MD5S_MYSQL.format(table=table.name))
     return await connection.execute(statement, {"batch": json.dumps(sorted(md5s.items()))})
+
+
+async def set_locations(connection: AsyncConnection, locations: Mapping[str, str]) -> None:
+    """`statements.RELOCATE` of many contents on MySQL and MariaDB, by SHA-256."""
+    await connection.execute(_SET_LOCATIONS, {"batch": json.dumps(sorted(locations.items()))})

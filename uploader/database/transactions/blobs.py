@@ -1,19 +1,45 @@
 """The transactions of blobs as such: what is done to their bytes is done while nobody else has their rows."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TypeVar
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, insert, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.crashpoints import crash_point
 from uploader.database import contents, models
 from uploader.database.events.outbox import listens
+from uploader.database.transactions import batches, statements
 from uploader.database.transactions.rows import fill_md5s, tell_of_content
 from uploader.domain.events import EventType
 
 T = TypeVar("T")
+
+
+async def relocate(connection: AsyncConnection, locations: Mapping[str, str], now: datetime) -> None:
+    """Say where contents lie from now on, by SHA-256; the caller has their rows locked. Where they were before is put away.
+    None of a store that has no locations."""
+    if not locations:
+        return
+    former = await connection.execute(statements.LOCATED, {"of_contents": sorted(locations)})
+    left = [(sha256, size, key) for sha256, size, key in former if key != locations[sha256]]
+    await _put_away(connection, left, now)
+    if len(locations) > 1 and connection.dialect.name != "sqlite":
+        await batches.set_locations(connection, locations)
+    else:
+        values = [{"of_content": sha256, "new_location": key} for sha256, key in sorted(locations.items())]
+        await connection.execute(statements.RELOCATE, values)
+    # The last of it: see `objects/contents.py`.
+    await connection.execute(statements.BRING_BACK, {"keys": sorted(locations.values())})
+
+
+async def _put_away(connection: AsyncConnection, left: Sequence[tuple[str, int, str]], now: datetime) -> None:
+    """`left`: contents, their sizes, and the keys at which they do not lie any more."""
+    if not left:
+        return
+    values = [{"object_key": key, "name": sha256, "size": size, "created_at": now} for sha256, size, key in left]
+    await connection.execute(statements.PUT_AWAY[connection.dialect.name], values)
 
 
 async def collect_blob(
@@ -22,21 +48,27 @@ async def collect_blob(
     *,
     prepare: Callable[[], Awaitable[None]],
     remove: Callable[[], Awaitable[None]],
+    now: datetime,
 ) -> bool:
     """Remove a blob without refs, its bytes before the commit: a row without bytes is mended by the next merge, bytes
-    without a row by nobody. False if it is in use or gone.
+    without a row by nobody. False if it is in use or gone. One that has a location is put away by a row of this transaction,
+    and `prepare` and `remove` are not called.
 
     `prepare` makes durable that it has no refs. If the database crashed meanwhile, this connection is gone and the
     statement after it fails.
     """
-    blobs = models.blob.c
-    query = select(blobs.refs).where(blobs.sha256 == sha256).with_for_update()
-    if (await connection.execute(query)).scalar() != 0:
+    row = (await connection.execute(statements.LOCK_REFS, {"of_blob": sha256})).mappings().first()
+    if row is None or row["refs"] != 0:
         return False
-    await prepare()
-    await connection.execute(delete(models.blob).where(blobs.sha256 == sha256))
-    await remove()
-    crash_point("collect.after_unlink")
+    location = row["location"]
+    if location is None:
+        await prepare()
+    await connection.execute(statements.DELETE_BLOB, {"of_blob": sha256})
+    if location is None:
+        await remove()
+        crash_point("collect.after_unlink")
+    else:
+        await _put_away(connection, [(sha256, row["size"], location)], now)
     return True
 
 

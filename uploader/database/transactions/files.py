@@ -1,6 +1,6 @@
 """The transactions of files: those that come at once, without chunks, and what their users do with them."""
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -9,6 +9,7 @@ from uploader.database import models, queries
 from uploader.database.events.outbox import tell
 from uploader.database.transactions import statements
 from uploader.database.transactions.additions import Added, Verdict, add_files, close_by, lock_contents
+from uploader.database.transactions.blobs import relocate
 from uploader.database.transactions.rows import add_finished, changed, drop_ref, lock_open, settle_user
 from uploader.domain import events
 from uploader.domain.upload import File, IfExists, Upload
@@ -35,12 +36,14 @@ async def add_whole_file(
     if_exists: IfExists,
     *,
     replaced_upload_id: str | None,
-    place_blob: Callable[[], Awaitable[None]],
+    place_blob: Callable[[], Awaitable[str | None]],
 ) -> Added:
-    """As `add_instant_file`, of bytes that came whole: `place_blob` makes them the blob while its row is locked."""
+    """As `add_instant_file`, of bytes that came whole: `place_blob` makes them the blob while its row is locked, and returns
+    where they are now, if the store has locations."""
     replaced = None if replaced_upload_id is None else await lock_open(connection, replaced_upload_id)
     locked = await lock_contents(connection, [file], if_exists, file.created_at)
-    await place_blob()
+    if (location := await place_blob()) is not None:
+        await relocate(connection, {file.sha256: location}, file.created_at)
     return await _add_file(connection, file, if_exists, locked, replaced)
 
 
@@ -63,12 +66,13 @@ async def add_whole_files(
     files: Sequence[File],
     if_exists: IfExists,
     *,
-    place_blobs: Callable[[Collection[str]], Awaitable[None]],
+    place_blobs: Callable[[Collection[str]], Awaitable[Mapping[str, str]]],
 ) -> list[Verdict | None]:
     """Files of one user and of different names, of bytes that came whole; what became of each, in their order. None: an
     upload of this MD5 is open, and closing one is not for here.
 
-    `place_blobs` is given SHA-256s whose rows are locked. Those that are refused leave a blob without refs, for the
+    `place_blobs` is given SHA-256s whose rows are locked, and returns by SHA-256 where the bytes are now, if the store has
+    locations. Those that are refused leave a blob without refs, for the
     collector. Raises Duplicate, BlobLost.
     """
     user_id = files[0].user_id
@@ -82,13 +86,13 @@ async def _add_files(
     connection: AsyncConnection,
     files: Sequence[File],
     if_exists: IfExists,
-    place_blobs: Callable[[Collection[str]], Awaitable[None]],
+    place_blobs: Callable[[Collection[str]], Awaitable[Mapping[str, str]]],
 ) -> list[Verdict]:
     try:
         locked = await lock_contents(connection, files, if_exists, files[0].created_at)
     except NameTaken as error:  # of the only one: nothing is written yet
         return [error]
-    await place_blobs({file.sha256 for file in files})
+    await relocate(connection, await place_blobs({file.sha256 for file in files}), files[0].created_at)
     changes = await add_files(connection, files, if_exists, locked, freed_bytes=0)
     await add_finished(connection, files[0].user_id, changes.finished_bytes)
     return changes.verdicts

@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, BindParameter, bindparam, delete, insert, sel
 from sqlalchemy.dialects.mysql import insert as mysql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-from uploader.database.models import blob, file, upload, user_info
+from uploader.database.models import blob, file, put_away, upload, user_info
 
 
 def _bytes(name: str) -> BindParameter[int]:
@@ -52,6 +52,8 @@ DELETE_NAMED_FILE = DELETE_FILE.where(file.c.name == bindparam("of_name"))
 
 _OF_BLOB = blob.c.sha256 == bindparam("of_blob")
 LOCK_BLOB = select(blob.c.sha256).where(_OF_BLOB).with_for_update()
+LOCK_REFS = select(blob.c.refs, blob.c.size, blob.c.location).where(_OF_BLOB).with_for_update()
+DELETE_BLOB = delete(blob).where(_OF_BLOB)
 LOCK_DAMAGED = select(blob.c.damaged).where(_OF_BLOB).with_for_update()
 # Whoever adds a ref in this way places bytes of their own.
 _PLACED: dict[str, Any] = {"damaged": False, "scrubbed_at": None, "created_at": bindparam("placed_at")}
@@ -68,4 +70,15 @@ FILL_MD5 = {
     for table in (blob, file)
 }
 TAKE_REF = update(blob).where(blob.c.sha256 == bindparam("taken"), blob.c.refs > 0).values(refs=blob.c.refs + 1)
+# Where the bytes of contents lie, in a store that has locations.
+LOCATED = select(blob.c.sha256, blob.c.size, blob.c.location).where(
+    blob.c.sha256.in_(bindparam("of_contents", expanding=True)), blob.c.location.is_not(None)
+)
+RELOCATE = update(blob).where(blob.c.sha256 == bindparam("of_content")).values(location=bindparam("new_location"))
+# One that is there stays.
+PUT_AWAY = {
+    "sqlite": sqlite_insert(put_away).on_conflict_do_nothing(index_elements=["object_key"]),
+    "mysql": mysql_insert(put_away).on_duplicate_key_update(object_key=put_away.c.object_key),
+}
+BRING_BACK = delete(put_away).where(put_away.c.object_key.in_(bindparam("keys", expanding=True)))
 DROP_REFS = update(blob).where(blob.c.sha256 == bindparam("dropped")).values(refs=blob.c.refs - _bytes("fewer"))

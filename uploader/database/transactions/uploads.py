@@ -13,6 +13,7 @@ from uploader.database.events.outbox import tell
 from uploader.database.trail.acts import note
 from uploader.database.transactions import batches, statements
 from uploader.database.transactions.additions import add_files, close_by, lock_contents
+from uploader.database.transactions.blobs import relocate
 from uploader.database.transactions.concatenations import forget_concatenations
 from uploader.database.transactions.rows import (
     ClaimsChanged,
@@ -210,11 +211,11 @@ async def merge(
     file_id: str,
     md5: str | None,
     sha256: str,
-    place_blob: Callable[[], Awaitable[None]],
+    place_blob: Callable[[], Awaitable[str | None]],
     now: datetime,
 ) -> File:
-    """Turn an upload into a file. `place_blob` makes its bytes the blob while the blob's row is locked. `md5`: None where it
-    was not computed; that of the blob is the file's then.
+    """Turn an upload into a file. `place_blob` makes its bytes the blob while the blob's row is locked, and returns where
+    they are now, if the store has locations. `md5`: None where it was not computed; that of the blob is the file's then.
 
     Raises NotOpen, NameTaken, Duplicate, and ClaimsChanged if other digests were claimed while these were computed.
     """
@@ -235,7 +236,8 @@ async def merge(
     locked = await lock_contents(connection, [file], upload.if_exists, now)
     if md5 is None:
         file = replace(file, md5=await contents.md5_of(connection, sha256))
-    await place_blob()
+    if (location := await place_blob()) is not None:
+        await relocate(connection, {sha256: location}, now)
     changes = await add_files(connection, [file], upload.if_exists, locked, freed_bytes=None)
     added = changes.only()
     await close_by(connection, upload, added, now)
