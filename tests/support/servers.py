@@ -78,7 +78,7 @@ class PrivateRedis:
         self._process = subprocess.Popen(
             [*program, *arguments], cwd=self._directory, preexec_fn=end_with_parent, start_new_session=True
         )
-        _wait(lambda: self.raw("PING").startswith(b"+PONG"), "Valkey")
+        wait_until(lambda: self.raw("PING").startswith(b"+PONG"), "Valkey")
 
     def raw(self, *words: str | int) -> bytes:
         """The reply to one command, however long it takes: its line, and for a bulk string its content, too."""
@@ -156,7 +156,7 @@ class PrivateDatabase(ABC):
         self._process = subprocess.Popen(
             arguments, preexec_fn=end_with_parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        _wait(lambda: _accepts(self.port), self.product)
+        wait_until(lambda: _accepts(self.port), self.product)
         return self
 
     @staticmethod
@@ -288,7 +288,7 @@ def _program(name: str) -> str:
     return found
 
 
-def _wait(ready: Callable[[], bool], what: str) -> None:
+def wait_until(ready: Callable[[], bool], what: str) -> None:
     """Until it is ready. A connection that is refused or reset says "not yet": a Sentinel kills those of a replica
     that it promotes (`CLIENT KILL TYPE normal`)."""
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS
@@ -328,7 +328,9 @@ class PrivateCluster:
             node.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         for node, bus in list(zip(self.nodes, buses, strict=True))[1:]:
             self.nodes[0].command("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
-        _wait(lambda: all(b"cluster_state:ok" in node.raw("CLUSTER", "INFO") for node in self.nodes), "the Cluster")
+        wait_until(
+            lambda: all(b"cluster_state:ok" in node.raw("CLUSTER", "INFO") for node in self.nodes), "the Cluster"
+        )
 
     def stop(self) -> None:
         for node in self.nodes:
@@ -359,14 +361,14 @@ class PrivateSentinel:
         known = () if self._password is None else ("--primaryauth", self._password)
         self.master.start(*known)
         self.replica.start("--replicaof", "127.0.0.1", str(self.master.port), *known)
-        _wait(lambda: b"master_link_status:up" in self.replica.raw("INFO", "replication"), "the replica")
+        wait_until(lambda: b"master_link_status:up" in self.replica.raw("INFO", "replication"), "the replica")
         configuration = f"sentinel monitor accounts 127.0.0.1 {self.master.port} 1\n"
         configuration += f"sentinel down-after-milliseconds accounts {self._down_after_ms}\n"
         configuration += "sentinel failover-timeout accounts 3000\n"
         if self._password is not None:
             configuration += f"sentinel auth-pass accounts {self._password}\n"
         self.sentinel.start_sentinel(configuration)
-        _wait(lambda: b"slaves=1" in self.sentinel.raw("INFO", "sentinel"), "the Sentinel")
+        wait_until(lambda: b"slaves=1" in self.sentinel.raw("INFO", "sentinel"), "the Sentinel")
 
     def master_port(self) -> int:
         """That of the one it calls the master."""
@@ -375,7 +377,7 @@ class PrivateSentinel:
 
     def wait_for_failover(self) -> None:
         """Until the replica is the master."""
-        _wait(lambda: b"role:master" in self.replica.raw("INFO", "replication"), "the failover")
+        wait_until(lambda: b"role:master" in self.replica.raw("INFO", "replication"), "the failover")
 
     def stop(self) -> None:
         for server in (self.sentinel, self.replica, self.master):

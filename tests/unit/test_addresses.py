@@ -1,4 +1,4 @@
-"""The URLs of Redis and MySQL: what each part means, and the one line that says what is wrong with one."""
+"""The URLs of Redis, MySQL and S3: what each part means, and the one line that says what is wrong with one."""
 
 from pathlib import Path
 
@@ -7,7 +7,16 @@ import pytest
 from tests.support.certificates import Authority
 from uploader.errors import ConfigurationError
 from uploader.settings import Settings
-from uploader.settings.addresses import RedisKind, Tls, parse_mysql_url, parse_redis_url
+from uploader.settings.addresses import (
+    BucketAddress,
+    RedisKind,
+    Tls,
+    bucket_address,
+    parse_endpoint,
+    parse_mysql_url,
+    parse_redis_url,
+    parse_storage_url,
+)
 
 
 def complaint(**settings: str) -> str:
@@ -127,3 +136,93 @@ def test_the_names_of_files_are_the_same_for_both_and_those_of_0_1_0_are_known(t
     assert parse_redis_url(f"rediss://cache?{options}").tls == tls
     before = options.replace("ssl_ca=", "ssl_ca_certs=").replace("ssl_cert=", "ssl_certfile=")
     assert parse_redis_url(f"rediss://cache?{before.replace('ssl_key=', 'ssl_keyfile=')}").tls == tls
+
+
+# Buckets
+
+
+@pytest.mark.parametrize(
+    ("url", "bucket", "prefix"),
+    [
+        ("s3://bucket", "bucket", ""),
+        ("s3://bucket/", "bucket", ""),
+        ("s3://my-bucket-1/uploads", "my-bucket-1", "uploads"),
+        ("s3://bucket/a/B_2/c.d/", "bucket", "a/B_2/c.d"),
+    ],
+)
+def test_the_storage_is_a_bucket_and_what_its_keys_begin_with(url: str, bucket: str, prefix: str) -> None:
+    assert parse_storage_url(url) == (bucket, prefix)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("/srv/data", "does not start with s3://"),
+        ("https://bucket.s3.amazonaws.com", "does not start with s3://"),
+        ("s3://", "a bucket has 3 to 63 lower-case letters"),
+        ("s3://me:hidden@bucket", "a bucket has 3 to 63 lower-case letters"),
+        ("s3://Bucket", "a bucket has 3 to 63 lower-case letters"),
+        ("s3://bucket//a", "a prefix has letters"),
+        ("s3://bucket/a//b", "a prefix has letters"),
+        ("s3://bucket/a b", "a prefix has letters"),
+        ("s3://bucket/a/../b", "a prefix has letters"),
+        ("s3://bucket/a?region=x", "a prefix has letters"),
+    ],
+)
+def test_what_is_wrong_with_a_storage_is_told(url: str, reason: str) -> None:
+    line = complaint(storage=url)
+    assert line.startswith(f"UPLOADER_STORAGE: {reason}")
+    assert "hidden" not in line
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9000", "https://store.example", "http://[::1]:80"])
+def test_an_endpoint_is_a_host_and_a_port(url: str) -> None:
+    assert parse_endpoint(url) == parse_endpoint(f"{url}/") == url
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("store:9000", "does not start with http:// or https://"),
+        ("https://", "is no address of the form host:port"),
+        ("https://me:hidden@store", "has a user or a password"),
+        ("https://store/bucket", "has more than a host and a port"),
+        ("https://store?hidden=1", "has more than a host and a port"),
+        ("https://store:port", "is no address of the form host:port"),
+        ("https://my_store", "is no address of the form host:port"),
+        ("https://a..b", "is no address of the form host:port"),
+        ("https://a,b", "names more than one host"),
+    ],
+)
+def test_what_is_wrong_with_an_endpoint_is_told(url: str, reason: str) -> None:
+    line = complaint(storage="s3://bucket", s3_endpoint=url)
+    assert line.startswith(f"UPLOADER_S3_ENDPOINT: {reason}")
+    assert "hidden" not in line
+
+
+def test_the_address_of_a_bucket_is_what_the_settings_say_and_does_not_show_its_secret(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hidden\n")
+    environment = {
+        "UPLOADER_STORAGE": "s3://bucket/a",
+        "UPLOADER_S3_ENDPOINT": "http://store:9000/",
+        "UPLOADER_S3_REGION": "here",
+        "UPLOADER_S3_ACCESS_KEY_ID": "me",
+        "UPLOADER_S3_SECRET_ACCESS_KEY_FILE": str(tmp_path / "secret"),
+        "UPLOADER_S3_PATH_STYLE": "true",
+    }
+    address = bucket_address(Settings.load(environment))
+    assert address == BucketAddress(
+        bucket="bucket",
+        prefix="a",
+        endpoint="http://store:9000",
+        region="here",
+        access_key_id="me",
+        secret_access_key="hidden",
+        path_style=True,
+    )
+    assert "hidden" not in repr(address)
+
+
+def test_without_a_storage_there_is_no_bucket() -> None:
+    assert bucket_address(Settings()) is None
+    assert bucket_address(Settings(storage="s3://bucket")) == BucketAddress(bucket="bucket")

@@ -92,6 +92,9 @@ def test_a_formatted_duration_is_parsed_back_exactly(seconds: float) -> None:
     [
         ("DATA", "/srv/data", "data", Path("/srv/data")),
         ("REDIS_URL", "redis://cache/0", "redis_url", "redis://cache/0"),
+        ("S3_REGION", "eu-west-1", "s3_region", "eu-west-1"),
+        ("S3_PATH_STYLE", "true", "s3_path_style", True),
+        ("S3_PRESIGNED_DOWNLOADS", "true", "s3_presigned_downloads", True),
         ("HOST", "::1", "host", "::1"),
         ("PORT", "0", "port", 0),
         ("WORKERS", "4", "workers", 4),
@@ -131,6 +134,9 @@ def test_a_variable_sets_its_field(name: str, text: str, field: str, value: obje
         ("WORKERS", "0"),
         ("WORKERS", "1.5"),
         ("SHARDS", "101"),
+        ("STORAGE", ""),
+        ("S3_PATH_STYLE", "1"),
+        ("S3_PRESIGNED_DOWNLOADS", "yes"),
         ("JOBS", "yes"),
         ("JOBS", "True"),
         ("CPU_AFFINITY", "on"),
@@ -246,10 +252,15 @@ def test_a_password_in_a_url_is_masked_and_the_rest_is_shown(url: str, shown: st
     assert Settings(redis_url=url).shown()["UPLOADER_REDIS_URL"] == shown
 
 
-@pytest.mark.parametrize("field", ["jwt_secret", "jwt_public_key", "link_secret"])
+_BUCKET = {"storage": "s3://bucket", "s3_access_key_id": "x" * 20, "s3_secret_access_key": "x" * 40}
+
+
+@pytest.mark.parametrize(
+    "field", ["jwt_secret", "jwt_public_key", "link_secret", "s3_access_key_id", "s3_secret_access_key"]
+)
 def test_a_secret_that_is_no_url_is_masked_whole(field: str) -> None:
-    settings = Settings(**{field: "x" * 40})  # type: ignore[arg-type]
-    assert settings.shown()[f"UPLOADER_{field.upper()}"] == "***"
+    values: dict[str, Any] = _BUCKET if field.startswith("s3_") else {field: "x" * 40}
+    assert Settings(**values).shown()[f"UPLOADER_{field.upper()}"] == "***"
 
 
 def test_a_bad_secret_is_not_repeated_in_the_complaint() -> None:
@@ -281,7 +292,13 @@ def test_an_unset_setting_is_shown_as_unset() -> None:
     assert {name for name, text in shown.items() if text == "(unset)"} == {
         "UPLOADER_DATABASE_URL",
         "UPLOADER_REDIS_URL",
+        "UPLOADER_STORAGE",
+        "UPLOADER_S3_ENDPOINT",
+        "UPLOADER_S3_REGION",
+        "UPLOADER_S3_ACCESS_KEY_ID",
+        "UPLOADER_S3_SECRET_ACCESS_KEY",
         "UPLOADER_EVENTS",
+        "UPLOADER_SCRUB",
         "UPLOADER_FREE_SPACE_FLOOR",
         "UPLOADER_JWT_SECRET",
         "UPLOADER_JWT_PUBLIC_KEY",
@@ -306,6 +323,12 @@ def test_an_unset_setting_is_shown_as_unset() -> None:
         ({"max_chunk_size_bytes": (1 << 30) + 1}, ["UPLOADER_MAX_CHUNK_SIZE"]),
         ({"database_url": "mysql://host/name"}, ["UPLOADER_DATABASE_URL"]),
         ({"redis_url": "http://host"}, ["UPLOADER_REDIS_URL"]),
+        ({"storage": "gs://bucket"}, ["UPLOADER_STORAGE"]),
+        ({"storage": "s3://bucket", "s3_endpoint": "store:9000"}, ["UPLOADER_S3_ENDPOINT"]),
+        ({"storage": "s3://bucket", "s3_access_key_id": "me"}, ["UPLOADER_S3_ACCESS_KEY_ID"]),
+        ({"storage": "s3://bucket", "s3_secret_access_key": "x"}, ["UPLOADER_S3_SECRET_ACCESS_KEY"]),
+        ({"s3_endpoint": "http://store"}, ["UPLOADER_S3_ENDPOINT"]),
+        ({"s3_access_key_id": "me", "s3_secret_access_key": "x"}, ["UPLOADER_S3_ACCESS_KEY_ID"]),
         ({"auth": "jwt"}, ["UPLOADER_AUTH"]),
         ({"auth": "jwt", "jwt_secret": "x" * 32, "jwt_jwks": "file"}, ["UPLOADER_AUTH"]),
         ({"jwt_secret": "x" * 31}, ["UPLOADER_JWT_SECRET"]),

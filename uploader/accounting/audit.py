@@ -31,7 +31,7 @@ class AuditedUpload:
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class TaskBucket:
     """One minute bucket of a queue of uploads. Its minute is what stands there, which may be no number."""
 
     shard: int
@@ -66,13 +66,13 @@ class Audit:
         tail = Tail(number, length) if length else None
         return AuditedUpload(state.decode(errors="replace"), received, flushed, bitmap, queue.decode(), tail)
 
-    async def buckets(self) -> list[Bucket]:
+    async def buckets(self) -> list[TaskBucket]:
         """Every bucket that exists, and every bucket that an index names."""
         found = set()
         try:
             for shard in range(self._shards.number):
                 for queue in STATES:
-                    found |= {Bucket(shard, queue, minute) async for minute in self._minutes(shard, queue)}
+                    found |= {TaskBucket(shard, queue, minute) async for minute in self._minutes(shard, queue)}
         except AWAY as error:
             raise away(self._redis, error) from error
         return sorted(found, key=lambda bucket: (bucket.shard, bucket.queue, bucket.minute))
@@ -84,7 +84,7 @@ class Audit:
         async for key in self._redis.scan_iter(match=f"{keys.due}:*", count=_KEYS_A_STEP):
             yield key.removeprefix(f"{keys.due}:".encode())
 
-    async def bucket(self, bucket: Bucket) -> AsyncIterator[BucketStep]:
+    async def bucket(self, bucket: TaskBucket) -> AsyncIterator[BucketStep]:
         """A bucket in steps. A task that moves meanwhile may come twice, or not at all."""
         keys, cursor = self._shards.queue(bucket.shard, bucket.queue), b""
         while cursor != b"0":
@@ -94,12 +94,12 @@ class Audit:
             )
             yield BucketStep(bool(exists), bool(indexed), _ids(tasks), _ids(strays))
 
-    async def tidy(self, bucket: Bucket, strays: list[str]) -> None:
+    async def tidy(self, bucket: TaskBucket, strays: list[str]) -> None:
         """Take strays out of a bucket, but those that have become tasks since, and let the index name it if it exists."""
         keys = self._shards.queue(bucket.shard, bucket.queue)
         await _TIDY_BUCKET.run(self._redis, [keys.due, keys.minutes], [*self._arguments(bucket), *strays])
 
-    def _arguments(self, bucket: Bucket) -> list[str | bytes]:
+    def _arguments(self, bucket: TaskBucket) -> list[str | bytes]:
         prefix = self._shards.queue(bucket.shard, bucket.queue).task_prefix
         return [prefix, STATES[bucket.queue], bucket.minute]
 

@@ -1,4 +1,4 @@
-"""The URLs of Redis and of MySQL, taken apart: what is wrong with one is told before anything connects.
+"""The URLs of Redis, of MySQL and of S3, taken apart: what is wrong with one is told before anything connects.
 
 No complaint repeats what may be a part of a password.
 """
@@ -6,9 +6,11 @@ No complaint repeats what may be a part of a password.
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from uploader.settings.table import SettingsTable
 
 REDIS_PORT = 6379
 SENTINEL_PORT = 26379
@@ -146,6 +148,72 @@ def parse_mysql_url(url: str) -> Tls | None:
     if "ssl_ca" not in options:
         raise ValueError(f"ssl_ca is missing: {for_tls}")
     return _tls(options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketAddress:
+    """A bucket of an S3-compatible server, and what everything in it begins with."""
+
+    bucket: str
+    prefix: str = ""  # without a slash at its end
+    endpoint: str | None = None  # None: AWS
+    region: str | None = None
+    # None, both: from where the SDK looks for them by itself.
+    access_key_id: str | None = None
+    secret_access_key: str | None = field(default=None, repr=False)
+    # http://host/bucket/key instead of http://bucket.host/key
+    path_style: bool = False
+
+
+# The rules of AWS, which others loosen; without the dots that TLS has trouble with.
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+_LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_PREFIX = re.compile(r"[A-Za-z0-9!_.*'()-]+(?:/[A-Za-z0-9!_.*'()-]+)*")
+
+
+def parse_storage_url(url: str) -> tuple[str, str]:
+    """The bucket and the prefix of `s3://bucket/prefix`. Raises ValueError."""
+    if not url.startswith("s3://"):
+        raise ValueError("does not start with s3://")
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise ValueError("a bucket has 3 to 63 lower-case letters, digits and hyphens: s3://bucket/prefix")
+    prefix = prefix.removesuffix("/")
+    if prefix and (not _PREFIX.fullmatch(prefix) or {".", ".."} & set(prefix.split("/"))):
+        raise ValueError("a prefix has letters, digits and !_.*'()-, and slashes between them: s3://bucket/prefix")
+    return bucket, prefix
+
+
+def bucket_address(settings: SettingsTable) -> BucketAddress | None:
+    """Where the bytes are, if they are in a bucket."""
+    if settings.storage is None:
+        return None
+    bucket, prefix = parse_storage_url(settings.storage)
+    return BucketAddress(
+        bucket=bucket,
+        prefix=prefix,
+        endpoint=None if settings.s3_endpoint is None else parse_endpoint(settings.s3_endpoint),
+        region=settings.s3_region,
+        access_key_id=settings.s3_access_key_id,
+        secret_access_key=settings.s3_secret_access_key,
+        path_style=settings.s3_path_style,
+    )
+
+
+def parse_endpoint(url: str) -> str:
+    """The URL of a server, without a path. Raises ValueError."""
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("does not start with http:// or https://")
+    parts, _ = _split(url)
+    if "@" in parts.netloc:
+        raise ValueError("has a user or a password: they are told by UPLOADER_S3_ACCESS_KEY_ID and its like")
+    if parts.path.strip("/") or parts.query:
+        raise ValueError("has more than a host and a port: the bucket is told by UPLOADER_STORAGE")
+    ((host, _),) = _hosts(parts, 443, several=False)
+    # The SDK takes no other names.
+    if not parts.netloc or not (":" in host or all(_LABEL.fullmatch(label) for label in host.split("."))):
+        raise ValueError("is no address of the form host:port")
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 # Parts of a URL

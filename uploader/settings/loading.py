@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from uploader.errors import ConfigurationError
-from uploader.settings.addresses import parse_mysql_url, parse_redis_url
+from uploader.settings.addresses import parse_endpoint, parse_mysql_url, parse_redis_url, parse_storage_url
 from uploader.settings.table import PREFIX, SettingsTable
 from uploader.units import format_duration, format_size, mask_password
 
@@ -17,6 +17,8 @@ FOREIGN_PREFIXES = ("UPLOADER_TEST_",)
 
 # RFC 7518, section 3.2: as long as the hash of HS256; and the same for what signs links.
 _MIN_SECRET_BYTES = 32
+# A chunk is a part of a multipart upload on S3, which AWS and Ceph take from this size on.
+_USUAL_PART_BYTES = 5 << 20
 _DATABASE_SCHEMES = ("mysql+asyncmy://", "sqlite:", "sqlite+aiosqlite:")
 
 
@@ -36,6 +38,7 @@ class Settings(SettingsTable):
             given, missing = ("KEY", "CERTIFICATE") if self.tls_certificate is None else ("CERTIFICATE", "KEY")
             problems.append(f"UPLOADER_TLS_{given}: needs UPLOADER_TLS_{missing}")
         problems += self._problems_of_addresses()
+        problems += self._problems_of_the_bucket()
         problems += self._problems_of_authentication()
         if problems:
             raise ConfigurationError("\n".join(problems))
@@ -48,6 +51,22 @@ class Settings(SettingsTable):
             problems += _problem("DATABASE_URL", parse_mysql_url, self.database_url)
         if self.redis_url is not None:
             problems += _problem("REDIS_URL", parse_redis_url, self.redis_url)
+        return problems
+
+    def _problems_of_the_bucket(self) -> list[str]:
+        problems = []
+        if self.storage is not None:
+            problems += _problem("STORAGE", parse_storage_url, self.storage)
+        if self.s3_endpoint is not None:
+            problems += _problem("S3_ENDPOINT", parse_endpoint, self.s3_endpoint)
+        if (self.s3_access_key_id is None) != (self.s3_secret_access_key is None):
+            halves = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")
+            given, missing = halves if self.s3_secret_access_key is None else halves[::-1]
+            problems.append(f"UPLOADER_S3_{given}: needs UPLOADER_S3_{missing}")
+        for name, value in (("ENDPOINT", self.s3_endpoint), ("ACCESS_KEY_ID", self.s3_access_key_id)):
+            # Whoever forgets it would fill the disk.
+            if value is not None and self.storage is None:
+                problems.append(f"UPLOADER_S3_{name}: needs UPLOADER_STORAGE")
         return problems
 
     def _problems_of_authentication(self) -> list[str]:
@@ -94,6 +113,8 @@ class Settings(SettingsTable):
                 problems.append(f"{name}:{shown} {error}")
         if problems:
             raise ConfigurationError("\n".join(sorted(problems)))
+        if values.get("storage") is not None:
+            values.setdefault("min_chunk_size_bytes", _USUAL_PART_BYTES)
         return cls(**{**values, **{name: value for name, value in overrides.items() if value is not None}})
 
     def shown(self) -> dict[str, str]:
@@ -117,7 +138,7 @@ def _file_variant_of(name: str, known: Mapping[str, Any]) -> str | None:
 def _spell(name: str, value: Any) -> str:
     if value is None:
         return "(unset)"
-    if name in ("jwt_secret", "jwt_public_key", "link_secret"):
+    if name in ("jwt_secret", "jwt_public_key", "link_secret", "s3_access_key_id", "s3_secret_access_key"):
         return "***"
     if isinstance(value, tuple):
         return ",".join(value)

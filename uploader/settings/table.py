@@ -79,6 +79,29 @@ class SettingsTable:
     redis_timeout_seconds: float = _setting(
         "REDIS_TIMEOUT", duration_within(1, 60), "5s", "how long Redis may take to answer before the answer is 503"
     )
+    # Where the bytes of all are, instead of below `data`. Default: unset, there
+    storage: str | None = _setting("STORAGE", text_of, None, "`s3://bucket/prefix`; unset: below `UPLOADER_DATA`")
+    # The S3-compatible server that has the bucket. Default: unset, AWS
+    s3_endpoint: str | None = _setting("S3_ENDPOINT", text_of, None, "`https://host:port` of that bucket; unset: AWS")
+    s3_region: str | None = _setting("S3_REGION", text_of, None, "its region; unset: as the SDK of AWS finds it")
+    # The credentials, both or none. Default: unset, those that the SDK finds by itself
+    s3_access_key_id: str | None = _setting(
+        "S3_ACCESS_KEY_ID", text_of, None, "who is calling it; unset, both: as the SDK of AWS finds them", secret=True
+    )
+    s3_secret_access_key: str | None = _setting(
+        "S3_SECRET_ACCESS_KEY", text_of, None, "the secret that belongs to it", secret=True
+    )
+    # Whether the bucket is named in the path of a URL, not in its host. Default: false
+    s3_path_style: bool = _setting(
+        "S3_PATH_STYLE", boolean, "false", "`http://host/bucket`: what an endpoint of your own usually wants"
+    )
+    # Whether downloads are sent on to the bucket. Default: false
+    s3_presigned_downloads: bool = _setting(
+        "S3_PRESIGNED_DOWNLOADS",
+        boolean,
+        "false",
+        "downloads are sent on (307) to the bucket, by signed URLs of a minute",
+    )
     # The file that says who is told of events. Default: unset, nobody
     events: Path | None = _setting("EVENTS", Path, None, "a TOML file: who is told of what happens (docs/events.md)")
     # Address to listen on. Default: 127.0.0.1
@@ -183,7 +206,7 @@ class SettingsTable:
     # Chunk size where the client asks for none, in bytes. Default: 8MiB
     chunk_size_bytes: int = _setting("CHUNK_SIZE", _size, "8MiB", "chunk size where the client asks for none")
     # Smallest chunk size, in bytes. Default: 64KiB
-    min_chunk_size_bytes: int = _setting("MIN_CHUNK_SIZE", _size, "64KiB", "smallest chunk size")
+    min_chunk_size_bytes: int = _setting("MIN_CHUNK_SIZE", _size, "64KiB", "smallest chunk size (on S3: `5MiB`)")
     # Largest chunk size, in bytes. Default: 64MiB
     max_chunk_size_bytes: int = _setting("MAX_CHUNK_SIZE", _size, "64MiB", "largest chunk size")
     # Open uploads of one user. Default: 100
@@ -225,6 +248,14 @@ class SettingsTable:
     # How long what was deleted lies in the trash, in seconds; 0 removes it at once. Default: 7d
     trash_retention_seconds: float = _setting(
         "TRASH_RETENTION", parse_duration, "7d", "how long deleted content stays in the trash; `0s`: not at all"
+    )
+    # What is read back: all, or a sample. Default: unset, all on a disk, a sample on S3
+    scrub: str | None = _setting(
+        "SCRUB",
+        one_of("all", "sample"),
+        None,
+        "`all`: all content is read back, within the times that follow; `sample`: one content an hour; unset: `all` on a "
+        "disk, `sample` on S3, where each reading is paid for",
     )
     # Within what time each content is read back from the disk for the first time, in seconds. Default: 24h
     scrub_first_seconds: float = _setting(

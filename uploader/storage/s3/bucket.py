@@ -1,0 +1,304 @@
+"""A bucket of an S3-compatible server: one method for each thing the store wants of it, called from threads.
+
+The SDK is boto3: a part costs it less of the processor than aiobotocore. It is loaded with the first call, so that a server
+without S3 neither needs nor loads it.
+"""
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from uploader.errors import StorageFailed
+from uploader.settings.addresses import BucketAddress
+from uploader.storage.base import Body, Gone
+from uploader.storage.s3 import client
+from uploader.storage.s3.failures import NoSuchMultipart, NoSuchObject, PartsChanged, code_of, failed, translated
+from uploader.storage.s3.streams import BodyReader, BytesBody, ObjectReader, base64_md5
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+_ABORT_ATTEMPTS = 5
+# As many as S3 lists in an answer, and deletes by a call; other servers would list more.
+_AT_ONCE = 1000
+_PROBED_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What a bucket says of an object."""
+
+    key: str
+    size: int
+    modified_at: datetime
+
+
+class Bucket:
+    """A bucket below a prefix: keys are relative to it.
+
+    All methods block. They raise StorageFailed where the server, the network or the rights are to blame, StorageFull where
+    the server has no room. They can be called by many threads at once.
+    """
+
+    def __init__(self, address: BucketAddress) -> None:
+        """Connects to nothing. Raises ConfigurationError if the SDK is not installed."""
+        client.check_installed()
+        self.address = address
+        self._name = address.bucket
+        self._prefix = f"{address.prefix}/" if address.prefix else ""
+        self._place = f"s3://{address.bucket} at {address.endpoint or 'AWS'}"
+        self._lock = Lock()
+        self._made: S3Client | None = None
+
+    @property
+    def place(self) -> str:
+        """What it is called in messages."""
+        return self._place
+
+    @property
+    def url(self) -> str:
+        """As UPLOADER_STORAGE has it."""
+        return f"s3://{self._name}/{self._prefix}".removesuffix("/")
+
+    # Objects
+
+    def put(self, key: str, body: Body) -> str:
+        """Store an object, or replace it; returns its ETag."""
+        with translated(self._place, "PutObject"):
+            stored = self._s3.put_object(
+                Bucket=self._name,
+                Key=self._prefix + key,
+                Body=_file_of(body),
+                ContentLength=body.length,
+                ContentMD5=base64_md5(body),
+            )
+        return _unquoted(stored["ETag"])
+
+    def head(self, key: str) -> Stat | None:
+        """What there is under a key."""
+        try:
+            with translated(self._place, "HeadObject"):
+                found = self._s3.head_object(Bucket=self._name, Key=self._prefix + key)
+        except NoSuchObject:
+            self._head_bucket()  # it might be the bucket that is missing
+            return None
+        return Stat(key, found["ContentLength"], found["LastModified"].astimezone(UTC))
+
+    def get(self, key: str, offset: int, length: int) -> bytes:
+        """Exactly these bytes of an object. Raises Gone."""
+        reader = self.stream(key, offset, length)
+        try:
+            return reader.read(length)
+        finally:
+            reader.close()
+
+    def stream(self, key: str, offset: int, length: int) -> ObjectReader:
+        """The same, as they come; whoever asks closes it. Raises Gone."""
+        if not length:
+            if self.head(key) is None:
+                raise Gone
+            return ObjectReader(self._place, None, 0)
+        last = offset + length - 1
+        try:
+            with translated(self._place, "GetObject"):
+                found = self._s3.get_object(Bucket=self._name, Key=self._prefix + key, Range=f"bytes={offset}-{last}")
+        except NoSuchObject:
+            raise Gone from None
+        reader = ObjectReader(self._place, found["Body"], length)
+        told = found.get("ContentRange", "").partition("/")[0]
+        # A server that knows no ranges sends all of it.
+        if found["ContentLength"] == length and (told == f"bytes {offset}-{last}" or not (told or offset)):
+            return reader
+        reader.close()
+        raise failed(self._place, f"GetObject: {offset}-{last} was asked for, {told or 'all'} is what came")
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects, whether they are there or not."""
+        if len(keys) == 1:
+            with translated(self._place, "DeleteObject"):
+                self._s3.delete_object(Bucket=self._name, Key=self._prefix + keys[0])
+            return
+        for first in range(0, len(keys), _AT_ONCE):
+            self._delete_many(keys[first : first + _AT_ONCE])
+
+    def _delete_many(self, keys: Sequence[str]) -> None:
+        named: Any = {"Objects": [{"Key": self._prefix + key} for key in keys], "Quiet": True}
+        with translated(self._place, "DeleteObjects"):
+            errors = self._s3.delete_objects(Bucket=self._name, Delete=named).get("Errors", [])
+        for error in errors:
+            if error.get("Code") != "NoSuchKey":
+                raise failed(self._place, f"DeleteObjects: {error.get('Code')}")
+
+    def list_keys(self, prefix: str, after: str = "") -> Iterator[list[Stat]]:
+        """All objects whose keys begin so, by key, after the key `after`, in batches."""
+        more = {"StartAfter": self._prefix + after} if after else {}
+        pages = self._pages("list_objects_v2", Prefix=self._prefix + prefix, **more)
+        for page in pages:
+            yield [
+                Stat(self._relative(found["Key"]), found["Size"], found["LastModified"].astimezone(UTC))
+                for found in page.get("Contents", [])
+                if not found["Key"].endswith("/")  # gateways of file systems list directories, too
+            ]
+
+    def presign_get(self, key: str, seconds: int, disposition: str, content_type: str) -> str:
+        """A URL by which anybody may read an object for so long; it is answered with these headers."""
+        wanted = {
+            "Bucket": self._name,
+            "Key": self._prefix + key,
+            "ResponseContentDisposition": disposition,
+            "ResponseContentType": content_type,
+        }
+        with translated(self._place, "presigning"):
+            return self._s3.generate_presigned_url("get_object", Params=wanted, ExpiresIn=seconds)
+
+    # Multipart uploads
+
+    def create_multipart(self, key: str) -> str:
+        """Begin an object that comes in parts; returns the id of its multipart upload."""
+        with translated(self._place, "CreateMultipartUpload"):
+            return self._s3.create_multipart_upload(Bucket=self._name, Key=self._prefix + key)["UploadId"]
+
+    def upload_part(self, key: str, multipart_id: str, number: int, body: Body) -> str:
+        """Store the part `number`, from 0, or replace it; returns its ETag. Raises NoSuchMultipart."""
+        with translated(self._place, "UploadPart"):
+            stored = self._s3.upload_part(
+                Bucket=self._name,
+                Key=self._prefix + key,
+                UploadId=multipart_id,
+                PartNumber=number + 1,
+                Body=_file_of(body),
+                ContentLength=body.length,
+                ContentMD5=base64_md5(body),
+            )
+        return _unquoted(stored["ETag"])
+
+    def list_parts(self, key: str, multipart_id: str) -> dict[int, tuple[str, int]]:
+        """The ETag and the size of each part, by its number. Raises NoSuchMultipart."""
+        pages = self._pages("list_parts", Key=self._prefix + key, UploadId=multipart_id)
+        return {
+            part["PartNumber"] - 1: (_unquoted(part["ETag"]), part["Size"])
+            for page in pages
+            for part in page.get("Parts", [])
+        }
+
+    def complete(self, key: str, multipart_id: str, etags: Sequence[str]) -> None:
+        """Make the object of its parts, from 0 on, which have these ETags. Raises PartsChanged, NoSuchMultipart."""
+        parts: Any = [{"PartNumber": number, "ETag": f'"{etag}"'} for number, etag in enumerate(etags, start=1)]
+        try:
+            # An error that a 200 hides in its body is one for the SDK, too.
+            with translated(self._place, "CompleteMultipartUpload"):
+                self._s3.complete_multipart_upload(
+                    Bucket=self._name,
+                    Key=self._prefix + key,
+                    UploadId=multipart_id,
+                    MultipartUpload={"Parts": parts},
+                )
+        except NoSuchMultipart as error:
+            # JuiceFS says so of a part that is missing, too.
+            self.list_parts(key, multipart_id)
+            raise PartsChanged(str(error)) from error
+        except StorageFailed as error:
+            if code_of(error) == "InternalError":
+                # So says Ceph, for ever, of a multipart upload that is gone, as if it were being completed.
+                self.list_parts(key, multipart_id)
+            raise
+
+    def abort(self, key: str, multipart_id: str) -> None:
+        """Give a multipart upload up, and all of its parts. Repeatable. A part that was on its way may survive an Abort,
+        so it is done until nothing is left."""
+        for _ in range(_ABORT_ATTEMPTS):
+            try:
+                with translated(self._place, "AbortMultipartUpload"):
+                    self._s3.abort_multipart_upload(Bucket=self._name, Key=self._prefix + key, UploadId=multipart_id)
+            except NoSuchMultipart:
+                return
+            try:
+                if not self.list_parts(key, multipart_id):
+                    return
+            except NoSuchMultipart:
+                return
+        raise failed(self._place, f"AbortMultipartUpload: parts are left after {_ABORT_ATTEMPTS} of them")
+
+    def list_multiparts(self, prefix: str = "") -> Iterator[list[tuple[str, str, datetime]]]:
+        """The key, the id and the beginning of all multipart uploads whose keys begin so and that were neither completed nor
+        aborted, in batches."""
+        for page in self._pages("list_multipart_uploads", Prefix=self._prefix + prefix):
+            yield [
+                (self._relative(found["Key"]), found["UploadId"], found["Initiated"].astimezone(UTC))
+                for found in page.get("Uploads", [])
+            ]
+
+    # The server
+
+    def clock(self) -> datetime:
+        """What time it is there."""
+        headers = self._head_bucket()
+        try:
+            return parsedate_to_datetime(headers["date"]).astimezone(UTC)
+        except (KeyError, ValueError):
+            raise failed(self._place, "HeadBucket: has no Date") from None
+
+    def check(self) -> None:
+        """Store something, read it back, and remove it."""
+        key, content = f"probe/{secrets.token_hex(16)}", secrets.token_bytes(_PROBED_BYTES)
+        self.put(key, BytesBody(content))
+        try:
+            read = self.get(key, 0, len(content))
+        except Gone:
+            raise failed(self._place, "what was just stored is not there") from None
+        if read != content:
+            raise failed(self._place, "what was just stored is something else")
+        self.delete([key])
+
+    def close(self) -> None:
+        """Give the connections up."""
+        with self._lock:
+            if self._made is not None:
+                self._made.close()
+
+    @property
+    def _s3(self) -> "S3Client":
+        """Made where it is first used: that takes a third of a second."""
+        with self._lock:
+            if self._made is None:
+                with translated(self._place, "the SDK"):
+                    self._made = client.make_client(self.address)
+            return self._made
+
+    def _pages(self, operation: Any, **arguments: Any) -> Iterator[Any]:
+        """The answers of a call that lists, one after the other."""
+        pages = self._s3.get_paginator(operation).paginate(
+            Bucket=self._name, PaginationConfig={"PageSize": _AT_ONCE}, **arguments
+        )
+        turning = iter(pages)
+        name = operation.title().replace("_", "")
+        while True:
+            with translated(self._place, name):
+                page = next(turning, None)
+            if page is None:
+                return
+            yield page
+
+    def _head_bucket(self) -> dict[str, str]:
+        """The headers of the answer. Raises StorageFailed where there is no such bucket."""
+        try:
+            with translated(self._place, "HeadBucket"):
+                return self._s3.head_bucket(Bucket=self._name)["ResponseMetadata"]["HTTPHeaders"]
+        except NoSuchObject as error:
+            raise failed(self._place, "HeadBucket: NoSuchBucket (404)") from error.__cause__
+
+    def _relative(self, key: str) -> str:
+        return key.removeprefix(self._prefix)
+
+
+def _unquoted(etag: str) -> str:
+    return etag.strip('"')
+
+
+def _file_of(body: Body) -> Any:
+    """What the SDK takes for a file, though its types want more of one."""
+    return BodyReader(body)

@@ -1,0 +1,64 @@
+"""The SDK's client, set up: what is asked of it for every call. The only module that loads boto3, and only in its calls."""
+
+import base64
+import hashlib
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from uploader.errors import ConfigurationError
+from uploader.settings.addresses import BucketAddress
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3.client import S3Client
+
+CONNECT_TIMEOUT_SECONDS = 5.0
+READ_TIMEOUT_SECONDS = 60.0
+# The first one counts, too.
+_ATTEMPTS = 3
+# So many threads talk at once without a connection being made and closed for a call.
+MAX_CONNECTIONS = 64
+
+
+def check_installed() -> None:
+    """Raises ConfigurationError if the SDK is not here."""
+    if find_spec("boto3") is None:
+        raise ConfigurationError("UPLOADER_STORAGE: a store on S3 needs `pip install 'uploader[s3]'`")
+
+
+def make_client(address: BucketAddress) -> "S3Client":
+    """It may be used by many threads. Raises what the SDK raises."""
+    import boto3
+    from botocore.config import Config
+
+    secure = address.endpoint is None or address.endpoint.startswith("https://")
+    options: Any = {"addressing_style": "path" if address.path_style else "auto"}
+    if secure:
+        # TLS guards the bytes on their way, and Content-MD5 those who have arrived: no SHA-256 of all is needed for that.
+        options["payload_signing_enabled"] = False
+    config = Config(
+        signature_version="s3v4",
+        s3=options,
+        # Servers other than AWS don't know the checksums that the SDK would add by itself, in trailers.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+        connect_timeout=CONNECT_TIMEOUT_SECONDS,
+        read_timeout=READ_TIMEOUT_SECONDS,
+        max_pool_connections=MAX_CONNECTIONS,
+        tcp_keepalive=True,
+    )
+    # A session of its own: the one that boto3 shares may not be used by several threads.
+    session = boto3.session.Session(
+        aws_access_key_id=address.access_key_id,
+        aws_secret_access_key=address.secret_access_key,
+        region_name=address.region,
+    )
+    client = session.client("s3", endpoint_url=address.endpoint, config=config)
+    # It has to be there on all servers but AWS, and the SDK leaves it out.
+    client.meta.events.register("before-call.s3.DeleteObjects", _add_md5)
+    return client
+
+
+def _add_md5(params: dict[str, Any], **_: Any) -> None:
+    digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
+    params["headers"]["Content-MD5"] = base64.b64encode(digest).decode()

@@ -1,0 +1,165 @@
+"""Tries at a start what the store needs of a server: those that speak S3 differ, and a server that lies loses data later.
+
+What is wrong with the settings is told here, too, by their names.
+"""
+
+import logging
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+from uploader.errors import ConfigurationError, StorageFailed, StorageFull
+from uploader.storage.base import Gone
+from uploader.storage.s3.bucket import Bucket
+from uploader.storage.s3.failures import NoSuchMultipart, PartsChanged, code_of
+from uploader.storage.s3.streams import BytesBody
+
+logger = logging.getLogger(__name__)
+
+# What AWS asks of all parts but the last one.
+_USUAL_PART_BYTES = 5 << 20
+_FIRST, _SECOND = b"what was sent at first", b"what has overwritten it"
+_PLACE = "probe/"
+# What an interrupted probe has left.
+_LEFTOVER_AGE = timedelta(hours=1)
+
+_KEY_ID, _SECRET = "UPLOADER_S3_ACCESS_KEY_ID", "UPLOADER_S3_SECRET_ACCESS_KEY"
+_BUCKET_SETTING, _ENDPOINT, _REGION = "UPLOADER_STORAGE", "UPLOADER_S3_ENDPOINT", "UPLOADER_S3_REGION"
+_REFUSALS = {
+    "NoSuchBucket": (_BUCKET_SETTING, "there is no such bucket"),
+    "404": (_BUCKET_SETTING, "there is no such bucket"),
+    "InvalidBucketName": (_BUCKET_SETTING, "the server takes no bucket of this name"),
+    "AccessDenied": (_KEY_ID, "it may not do this: the store reads, writes, lists and deletes"),
+    "403": (_KEY_ID, "it may not do this: the store reads, writes, lists and deletes"),
+    "InvalidAccessKeyId": (_KEY_ID, "the server knows no such key"),
+    "SignatureDoesNotMatch": (_SECRET, "it is not the one of UPLOADER_S3_ACCESS_KEY_ID"),
+    "AuthorizationHeaderMalformed": (_REGION, "the bucket is in another region"),
+    "PermanentRedirect": (_REGION, "the bucket is in another region, or behind another endpoint"),
+    "301": (_REGION, "the bucket is in another region, or behind another endpoint"),
+    "IllegalLocationConstraintException": (_REGION, "the bucket is in another region"),
+    "InvalidRegionError": (_REGION, "there is no such region"),
+    "NoRegionError": (_REGION, "is not set, and neither is the region of the SDK"),
+    "NoCredentialsError": (_KEY_ID, "is not set, and the SDK finds no credentials by itself"),
+    "PartialCredentialsError": (_KEY_ID, "is not set, and the SDK finds half of the credentials by itself"),
+    "ProfileNotFound": (_KEY_ID, "is not set, and the SDK does not find the profile of AWS_PROFILE"),
+    "RequestTimeTooSkewed": (_ENDPOINT, "its clock and the one here differ too much"),
+    "SSLError": (_ENDPOINT, "TLS fails"),
+    "EndpointConnectionError": (_ENDPOINT, "it can't be reached"),
+    "ConnectTimeoutError": (_ENDPOINT, "it can't be reached"),
+    "ProxyConnectionError": (_ENDPOINT, "the proxy before it can't be reached"),
+    "ReadTimeoutError": (_ENDPOINT, "it does not answer"),
+    "ConnectionClosedError": (_ENDPOINT, "it hangs up: does it speak S3, and http or https?"),
+    "ResponseParserError": (_ENDPOINT, "what answers there does not speak S3"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a server turned out to do, beyond what the store needs."""
+
+    # No part but the last one may be smaller.
+    min_part_bytes: int
+    # Whether a multipart upload may be completed once more; the others say that there is none any more.
+    completes_twice: bool
+
+
+def probe(bucket: Bucket) -> Abilities:
+    """Blocks for a dozen calls. Raises ConfigurationError, which names the setting that is wrong, also where the server
+    can't be trusted with bytes. One that is full is not probed, so that what it has can be read and deleted."""
+    with _by_setting():
+        try:
+            return _Probing(bucket).abilities()
+        except StorageFull as error:
+            logger.warning("the store could not be tried: %s", error.reason)
+            return Abilities(min_part_bytes=_USUAL_PART_BYTES, completes_twice=False)
+
+
+class _Probing:
+    """The keys of one probe."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        name = secrets.token_hex(16)
+        self._whole, self._small = f"{_PLACE}{name}", f"{_PLACE}{name}-small"
+        self._multiparts: dict[str, str] = {}
+
+    def abilities(self) -> Abilities:
+        try:
+            self._remove_leftovers()  # by a GET: a HEAD would not say what is wrong
+            completes_twice = self._check_parts()
+            self._check_reading()
+            smallest = 1 if self._takes_small_parts() else _USUAL_PART_BYTES
+            return Abilities(min_part_bytes=smallest, completes_twice=completes_twice)
+        finally:
+            with suppress(StorageFailed, StorageFull):  # what is left is removed later
+                self._clean_up()
+
+    def _remove_leftovers(self) -> None:
+        stats = [stat for batch in self._bucket.list_keys(_PLACE) for stat in batch]
+        multiparts = [each for batch in self._bucket.list_multiparts(_PLACE) for each in batch]
+        if not stats and not multiparts:
+            return
+        before = self._bucket.clock() - _LEFTOVER_AGE
+        self._bucket.delete([stat.key for stat in stats if stat.modified_at < before])
+        for key, multipart_id, begun_at in multiparts:
+            if begun_at < before:
+                self._bucket.abort(key, multipart_id)
+
+    def _check_parts(self) -> bool:
+        """A part that was overwritten may not pass for the one that was acknowledged. Whether what was completed may be
+        completed once more."""
+        first = self._upload(self._whole, 0, _FIRST)
+        second = self._upload(self._whole, 0, _SECOND)
+        if self._completed(self._whole, [first]):
+            raise _unfit(self._bucket, "takes parts that were overwritten for those that were acknowledged")
+        if not self._completed(self._whole, [second]):
+            raise _unfit(self._bucket, "does not complete a multipart upload of one part")
+        return self._completed(self._whole, [second])
+
+    def _check_reading(self) -> None:
+        """What was stored is listed, and read by ranges."""
+        listed = {stat.key: stat.size for batch in self._bucket.list_keys(self._whole) for stat in batch}
+        if listed != {self._whole: len(_SECOND)}:
+            raise _unfit(self._bucket, "does not list what was just stored")
+        try:
+            read = self._bucket.get(self._whole, 1, 5)
+        except Gone:
+            raise _unfit(self._bucket, "does not have what was just stored") from None
+        if read != _SECOND[1:6]:
+            raise _unfit(self._bucket, "does not read by ranges")
+
+    def _takes_small_parts(self) -> bool:
+        return self._completed(self._small, [self._upload(self._small, number, _FIRST) for number in range(2)])
+
+    def _upload(self, key: str, number: int, content: bytes) -> str:
+        if key not in self._multiparts:
+            self._multiparts[key] = self._bucket.create_multipart(key)
+        return self._bucket.upload_part(key, self._multiparts[key], number, BytesBody(content))
+
+    def _completed(self, key: str, etags: list[str]) -> bool:
+        try:
+            self._bucket.complete(key, self._multiparts[key], etags)
+        except (PartsChanged, NoSuchMultipart):
+            return False
+        return True
+
+    def _clean_up(self) -> None:
+        for key, multipart_id in self._multiparts.items():
+            self._bucket.abort(key, multipart_id)
+        self._bucket.delete([self._whole, self._small])
+
+
+def _unfit(bucket: Bucket, why: str) -> ConfigurationError:
+    return ConfigurationError(f"UPLOADER_STORAGE: {bucket.place} {why}")
+
+
+@contextmanager
+def _by_setting() -> Iterator[None]:
+    """What a server or the network refuses names the setting that is to blame."""
+    try:
+        yield
+    except StorageFailed as error:
+        setting, why = _REFUSALS.get(code_of(error), ("UPLOADER_STORAGE", "the server refuses"))
+        raise ConfigurationError(f"{setting}: {why} ({error.reason})") from error
