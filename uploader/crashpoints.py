@@ -91,6 +91,25 @@ NAMES = (
     "backup.after_removal",
     "restore.after_mark",
     "restore.after_blobs",
+    # Of a store on S3.
+    "mark.after_proposal",
+    "mark.after_mark",
+    "object.after_multipart",
+    "object.after_open",
+    "object.after_part",
+    "object.after_row",
+    "object.after_tail",
+    "length.after_part",
+    "object.after_freeze",
+    "object.after_parts",
+    "object.after_complete",
+    "object.after_digest",
+    "object.after_remove",
+    "join.after_complete",
+    "join.after_pieces",
+    "arrival.after_put",
+    "signature.after_put",
+    "trash.after_delete",
 )
 
 _name, _, _nth = os.environ.get("UPLOADER_TEST_CRASH_AT", "").partition(":")

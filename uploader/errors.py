@@ -255,7 +255,7 @@ class TooManyRequests(Refused):
 
 
 class StorageFull(Refused):
-    """The disk is full; nothing that was acknowledged is lost. Try again later."""
+    """The store is full; nothing that was acknowledged is lost. Try again later."""
 
     code = "storage-full"
     retryable = True
@@ -308,7 +308,7 @@ class UploadBusy(Unavailable):
 
 
 class StorageFailed(Unavailable):
-    """The disk reports an error; nothing was acknowledged. Try again later."""
+    """The store reports an error; nothing was acknowledged. Try again later."""
 
 
 class Unverified(Unavailable):

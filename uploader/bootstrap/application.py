@@ -86,7 +86,15 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
                 sends_interim=settings.interim_responses,
             ),
         ),
-        *file_routes.file_operations(FileHandlers(services.files, services.folders, services.links, services.bases)),
+        *file_routes.file_operations(
+            FileHandlers(
+                services.files,
+                services.folders,
+                services.links,
+                services.bases,
+                sends_on=settings.s3_presigned_downloads,
+            )
+        ),
         *file_routes.selection_operations(SelectionHandlers(services.files, services.folders, services.links)),
         *admin_operations(
             AdminHandlers(

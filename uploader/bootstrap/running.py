@@ -35,7 +35,7 @@ async def running(services: Services, *, jobs: bool, begins: bool = True) -> Asy
 
     `begins`: an installation that is none yet becomes one.
 
-    Raises ConfigurationError if the database or the data directory is not fit, Unavailable if the database is away.
+    Raises ConfigurationError if the database or the store is not fit, Unavailable if the database is away.
     """
     try:
         await migrate.check(services.database)

@@ -9,7 +9,7 @@ from uploader.accounting.marks import RedisMark
 from uploader.accounting.pending import Delays, Pending
 from uploader.accounting.scripting import RedisConnection
 from uploader.bootstrap.events import Bells, create_asking, create_outbox, create_relays
-from uploader.bootstrap.stores import create_redis, database_url
+from uploader.bootstrap.stores import create_redis, create_storage, database_url
 from uploader.clock import Clock
 from uploader.database.engine import Database
 from uploader.exposition import Exposition
@@ -58,9 +58,8 @@ from uploader.service.uploads.storing import Storing
 from uploader.service.uploads.whole import WholeFiles
 from uploader.settings import Settings
 from uploader.sinks.configuration import load_events
-from uploader.storage.base import Store
-from uploader.storage.local.store import LocalStore
 from uploader.storage.spool import Spool
+from uploader.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +138,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         timeout_seconds=settings.database_timeout_seconds,
         outbox=create_outbox(events, clock, bells),
     )
-    storage = LocalStore(
-        settings.data, durable=settings.durability == "power", keeps_trash=settings.trash_retention_seconds > 0
-    )
+    storage = create_storage(settings, database, clock)
     trail = Trail(database, clock, retention_seconds=settings.audit_retention_seconds)
     healing = Healing(database, storage, storage.trash, clock)
     retention = settings.trash_retention_seconds
@@ -195,9 +192,10 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         clock,
         max_file_size_bytes=openings.max_file_size_bytes,
     )
-    files = Files(database, storage, storage.trash, healing)
+    files = Files(database, storage, storage.trash, healing, clock)
     recounting = Recounting(database, clock)
-    goals = Goals(settings.scrub_first_seconds, settings.scrub_every_seconds)
+    samples = settings.scrub == "sample" if settings.scrub is not None else settings.storage is not None
+    goals = Goals(settings.scrub_first_seconds, settings.scrub_every_seconds, samples=samples)
     scrubbing = Scrubbing(database, healing, clock, goals)
     integrity = Integrity(database, scrubbing)
     watching = Watching(tuple(events.sinks), database, clock)

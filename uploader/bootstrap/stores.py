@@ -4,8 +4,13 @@ from pathlib import Path
 
 from uploader.accounting.connection import connect, connect_to_socket
 from uploader.accounting.scripting import RedisConnection
+from uploader.clock import Clock
+from uploader.database.engine import Database
 from uploader.embedded import socket_path
 from uploader.settings import Settings
+from uploader.settings.addresses import bucket_address
+from uploader.storage.local.store import LocalStore
+from uploader.storage.store import Store
 
 
 def database_url(settings: Settings) -> str:
@@ -32,3 +37,19 @@ def create_redis(settings: Settings) -> RedisConnection:
         return connect(settings.redis_url, connections=connections, timeout_seconds=timeout_seconds)
     path = socket_path(redis_directory(settings))
     return connect_to_socket(path, connections=connections, timeout_seconds=timeout_seconds)
+
+
+def create_storage(settings: Settings, database: Database, clock: Clock) -> Store:
+    """Connects to nothing yet. Raises ConfigurationError."""
+    address = bucket_address(settings)
+    if address is None:
+        return LocalStore(
+            settings.data, durable=settings.durability == "power", keeps_trash=settings.trash_retention_seconds > 0
+        )
+    # Here, because who keeps all on a disk does without the memory that they take.
+    from uploader.database.objects.rows import ObjectRows
+    from uploader.storage.s3.bucket import Bucket
+    from uploader.storage.s3.store import S3Store
+
+    smallest = settings.min_chunk_size_bytes
+    return S3Store(Bucket(address), ObjectRows(database), clock, min_chunk_size_bytes=smallest)

@@ -29,6 +29,8 @@ Token = str | Callable[[], str]
 OnRetry = Callable[[ClientError, float], None]
 
 _TIMEOUT_SECONDS = 60.0
+# Where the bytes of a file are read from: elsewhere.
+_SENT_ON_STATUS = 307
 # What a proxy says while the server behind it is away, with no problem of ours in the body.
 _PASSING_STATUS = frozenset({408, 425, 429, 502, 503, 504})
 _PROBLEMS: dict[str, type[ServerProblem]] = {
@@ -158,20 +160,45 @@ class Transport:
 
     @asynccontextmanager
     async def stream(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[httpx2.Response]:
-        """One attempt to read an answer piece by piece. Raises as `request_once`, also while it is read."""
+        """One attempt to read an answer piece by piece, also from where the server sends us on to. Raises as
+        `request_once`, also while it is read."""
         request = await self._request("GET", path, headers={**headers, "Accept-Encoding": "identity"})
+        async with self._streaming(request, answered=self._answered) as response:
+            self._answered = True
+            if response.status_code != _SENT_ON_STATUS:
+                _raise_for_problem(response)
+                yield response
+                return
+        async with self._streaming(self._request_sent_on(response), answered=False) as elsewhere:
+            _raise_for_elsewhere(elsewhere)
+            yield elsewhere
+
+    @asynccontextmanager
+    async def _streaming(self, request: httpx2.Request, *, answered: bool) -> AsyncIterator[httpx2.Response]:
         try:
             response = await self._http.send(request, stream=True)
-            self._answered = True
+            answered = True
             try:
                 if response.status_code >= 300:
                     await response.aread()
-                    _raise_for_problem(response)
                 yield response
             finally:
                 await response.aclose()
         except httpx2.RequestError as error:
-            raise unreachable(error, answered=self._answered) from error
+            raise unreachable(error, answered=answered) from error
+
+    def _request_sent_on(self, response: httpx2.Response) -> httpx2.Request:
+        """The same question where the server says: without the token, which is for nobody else, and without a condition on
+        an ETag, which is another one there. Raises BadAnswer."""
+        asked = response.request.headers
+        headers = {name: asked[name] for name in ("Range", "Accept-Encoding", "User-Agent") if name in asked}
+        try:
+            url = response.url.join(response.headers["location"])
+        except (KeyError, httpx2.InvalidURL):
+            raise stranger(response) from None
+        if url.scheme not in ("http", "https") or not url.host:
+            raise stranger(response)
+        return self._http.build_request("GET", url, headers=headers)
 
     async def blocks(self, response: httpx2.Response, most_bytes: int) -> AsyncIterator[bytes]:
         """What comes as the body of a stream, no faster than the pace."""
@@ -226,6 +253,19 @@ def _raise_for_problem(response: httpx2.Response) -> None:
     if problem["code"] == "not-found":  # no file and no upload, but the path itself
         problem = problem | {"detail": f"there is nothing at {response.url}: is the server's URL right?"}
     raise error_of(problem, status, _retry_after_seconds(response))
+
+
+def _raise_for_elsewhere(response: httpx2.Response) -> None:
+    """The answer of whom the server sent us on to, who speaks another language: asked again, the server sends us on anew."""
+    if response.status_code >= 300:
+        raise ServerProblem(
+            f"{origin_of(response.url)}, where the server keeps its bytes, answers {response.status_code} "
+            f"{response.reason_phrase}",
+            code="unavailable",
+            status=response.status_code,
+            retryable=True,
+            retry_after_seconds=_retry_after_seconds(response),
+        )
 
 
 def _why_unknown(request: httpx2.Request, detail: str) -> str:

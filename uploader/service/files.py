@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 
+from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import contents, listing, queries, transactions
 from uploader.database.engine import Database, Duplicate
@@ -26,11 +27,12 @@ from uploader.tasks import uninterrupted
 class Files:
     """All that can be done to files."""
 
-    def __init__(self, database: Database, storage: BlobBytes, trash: Trash, healing: Healing) -> None:
+    def __init__(self, database: Database, storage: BlobBytes, trash: Trash, healing: Healing, clock: Clock) -> None:
         self._database = database
         self._storage = storage
         self._trash = trash
         self._healing = healing
+        self._clock = clock
 
     async def list(
         self, user_id: str, *, limit: int, after: str | None, prefix: str | None, part: str | None = None
@@ -108,7 +110,8 @@ class Files:
 
         steps = {"prepare": self._database.outside(prepare), "remove": self._database.outside(remove)}
         return await self._database.transact(
-            lambda connection: transactions.collect_blob(connection, sha256, **steps), alone=True
+            lambda connection: transactions.collect_blob(connection, sha256, **steps, now=self._clock.now()),
+            alone=True,
         )
 
     async def collect_all(self, limit: int = 1000) -> int:

@@ -1,7 +1,7 @@
-"""Whether the data directory, the database and Redis belong together: each says of which installation it is.
+"""Whether the store, the database and Redis belong together: each says of which installation it is.
 
-Made by the first start, in an order that a crash may break off anywhere: proposed on the disk, put into the database, where
-the first one stands, then settled on the disk. A store that says nothing though another one does is a forgotten or a lost
+Made by the first start, in an order that a crash may break off anywhere: proposed in the store, put into the database, where
+the first one stands, then settled in the store. A store that says nothing though another one does is a forgotten or a lost
 one, and what has no row there would be thrown away: so it stops. Redis is told again: to lose it is ordinary.
 """
 
@@ -19,7 +19,8 @@ from uploader.database.trail.acts import note
 from uploader.domain.trail.acts import Action
 from uploader.errors import ConfigurationError
 from uploader.service.trail.acting import act
-from uploader.storage.base import Store
+from uploader.storage.base import StoreName
+from uploader.storage.store import Store
 
 # Its name among the facts of the database.
 FACT = "installation"
@@ -30,27 +31,28 @@ _ADOPT = "if they are meant to belong together from now on, stop all servers and
 
 @dataclass(frozen=True, slots=True)
 class Belonging:
-    """Of which installation each store says that it is."""
+    """Of which installation each says that it is."""
 
+    # In the store, whatever that is; acts of the trail have it by this name.
     disk: str | None
     database: str | None
     redis: str | None
 
 
 class Installation:
-    """Compares what the stores say."""
+    """Compares what each says."""
 
     def __init__(self, database: Database, storage: Store, redis: RedisMark, clock: Clock) -> None:
         self._database = database
         self._storage = storage
         self._redis = redis
         self._clock = clock
-        # Set once disk and database have said the same.
+        # Set once store and database have said the same.
         self._id: str | None = None
 
     @property
     def id(self) -> str | None:
-        """None until disk and database have said the same."""
+        """None until store and database have said the same."""
         return self._id
 
     async def begin(self) -> None:
@@ -66,7 +68,7 @@ class Installation:
             await self._storage.marks.settle(self._id)
 
     async def compare(self) -> None:
-        """Compare the data directory with the database.
+        """Compare the store with the database.
 
         Raises ConfigurationError if they don't belong together, Unavailable.
         """
@@ -75,21 +77,21 @@ class Installation:
         marks = await self._storage.marks.read()
         if in_database is None and marks.installation is not None:
             in_database = await self._fact()  # a first start may just have ended
-        on_disk = marks.installation or (marks.proposed if marks.proposed == in_database else None)
-        if on_disk != in_database:
-            raise ConfigurationError(_difference(on_disk, in_database))
-        if on_disk is None:
+        in_store = marks.installation or (in_database if in_database in marks.proposed else None)
+        if in_store != in_database:
+            raise ConfigurationError(_difference(self._storage.marks.store, in_store, in_database))
+        if in_store is None:
             await self._refuse_what_is_named_elsewhere()
-        self._id = on_disk
+        self._id = in_store
 
     async def check_database(self) -> None:
-        """As `compare`, without another look at the disk, which this process holds open."""
+        """As `compare`, without another look at the store, which this process has open."""
         if self._id is None:
             await self.compare()
             return
         in_database = await self._fact()
         if in_database != self._id:
-            raise ConfigurationError(_difference(self._id, in_database))
+            raise ConfigurationError(_difference(self._storage.marks.store, self._id, in_database))
 
     async def check_redis(self) -> None:
         """Mark Redis if it says nothing, because it is new or was lost. Raises ConfigurationError if it is another
@@ -97,8 +99,9 @@ class Installation:
         in_redis = await (self._redis.read() if self._id is None else self._redis.claim(self._id))
         if in_redis != self._id:
             raise ConfigurationError(
-                f"Redis belongs to installation {in_redis}, the data directory and the database to {self._id or 'none'}: "
-                f"correct UPLOADER_REDIS_URL, and give each installation a Redis of its own; or, {_ADOPT}"
+                f"Redis belongs to installation {in_redis}, the {self.store_name} and the database to "
+                f"{self._id or 'none'}: correct UPLOADER_REDIS_URL, and give each installation a Redis of its own; "
+                f"or, {_ADOPT}"
             )
 
     async def check(self) -> None:
@@ -115,13 +118,18 @@ class Installation:
 
     # By hand
 
+    @property
+    def store_name(self) -> str:
+        """What the store is called in messages."""
+        return self._storage.marks.store.name
+
     async def belonging(self) -> Belonging:
         """What each says. Raises ConfigurationError, Unavailable."""
         marks = await self._storage.marks.read()
         return Belonging(marks.installation, await self._fact(), await self._redis.read())
 
     async def adopt(self) -> str:
-        """Let all belong together from now on, by the id of the database, else of the disk, else by a new one, which is
+        """Let all belong together from now on, by the id of the database, else of the store, else by a new one, which is
         returned. Nothing else uses them meanwhile. Raises ConfigurationError, Unavailable."""
         said = await self.belonging()
         adopted = said.database or said.disk or uuid4().hex
@@ -152,12 +160,13 @@ class Installation:
             found = found or bool(batch)
         if found:
             raise ConfigurationError(
-                "the data directory holds content of which the database names nothing: is UPLOADER_DATABASE_URL the right "
-                f"one, and the database whole? Correct it, or restore the database; or, {_ADOPT}"
+                f"the {self.store_name} holds content of which the database names nothing: is "
+                f"UPLOADER_DATABASE_URL the right one, and the database whole? Correct it, or restore the database; "
+                f"or, {_ADOPT}"
             )
 
     async def _batches(self) -> AsyncIterator[tuple[list[str], bool]]:
-        """Content on the disk, and whether the database names any of it."""
+        """Content in the store, and whether the database names any of it."""
         async for listed in self._storage.list_blobs():
             blobs = [found.name for found in listed if not found.is_draft]
             yield blobs, await self._names_any(contents.known_blobs, blobs)
@@ -169,18 +178,18 @@ class Installation:
         return bool(names and await self._database.read(lambda connection: query(connection, names)))
 
 
-def _difference(on_disk: str | None, in_database: str | None) -> str:
+def _difference(store: StoreName, in_store: str | None, in_database: str | None) -> str:
     if in_database is None:
         return (
-            f"the data directory belongs to installation {on_disk}, the database to none: it is a new one, or another "
+            f"the {store.name} belongs to installation {in_store}, the database to none: it is a new one, or another "
             f"program's; correct UPLOADER_DATABASE_URL, or restore the database; or, {_ADOPT}"
         )
-    if on_disk is None:
+    if in_store is None:
         return (
-            f"the database belongs to installation {in_database}, the data directory to none: is it mounted? Correct "
-            f"UPLOADER_DATA, or restore the data directory; or, {_ADOPT}"
+            f"the database belongs to installation {in_database}, the {store.name} to none: {store.question} Correct "
+            f"{store.setting}, or restore the {store.name}; or, {_ADOPT}"
         )
     return (
-        f"the data directory belongs to installation {on_disk}, the database to {in_database}: correct UPLOADER_DATA or "
+        f"the {store.name} belongs to installation {in_store}, the database to {in_database}: correct {store.setting} or "
         f"UPLOADER_DATABASE_URL; or, {_ADOPT}"
     )

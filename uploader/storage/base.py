@@ -4,7 +4,7 @@ A store keeps the bytes of open uploads, and blobs; it is looked after; and it l
 is the store's own business: a *place* is its word for where it keeps an upload, and nobody else reads it.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,8 +12,8 @@ from typing import Protocol
 
 from uploader.domain.chunks import Tail
 from uploader.domain.upload import Upload
-from uploader.errors import UploaderError
-from uploader.storage.contents import BlobBytes, Digests, Found, Trash
+from uploader.errors import Md5Mismatch, Sha256Mismatch, UploaderError
+from uploader.storage.contents import Digests, Found
 
 
 class Gone(Exception):
@@ -53,8 +53,8 @@ class Marks:
     """Of which installation a store says that it is."""
 
     installation: str | None
-    # By a first start that is under way, or was interrupted.
-    proposed: str | None
+    # By first starts that are under way, or were interrupted: by one at the most, where that can be decided.
+    proposed: frozenset[str]
 
 
 # Chunks
@@ -144,6 +144,21 @@ class Arrival:
     # Where it was stored, in a word of the store's own.
     place: object = None
 
+    @property
+    def sha256_of_bytes(self) -> str:
+        """What it is, once it was digested."""
+        assert self.digests is not None
+        return self.digests.sha256
+
+    def compare(self) -> bool:
+        """Whether it is what it was claimed to be, once it was digested; else it has the error."""
+        assert self.digests is not None
+        if self.md5 not in (None, self.digests.md5):
+            self.error = Md5Mismatch(expected=self.md5, actual=self.digests.md5)
+        elif self.sha256 not in (None, self.digests.sha256):
+            self.error = Sha256Mismatch(expected=self.sha256, actual=self.digests.sha256)
+        return self.error is None
+
 
 class Closer(Protocol):
     """An upload whose every chunk is locked: nothing is written or recorded while this is held."""
@@ -155,9 +170,9 @@ class Closer(Protocol):
         """Let the bytes be those of this upload, as its row is now, if they are still those of one whose length is not
         known; whether they were. Durable and repeatable. All that is stored lies within that length."""
 
-    async def place_blob(self, sha256: str) -> None:
+    async def place_blob(self, sha256: str) -> str | None:
         """Make the upload's bytes, which were just verified, the blob `sha256`, durably. Repeatable. Others that are there
-        already go to the trash."""
+        already go to the trash: by the caller, who is told where the blob is now, if the store has locations."""
 
     async def unlink(self) -> bool:
         """Remove the upload's bytes; whether this call did it. Repeatable."""
@@ -244,9 +259,9 @@ class Arrivals(Protocol):
         """Digest them, compare, and make their bytes durable, before there is a row: what a crash leaves, housekeeping
         finds. An error of one is its own. Raises StorageFailed, and then none is stored."""
 
-    def place_blobs(self, arrivals: Sequence[Arrival]) -> None:
+    def place_blobs(self, arrivals: Sequence[Arrival]) -> Mapping[str, str]:
         """Make them the blobs that they are, durably, if they are not any more. The caller has the rows locked, and a
-        thread. Raises StorageFull, StorageFailed."""
+        thread. Returns by SHA-256 where they are now, if the store has locations. Raises StorageFull, StorageFailed."""
 
 
 class Withdrawing(UploadBytes, Protocol):
@@ -287,15 +302,31 @@ class Housekeeping(Protocol):
 
 
 class Bounded(Protocol):
-    """Has no more room than a disk."""
+    """May have no more room than a disk."""
 
-    async def space(self) -> Space:
-        """The room there is now."""
+    async def space(self) -> Space | None:
+        """The room there is now; None if the store has no bound that anybody here knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreName:
+    """What a store is called in messages to those who run the server."""
+
+    # After "the".
+    name: str
+    # The setting that says where it is.
+    setting: str
+    # What to ask first where it should have something to say, and has not.
+    question: str
 
 
 class Marked(Protocol):
     """Where a store says of which installation it is. May be asked before the store is prepared; all raise
     ConfigurationError if there is no place to say it, or a newer version has been here."""
+
+    @property
+    def store(self) -> StoreName:
+        """What the store is called."""
 
     async def read(self) -> Marks:
         """What it says now."""
@@ -308,34 +339,3 @@ class Marked(Protocol):
 
     async def replace(self, installation: str) -> None:
         """Be of an installation, durably, whatever it says now."""
-
-
-class Store(Withdrawing, BlobBytes, Housekeeping, Bounded, Protocol):
-    """All that the store of a process can do, from `prepare` to `close`."""
-
-    @property
-    def trash(self) -> Trash:
-        """Where it keeps what would be deleted otherwise."""
-
-    @property
-    def arrivals(self) -> Arrivals:
-        """Where contents are stored that come whole."""
-
-    @property
-    def marks(self) -> Marked: ...
-
-    @property
-    def doubt(self) -> str | None:
-        """What could lose data here though all works, once it was prepared."""
-
-    async def prepare(self) -> None:
-        """Make ready to store. Raises ConfigurationError if this place is unfit."""
-
-    def stop(self) -> None:
-        """Let long work end with Stopping."""
-
-    async def drain(self) -> None:
-        """Wait until the digests have followed what was stored."""
-
-    def close(self) -> None:
-        """Give up the threads; nothing is stored after this."""

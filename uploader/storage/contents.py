@@ -61,6 +61,14 @@ class FileBlob(OpenBlob, Protocol):
         """Its descriptor, until `close`."""
 
 
+@runtime_checkable
+class PresigningBlob(OpenBlob, Protocol):
+    """A blob that others can be sent to: they read it where it lies, whole or in one range, without this server."""
+
+    async def presign(self, seconds: int, disposition: str, media_type: str) -> str:
+        """A URL that anybody may begin to read by, for so long; what comes has these headers."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpenSignature:
     """The signature of a blob: a part of something that is open to be read."""
@@ -113,9 +121,9 @@ class Trash(Protocol):
     async def open(self, found: Found) -> OpenBlob:
         """Bytes from here, to read. Raises Gone."""
 
-    async def restore_blob(self, found: Found) -> None:
-        """Make bytes from here the blob again, durably. Others at its place go to the trash. The caller holds the lock of
-        the row. Repeatable. Raises Gone."""
+    async def restore_blob(self, found: Found) -> str | None:
+        """Make bytes from here the blob again, durably. Others at its place go to the trash: by the caller, who is told
+        where the blob is now, if the store has locations. The caller holds the lock of the row. Repeatable. Raises Gone."""
 
     async def restore_upload(self, found: Found, upload: Upload) -> bool:
         """Give an upload its bytes back, durably, unless it has any; whether this call did it."""

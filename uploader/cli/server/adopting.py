@@ -14,45 +14,44 @@ if TYPE_CHECKING:
 
 @click.command()
 def installation() -> None:
-    """Show the ids of data directory, database and Redis.
+    """Show the ids of store, database and Redis.
 
     Those of one installation have the same, since its first `serve` or `work`.
     """
     settings = load_settings()
 
-    async def run(services: "Services") -> "Belonging":
+    async def run(services: "Services") -> None:
         wait_for_redis()
-        return await services.installation.belonging()
+        _print(services.installation.store_name, await services.installation.belonging())
 
     with embedded_redis(settings) as wait_for_redis:
-        _print(with_services(settings, run, compares=False))
+        with_services(settings, run, compares=False)
 
 
 @click.command()
 @click.option("--yes", is_flag=True, help="Really do it.")
 def adopt(yes: bool) -> None:
-    """Let data directory, database and Redis belong together.
+    """Let store, database and Redis belong together. The store is the data directory, or the bucket of UPLOADER_STORAGE.
 
-    Whatever they say now, all take the id of the database, else that of the data directory, else a new one.
+    Whatever they say now, all take the id of the database, else that of the store, else a new one.
 
-    For a database that was made anew, or a data directory that was put together by hand. What has no row in this database is
+    For a database that was made anew, or a store that was put together by hand. What has no row in this database is
     its content no more: it is kept, and `uploader cleanup --yes` would remove it. Stop all servers and workers first.
     """
     settings = load_settings()
 
-    async def run(services: "Services") -> "tuple[Belonging, str | None]":
+    async def run(services: "Services") -> str | None:
         wait_for_redis()
-        said = await services.installation.belonging()
-        return said, await services.installation.adopt() if yes else None
+        _print(services.installation.store_name, await services.installation.belonging())
+        return await services.installation.adopt() if yes else None
 
     with embedded_redis(settings) as wait_for_redis:
-        said, adopted = with_services(settings, run, compares=False, adopts=yes)
-    _print(said)
+        adopted = with_services(settings, run, compares=False, adopts=yes)
     if adopted is None:
         fail("nothing was changed; if these are meant to belong together, say --yes", EXIT_USAGE)
     click.echo(f"all are of installation {adopted} now")
 
 
-def _print(said: "Belonging") -> None:
-    for name, installation in (("data directory", said.disk), ("database", said.database), ("Redis", said.redis)):
+def _print(store: str, said: "Belonging") -> None:
+    for name, installation in ((store, said.disk), ("database", said.database), ("Redis", said.redis)):
         click.echo(f"{name}: {installation or 'of none'}")

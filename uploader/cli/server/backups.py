@@ -56,7 +56,7 @@ def backup(directory: Path, keep: int | None, reread: bool) -> None:
     take no room; that helps against mistakes, not against a broken disk. Every blob is compared with its SHA-256 once.
 
     Interrupted in any way, it leaves no backup that looks whole, and the next run goes on. Not backed up: chunks of open
-    uploads, Redis, settings and the file owner.token.
+    uploads, Redis, settings and the file owner.token. Contents in a bucket are the bucket's to keep: then nothing is done.
 
     Exit codes: 0 ok; 1 no backup was made, or it lacks what it says: a content that is damaged or missing, which nobody else
     has either, keeps no other from being copied. With --keep nothing is removed then.

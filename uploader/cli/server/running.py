@@ -54,7 +54,7 @@ def with_services(
 ) -> T:
     """Run a short command on the database, which it migrates if it is the embedded one.
 
-    `compares`: data directory and database have to belong together. `adopts`: as `prepare_database` has it.
+    `compares`: store and database have to belong together. `adopts`: as `prepare_database` has it.
     """
     from uploader import bootstrap
 

@@ -1,6 +1,7 @@
 """Downloads: the content of a file, whole or in ranges (RFC 9110, sections 13 and 14).
 
-The file is opened before the first byte of the answer, so a file that is deleted meanwhile is still sent whole.
+The file is opened before the first byte of the answer, so a file that is deleted meanwhile is still sent whole. Or whoever
+asks is sent on to where the bytes are, if the store can do that, and would answer the same.
 """
 
 import base64
@@ -17,13 +18,15 @@ from uploader.domain.upload import File
 from uploader.errors import RangeNotSatisfiable
 from uploader.http.native.showing import headers_of, shown_as
 from uploader.http.shared.responses import ZERO_COPY_SEND
-from uploader.storage.contents import FileBlob, OpenBlob, OpenSignature
+from uploader.storage.contents import FileBlob, OpenBlob, OpenSignature, PresigningBlob
 from uploader.tasks import uninterrupted
 
 _PIECE_BYTES = 256 << 10
 _MAX_RANGES = 100
 _HUGE = 2**64  # beyond any file
 _MEDIA_TYPE = "application/octet-stream"
+# How long the URL works that somebody is sent on to: it is to be followed at once.
+_SENT_ON_SECONDS = 60
 _SPEC = re.compile(r"[ \t]*(?:([0-9]+)-([0-9]*)|-([0-9]+))[ \t]*")
 
 Range = tuple[int, int]  # offset and length in bytes
@@ -103,10 +106,15 @@ def _matches_etag(header: str, etag: str) -> bool:
 
 
 async def download(
-    request: Request, file: File, open_blob: Callable[[File], Awaitable[OpenBlob]], *, shown: bool = False
+    request: Request,
+    file: File,
+    open_blob: Callable[[File], Awaitable[OpenBlob]],
+    *,
+    shown: bool = False,
+    sends_on: bool = False,
 ) -> Response:
-    """The answer to `GET` or `HEAD` of a file's content; `shown`: for a browser to show, where it may. Raises
-    RangeNotSatisfiable, and as `open_blob` does."""
+    """The answer to `GET` or `HEAD` of a file's content; `shown`: for a browser to show, where it may; `sends_on`: to where
+    the bytes are, where that can be. Raises RangeNotSatisfiable, and as `open_blob` does."""
     shown_type = shown_as(file.name) if shown else None
     headers = _headers(file)
     if shown_type is not None:
@@ -122,6 +130,8 @@ async def download(
     if request.method == "HEAD":
         await blob.close()
         return Response(status_code=200, headers={**headers, "Content-Length": str(file.size)}, media_type=media_type)
+    if sends_on and not shown and isinstance(blob, PresigningBlob) and _is_simple(request, ranges):
+        return await _sent_on(blob, headers["Content-Disposition"])
     if ranges is None:
         return Download(blob, [(b"", (0, file.size))], b"", 200, headers, media_type)
     if len(ranges) == 1:
@@ -129,6 +139,20 @@ async def download(
         headers["Content-Range"] = f"bytes {offset}-{offset + length - 1}/{file.size}"
         return Download(blob, [(b"", ranges[0])], b"", 206, headers, media_type)
     return _multipart(blob, file, ranges, headers, media_type)
+
+
+def _is_simple(request: Request, ranges: list[Range] | None) -> bool:
+    """Whether S3 would answer the same: it knows one range, and no `If-Range` with an ETag of ours that does not match."""
+    return len(ranges) == 1 if ranges is not None else "range" not in request.headers
+
+
+async def _sent_on(blob: PresigningBlob, content_disposition: str) -> Response:
+    try:
+        url = await blob.presign(_SENT_ON_SECONDS, content_disposition, _MEDIA_TYPE)
+    finally:
+        await uninterrupted(blob.close())
+    # Whoever has the URL has the file: no cache keeps it.
+    return Response(status_code=307, headers={"Location": url, "Cache-Control": "no-store"})
 
 
 async def send_signature(request: Request, opened: OpenSignature) -> Response:

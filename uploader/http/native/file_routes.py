@@ -153,7 +153,7 @@ def file_operations(handlers: FileHandlers) -> list[Operation]:
             summary="Download a file, whole or in ranges",
             tag="files",
             access="reader",
-            responses={200: None, 206: None, 304: None},
+            responses={200: None, 206: None, 304: None, 307: None},
             problems=("file-not-found", "range-not-satisfiable", "content-damaged", "invalid-request"),
             parameters=(*_link_parameters("POST /me/files/{id}/link"), _SHOW),
         ),

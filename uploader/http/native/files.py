@@ -28,6 +28,8 @@ class FileHandlers:
     folders: Folders
     links: Links
     bases: Bases
+    # Whether downloads are sent on to where the bytes are.
+    sends_on: bool = False
 
     async def list_files(self, call: Call) -> Response:
         limit = call.query_int("limit", 100, 1, 1000)
@@ -62,7 +64,7 @@ class FileHandlers:
     async def get_content(self, call: Call) -> Response:
         file = await self.files.get(call.user_id, self._id(call))
         shown = call.query_word("show", "", ("", "inline")) == "inline"
-        return await download(call.request, file, self.files.open, shown=shown)
+        return await download(call.request, file, self.files.open, shown=shown, sends_on=self.sends_on)
 
     async def get_signature(self, call: Call) -> Response:
         opened = await self.bases.open_signature(call.user_id, self._id(call))

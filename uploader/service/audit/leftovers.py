@@ -12,8 +12,9 @@ from uploader.errors import StorageFailed
 from uploader.service.audit.drift import Drift, Findings, Kind, cannot_be_repaired
 from uploader.service.upkeep.strays import is_settled
 from uploader.service.uploads.closers import Closers
-from uploader.storage.base import Gone, Store
+from uploader.storage.base import Gone
 from uploader.storage.contents import Found
+from uploader.storage.store import Store
 
 logger = logging.getLogger(__name__)
 

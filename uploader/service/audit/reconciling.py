@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from uploader.accounting.audit import Audit, Bucket
+from uploader.accounting.audit import Audit, TaskBucket
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import contents, queries
@@ -29,7 +29,8 @@ from uploader.service.trail.acting import act
 from uploader.service.trail.keeping import Trail
 from uploader.service.upkeep.strays import stray_blobs
 from uploader.service.uploads.closers import Closers
-from uploader.storage.base import Closer, Gone, Store
+from uploader.storage.base import Closer, Gone
+from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
@@ -270,7 +271,7 @@ class Reconciling:
             count += len(waiting)
         found.checked["tasks"] = count
 
-    async def _look_at_bucket(self, bucket: Bucket) -> tuple[list[str], list[str], list[Drift]]:
+    async def _look_at_bucket(self, bucket: TaskBucket) -> tuple[list[str], list[str], list[Drift]]:
         """Its tasks, its strays, and what is wrong with the index at the end."""
         waiting: dict[str, None] = {}
         strays: dict[str, None] = {}
@@ -290,7 +291,7 @@ class Reconciling:
             not_open += [id_ for id_ in batch if id_ not in rows or rows[id_].state is not State.OPEN]
         return not_open
 
-    async def _repair_bucket(self, bucket: Bucket, strays: list[str]) -> bool:
+    async def _repair_bucket(self, bucket: TaskBucket, strays: list[str]) -> bool:
         await self._audit.tidy(bucket, strays)
         return True
 

@@ -22,8 +22,9 @@ from uploader.errors import StorageFailed
 from uploader.service.backups.copying import Copied, Copying, Tell
 from uploader.service.installation import Installation
 from uploader.storage.backups import BackupDirectory, BackupRefused
-from uploader.storage.base import Gone, Store
+from uploader.storage.base import Gone
 from uploader.storage.contents import FileBlob, OpenBlob
+from uploader.storage.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,11 @@ class Backups:
 
         Raises BackupRefused, Unavailable, OSError.
         """
+        if not self._storage.keeps_files:
+            raise BackupRefused(
+                f"the contents are in the {self._storage.marks.store.name}, which this command does not copy: dump the "
+                "database by its own means, and let the bucket keep versions or a replica (docs/operations.md)"
+            )
         owner = self._installation.id
         if owner is None:
             raise BackupRefused("there is nothing to back up: no server was started on this data directory yet")
@@ -103,8 +109,7 @@ class Backups:
 async def _opened(opening: Awaitable[OpenBlob]) -> AsyncIterator[int]:
     blob = await opening
     try:
-        if not isinstance(blob, FileBlob):
-            raise BackupRefused("blobs that are no files of this machine are not backed up by this command")
+        assert isinstance(blob, FileBlob)
         yield blob.fileno()
     finally:
         await blob.close()

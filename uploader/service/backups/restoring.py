@@ -20,8 +20,8 @@ from uploader.errors import ConfigurationError
 from uploader.service.backups.copying import Copied, Copying, Tell
 from uploader.storage import disk
 from uploader.storage.backups import BackupDirectory, BackupRefused, BlobTree
-from uploader.storage.base import Store
 from uploader.storage.disk import Root
+from uploader.storage.store import Store
 
 # What a new filesystem has.
 _NOTHING = frozenset({"lost+found"})
@@ -57,6 +57,11 @@ class Restoring:
 
         Raises BackupRefused, ConfigurationError, Unavailable, OSError.
         """
+        if not self._storage.keeps_files:
+            raise BackupRefused(
+                f"a backup is restored to a disk, and the contents are in the {self._storage.marks.store.name}: unset "
+                f"{self._storage.marks.store.setting}"
+            )
         directory = await asyncio.to_thread(BackupDirectory, path)
         owner, stamps = directory.installation(), directory.stamps()
         if not stamps:

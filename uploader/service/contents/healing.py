@@ -134,8 +134,10 @@ class Healing:
         told = act(Action.CONTENT_HEALED, now, subject=good.sha256)
 
         async def place(connection: Connection) -> None:
-            await restore(copy)
+            location = await restore(copy)
             crash_point("heal.after_restore")
+            if location is not None:
+                await transactions.relocate(connection, {good.sha256: location}, now)
             await transactions.note_scrub(connection, good.sha256, damaged=False, now=now, restored=True, md5=good.md5)
             await note(connection, told)
 

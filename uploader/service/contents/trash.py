@@ -18,8 +18,8 @@ from uploader.domain.upload import State, Upload
 from uploader.errors import StorageFailed, StorageFull
 from uploader.service.contents.healing import Healing
 from uploader.service.trail.keeping import Trail
-from uploader.storage.base import Store
 from uploader.storage.contents import Found
+from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)

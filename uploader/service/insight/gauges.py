@@ -72,8 +72,9 @@ class Gauges:
 
     async def _ask_disk(self) -> None:
         space = await self._storage.space()
-        FREE_DISK_BYTES.set(space.free)
-        TRASH_BYTES.set(space.trash)
+        # A store without a bound has no figures that could fall: 0 would be an alert.
+        FREE_DISK_BYTES.set(math.nan if space is None else space.free)
+        TRASH_BYTES.set(math.nan if space is None else space.trash)
 
     async def _ask_integrity(self) -> None:
         seen = await self._integrity.look()

@@ -14,7 +14,7 @@ from uploader.errors import UploaderError
 from uploader.service.events.watching import Watching
 from uploader.service.insight.integrity import Integrity
 from uploader.service.installation import Installation
-from uploader.storage.base import Store
+from uploader.storage.store import Store
 
 _PATIENCE_SECONDS = 5.0
 # How long what the servers say of their settings is believed: load balancers ask all day.

@@ -58,7 +58,8 @@ class Overview:
         if await self._database.read(lambda connection: snapshots.has_day(connection, today)):
             return today
         totals, _ = await self._database.read(_totals, snapshot=True)
-        day = Day(day=today, taken_at=now, totals=totals, free_disk_bytes=(await self._storage.space()).free)
+        free = (await self._admission.room(0)).free_bytes
+        day = Day(day=today, taken_at=now, totals=totals, free_disk_bytes=free)
         with suppress(Duplicate):  # another worker was faster
             await self._database.transact(lambda connection: snapshots.add_day(connection, day))
         return today

@@ -21,8 +21,9 @@ from uploader.service.ids import greatest, new_id
 from uploader.service.trail.keeping import Trail
 from uploader.service.upkeep.strays import is_settled, remember_kept_strays, stray_blobs
 from uploader.service.uploads.closers import Closers
-from uploader.storage.base import Gone, Store
+from uploader.storage.base import Gone
 from uploader.storage.contents import Found
+from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)

@@ -5,6 +5,7 @@ those first that were not read back since they were placed, then those that wait
 """
 
 import logging
+import secrets
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ _POSITION = "scrub"
 _REMEMBER_INTERVAL_SECONDS = 5.0
 _LEASE = "scrubber"
 _LEASE_SECONDS = 60.0
+_SAMPLE_SECONDS = 3600.0
 # Of the goal: what is due then has the rest of the time to be read in.
 _DUE = 0.75
 
@@ -62,6 +64,8 @@ class Goals:
 
     first_seconds: float
     every_seconds: float
+    # Nothing of that: one content is read back now and then, whichever it is.
+    samples: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,7 @@ class Scrubbing:
         self._clock = clock
         self.goals = goals
         self._worker = new_id()
+        self._sample_at = 0.0
         self.progress = ScrubProgress()
 
     async def scrub_due(self, pace: Pace) -> bool:
@@ -89,6 +94,9 @@ class Scrubbing:
         Of several workers one does it at a time. Raises Unavailable, Stopping.
         """
         if not await self._lease():
+            return False
+        if self.goals.samples:
+            await self._scrub_sample(pace)
             return False
         now = self._clock.now()
         due = await self._database.read(
@@ -104,6 +112,16 @@ class Scrubbing:
             if not await self._lease():
                 return False
         return len(due) == _BATCH
+
+    async def _scrub_sample(self, pace: Pace) -> None:
+        """Read back any content, if the last time is long ago."""
+        now = self._clock.monotonic()
+        if now < self._sample_at:
+            return
+        self._sample_at = now + _SAMPLE_SECONDS
+        # A SHA-256 is as good as a random number: the next one after such a number is any content.
+        for blob in await self._blobs(secrets.token_hex(32), 1) or await self._blobs("", 1):
+            await self._examine(blob.sha256, pace)
 
     async def _examine(self, sha256: str, pace: Pace) -> Damage | None:
         """One that the disk refuses to look at, or whose row is damaged, holds up no other; the reconciler tells of it."""
@@ -127,7 +145,7 @@ class Scrubbing:
         """How old the worst is. Raises Unavailable."""
         placed_at, scrubbed_at = await self._database.read(contents.unscrubbed_since)
         first, again = self._seconds_since(placed_at), self._seconds_since(scrubbed_at)
-        within = first <= self.goals.first_seconds and again <= self.goals.every_seconds
+        within = self.goals.samples or (first <= self.goals.first_seconds and again <= self.goals.every_seconds)
         return Age(max(first, again), within)
 
     def _seconds_since(self, moment: datetime | None) -> float:
@@ -154,10 +172,8 @@ class Scrubbing:
                     remembered_at = self._clock.monotonic()
         await self._remember(ScrubProgress())
 
-    async def _blobs(self, after: str) -> list[contents.Blob]:
-        return await self._database.read(
-            lambda connection: contents.blobs_in_use(connection, after=after, limit=_BATCH)
-        )
+    async def _blobs(self, after: str, limit: int = _BATCH) -> list[contents.Blob]:
+        return await self._database.read(lambda connection: contents.blobs_in_use(connection, after=after, limit=limit))
 
     async def _recall(self) -> ScrubProgress:
         stored = await self._database.read(lambda connection: meta.fact(connection, _POSITION))

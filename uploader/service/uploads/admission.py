@@ -14,9 +14,11 @@ from uploader.domain.room import Room, floor_of
 from uploader.errors import StorageFull, StorageTooSmall
 from uploader.service.contents.trash import TrashKeeping
 from uploader.settings import Settings
-from uploader.storage.base import Bounded
+from uploader.storage.base import Bounded, Space
 
 _MOMENT_SECONDS = 1.0
+# What a store without a bound is taken to have: more than anybody will ever send, and still a number of every database.
+UNBOUNDED = Space(total=1 << 62, free=1 << 62, trash=0)
 
 
 class Admission:
@@ -35,7 +37,7 @@ class Admission:
 
     async def room(self, promised_bytes: int) -> Room:
         """The room there is now, if so much was promised."""
-        space = await self._storage.space()
+        space = await self._storage.space() or UNBOUNDED
         return Room(
             total_bytes=space.total,
             free_bytes=space.free,

@@ -3,7 +3,7 @@ transaction makes the files. No upload is opened for them, and nothing is asked 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from uploader.clock import Clock
@@ -110,8 +110,8 @@ class Storing:
         return outcomes
 
     async def _make(self, whole: Sequence[tuple[NewFile, Arrival]]) -> list[Outcome]:
-        def place(contents: Collection[str]) -> None:
-            self._arrivals.place_blobs([arrival for _, arrival in whole if _sha256(arrival) in contents])
+        def place(contents: Collection[str]) -> Mapping[str, str]:
+            return self._arrivals.place_blobs([arrival for _, arrival in whole if arrival.sha256_of_bytes in contents])
 
         add = partial(
             transactions.add_whole_files,
@@ -134,8 +134,8 @@ class Storing:
 
     async def _make_closing(self, new: NewFile, arrival: Arrival) -> Outcome:
         """A file whose MD5 has an open upload: if it is the same content, it is closed by it."""
-        sha256 = _sha256(arrival)
-        place = self._database.in_thread(lambda: self._arrivals.place_blobs([arrival]))
+        sha256 = arrival.sha256_of_bytes
+        place = self._database.in_thread(lambda: self._arrivals.place_blobs([arrival]).get(sha256))
         for _ in range(ATTEMPTS):
             file = self._file(new, arrival)
             existing = await self._uploads.by_md5(new.user_id, file.md5)
@@ -150,7 +150,7 @@ class Storing:
         raise Unavailable("This upload is changing too fast; try again.")
 
     async def _commit(
-        self, file: File, if_exists: IfExists, existing: Upload | None, place: Callable[[], Awaitable[None]]
+        self, file: File, if_exists: IfExists, existing: Upload | None, place: Callable[[], Awaitable[str | None]]
     ) -> Added:
         replaced_id = None if existing is None else existing.id
 
@@ -176,11 +176,6 @@ class Storing:
             created_at=self._clock.now(),
             modified_at=new.modified_at,
         )
-
-
-def _sha256(arrival: Arrival) -> str:
-    assert arrival.digests is not None
-    return arrival.digests.sha256
 
 
 async def _refuse(connection: Connection, new: NewFile, size: int) -> None:

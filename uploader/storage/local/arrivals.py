@@ -8,10 +8,9 @@ by one call.
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from uploader.crashpoints import crash_point
-from uploader.errors import Md5Mismatch, Sha256Mismatch, UploaderError
 from uploader.storage import disk
 from uploader.storage.base import Arrival, Body
 from uploader.storage.disk import Directory, Root
@@ -72,11 +71,12 @@ class LocalArrivals:
 
     # In a thread
 
-    def place_blobs(self, arrivals: Sequence[Arrival]) -> None:
+    def place_blobs(self, arrivals: Sequence[Arrival]) -> Mapping[str, str]:
         try:
             self._place(arrivals)
         except OSError as error:
             raise disk.refusal(error) from error
+        return {}  # the SHA-256 says where each is
 
     def _store(self, arrivals: Sequence[Arrival]) -> None:
         whole = len(arrivals) >= _MANY and self.syncs_whole
@@ -96,7 +96,7 @@ class LocalArrivals:
 
     def _write_once(self, blobs: Directory, arrival: Arrival, written: dict[str, object], *, synced: bool) -> None:
         """`written`: where contents are that this call has written before."""
-        sha256 = _sha256(arrival)
+        sha256 = arrival.sha256_of_bytes
         if sha256 not in written:
             make = blobs.make if synced else blobs.make_unsynced
             with make(fan_out(sha256)) as directory:
@@ -108,7 +108,7 @@ class LocalArrivals:
     def _place(self, arrivals: Sequence[Arrival]) -> None:
         placed: dict[str, object] = {}
         for arrival in arrivals:
-            sha256, place = _sha256(arrival), arrival.place
+            sha256, place = arrival.sha256_of_bytes, arrival.place
             if sha256 not in placed:
                 if not isinstance(place, os.stat_result) or not self._root.has(
                     blob_path(sha256), place, unchanged=True
@@ -119,19 +119,8 @@ class LocalArrivals:
 
 
 def _is_as_claimed(arrival: Arrival) -> bool:
-    digests = arrival.digests = arrival.digests or digests_of(arrival.body)
-    error: UploaderError | None = None
-    if arrival.md5 not in (None, digests.md5):
-        error = Md5Mismatch(expected=arrival.md5, actual=digests.md5)
-    elif arrival.sha256 not in (None, digests.sha256):
-        error = Sha256Mismatch(expected=arrival.sha256, actual=digests.sha256)
-    arrival.error = error
-    return error is None
-
-
-def _sha256(arrival: Arrival) -> str:
-    assert arrival.digests is not None
-    return arrival.digests.sha256
+    arrival.digests = arrival.digests or digests_of(arrival.body)
+    return arrival.compare()
 
 
 def _write_blob(directory: Directory, sha256: str, body: Body, *, synced: bool) -> os.stat_result | None:

@@ -14,7 +14,7 @@ from uuid import uuid4
 from uploader.crashpoints import crash_point
 from uploader.errors import ConfigurationError
 from uploader.storage import disk
-from uploader.storage.base import Marks
+from uploader.storage.base import Marks, StoreName
 from uploader.storage.disk import Root
 from uploader.tasks import Pool
 
@@ -29,6 +29,8 @@ _DRAFT = re.compile(r"installation\.[0-9a-f]{32}")
 
 class LocalMarks:
     """As `storage/base.py` has it."""
+
+    store = StoreName("data directory", "UPLOADER_DATA", "is it mounted?")
 
     def __init__(self, root: Root, pool: Pool) -> None:
         self._files = _MarkFiles(root)
@@ -61,7 +63,7 @@ class _MarkFiles:
             raise ConfigurationError(f"UPLOADER_DATA: it can't be opened: {error.strerror}") from error
         # In this order: a proposal goes once the mark is there, so one of the two is always seen.
         proposed, installation = self._read(PROPOSAL), self._read(MARK)
-        return Marks(installation and installation[1], proposed and proposed[1])
+        return Marks(installation and installation[1], frozenset([proposed[1]] if proposed else ()))
 
     def propose(self, installation: str) -> str:
         """Returns what is proposed, or what is the mark already. Raises ConfigurationError."""
@@ -71,7 +73,7 @@ class _MarkFiles:
         marks = self.read()
         if marks.installation is not None:  # another first start ended at this moment
             self._forget_proposal()
-        return marks.installation or marks.proposed or installation
+        return marks.installation or min(marks.proposed, default=installation)
 
     def settle(self, installation: str) -> None:
         """Raises ConfigurationError."""
@@ -79,7 +81,7 @@ class _MarkFiles:
         if marks.installation is None:
             self._write(MARK, installation)
             crash_point("installation.after_mark")
-        elif marks.proposed is not None:
+        elif marks.proposed:
             self._root.sync()  # whoever made the mark may have died before it was durable
         else:
             if self._format() < FORMAT:

@@ -74,6 +74,8 @@ class LocalCloser:
 class LocalStore:
     """All capabilities of `storage/base.py`."""
 
+    keeps_files = True
+
     def __init__(self, root: Path, *, durable: bool, keeps_trash: bool = True) -> None:
         """`durable`: an acknowledged chunk survives a power cut, not only the end of the process."""
         self._path = root.absolute()

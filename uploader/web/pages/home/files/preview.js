@@ -94,7 +94,8 @@ async function fill(api, entry, stage, isWanted, download) {
 async function textOf(api, { key, size, name }) {
   if (size === 0) return [element("p", { class: "muted" }, t("preview.empty"))];
   const headers = { Range: `bytes=0-${TEXT_BYTES - 1}` };
-  const text = await api.request("GET", `/me/files/${key}/content`, { headers, raw: true });
+  // To be shown: it is not sent on to a bucket, which this page may not read from.
+  const text = await api.request("GET", `/me/files/${key}/content?show=inline`, { headers, raw: true });
   const page = element("pre", { tabindex: 0, "aria-label": name }, text);
   return [page, size > TEXT_BYTES && element("p", { class: "muted" }, t("preview.first", { bytes: formatBytes(TEXT_BYTES) }))].filter(Boolean);
 }

@@ -1,0 +1,1 @@
+"""Contents on S3."""

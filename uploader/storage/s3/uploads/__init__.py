@@ -1,0 +1,1 @@
+"""Open uploads on S3."""

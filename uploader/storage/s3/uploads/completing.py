@@ -1,0 +1,308 @@
+"""Ends open uploads: completes them, computes what is left of their digests, finds parts that are not what was acknowledged,
+and removes what is left of closed ones.
+
+An upload is frozen first: no row of it comes any more. From there on each step may be repeated by anybody, at any time.
+
+But two Completes at one time are not harmless everywhere: JuiceFS lets them write into one another, and tells one of them
+that all went well. So whoever has frozen an upload completes it, and others wait for that. If it takes long, they do it as
+well, and say so: then what came of it is compared with the ETags of the parts before anybody believes it.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from uploader.crashpoints import crash_point
+from uploader.domain.chunks import chunk_count, chunk_length
+from uploader.domain.objects import Entry, SavedDigest
+from uploader.domain.upload import Upload
+from uploader.errors import StorageFailed
+from uploader.storage.base import Busy, Gone
+from uploader.storage.contents import Digests
+from uploader.storage.hashes import PrefixHashes
+from uploader.storage.s3 import keys
+from uploader.storage.s3.bucket import Bucket
+from uploader.storage.s3.contents.reading import consists_of, hash_from
+from uploader.storage.s3.failures import NoSuchMultipart, PartsChanged
+from uploader.storage.s3.ledger import Ledger
+from uploader.storage.s3.streams import BytesBody
+from uploader.storage.s3.uploads.frontier import MemoryFrontier
+from uploader.storage.s3.uploads.multipart import Multipart, multipart_of
+from uploader.storage.s3.uploads.parts import Parts
+from uploader.tasks import Pool
+
+logger = logging.getLogger(__name__)
+
+# So much is hashed between two savings of how far it is.
+_SAVE_BYTES = 1 << 30
+# So long somebody else's Complete may take until it shows, after it has let ours fail.
+_PAUSES_SECONDS = (0.1, 0.4, 1.0, 2.0)
+# How long others wait for who has frozen an upload. He may be dead.
+_PATIENCE_SECONDS, _LOOK_SECONDS = 5.0, 0.1
+# In place of who appends, because nobody can any more.
+_AGAIN = "completed again"
+
+
+class Completing:
+    """The endings of uploads, in this process."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        ledger: Ledger,
+        parts: Parts,
+        frontier: MemoryFrontier,
+        pools: tuple[Pool, Pool],
+        check_stopping: Callable[[], None],
+    ) -> None:
+        """`pools`: what waits for S3, and what reads and hashes."""
+        self._bucket = bucket
+        self._ledger = ledger
+        self._parts = parts
+        self._frontier = frontier
+        self._pool, self._hashing = pools
+        self._check_stopping = check_stopping
+
+    async def digest(self, upload: Upload) -> Digests:
+        """Complete an upload and give the digests of the whole. Raises Gone, Busy if chunks were withdrawn meanwhile,
+        StorageFailed if S3 does not have what was acknowledged."""
+        entry = await self._freeze(upload)
+        key, is_ours = await self._complete(upload, entry)
+        crash_point("object.after_complete")
+        saved = entry.digest.digests if entry.digest is not None else None
+        if saved is not None and (saved[0] is not None or not upload.needs_md5):
+            return Digests(*saved)
+        # Its chunks had the fence before the one of its freezing, and the bytes of their rows: those that somebody else has
+        # completed, who was asleep, may be of before. So they are read.
+        memory = await self._frontier.take(upload, entry.fence - 1)
+        hashes = (memory if is_ours else None) or _restored(entry.digest, upload)
+        return await self._digest(upload, entry, key, hashes)
+
+    async def complete(self, upload: Upload) -> str:
+        """Complete an upload, and give the key of the whole. Raises as `digest`."""
+        key, _ = await self._complete(upload, await self._freeze(upload))
+        return key
+
+    async def _freeze(self, upload: Upload) -> Entry:
+        entry = await self._ledger.freeze(upload.id)
+        if entry is None:
+            raise Gone(upload.id)
+        crash_point("object.after_freeze")
+        if len(entry.parts) != chunk_count(upload.size, upload.chunk_size):
+            await self._ledger.withdraw(upload.id, [], multipart_id=entry.multipart_id)
+            raise Busy(upload.id)
+        return entry
+
+    async def _complete(self, upload: Upload, entry: Entry) -> tuple[str, bool]:
+        """The key of the whole; and whether it surely is what the rows say. Raises StorageFailed."""
+        if entry.multipart_id is None:
+            return await self._single(upload, entry), True
+        multipart = multipart_of(entry.multipart_id)
+        etags = [entry.parts[number].etag for number in sorted(entry.parts)]
+        if not etags:
+            await self._pool.run(self._bucket.put, multipart.key, BytesBody(b""))
+            return multipart.key, True
+        before, is_ours, is_doubtful = await self._ledger.appender(upload.id), False, False
+        if entry.newly_frozen:
+            is_ours = await self._complete_multipart(upload, multipart, etags)
+            is_doubtful = not is_ours  # somebody who was asleep did it, with the ETags of before
+        elif not await self._appears(multipart.key, upload.size):
+            await self._ledger.claim(upload.id, _AGAIN)
+            await self._complete_multipart(upload, multipart, etags)
+        crash_point("object.after_parts")
+        if is_doubtful or before == _AGAIN or before != await self._ledger.appender(upload.id):
+            await self._compare_parts(upload, entry, multipart.key)
+            is_ours = False
+        return multipart.key, is_ours
+
+    async def _appears(self, key: str, size: int) -> bool:
+        """Whether the whole is there soon."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while await self._size(key) != size:
+            self._check_stopping()
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(_LOOK_SECONDS)
+        return True
+
+    async def _compare_parts(self, upload: Upload, entry: Entry, key: str) -> None:
+        """Raises StorageFailed if an object is not what it was completed from."""
+        if not await self._hashing.run(consists_of, self._bucket, key, _etags_at(upload, entry), self._check_stopping):
+            raise StorageFailed(inside=f"object {key} is not what upload {upload.id} was completed from")
+
+    async def _complete_multipart(self, upload: Upload, multipart: Multipart, etags: Sequence[str]) -> bool:
+        """Whether it was this one who did it. Whatever a server says of it: nothing else ever has this key, so what is there
+        under it is the whole. Of two that complete it at once, some servers refuse one before there is anything."""
+        for pause_seconds in (*_PAUSES_SECONDS, None):
+            try:
+                await self._pool.run(self._bucket.complete, multipart.key, multipart.id, etags)
+                return True
+            except PartsChanged:
+                failure = StorageFailed(inside=f"parts of upload {upload.id} are not those that were acknowledged")
+            except NoSuchMultipart:
+                failure = StorageFailed(inside=f"S3 has lost the parts of upload {upload.id}")
+            except StorageFailed as error:
+                failure = error
+            if await self._size(multipart.key) == upload.size:
+                return False
+            if pause_seconds is not None:
+                await asyncio.sleep(pause_seconds)
+        raise failure
+
+    async def _single(self, upload: Upload, entry: Entry) -> str:
+        if not entry.parts:
+            key = keys.of_empty(upload.id)
+            await self._pool.run(self._bucket.put, key, BytesBody(b""))
+            return key
+        only = entry.parts[0].key
+        if only is None or await self._size(only) != upload.size:
+            raise StorageFailed(inside=f"S3 has lost the only chunk of upload {upload.id}")
+        return only
+
+    async def _size(self, key: str) -> int | None:
+        stat = await self._pool.run(self._bucket.head, key)
+        return None if stat is None else stat.size
+
+    async def _digest(self, upload: Upload, entry: Entry, key: str, hashes: PrefixHashes) -> Digests:
+        """`hashes`: of its beginning; the rest is read."""
+        while hashes.position < upload.size:
+            until = min(hashes.position + _SAVE_BYTES, upload.size)
+            await self._hashing.run(hash_from, self._bucket, key, hashes, until, self._check_stopping)
+            await self._save(upload, entry, SavedDigest(hashes.position, hashes.state()))
+        digests = hashes.digests()
+        final = SavedDigest(hashes.position, hashes.state(), (digests.md5, digests.sha256))
+        await self._save(upload, entry, final)
+        crash_point("object.after_digest")
+        return digests
+
+    async def _save(self, upload: Upload, entry: Entry, digest: SavedDigest) -> None:
+        """Who comes next need not read it again; it is no matter if that is lost."""
+        await self._ledger.save_digest(upload.id, entry.fence, digest)
+
+    async def find_bad(self, upload: Upload) -> list[int]:
+        """The chunks of which S3 does not have what was acknowledged, and that of the tail."""
+        entry = await self._ledger.entry(upload.id)
+        if entry is None:
+            raise Gone(upload.id)
+        bad = await self._bad_parts(upload, entry)
+        tail = entry.tail
+        if tail is not None and await self._size(tail.key) != tail.length:
+            bad = sorted({*bad, tail.number})
+        return bad
+
+    async def _bad_parts(self, upload: Upload, entry: Entry) -> list[int]:
+        if entry.multipart_id is None:
+            sizes = {number: await self._size(part.key or "") for number, part in entry.parts.items()}
+            return [number for number, size in sizes.items() if size != upload.size]
+        multipart = multipart_of(entry.multipart_id)
+        try:
+            there = await self._pool.run(self._bucket.list_parts, multipart.key, multipart.id)
+        except NoSuchMultipart:
+            if await self._size(multipart.key) != upload.size:
+                return sorted(entry.parts)
+            # Completed: S3 has compared each part itself, unless two did it at one time.
+            etags = _etags_at(upload, entry)
+            is_whole = await self._hashing.run(consists_of, self._bucket, multipart.key, etags, self._check_stopping)
+            return [] if is_whole else sorted(entry.parts)
+        return [number for number, part in sorted(entry.parts.items()) if not _is_there(part.etag, there.get(number))]
+
+    async def withdraw(self, upload: Upload, numbers: list[int]) -> None:
+        """Take chunks back. Where their multipart upload is no more, it takes all of them: raises StorageFailed for some."""
+        entry = await self._ledger.entry(upload.id)
+        if entry is None:
+            raise Gone(upload.id)
+        self._frontier.forget(upload.id)
+        word = entry.multipart_id
+        if word is not None and not await self._is_open(word):
+            if not set(entry.parts) <= set(numbers):
+                raise StorageFailed(inside=f"S3 has lost all parts of upload {upload.id}, not some")
+            word = await self._parts.begin_multipart(upload)
+        await self._ledger.withdraw(upload.id, numbers, multipart_id=word)
+
+    async def _is_open(self, word: str) -> bool:
+        multipart = multipart_of(word)
+        try:
+            await self._pool.run(self._bucket.list_parts, multipart.key, multipart.id)
+        except NoSuchMultipart:
+            return False
+        return True
+
+    async def settle_length(self, upload: Upload) -> bool:
+        """Let the tail be the last chunk, now that it is known to be; whether it was one."""
+        count = chunk_count(upload.size, upload.chunk_size)
+        entry = await self._ledger.entry(upload.id)
+        tail = entry.tail if entry is not None else None
+        if entry is None or tail is None or not count or tail.number != count - 1:
+            return False
+        if tail.length != chunk_length(tail.number, upload.size, upload.chunk_size):
+            return False
+        content = await self._pool.run(self._bucket.get, tail.key, 0, tail.length)
+        part = await self._parts.upload_part(upload, entry, tail.number, BytesBody(content))
+        crash_point("length.after_part")
+        if await self._parts.note_part(upload, entry, part):
+            await self._parts.drop_tail(tail)
+        return True
+
+    async def remove(self, upload_id: str) -> bool:
+        """Remove what S3 has of an upload, and what is written down of it; but for an object that a content lies at. Whether
+        there was anything."""
+        self._frontier.forget(upload_id)
+        entry = await self._ledger.freeze(upload_id)
+        if entry is None:
+            return False
+        objects = [part.key for part in entry.parts.values() if part.key is not None]
+        if entry.tail is not None:
+            objects.append(entry.tail.key)
+        multipart = None if entry.multipart_id is None else multipart_of(entry.multipart_id)
+        if multipart is not None:
+            objects.append(multipart.key)
+        elif not entry.parts:
+            objects.append(keys.of_empty(upload_id))
+        objects += await self._ended_pieces(upload_id)
+        kept = await self._ledger.kept(objects, but_of=upload_id)
+        if multipart is not None and multipart.key not in kept:  # else it is complete: there is nothing to abort
+            await self._pool.run(self._bucket.abort, multipart.key, multipart.id)
+        left = [key for key in objects if key not in kept]
+        if left:
+            await self._pool.run(self._bucket.delete, left)
+        crash_point("object.after_remove")
+        return await self._ledger.forget(upload_id)
+
+    async def _ended_pieces(self, whole_id: str) -> list[str]:
+        """The objects of the parts of a whole; but for those of parts that are there still, as before they were joined."""
+        pieces = [key for key, _ in await self._ledger.pieces(whole_id)]
+        there = await self._ledger.uploads_of([keys.upload_in(key) for key in pieces]) if pieces else ()
+        return [key for key in pieces if keys.upload_in(key) not in there]
+
+    async def place_of(self, upload: Upload, sha256: str) -> str:
+        """Where the bytes of a completed upload are, which have just been digested. Raises Gone, also where they were
+        withdrawn since: then there are others, or none."""
+        entry = await self._ledger.entry(upload.id)
+        digests = entry.digest.digests if entry is not None and entry.digest is not None else None
+        if entry is None or not entry.frozen or digests is None or digests[1] != sha256:
+            raise Gone(upload.id)
+        if entry.multipart_id is not None:
+            return multipart_of(entry.multipart_id).key
+        only = entry.parts[0].key if entry.parts else None
+        return only or keys.of_empty(upload.id)
+
+
+def _etags_at(upload: Upload, entry: Entry) -> list[tuple[int, str]]:
+    """The length and the ETag of each part, in order."""
+    return [
+        (chunk_length(number, upload.size, upload.chunk_size), entry.parts[number].etag)
+        for number in sorted(entry.parts)
+    ]
+
+
+def _restored(saved: SavedDigest | None, upload: Upload) -> PrefixHashes:
+    if saved is not None:
+        hashes = PrefixHashes.restore(saved.position, saved.state)
+        if hashes is not None and (hashes.has_md5 or not upload.needs_md5):
+            return hashes
+    return PrefixHashes(with_md5=upload.needs_md5)
+
+
+def _is_there(etag: str, found: tuple[str, int] | None) -> bool:
+    return found is not None and found[0] == etag

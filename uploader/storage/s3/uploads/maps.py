@@ -1,0 +1,55 @@
+"""Which chunks of an upload are there, as the ledger has it."""
+
+from dataclasses import dataclass
+
+from uploader.domain.chunks import Tail, chunk_count, chunk_length, received_bytes
+from uploader.domain.objects import Entry
+from uploader.domain.upload import Upload
+from uploader.storage.base import Defect
+
+
+@dataclass(frozen=True, slots=True)
+class PartMap:
+    """As `PresentChunks`."""
+
+    present: bytearray
+    tail: Tail | None
+    size: int
+    chunk_size: int
+    # False: the row has the length, and what makes the tail the last chunk of it was not done yet.
+    settled: bool = True
+
+    @property
+    def complete(self) -> bool:
+        return all(self.present)
+
+    @property
+    def received_bytes(self) -> int:
+        return received_bytes(self.present, self.size, self.chunk_size, self.tail)
+
+    @property
+    def leading_bytes(self) -> int:
+        leading = self.present.find(0) if 0 in self.present else len(self.present)
+        return min(leading * self.chunk_size, self.size) + (self.tail.length if self.tail else 0)
+
+    @property
+    def defect(self) -> Defect | None:
+        """None shows without asking S3; a merge does."""
+        return None
+
+
+def map_of(upload: Upload, entry: Entry) -> PartMap:
+    """A tail counts if it is of the first chunk that is not there."""
+    count = chunk_count(upload.extent, upload.chunk_size)
+    present = bytearray(count)
+    for number in entry.parts:
+        if number < count:
+            present[number] = 1
+    tail = entry.tail
+    if tail is None or tail.number >= count or present.find(0) != tail.number:
+        return PartMap(present, None, upload.extent, upload.chunk_size)
+    if tail.length < chunk_length(tail.number, upload.extent, upload.chunk_size):
+        return PartMap(present, Tail(tail.number, tail.length), upload.extent, upload.chunk_size)
+    # Its length was told after its last byte had come.
+    present[tail.number] = 1
+    return PartMap(present, None, upload.extent, upload.chunk_size, settled=False)

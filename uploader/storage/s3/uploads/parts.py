@@ -1,0 +1,227 @@
+"""Chunks of open uploads: each is a part, or the only object of its upload; a tail is an object of its own.
+
+S3 first, then the row. Only the row says that a chunk was acknowledged: other bytes that somebody uploads after it, because
+he was asleep or did not know, have another ETag than the row, and the upload is never completed with them.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.domain.chunks import chunk_count, chunk_length
+from uploader.domain.objects import Entry, PartNoted, StoredPart, TailObject
+from uploader.domain.upload import Upload
+from uploader.errors import BytesConflict, StorageFailed
+from uploader.storage.base import Body, Gone
+from uploader.storage.s3 import keys
+from uploader.storage.s3.bucket import Bucket
+from uploader.storage.s3.failures import NoSuchMultipart
+from uploader.storage.s3.ledger import Ledger
+from uploader.storage.s3.uploads.frontier import MemoryFrontier
+from uploader.storage.s3.uploads.multipart import Multipart, multipart_of
+from uploader.tasks import Pool
+
+logger = logging.getLogger(__name__)
+
+# How often a tail that changes meanwhile is looked at again.
+_ATTEMPTS = 3
+# In the place of an ETag: nobody asks for it any more.
+_COMPLETED = "completed"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPart:
+    """A chunk whose row is committed. Nothing is locked: what counts is decided by rows."""
+
+    written: bool
+
+    def release(self) -> None:
+        """There is nothing to let go of."""
+
+
+class Joined:
+    """The bytes of a tail, and those that follow them."""
+
+    def __init__(self, head: bytes, body: Body) -> None:
+        self._head = head
+        self._body = body
+
+    @property
+    def length(self) -> int:
+        return len(self._head) + self._body.length
+
+    def pieces(self) -> Iterator[memoryview]:
+        if self._head:
+            yield memoryview(self._head)
+        yield from self._body.pieces()
+
+    def keep(self) -> None:
+        self._body.keep()
+
+    def close(self) -> None:
+        self._body.close()
+
+
+class Parts:
+    """Takes the chunks of the uploads of this process."""
+
+    def __init__(self, bucket: Bucket, ledger: Ledger, pool: Pool, frontier: MemoryFrontier, clock: Clock) -> None:
+        self._bucket = bucket
+        self._ledger = ledger
+        self._pool = pool
+        self._frontier = frontier
+        self._clock = clock
+        # Of chunks that somebody here stores now. Advice only: another process is kept out by rows.
+        self._busy: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
+
+    async def create(self, upload: Upload) -> float:
+        """Make room for a new upload, before its row. Repeatable: what is left of another attempt is housekeeping's."""
+        now = self._clock.now()
+        await self._ledger.open(upload.id, await self._begin(upload), now)
+        crash_point("object.after_open")
+        return now.timestamp()
+
+    async def _begin(self, upload: Upload) -> str | None:
+        if upload.length_known and chunk_count(upload.size, upload.chunk_size) <= 1:
+            return None
+        return await self.begin_multipart(upload)
+
+    async def begin_multipart(self, upload: Upload) -> str:
+        """A new one, in the word of the ledger."""
+        key = keys.of_upload(upload.id)
+        multipart_id = await self._pool.run(self._bucket.create_multipart, key)
+        crash_point("object.after_multipart")
+        return Multipart(key, multipart_id).word()
+
+    async def hold(self, upload: Upload, number: int, body: Body | None, start: int) -> HeldPart:
+        """As `UploadBytes.hold_chunk`."""
+        async with self._alone(upload.id, number):
+            for _ in range(_ATTEMPTS):
+                entry = await self._look(upload, number)
+                if number in entry.parts:
+                    return HeldPart(written=False)
+                if body is None:
+                    raise Gone(upload.id)
+                tail = _tail_of(entry, number)
+                if start and (tail is None or tail.length != start):
+                    raise Gone(upload.id)
+                joined = await self._joined(upload, number, body, start, tail)
+                if await self._store(upload, entry, number, joined, tail):
+                    return HeldPart(written=True)
+            raise Gone(upload.id)
+
+    async def _look(self, upload: Upload, number: int) -> Entry:
+        entry = await self._ledger.look(upload.id, number)
+        if entry is None or (entry.frozen and number not in entry.parts):
+            raise Gone(upload.id)
+        return entry
+
+    @asynccontextmanager
+    async def _alone(self, upload_id: str, number: int) -> AsyncIterator[None]:
+        lock = self._busy.get((upload_id, number))
+        if lock is None:
+            lock = self._busy[upload_id, number] = asyncio.Lock()
+        async with lock:
+            yield
+
+    async def _joined(self, upload: Upload, number: int, body: Body, start: int, tail: TailObject | None) -> Body:
+        """The bytes of the chunk from its beginning on. Raises BytesConflict if it is a whole one that does not begin with
+        the tail."""
+        if tail is None:
+            return body
+        if not start and body.length < chunk_length(number, upload.extent, upload.chunk_size):
+            raise Gone(upload.id)
+        head = await self._pool.run(self._bucket.get, tail.key, 0, tail.length)
+        if start:
+            return Joined(head, body)
+        if await self._pool.run(_begin_of, body, tail.length) != head:
+            raise BytesConflict()
+        return body
+
+    async def _store(self, upload: Upload, entry: Entry, number: int, body: Body, tail: TailObject | None) -> bool:
+        """Whether it counts; False: somebody else was faster."""
+        if body.length < chunk_length(number, upload.extent, upload.chunk_size):
+            return await self._replace_tail(upload, entry, number, body, tail)
+        part = await self.upload_part(upload, entry, number, body)
+        crash_point("object.after_part")
+        if not await self.note_part(upload, entry, part):
+            return False
+        self._frontier.add(upload, entry.fence, number, body)
+        await self.drop_tail(tail)
+        return True
+
+    async def upload_part(self, upload: Upload, entry: Entry, number: int, body: Body) -> StoredPart:
+        """Give S3 the bytes of a chunk. Raises Gone."""
+        if entry.multipart_id is None:
+            key = keys.of_upload(upload.id)
+            return StoredPart(number, await self._pool.run(self._bucket.put, key, body), key)
+        multipart = multipart_of(entry.multipart_id)
+        try:
+            etag = await self._pool.run(self._bucket.upload_part, multipart.key, multipart.id, number, body)
+        except NoSuchMultipart:
+            # It was removed, or whoever was asleep has completed it: then this chunk may be there.
+            if not await self._pool.run(self._is_in, multipart.key, number * upload.chunk_size, body):
+                raise Gone(upload.id) from None
+            etag = _COMPLETED
+        return StoredPart(number, etag, None)
+
+    def _is_in(self, key: str, offset: int, body: Body) -> bool:
+        """In a thread."""
+        stat = self._bucket.head(key)
+        if stat is None or stat.size < offset + body.length:
+            return False
+        return self._bucket.get(key, offset, body.length) == b"".join(body.pieces())
+
+    async def note_part(self, upload: Upload, entry: Entry, part: StoredPart) -> bool:
+        """Commit the row of a chunk that S3 has; whether it counts. Raises Gone."""
+        noted = await self._ledger.add_part(upload.id, entry.fence, part, self._clock.now())
+        crash_point("object.after_row")
+        if noted is PartNoted.ADDED:
+            return True
+        if part.key is not None:
+            await self._delete(part.key)
+        if noted is PartNoted.REFUSED:
+            raise Gone(upload.id)
+        return False
+
+    async def _replace_tail(
+        self, upload: Upload, entry: Entry, number: int, body: Body, before: TailObject | None
+    ) -> bool:
+        after = TailObject(keys.of_upload(upload.id), number, body.length)
+        await self._pool.run(self._bucket.put, after.key, body)
+        crash_point("object.after_tail")
+        if not await self._ledger.move_tail(upload.id, entry.fence, before or entry.tail, after, self._clock.now()):
+            await self._delete(after.key)
+            raise Gone(upload.id)
+        await self.drop_tail(before or entry.tail)
+        return True
+
+    async def drop_tail(self, tail: TailObject | None) -> None:
+        """Of a chunk that is whole by now."""
+        if tail is not None:
+            await self._delete(tail.key)
+
+    async def _delete(self, key: str) -> None:
+        """What no row names. If it stays, housekeeping finds it."""
+        try:
+            await self._pool.run(self._bucket.delete, [key])
+        except StorageFailed as error:
+            logger.warning("an object without a row stays for now", extra={"key": key, "reason": error.reason})
+
+
+def _tail_of(entry: Entry, number: int) -> TailObject | None:
+    return entry.tail if entry.tail is not None and entry.tail.number == number else None
+
+
+def _begin_of(body: Body, length: int) -> bytes:
+    begin = bytearray()
+    for piece in body.pieces():
+        begin += piece[: length - len(begin)]
+        if len(begin) == length:
+            break
+    return bytes(begin)
