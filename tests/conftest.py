@@ -1,6 +1,7 @@
 """Fixtures: real stores for every test, private to the worker that runs it."""
 
 import os
+import secrets
 import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,9 +16,11 @@ from playwright.async_api import Browser
 from redis import Redis
 from sqlalchemy import exists, literal_column, select, text
 
+from tests.support import every_store
 from tests.support.browser import chromium_path, running_chromium
 from tests.support.certificates import Authority
 from tests.support.clock import ManualClock
+from tests.support.gateways import STORE_ON, Gateway, JuiceGateway, given_gateway, juicefs_program
 from tests.support.mounting import can_mount
 from tests.support.proxies import PROXIES, program_of
 from tests.support.servers import PRIVATE_DATABASES, UNPACKED_VALKEY, PrivateDatabase, PrivateRedis
@@ -26,7 +29,8 @@ from tests.support.storing import running_storage
 from tests.support.terminal import tmux_path
 from uploader.database import migrate, models
 from uploader.database.engine import Database
-from uploader.storage.base import Store
+from uploader.settings.addresses import BucketAddress
+from uploader.storage.store import Store
 
 MakeStack = Callable[..., AbstractAsyncContextManager[Stack]]
 
@@ -37,6 +41,8 @@ _GIVEN = {
     "mariadb": os.environ.get("UPLOADER_TEST_DATABASE_URL"),
     "mysql": os.environ.get("UPLOADER_TEST_MYSQL_URL"),
 }
+# An S3-compatible server for all tests that need none of their own: http://key:secret@host:port
+_given_s3 = os.environ.get("UPLOADER_TEST_S3_URL")
 _LOUD = "{} IS NOT HERE: its tests are left out (see tests/run)"
 
 
@@ -57,6 +63,8 @@ def _missing() -> dict[str, Callable[[pytest.Item], bool]]:
             missing[proxy] = partial(_needs_proxy, proxy)
     if find_spec("confluent_kafka") is None:
         missing["The client of Kafka"] = _needs_kafka
+    if find_spec("boto3") is None or juicefs_program() is None:
+        missing["The client of S3, or JuiceFS' gateway"] = _needs_s3
     if not can_mount():
         missing["The right to mount"] = _needs_mounts
     if len(os.sched_getaffinity(0)) < 2:
@@ -75,6 +83,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     needs = [] if os.environ.get("CI") == "true" else list(_missing().values())
     if _stack_on is not None:
         needs.append(_not_for_the_matrix)
+    if STORE_ON in os.environ:
+        needs.append(_not_for_every_store)
     left_out = [item for item in items if any(needed(item) for needed in needs)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -93,6 +103,11 @@ def _needs_database(kind: str, item: pytest.Item) -> bool:
     if _GIVEN[kind] is not None:
         return parametrized and "own_server" in names
     return parametrized or any(kind in name for name in names)
+
+
+def _not_for_every_store(item: pytest.Item) -> bool:
+    name = getattr(item, "originalname", item.name)
+    return item.path.stem not in every_store.MODULES or name in every_store.OF_THE_DISK
 
 
 def _not_for_the_matrix(item: pytest.Item) -> bool:
@@ -121,12 +136,30 @@ def _needs_kafka(item: pytest.Item) -> bool:
     return "kafka_servers" in getattr(item, "fixturenames", ())
 
 
+def _needs_s3(item: pytest.Item) -> bool:
+    names = getattr(item, "fixturenames", ())
+    if find_spec("boto3") is not None and _given_s3 is not None:
+        return "own_gateway" in names
+    return "own_gateway" in names or "s3_gateway" in names
+
+
 def _needs_mounts(item: pytest.Item) -> bool:
     return "mounts" in getattr(item, "fixturenames", ())
 
 
 def _needs_two_cores(item: pytest.Item) -> bool:
     return "two_cores" in getattr(item, "fixturenames", ())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _store_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For .ci/run: a bucket for the tests of what every store has to do."""
+    if os.environ.get(STORE_ON) != "juicefs":
+        yield
+        return
+    with JuiceGateway(tmp_path_factory.mktemp("store")) as juice:
+        os.environ[STORE_ON] = juice.gateway.url
+        yield
 
 
 @pytest.fixture
@@ -351,6 +384,32 @@ async def storage(tmp_path: Path) -> AsyncIterator[Store]:
     """What it acknowledges survives a power cut."""
     async with running_storage(tmp_path, durable=True) as made:
         yield made
+
+
+# A bucket
+
+
+@pytest.fixture(scope="session")
+def s3_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A server that speaks S3: the given one, or JuiceFS' gateway, of this worker's own."""
+    if _given_s3:
+        yield given_gateway(_given_s3).make_bucket()
+        return
+    with JuiceGateway(tmp_path_factory.mktemp("s3")) as started:
+        yield started.gateway
+
+
+@pytest.fixture
+def s3_address(s3_gateway: Gateway) -> BucketAddress:
+    """A bucket there, below a prefix where nothing is."""
+    return s3_gateway.address(f"tests/{secrets.token_hex(8)}")
+
+
+@pytest.fixture
+def own_gateway(tmp_path: Path) -> Iterator[JuiceGateway]:
+    """One that the test may kill."""
+    with JuiceGateway(tmp_path / "own-gateway") as started:
+        yield started
 
 
 # The whole server

@@ -169,6 +169,27 @@ BACKUPS = (
     "restore.after_mark",
     "restore.after_blobs",
 )
+# In tests/acceptance/test_s3_crash_points.py.
+ON_S3 = (
+    "mark.after_proposal",
+    "mark.after_mark",
+    "object.after_multipart",
+    "object.after_open",
+    "object.after_part",
+    "object.after_row",
+    "object.after_tail",
+    "length.after_part",
+    "object.after_freeze",
+    "object.after_parts",
+    "object.after_complete",
+    "object.after_digest",
+    "object.after_remove",
+    "join.after_complete",
+    "join.after_pieces",
+    "arrival.after_put",
+    "signature.after_put",
+    "trash.after_delete",
+)
 REPAIR, RESETS = "repair.after_commit", ("reset.after_key", "reset.after_keys")
 # After these there may be a directory in temp that nobody asks for any more: it goes when it is an hour old. Jobs die
 # whatever the client is doing at that moment, so also while it opens an upload.
@@ -578,6 +599,7 @@ def test_every_crash_point_is_passed() -> None:
         REPAIR,
         *RESETS,
         *BACKUPS,
+        *ON_S3,
         *(name for names in SERVERS.values() for name in names),
     ]
     assert {name.partition(":")[0] for name in armed} == set(NAMES)

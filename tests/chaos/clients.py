@@ -199,6 +199,9 @@ class Client:
         if response.status_code == 404 and base not in self.promises.files:
             self._count["without_base"] += 1
             return None
+        if response.status_code == 409 and response.json()["code"] == "base-unusable":
+            self._count["bases_away"] += 1  # as the gateway was: the chunk is to be sent whole
+            return None
         self._count["made"] += response.status_code in (200, 201, 202)
         return response
 
@@ -411,7 +414,7 @@ class Client:
                 self._note_wait(asked_at, f"{method} {path}: {error!r}")
             else:
                 self._note_wait(asked_at, f"{method} {path}: {response.status_code}")
-                if response.status_code not in (408, 429, 500, 503):
+                if response.status_code not in (408, 429, 500, 503) or _says_damaged(response):
                     return response
                 self._count[f"status_{response.status_code}"] += 1
             await asyncio.sleep(self._random.uniform(0.02, 0.2))
@@ -430,6 +433,11 @@ class Client:
 
     def _violate(self, text: str) -> None:
         self._record.violations.append(text)
+
+
+def _says_damaged(response: httpx2.Response) -> bool:
+    """Nobody gets such a content by asking again."""
+    return response.status_code == 500 and response.json().get("code") == "content-damaged"
 
 
 def _numbers(ranges: list[list[int]]) -> list[int]:

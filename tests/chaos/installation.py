@@ -1,5 +1,7 @@
 """What is killed: two servers, two workers, a Valkey and a database, on one data directory. Each can be started again.
 
+On S3 each server and worker has a data directory of its own, and the gateway is killed, too.
+
 With failovers there are two of each store. Half of the processes find their Valkey by a Sentinel, the other half by an
 address.
 """
@@ -8,6 +10,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -15,13 +18,21 @@ from sqlalchemy import text
 
 from tests.chaos.mysql_pair import MysqlPair
 from tests.chaos.valkey_pair import ValkeyPair
-from tests.support.content import KIB
+from tests.support.at_rest import DiskBytes, StoredBytes
+from tests.support.content import KIB, MIB
+from tests.support.gateways import JuiceGateway, PrivateGateway, RadosGateway
+from tests.support.in_bucket import BucketBytes
 from tests.support.process import Process, answers, wait_for
 from tests.support.servers import PRIVATE_DATABASES, PrivateDatabase, PrivateRedis, free_port
 from uploader.database import migrate
 from uploader.database.engine import Database
 
 LEASE_SECONDS = 1.0
+GATEWAYS: dict[str, type[JuiceGateway | RadosGateway]] = {"juicefs": JuiceGateway, "ceph": RadosGateway}
+STORES = ("disk", *GATEWAYS)
+# That of all parts but the last one.
+_CEPH_CHUNK_BYTES = 5 * MIB
+PREFIX = "chaos"
 SETTINGS = {
     "QUIET_INTERVAL": "300ms",
     "MAX_DELAY": "2s",
@@ -30,6 +41,8 @@ SETTINGS = {
     "FREE_SPACE_FLOOR": "0",
     "LOG_LEVEL": "warning",
 }
+# What nobody needs is removed at once: a Ceph in memory would be full.
+_ON_S3 = {"TRASH_RETENTION": "0s"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +53,16 @@ class Setup:
     durability: str = "power"
     chunk_size: int = 64 * KIB
     failovers: bool = False  # on MySQL only
+    store: str = "disk"
+
+    @classmethod
+    def on(cls, store: str, **more: Any) -> "Setup":
+        """With chunks that this store takes."""
+        return cls(**({"chunk_size": _CEPH_CHUNK_BYTES} if store == "ceph" else {}) | more, store=store)
+
+    @property
+    def is_on_s3(self) -> bool:
+        return self.store in GATEWAYS
 
 
 class Member:
@@ -94,6 +117,11 @@ class Installation:
             "DURABILITY": setup.durability,
             "CHUNK_SIZE": str(setup.chunk_size),
         }
+        self.gateway: PrivateGateway | None = None
+        if setup.is_on_s3:
+            self.gateway = GATEWAYS[setup.store](directory / setup.store)
+            self.settings |= self.gateway.gateway.environment(PREFIX)
+            self.settings |= {"MIN_CHUNK_SIZE": str(setup.chunk_size), **_ON_S3}
         self._running = contextlib.ExitStack()
         self._ports = [free_port(), free_port()]
         self.urls = [f"http://127.0.0.1:{port}" for port in self._ports]
@@ -119,6 +147,8 @@ class Installation:
 
     def _member(self, kind: str, redis_url: str, clock: Path, *arguments: str) -> Member:
         settings = self.settings | {"REDIS_URL": redis_url, "TEST_CLOCK": str(clock)}
+        if self.gateway is not None:
+            settings |= {"DATA": str(self.data / clock.name)}
         return Member(kind, clock, lambda: Process(self.log, settings, *arguments))
 
     @property
@@ -138,10 +168,19 @@ class Installation:
         database = Database(self.database_url)
         await migrate.upgrade(database)
         await database.close()
+        if self.gateway is not None:
+            self._running.callback(self.gateway.stop)
+            self.gateway.start()
         for member in self.members:
             member.start()
             self._running.callback(member.kill)
         wait_for(lambda: all(map(answers, self._ports)), seconds=120)
+
+    def stored(self, database: Database) -> StoredBytes:
+        """What is stored, to look at. Once it has started."""
+        if self.gateway is None:
+            return DiskBytes(self.data, orphans=True)
+        return BucketBytes(database, self.gateway.gateway, PREFIX)
 
     def stop(self) -> None:
         """End everything, however it stands."""
@@ -160,6 +199,12 @@ class Installation:
             return
         self._database.kill()
         self._database.start()
+
+    def restart_gateway(self) -> None:
+        """Kill it, and start it again on the same files."""
+        assert self.gateway is not None
+        self.gateway.kill()
+        self.gateway.start_again()
 
     def flush_all(self) -> None:
         """Redis loses everything; nothing happens if it is away itself."""

@@ -9,13 +9,18 @@ from dataclasses import dataclass, field
 
 from tests.chaos.installation import LEASE_SECONDS, Installation, Member
 from tests.chaos.pair import Pair
+from tests.support.gateways import PrivateGateway
 from tests.support.servers import PrivateRedis
 from tests.support.switching import Left
 
+# Who may be killed, and on S3 the gateway.
+KILLED = ("server", "worker", "valkey", "database")
 # How often each is done, relative to one another. A start of a server or a worker costs most of a second of CPU.
 _WEIGHTS = {"valkey": 48, "database": 14, "worker": 16, "server": 12, "flushall": 5, "freeze": 5, "jump": 5}
 # Who fails over kills less: a store that is away most of the time does nothing, and a replica needs time to come back.
 _FAILOVER_WEIGHTS = _WEIGHTS | {"valkey": 16, "database": 4, "fail_over_valkey": 4, "fail_over_database": 6}
+# Where a start takes longer, and the gateway can be away, too.
+_GATEWAY_WEIGHTS = {"valkey": 24, "gateway": 14, "freeze_gateway": 5}
 _AOF_CUTS = 0.4
 # Of the failovers, those that nobody dies at.
 _PLANNED = 0.4
@@ -33,6 +38,7 @@ class Tally:
     aof_cuts: int = 0
     flushalls: int = 0
     freezes: int = 0
+    gateway_freezes: int = 0  # of them
     clock_jumps: int = 0
     ended_unasked: int = 0
     longest_act_seconds: float = 0.0  # whoever is stopped meanwhile stays so
@@ -50,10 +56,17 @@ class Monkey:
         self._database_started_at = 0.0
         self.pairs = [pair for pair in (installation.valkeys, installation.databases) if pair is not None]
         self._weights = _FAILOVER_WEIGHTS if self.pairs else _WEIGHTS
-        self._frozen: dict[Member | PrivateRedis, float] = {}
+        if installation.gateway is not None:
+            self._weights = self._weights | _GATEWAY_WEIGHTS
+        self._frozen: dict[Member | PrivateRedis | PrivateGateway, float] = {}
         self._stopping, self._healed, self._ending = threading.Event(), threading.Event(), threading.Event()
         self.tally = Tally()
         self.error: BaseException | None = None
+
+    @property
+    def victims(self) -> tuple[str, ...]:
+        """The kinds of what it kills."""
+        return (*KILLED, "gateway") if self._installation.gateway is not None else KILLED
 
     def start(self) -> None:
         self._thread.start()
@@ -169,6 +182,13 @@ class Monkey:
         self._installation.restart_database()
         self._database_started_at = time.monotonic()
 
+    def _gateway(self) -> None:
+        gateway = self._installation.gateway
+        assert gateway is not None
+        self._frozen.pop(gateway, None)
+        self.tally.kills["gateway"] += 1
+        self._installation.restart_gateway()
+
     def _fail_over_valkey(self) -> None:
         valkeys = self._installation.valkeys
         assert valkeys is not None
@@ -203,6 +223,16 @@ class Monkey:
             return
         if chosen in self._frozen or (isinstance(chosen, Member) and not chosen.alive):
             return
+        self._stop(chosen)
+
+    def _freeze_gateway(self) -> None:
+        gateway = self._installation.gateway
+        assert gateway is not None
+        if gateway not in self._frozen:
+            self._stop(gateway)
+            self.tally.gateway_freezes += 1
+
+    def _stop(self, chosen: Member | PrivateRedis | PrivateGateway) -> None:
         chosen.send_signal(signal.SIGSTOP)
         self._frozen[chosen] = time.monotonic() + LEASE_SECONDS * self._random.uniform(1.2, 2.5)
         self.tally.freezes += 1

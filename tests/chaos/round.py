@@ -11,8 +11,10 @@ from typing import Any
 
 from tests.chaos.auditor import Auditor
 from tests.chaos.clients import Client, Record
+from tests.chaos.housekeeping import clean_up
 from tests.chaos.installation import Installation, Setup
 from tests.chaos.monkey import Monkey
+from tests.support.in_bucket import BucketBytes
 from uploader.clock import Clock
 from uploader.database.engine import Database
 from uploader.service.access.accounts import Accounts
@@ -21,6 +23,8 @@ _CLIENTS = 16
 _FINISH_SECONDS = 60.0
 _MAX_LONGER = 2.0  # times as long as asked for, if too little happened by then
 _ACTIONS_PER_SECOND = 4.0
+# Where a start asks the gateway for a dozen things, which is away, too.
+_ACTIONS_PER_SECOND_ON_S3 = 0.8
 # Events of the log that no kill excuses, each with its trace.
 _ERRORS = re.compile(
     r"^[^\n]*(?:job failed, and|request failed|can't be accounted|merge failed|Redis refuses).*?(?=^\d\d:|\Z)",
@@ -28,8 +32,8 @@ _ERRORS = re.compile(
 )
 
 
-# Who may be.
-KILLED = ("server", "worker", "valkey", "database")
+# Large chunks take memory and time.
+_LARGE_BYTES, _CLIENTS_OF_LARGE = 4 << 20, 6
 # Something that is done while everything is killed.
 Errand = Callable[[Installation, list[Client]], Coroutine[Any, Any, None]]
 
@@ -61,6 +65,7 @@ class Summary:
     aof_cuts: int
     flushalls: int
     freezes: int
+    gateway_freezes: int
     clock_jumps: int
     failovers: dict[str, int]
     longest_answer_seconds: float
@@ -69,6 +74,7 @@ class Summary:
     counts: dict[str, int]
     audits: int
     audits_missed: int
+    cleaned: dict[str, int]
     drift_bytes: int
     violations: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
@@ -102,8 +108,10 @@ async def _run(
     installation: Installation, setup: Setup, seconds: float, seed: int, least: Least, beside: Errand
 ) -> Summary:
     await installation.start()
-    monkey = Monkey(installation, seed, _ACTIONS_PER_SECOND)
-    auditor = Auditor(installation.database_url, installation.data)
+    monkey = Monkey(installation, seed, _ACTIONS_PER_SECOND_ON_S3 if setup.is_on_s3 else _ACTIONS_PER_SECOND)
+    database = Database(installation.database_url)
+    stored = installation.stored(database)
+    auditor = Auditor(database, stored)
     record = Record()
     started = time.monotonic()
     try:
@@ -113,11 +121,16 @@ async def _run(
             await errand
             elapsed = time.monotonic() - started
             drift_bytes = await auditor.conclude(clients, installation.redis.url)
+            if isinstance(stored, BucketBytes):
+                cleaned = await clean_up(installation, stored)
+                drift_bytes += await auditor.conclude_again(clients, installation.redis.url, cleaned)
             await asyncio.gather(*(client.compare_all() for client in clients))
     finally:
-        await auditor.close()
+        await database.close()
         await asyncio.to_thread(monkey.end)
     tally, findings = monkey.tally, auditor.findings
+    if record.counts["bases_away"] and not setup.is_on_s3:
+        record.violations.append("a base on the disk could not be read")
     return Summary(
         setup=setup,
         seed=seed,
@@ -127,6 +140,7 @@ async def _run(
         aof_cuts=tally.aof_cuts,
         flushalls=tally.flushalls,
         freezes=tally.freezes,
+        gateway_freezes=tally.gateway_freezes,
         clock_jumps=tally.clock_jumps,
         failovers=installation.failovers,
         longest_answer_seconds=round(record.longest_seconds, 1),
@@ -135,6 +149,7 @@ async def _run(
         counts=dict(sorted(record.counts.items())),
         audits=findings.audits,
         audits_missed=findings.missed,
+        cleaned=findings.cleaned,
         drift_bytes=drift_bytes,
         violations=findings.violations + record.violations,
         late=record.late,
@@ -170,7 +185,9 @@ def _is_enough(least: Least, monkey: Monkey, auditor: Auditor, record: Record) -
     counts = record.counts
     done = all(counts[kind] >= getattr(least, kind) for kind in ("chunks", "made", "appends", "files"))
     tally = monkey.tally
-    killed = tally.kills.total() >= least.kills and min(tally.kills[kind] for kind in KILLED) >= least.kills_of_each
+    killed = (
+        tally.kills.total() >= least.kills and min(tally.kills[kind] for kind in monkey.victims) >= least.kills_of_each
+    )
     seen = killed and auditor.findings.audits >= least.audits
     harmed = min(tally.aof_cuts, tally.flushalls, tally.freezes, tally.clock_jumps) >= least.harms
     moved = all(pair.failovers.total() >= least.failovers for pair in monkey.pairs)
@@ -183,7 +200,9 @@ async def _clients(installation: Installation, setup: Setup, seed: int, record: 
     accounts = Accounts(database, Clock(), default_total_space_bytes=1 << 30)
     tokens = {
         user_id: await accounts.create_token(user_id, admin=False)
-        for user_id in (f"user{n:02}" for n in range(_CLIENTS))
+        for user_id in (
+            f"user{n:02}" for n in range(_CLIENTS if setup.chunk_size < _LARGE_BYTES else _CLIENTS_OF_LARGE)
+        )
     }
     await database.close()
     clients = [

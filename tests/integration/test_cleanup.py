@@ -31,8 +31,8 @@ from uploader.jobs.cleanup import Cleaner
 from uploader.service.audit.drift import Kind
 from uploader.service.ids import new_id
 from uploader.service.upkeep.cleanup import Cleaned
-from uploader.storage.base import Store
 from uploader.storage.local.temp import month_path
+from uploader.storage.store import Store
 
 T = TypeVar("T")
 

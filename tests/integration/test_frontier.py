@@ -31,12 +31,13 @@ from uploader.database.transactions import NotOpen
 from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed
 from uploader.service.uploads import merging
-from uploader.storage.base import Busy, Gone, Store
+from uploader.storage.base import Busy, Gone
 from uploader.storage.contents import Digests
 from uploader.storage.disk import try_lock
 from uploader.storage.hashes import PrefixHashes
 from uploader.storage.local import digests, formats, frontier, frontier_states
 from uploader.storage.local.formats import Frontier
+from uploader.storage.store import Store
 
 CONTENT = Content(8 * 64 * KIB + 1000)
 OTHER = Content(CONTENT.size, seed=1)

@@ -12,10 +12,10 @@ from tests.support.content import KIB
 from tests.support.rows import upload_row
 from tests.support.waiting import eventually
 from uploader.domain.upload import Upload
-from uploader.storage.base import Store
 from uploader.storage.disk import try_lock
 from uploader.storage.local import chunkfiles
 from uploader.storage.local.uploads import waiting
+from uploader.storage.store import Store
 
 CHUNK_BYTES = 64 * KIB
 CLOSINGS = 10

@@ -17,8 +17,9 @@ from tests.support.storing import running_storage
 from tests.support.waiting import eventually
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed, StorageFull, Unverified
-from uploader.storage.base import Gone, HeldChunk, Store
+from uploader.storage.base import Gone, HeldChunk
 from uploader.storage.local import chunkfiles, frontier, temp
+from uploader.storage.store import Store
 
 CONTENT = Content(8 * 64 * KIB)
 

@@ -25,13 +25,14 @@ from tests.support.storing import new_storage, running_storage
 from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable, Unverified, UploaderError
-from uploader.storage.base import Busy, Gone, Stopping, Store
+from uploader.storage.base import Busy, Gone, Stopping
 from uploader.storage.contents import Digests
 from uploader.storage.disk import is_locked, try_lock, write
 from uploader.storage.local import chunkfiles, digests, formats, frontier
 from uploader.storage.local import store as local
 from uploader.storage.local.uploads import closing
 from uploader.storage.spool import Spool
+from uploader.storage.store import Store
 
 CONTENT = Content(8 * 64 * KIB + 1000)
 OTHER = Content(CONTENT.size, seed=1)
@@ -737,6 +738,7 @@ async def test_the_digests_of_nothing_are_computed_too(storage: Store) -> None:
 
 async def test_the_room_is_that_of_the_disk(storage: Store, tmp_path: Path) -> None:
     space = await storage.space()
+    assert space is not None
     figures = os.statvfs(tmp_path)
     assert space.total == figures.f_blocks * figures.f_frsize
     assert 0 < space.free <= space.total

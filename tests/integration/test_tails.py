@@ -32,9 +32,10 @@ from tests.support.storing import running_storage
 from uploader.domain.chunks import Tail
 from uploader.domain.upload import Upload
 from uploader.errors import BytesConflict, StorageFailed, Unverified, UploadBusy
-from uploader.storage.base import Gone, Store
+from uploader.storage.base import Gone
 from uploader.storage.local import formats, frontier
 from uploader.storage.local.uploads import appending
+from uploader.storage.store import Store
 
 CONTENT = Content(3 * 64 * KIB + 1000)
 CHUNK = CONTENT.chunk_size

@@ -1,9 +1,10 @@
-"""What has to hold when nothing is under way: database, disk and Redis agree to the byte, and nothing is left over."""
+"""What has to hold when nothing is under way: database, store and Redis agree to the byte, and nothing is left over."""
 
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -27,11 +28,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OnDisk:
-    """The bytes of an open upload, looked at without the server."""
+    """The bytes of an open upload, looked at without the server; on a disk or elsewhere."""
 
     shape: Shape
     present: frozenset[int]
-    sound: frozenset[int]  # those whose bytes match their checksum
+    sound: frozenset[int]  # those whose bytes match what was written down of them
     tail: Tail | None = None
     tail_is_sound: bool = True
 
@@ -87,47 +88,84 @@ async def rests_within(seconds: float, check: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(0.05)
 
 
+@dataclass(frozen=True)
+class Rows:
+    """What the database names."""
+
+    open_uploads: list[tuple[str, str, int]]  # id, place, flushed bytes
+    blobs: list[tuple[str, int, str | None]]  # SHA-256, size, location
+
+
+class StoredBytes(ABC):
+    """What is stored, looked at without the server."""
+
+    @abstractmethod
+    async def of_uploads(self, rows: Rows) -> dict[str, OnDisk]:
+        """Of the open uploads, by id; but for those whose bytes are gone."""
+
+    @abstractmethod
+    async def check_rest(self, rows: Rows, uploads: Mapping[str, OnDisk]) -> None:
+        """The contents are there, and nothing else is."""
+
+
+class DiskBytes(StoredBytes):
+    """In a data directory."""
+
+    def __init__(self, data: Path, *, orphans: bool) -> None:
+        """`orphans`: a crash may have left directories of uploads that are not open."""
+        self._data = data
+        self._orphans = orphans
+
+    async def of_uploads(self, rows: Rows) -> dict[str, OnDisk]:
+        places = {upload_id: self._data / place for upload_id, place, _ in rows.open_uploads}
+        return {upload_id: read_directory(place) for upload_id, place in places.items() if (place / "map").exists()}
+
+    async def check_rest(self, rows: Rows, uploads: Mapping[str, OnDisk]) -> None:
+        for sha256, size, _ in rows.blobs:
+            path = self._data / "blobs" / sha256[:2] / sha256[2:4] / sha256
+            assert path.stat().st_size == size, f"invariant 3: {sha256}"
+        left = {path.name for path in (self._data / "temp").glob("*/*/*")} - uploads.keys()
+        assert self._orphans or not left, f"invariant 7: directories without an open upload: {left}"
+
+
 async def check_at_rest(
     database: Database, redis: Redis, data: Path, *, shards: int = 1, orphans: bool = False
 ) -> dict[str, Account]:
-    """Check every invariant that can be seen from outside; returns the accounts. `orphans`: a crash may have left
-    directories of uploads that are not open."""
+    """Check every invariant that can be seen from outside; returns the accounts. `orphans`: as `DiskBytes` has it."""
+    from tests.support.in_bucket import stored_of_tests  # which is made of what is here
+
+    stored = stored_of_tests(database, data) or DiskBytes(data, orphans=orphans)
+    return await check_stored_at_rest(database, redis, stored, shards=shards)
+
+
+async def check_stored_at_rest(
+    database: Database, redis: Redis, stored: StoredBytes, *, shards: int = 1
+) -> dict[str, Account]:
+    """The same, wherever the bytes are."""
     accounts = await checked_accounts(database)
-    rows = await database.read(_rows)
-    on_disk = {}
-    for upload_id, temp_path, _ in rows.open_uploads:
-        assert (data / temp_path / "map").exists(), f"invariant 6: the bytes of {upload_id}, which is open, are gone"
-        on_disk[upload_id] = read_directory(data / temp_path)
+    rows = await database.read(read_rows)
+    uploads = await stored.of_uploads(rows)
     for upload_id, _, flushed in rows.open_uploads:
-        disk = on_disk[upload_id]
-        assert disk.sound == disk.present, f"invariant 6: {upload_id} lost bytes of {disk.present - disk.sound}"
-        assert disk.tail_is_sound, f"invariant 6: {upload_id} lost bytes of {disk.tail}"
-        assert disk.received == flushed, f"invariant 7: {upload_id} has {disk.received} on disk, {flushed} flushed"
+        assert upload_id in uploads, f"invariant 6: the bytes of {upload_id}, which is open, are gone"
+        held = uploads[upload_id]
+        assert held.sound == held.present, f"invariant 6: {upload_id} lost bytes of {held.present - held.sound}"
+        assert held.tail_is_sound, f"invariant 6: {upload_id} lost bytes of {held.tail}"
+        assert held.received == flushed, f"invariant 7: {upload_id} has {held.received} stored, {flushed} flushed"
         known = await held_of(redis, upload_keys(shard_of(upload_id, shards), upload_id).up)
         assert known.received == known.flushed == flushed, (
             f"invariant 7: {upload_id} has {flushed} flushed, in Redis {known}"
         )
-    for sha256, size in rows.blobs:
-        path = data / "blobs" / sha256[:2] / sha256[2:4] / sha256
-        assert path.stat().st_size == size, f"invariant 3: {sha256}"
-    shapes = {upload_id: disk.shape for upload_id, disk in on_disk.items()}
-    await check_pending(redis, shapes)
-    left = {path.name for path in (data / "temp").glob("*/*/*")} - on_disk.keys()
-    assert orphans or not left, f"invariant 7: directories without an open upload: {left}"
+    await check_pending(redis, {upload_id: held.shape for upload_id, held in uploads.items()})
+    await stored.check_rest(rows, uploads)
     return accounts
 
 
-@dataclass(frozen=True)
-class _Rows:
-    open_uploads: list[tuple[str, str, int]]
-    blobs: list[tuple[str, int]]
-
-
-async def _rows(connection: AsyncConnection) -> _Rows:
+async def read_rows(connection: AsyncConnection) -> Rows:
+    """As of now."""
     uploads, blobs = models.upload.c, models.blob.c
     open_uploads = select(uploads.id, uploads.temp_path, uploads.flushed_bytes).where(uploads.state == "OPEN")
-    used = select(blobs.sha256, blobs.size).where(blobs.refs > 0)
-    return _Rows(
+    used = select(blobs.sha256, blobs.size, blobs.location).where(blobs.refs > 0)
+    return Rows(
         [(row[0], row[1], row[2]) for row in await connection.execute(open_uploads)],
-        [(row[0], row[1]) for row in await connection.execute(used)],
+        [(row[0], row[1], row[2]) for row in await connection.execute(used)],
     )

@@ -20,7 +20,7 @@ from sqlalchemy import event
 
 from uploader.database.engine import Database
 from uploader.storage import disk
-from uploader.storage.base import Store
+from uploader.storage.store import Store
 
 # The calls that take part; the rest of `os` is constants.
 CALLS = frozenset(

@@ -47,6 +47,21 @@ def running_proxy(proxy: str, directory: Path, certified: Certified, upstream_po
         assert usual in configuration
         configuration = configuration.replace(usual, here)
     command = _nginx(directory, configuration) if proxy == "nginx" else _caddy(directory, configuration)
+    with _running(proxy, command, directory, port):
+        yield port
+
+
+@contextmanager
+def running_nginx(configuration: str, directory: Path) -> Iterator[int]:
+    """nginx with what belongs into `http` beside a server that has `listen PORT`; the port."""
+    directory.mkdir()
+    port = free_port()
+    with _running("nginx", _nginx(directory, configuration.replace("PORT", str(port))), directory, port):
+        yield port
+
+
+@contextmanager
+def _running(proxy: str, command: list[str], directory: Path, port: int) -> Iterator[None]:
     environment = os.environ | {
         "HOME": str(directory),
         "XDG_DATA_HOME": str(directory),
@@ -59,7 +74,7 @@ def running_proxy(proxy: str, directory: Path, certified: Certified, upstream_po
     try:
         wait_for(lambda: _accepts(port) or process.poll() is not None)
         assert process.poll() is None, (directory / "log").read_text()
-        yield port
+        yield
     finally:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):

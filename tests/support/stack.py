@@ -12,6 +12,7 @@ import httpx2
 
 from tests.support.clock import ManualClock
 from tests.support.content import Content
+from tests.support.gateways import gateway_of_tests, prefix_of
 from uploader.bootstrap import Services, build_application, create_services, running
 from uploader.settings import Settings
 from uploader.storage.local.store import LocalStore
@@ -95,6 +96,20 @@ async def without_database(stack: Stack) -> AsyncIterator[None]:
         yield
 
 
+def settings_of_store(data: Path) -> dict[str, Any]:
+    """Where bytes are: below `data`; or, for .ci/run, in a bucket, under a prefix for each `data`."""
+    gateway = gateway_of_tests()
+    if gateway is None:
+        return {}
+    return {
+        "storage": f"s3://{gateway.bucket}/{prefix_of(data)}",
+        "s3_endpoint": gateway.endpoint,
+        "s3_access_key_id": gateway.access_key_id,
+        "s3_secret_access_key": gateway.secret_access_key,
+        "s3_path_style": True,
+    }
+
+
 @asynccontextmanager
 async def running_stack(
     data: Path,
@@ -109,6 +124,7 @@ async def running_stack(
     """A stack with the user `alice`; `settings` are fields of Settings. `adopts`: data, database and Redis belong together
     from now on, whatever they say."""
     defaults: dict[str, Any] = {"free_space_floor_bytes": 0, "min_chunk_size_bytes": 64 << 10}
+    defaults |= settings_of_store(data)
     in_force = Settings(data=data, database_url=database_url, redis_url=redis_url, **(defaults | settings))
     services = create_services(in_force, clock)
     if adopts:

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from uploader.storage.base import Store
 from uploader.storage.local.store import LocalStore
+from uploader.storage.store import Store
 
 
 def new_storage(root: Path, *, durable: bool) -> Store:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser
 
-from benchmarks import events, patches, pieces, report
+from benchmarks import events, patches, pieces, report, s3
 from benchmarks.accounting.__main__ import BENCHMARKS, PAGE, SECTION
 from benchmarks.accounting.scale import TINY
 from benchmarks.ingest.places import Places
@@ -40,6 +40,11 @@ def test_the_benchmark_of_large_patches_runs(tmp_path: Path) -> None:
     rows = patches.measure(Places(tmp_path, tmp_path), patches.TINY, taking_part)
     assert {line.count("|") for line in report.table(rows).splitlines()} == {5}
     assert not [row for row in rows if "not available" in row.measured]
+
+
+def test_the_benchmark_of_s3_runs() -> None:
+    rows = s3.measure(s3.TINY)
+    assert {line.count("|") for line in report.table(rows).splitlines()} == {5}
 
 
 def test_the_benchmark_of_the_pieces_runs(tmp_path: Path) -> None:

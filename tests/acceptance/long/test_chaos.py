@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.installation import Setup
+from tests.chaos.monkey import KILLED
 from tests.chaos.result import as_table
-from tests.chaos.round import KILLED, Least, Summary, run_round
+from tests.chaos.round import Least, Summary, run_round
 
 MINUTES = os.environ.get("UPLOADER_TEST_CHAOS_MINUTES")
 # Enough chunks, files and audits, so that it was not the calm of servers that never came up.

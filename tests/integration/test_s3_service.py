@@ -1,0 +1,497 @@
+"""The whole server with its bytes on S3: nodes that stand still while others go on, and all that is done with contents."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.conftest import MakeStack
+from tests.support.buckets import WatchedBucket
+from tests.support.content import KIB, MIB, Content
+from tests.support.deltas import copied, literal, read_signature
+from tests.support.invariants import Account, checked_accounts
+from tests.support.stack import Stack
+from uploader.database import models, queries
+from uploader.errors import ConfigurationError
+from uploader.service.ids import new_id
+from uploader.settings.addresses import BucketAddress
+from uploader.storage.base import Gone
+from uploader.storage.s3.streams import BytesBody
+
+CHUNK = 64 * KIB
+CONTENT = Content(3 * CHUNK + 1000)
+LAST = CONTENT.chunk_count - 1
+OTHER = Content(CONTENT.size, seed=1)
+SMALL = Content(1000, seed=2, name="small.bin")
+NOTHING = Account()
+TUS = {"Tus-Resumable": "1.0.0"}
+
+
+@dataclass
+class Node:
+    """A server, and the bucket as it sees that."""
+
+    stack: Stack
+    bucket: WatchedBucket
+
+    async def file_id(self) -> str:
+        (file,) = (await self.stack.client.get("/me/files")).json()["files"]
+        file_id: str = file["id"]
+        return file_id
+
+    async def download(self, client: httpx2.AsyncClient | None = None, **headers: str) -> bytes:
+        chosen = client or self.stack.client
+        (file,) = (await chosen.get("/me/files")).json()["files"]
+        response = await chosen.get(f"/me/files/{file['id']}/content", headers=headers)
+        assert response.status_code in (200, 206), response.text
+        return response.content
+
+    async def locations(self) -> dict[str, str]:
+        async with self.stack.services.database.engine.connect() as connection:
+            rows = await connection.execute(models.blob.select())
+            return {row.sha256: row.location for row in rows}
+
+    async def trash(self) -> list[str]:
+        return [found.place for found in await self.stack.services.trash.entries()]
+
+    async def at_rest(self) -> dict[str, Account]:
+        """Nothing is open: all that there is is a content, or in the trash; and the accounts are exact."""
+        services = self.stack.services
+        for queue in services.pending.flush_queues:
+            await services.flushing.flush_due(queue)
+        found = await services.reconciling.reconcile()
+        assert found.drifts == []
+        kept = sorted([*(await self.locations()).values(), *await self.trash()])
+        assert sorted(self.bucket.left()) == kept
+        return await checked_accounts(services.database)
+
+
+@pytest.fixture
+def in_a_bucket(s3_address: BucketAddress, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The settings of stacks that store there."""
+    monkeypatch.setattr("uploader.storage.s3.bucket.Bucket", WatchedBucket)
+    return {
+        "storage": f"s3://{s3_address.bucket}/{s3_address.prefix}",
+        "s3_endpoint": s3_address.endpoint,
+        "s3_access_key_id": s3_address.access_key_id,
+        "s3_secret_access_key": s3_address.secret_access_key,
+        "s3_path_style": True,
+    }
+
+
+def node_of(stack: Stack) -> Node:
+    bucket = vars(stack.services.storage)["_bucket"]
+    assert isinstance(bucket, WatchedBucket)
+    return Node(stack, bucket)
+
+
+@pytest.fixture
+async def node(make_stack: MakeStack, in_a_bucket: dict[str, Any]) -> AsyncIterator[Node]:
+    async with make_stack(**in_a_bucket, claim_lease_seconds=1) as stack:
+        yield node_of(stack)
+
+
+@pytest.fixture
+async def another(node: Node, make_stack: MakeStack, in_a_bucket: dict[str, Any]) -> AsyncIterator[Node]:
+    """Another machine, with the same bucket, database and Redis."""
+    async with make_stack(**in_a_bucket, claim_lease_seconds=1) as stack:
+        yield node_of(stack)
+
+
+# Zombies
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("content", [CONTENT, Content(CHUNK, seed=3)])
+async def test_a_chunk_of_a_node_that_stood_still_while_the_upload_was_cancelled(
+    node: Node, another: Node, content: Content, after: bool
+) -> None:
+    await node.stack.open(content)
+    with node.bucket.held("upload_part" if content is CONTENT else "put", after=after) as asleep:
+        zombie = asyncio.create_task(node.stack.put(content, 0))
+        await asleep.is_there()
+        assert (await another.stack.client.delete(f"/files/{content.md5}")).status_code == 204
+    assert (await zombie).status_code == 410
+    assert await another.at_rest() == {"alice": NOTHING}
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_a_chunk_of_a_node_that_stood_still_while_the_upload_was_finished(
+    node: Node, another: Node, after: bool
+) -> None:
+    await node.stack.open(CONTENT)
+    with node.bucket.held("upload_part", after=after) as asleep:
+        zombie = asyncio.create_task(node.stack.put(CONTENT, 1))
+        await asleep.is_there()
+        response = await another.stack.upload(CONTENT)
+        assert response.status_code == 201
+    answer = await zombie
+    assert (answer.status_code, answer.json()["file"]["id"]) == (200, response.json()["file"]["id"])
+    assert await node.download() == CONTENT.data
+    assert await another.at_rest() == {"alice": Account(finished=CONTENT.size)}
+
+
+async def test_other_bytes_of_a_node_that_stood_still_are_never_finished(node: Node, another: Node) -> None:
+    """They come after the row of the chunk, and overwrite its part: it is missing again."""
+    await node.stack.open(CONTENT)
+    url = f"/files/{CONTENT.md5}/chunks/1"
+    with node.bucket.held("upload_part", after=False) as asleep:
+        zombie = asyncio.create_task(node.stack.client.put(url, content=OTHER.chunk(1)))
+        await asleep.is_there()
+        for number in range(LAST):
+            assert (await another.stack.put(CONTENT, number)).status_code == 200
+    answer = await zombie
+    assert (answer.status_code, answer.json()["duplicate"]) == (200, True)
+    response = await another.stack.put(CONTENT, LAST)
+    assert (response.status_code, response.json()["missing"]) == (409, [[1, 1]])
+    status = (await node.stack.client.get(f"/files/{CONTENT.md5}")).json()["upload"]
+    assert (status["received_bytes"], status["missing"]) == (CONTENT.size - CHUNK, [[1, 1]])
+    assert (await node.stack.services.reconciling.reconcile()).drifts == []
+    response = await node.stack.put(CONTENT, 1)
+    assert response.status_code == 201, response.text
+    assert await another.download() == CONTENT.data
+    assert await another.at_rest() == {"alice": Account(finished=CONTENT.size)}
+
+
+async def test_a_chunk_of_a_node_that_stood_still_while_it_was_withdrawn(node: Node, another: Node) -> None:
+    """Between its part and its row: the fence is another one by then, and it begins anew."""
+    await node.stack.open(CONTENT)
+    for number in (0, 2):
+        await another.stack.put(CONTENT, number)
+    with node.bucket.held("upload_part", after=True) as asleep:
+        zombie = asyncio.create_task(node.stack.put(CONTENT, 1))
+        await asleep.is_there()
+        await another.stack.services.closers.withdraw(await _open_upload(another.stack), [2])
+    answer = await zombie
+    assert answer.status_code in (200, 503)
+    for number in range(CONTENT.chunk_count):
+        response = await another.stack.put(CONTENT, number)
+    assert response.status_code == 201, response.text
+    assert await node.download() == CONTENT.data
+    assert await another.at_rest() == {"alice": Account(finished=CONTENT.size)}
+
+
+async def test_a_merge_that_stands_still_for_longer_than_its_lease(node: Node, another: Node) -> None:
+    """After Complete, before the transaction."""
+    await node.stack.open(CONTENT)
+    for number in range(LAST):
+        await node.stack.put(CONTENT, number)
+    with node.bucket.held("complete", after=True) as asleep:
+        zombie = asyncio.create_task(node.stack.put(CONTENT, LAST))
+        await asleep.is_there()
+        await asyncio.sleep(1.2)
+        response = await another.stack.client.post(f"/files/{CONTENT.md5}/merge")
+        assert response.status_code in (200, 201), response.text
+        assert await another.download() == CONTENT.data
+    answer = await zombie
+    assert answer.status_code in (200, 201)
+    assert answer.json()["file"]["id"] == response.json()["file"]["id"]
+    assert await another.at_rest() == {"alice": Account(finished=CONTENT.size)}
+    assert await node.download() == CONTENT.data
+
+
+async def test_a_merge_that_stands_still_while_the_upload_is_cancelled(node: Node, another: Node) -> None:
+    await node.stack.open(CONTENT)
+    for number in range(LAST):
+        await node.stack.put(CONTENT, number)
+    with node.bucket.held("complete", after=True) as asleep:
+        zombie = asyncio.create_task(node.stack.put(CONTENT, LAST))
+        await asleep.is_there()
+        assert (await another.stack.client.delete(f"/files/{CONTENT.md5}")).status_code == 204
+    assert (await zombie).status_code == 410
+    assert await another.at_rest() == {"alice": NOTHING}
+
+
+# Contents
+
+
+async def test_a_content_that_is_there_is_instant(node: Node, another: Node) -> None:
+    assert (await node.stack.upload(CONTENT)).status_code == 201
+    bob = await another.stack.client_of("bob", total_space=10 * MIB)
+    assert (await another.stack.open(CONTENT, bob)).json()["state"] in ("complete", "uploading")
+    again = await another.stack.open(CONTENT, name="again.bin")
+    assert (again.status_code, again.json()["state"]) == (201, "complete")
+    assert len(node.bucket.keys("u/")) == 1
+
+
+async def _twice(node: Node, another: Node) -> tuple[httpx2.AsyncClient, str]:
+    """Alice and Bob send the same content, each all of its bytes. Bob, and where the content was first."""
+    bob = await another.stack.client_of("bob", total_space=10 * MIB)
+    for stack, client in ((node.stack, node.stack.client), (another.stack, bob)):
+        await stack.open(CONTENT, client)
+        for number in range(LAST):
+            await stack.put(CONTENT, number, client)
+    assert (await node.stack.put(CONTENT, LAST)).status_code == 201
+    ((_, first),) = (await node.locations()).items()
+    assert (await another.stack.put(CONTENT, LAST, bob)).status_code == 201
+    return bob, first
+
+
+async def test_of_a_content_that_came_twice_the_later_object_stays(node: Node, another: Node) -> None:
+    bob, first = await _twice(node, another)
+    ((_, second),) = (await node.locations()).items()
+    assert second != first
+    assert await node.trash() == [first]
+    for client in (node.stack.client, bob):
+        assert await node.download(client) == await another.download(client) == CONTENT.data
+    accounts = await node.at_rest()
+    assert accounts == {"alice": Account(finished=CONTENT.size), "bob": Account(finished=CONTENT.size)}
+    assert (await node.stack.services.trash.empty()).entries == 1
+    assert node.bucket.left() == [second]
+    assert await another.download(bob) == CONTENT.data
+
+
+async def test_a_reader_goes_on_where_the_content_is_now(node: Node, another: Node) -> None:
+    assert (await node.stack.upload(CONTENT)).status_code == 201
+    blob = await node.stack.services.storage.open_blob(CONTENT.sha256, CONTENT.size)
+    begin = await blob.read(CHUNK, 0)
+    ((_, first),) = (await node.locations()).items()
+    moved = node.bucket.get(first, 0, CONTENT.size)
+    node.bucket.put("w/moved", BytesBody(moved))
+    async with another.stack.services.database.engine.begin() as connection:
+        await connection.execute(models.blob.update().values(location="w/moved"))
+    node.bucket.delete([first])
+    far = await blob.read(1000, 2 * CHUNK)  # another place: it asks S3 anew
+    assert (begin, far) == (CONTENT.data[:CHUNK], CONTENT.data[2 * CHUNK : 2 * CHUNK + 1000])
+    await blob.close()
+
+
+async def test_what_was_deleted_is_in_the_trash_until_it_is_emptied(node: Node) -> None:
+    assert (await node.stack.upload(CONTENT)).status_code == 201
+    dump = await _dump(node.stack)
+    (key,) = node.bucket.left()
+    assert (await node.stack.client.delete(f"/me/files/{await node.file_id()}")).status_code == 204
+    assert (await node.trash(), await node.locations()) == ([key], {})
+    assert await node.stack.services.trash.restore_named() == 0, "no row names it"
+    await _restore_dump(node.stack, dump)
+    assert await node.stack.services.trash.restore_named() in (0, 1)
+    assert await node.download() == CONTENT.data
+    assert (await node.stack.services.trash.empty()).disk_bytes == 0
+    assert await node.download() == CONTENT.data
+
+    assert (await node.stack.client.delete(f"/me/files/{await node.file_id()}")).status_code == 204
+    assert (await node.stack.services.trash.empty()).entries == 1
+    assert node.bucket.left() == []
+    assert await node.at_rest() == {"alice": NOTHING}
+
+
+async def test_a_restored_dump_has_what_is_in_the_trash(node: Node) -> None:
+    """Its row has no key, or another one than that of the object."""
+    assert (await node.stack.upload(CONTENT)).status_code == 201
+    dump = await _dump(node.stack)
+    assert (await node.stack.client.delete(f"/me/files/{await node.file_id()}")).status_code == 204
+    for place in (None, "u/elsewhere"):
+        for row in dump[models.blob]:
+            row["location"] = place
+        await _restore_dump(node.stack, dump)
+        assert await node.stack.services.trash.restore(CONTENT.sha256)
+        assert await node.download() == CONTENT.data
+        assert (await node.stack.client.delete(f"/me/files/{await node.file_id()}")).status_code == 204
+
+
+async def test_what_is_purged_meanwhile_does_not_come_back(node: Node) -> None:
+    """By a scrub that has just read it."""
+    assert (await node.stack.upload(CONTENT)).status_code == 201
+    dump = await _dump(node.stack)
+    (key,) = node.bucket.left()
+    assert (await node.stack.client.delete(f"/me/files/{await node.file_id()}")).status_code == 204
+    for row in dump[models.blob]:
+        row["location"] = None
+    await _restore_dump(node.stack, dump)
+    (found,) = await node.stack.services.storage.trash.copies(CONTENT.sha256)
+    node.bucket.delete([key])  # by a purge that has not committed yet, or died
+    with pytest.raises(Gone):
+        await node.stack.services.storage.trash.restore_blob(found)
+
+
+async def test_the_scrub_finds_what_was_altered_and_heals_it_from_the_trash(node: Node, another: Node) -> None:
+    _, first = await _twice(node, another)
+    (second,) = (await node.locations()).values()
+    node.bucket.put(second, BytesBody(OTHER.data))
+    scrubbing = node.stack.services.scrubbing
+    ((sha256, healed),) = [(d.sha256, d.healed) async for d in scrubbing.scrub(lambda _: None, restart=True)]
+    assert (sha256, healed, await node.locations()) == (CONTENT.sha256, True, {CONTENT.sha256: first})
+    assert await another.download() == CONTENT.data
+    assert [d async for d in scrubbing.scrub(lambda _: None, restart=True)] == []
+
+    await node.stack.services.trash.empty()
+    node.bucket.put(first, BytesBody(OTHER.data))
+    ((damage),) = [d async for d in scrubbing.scrub(lambda _: None, restart=True)]
+    assert (damage.healed, damage.problem.value) == (False, "altered")
+    response = await node.stack.client.get(f"/me/files/{await node.file_id()}/content")
+    assert response.json()["code"] == "content-damaged"
+
+
+async def test_whole_downloads_and_ranges(node: Node, another: Node) -> None:
+    content = Content(3 * MIB + 17, chunk_size=MIB)
+    assert (await node.stack.upload(content)).status_code == 201
+    assert await another.download() == content.data
+    for start, end in ((0, 0), (5, 70_000), (MIB - 1, MIB), (3 * MIB, content.size - 1)):
+        assert await another.download(Range=f"bytes={start}-{end}") == content.data[start : end + 1]
+    several = await another.download(Range="bytes=0-9,100-109")
+    assert content.data[:10] in several
+
+
+async def test_files_that_come_whole_or_empty(node: Node) -> None:
+    client = node.stack.client
+    assert (await client.put(f"/files/{SMALL.md5}", params={"name": "a"}, content=SMALL.data)).status_code == 201
+    assert await node.download() == SMALL.data
+    await client.delete(f"/me/files/{await node.file_id()}")
+    empty = Content(0)
+    response = await node.stack.open(empty)
+    assert response.json()["state"] == "complete", response.text
+    assert await node.download() == b""
+    await client.delete(f"/me/files/{await node.file_id()}")
+    assert await node.at_rest() == {"alice": NOTHING}
+
+
+async def test_signatures_and_chunks_made_of_a_base(node: Node, another: Node) -> None:
+    base = Content(3 * MIB, chunk_size=MIB)
+    response = await node.stack.upload(base)
+    url = f"/me/files/{response.json()['file']['id']}/signature"
+    for each in (node, another):
+        signature = await each.stack.client.get(url)
+        head, pieces = read_signature(signature.content)
+        assert (head["sha256"], sum(length for length, _ in pieces)) == (base.sha256, base.size)
+    (kept,) = node.bucket.keys("s/")
+    node.bucket.put(kept, BytesBody(b"damaged"))
+    assert (await another.stack.client.get(url)).content == signature.content
+
+    made = Made(100 * KIB, name="made.bin")
+    await node.stack.open(made)
+    file_id = response.json()["file"]["id"]
+    for number, body in enumerate((literal(b"new") + copied(0, CHUNK - 3), copied(CHUNK - 3, 36 * KIB))):
+        chunk_url = f"/files/{made.md5}/chunks/{number}"
+        answer = await (node, another)[number].stack.client.put(chunk_url, params={"base": file_id}, content=body)
+    assert answer.status_code == 201, answer.text
+    await another.stack.client.delete(f"/me/files/{file_id}")
+    assert (await another.stack.services.trash.empty()).entries == 1
+    assert await another.download() == made.data
+    assert node.bucket.keys("s/") == [], "it goes with its content"
+
+
+class Made(Content):
+    """What instructions make of the base."""
+
+    @property
+    def data(self) -> bytes:
+        return b"new" + Content(3 * MIB, chunk_size=MIB).data[: self.size - 3]
+
+
+async def test_parts_of_tus_become_one_file(node: Node, another: Node) -> None:
+    paths = []
+    third = CONTENT.size // 3
+    for number, each in enumerate((node, another, node)):
+        data = CONTENT.data[number * third : (number + 1) * third if number < 2 else None]
+        headers = {**TUS, "Upload-Concat": "partial", "Upload-Length": str(len(data))}
+        made = await each.stack.client.post(
+            "/resumable", content=data[:50], headers={**headers, "Content-Type": "application/offset+octet-stream"}
+        )
+        assert made.status_code == 201, made.text
+        path = str(made.headers["location"]).removeprefix("http://test")
+        more = {**TUS, "Content-Type": "application/offset+octet-stream", "Upload-Offset": "50"}
+        response = await node.stack.client.patch(path, content=data[50:], headers=more)
+        assert response.status_code == 204, response.text
+        paths.append(path)
+    final = await another.stack.client.post(
+        "/resumable", headers={**TUS, "Upload-Concat": "final;" + " ".join(paths), "Upload-Metadata": "filename YQ=="}
+    )
+    assert final.status_code == 201, final.text
+    async with asyncio.timeout(20):
+        while not (await node.stack.client.get("/me/files")).json()["files"]:
+            await asyncio.sleep(0.1)
+    assert await node.download() == CONTENT.data
+    assert await another.at_rest() == {"alice": Account(finished=CONTENT.size)}
+
+
+# Housekeeping
+
+
+async def test_what_no_row_names_goes_after_an_hour_of_the_store(node: Node) -> None:
+    bucket, stack = node.bucket, node.stack
+    await stack.open(CONTENT)
+    await stack.put(CONTENT, 0)
+    tailed = await _appended(node, b"abc")
+    assert (await stack.upload(SMALL)).status_code == 201
+    stay = sorted(bucket.left())
+    stray, whole, signature = f"u/{new_id()}.abc", "w/stray", "s/u/nothing.abc"
+    for key in (stray, whole, signature):
+        bucket.put(key, BytesBody(b"stray"))
+    orphan = f"u/{new_id()}.def"
+    bucket.create_multipart(orphan)
+
+    far = stack.services.clock.now() + timedelta(days=60)
+    cleaned = await stack.services.cleanup.clean(opened_before=far)
+    assert (cleaned.blobs, cleaned.directories, cleaned.unsettled) == (0, 0, 4)
+    bucket.ahead = timedelta(hours=2)
+    for _ in range(2):
+        cleaned = await stack.services.cleanup.clean(opened_before=far)
+    assert sorted(bucket.left()) == sorted([*stay, stray, whole])
+    assert sorted(await node.trash()) == sorted([stray, whole])
+    await stack.services.trash.empty()
+    assert sorted(bucket.left()) == stay
+    bucket.ahead = timedelta()
+    assert (await stack.services.reconciling.reconcile()).drifts == []
+    for number in range(1, CONTENT.chunk_count):
+        response = await stack.put(CONTENT, number)
+    assert response.status_code == 201
+    head = await stack.client.head(tailed, headers=TUS)
+    assert head.headers["upload-offset"] == "3"
+
+
+async def _appended(node: Node, data: bytes) -> str:
+    headers = {**TUS, "Upload-Length": "1000", "Content-Type": "application/offset+octet-stream"}
+    made = await node.stack.client.post("/resumable", content=data, headers=headers)
+    assert made.status_code == 201
+    return str(made.headers["location"]).removeprefix("http://test")
+
+
+async def test_an_upload_that_is_idle_expires_with_all_it_has(node: Node) -> None:
+    await node.stack.open(CONTENT)
+    await node.stack.put(CONTENT, 0)
+    await _appended(node, b"abc")
+    reset = await node.stack.services.cleanup.reset_unfinished()
+    assert reset.uploads == 2
+    assert await node.at_rest() == {"alice": NOTHING}
+
+
+async def test_a_start_with_the_marks_of_another_installation_is_refused(
+    node: Node, make_stack: MakeStack, in_a_bucket: dict[str, Any], sqlite_template: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.db"
+    shutil.copy(sqlite_template, other)
+    async with AsyncExitStack() as stack:
+        with pytest.raises(ConfigurationError):
+            await stack.enter_async_context(make_stack(**in_a_bucket, database_url=f"sqlite:///{other}"))
+    elsewhere = {**in_a_bucket, "storage": in_a_bucket["storage"] + "/below"}
+    async with AsyncExitStack() as stack:
+        with pytest.raises(ConfigurationError):
+            await stack.enter_async_context(make_stack(**elsewhere))
+
+
+async def _open_upload(stack: Stack, content: Content = CONTENT) -> Any:
+    upload = await stack.services.database.read(
+        lambda connection: queries.open_upload_by_md5(connection, "alice", content.md5)
+    )
+    assert upload is not None
+    return upload
+
+
+async def _dump(stack: Stack) -> dict[Any, list[dict[str, Any]]]:
+    tables = (models.user_info, models.blob, models.file)
+    async with stack.services.database.engine.connect() as connection:
+        return {table: [row._asdict() for row in await connection.execute(table.select())] for table in tables}
+
+
+async def _restore_dump(stack: Stack, dump: dict[Any, list[dict[str, Any]]]) -> None:
+    async with stack.services.database.engine.begin() as connection:
+        for table, rows in dump.items():
+            await connection.execute(table.delete())
+            await connection.execute(table.insert(), rows)

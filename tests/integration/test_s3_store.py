@@ -1,0 +1,718 @@
+"""The store on S3 below the services, on a real gateway and a real ledger: several nodes, and what becomes of those that
+were asleep."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from sqlalchemy import insert
+
+from tests.support.bodies import InPieces
+from tests.support.buckets import WatchedBucket
+from tests.support.clock import ManualClock
+from tests.support.content import KIB, Content
+from tests.support.rows import NOW, upload_row
+from uploader.database import models
+from uploader.database.engine import Database
+from uploader.database.objects.rows import ObjectRows
+from uploader.domain.objects import Entry
+from uploader.domain.upload import Upload
+from uploader.errors import BytesConflict, StorageFailed, Unverified
+from uploader.settings.addresses import BucketAddress
+from uploader.storage.base import Arrival, Busy, Gone
+from uploader.storage.contents import Digests
+from uploader.storage.s3.store import S3Store
+from uploader.storage.s3.streams import BytesBody
+from uploader.storage.s3.uploads.multipart import Multipart, multipart_of
+
+CHUNK = 64 * KIB
+CONTENT = Content(3 * CHUNK + 1000)
+LAST = CONTENT.chunk_count - 1
+OTHER = Content(CONTENT.size, seed=1)
+SMALL = Content(1000, seed=2)
+
+
+@dataclass
+class Node:
+    """A store as a process has it."""
+
+    store: S3Store
+    bucket: WatchedBucket
+    ledger: ObjectRows
+
+    async def open(self, content: Content = CONTENT, **more: Any) -> Upload:
+        upload = upload_row(size=content.size, chunk_size=content.chunk_size, **more)
+        await self.store.create(upload)
+        return upload
+
+    async def put(self, upload: Upload, number: int, content: Content = CONTENT) -> bool:
+        """Whether it was this one that was stored."""
+        held = await self.store.hold_chunk(upload, number, InPieces(content.chunk(number)))
+        held.release()
+        return held.written
+
+    async def append(self, upload: Upload, data: bytes, start: int) -> bool:
+        """Bytes from `start` on, which is in the chunk that they belong to."""
+        number, offset = divmod(start, upload.chunk_size)
+        return (await self.store.hold_chunk(upload, number, InPieces(data), start=offset)).written
+
+    async def put_all(self, upload: Upload, content: Content = CONTENT) -> None:
+        for number in range(content.chunk_count):
+            await self.put(upload, number, content)
+
+    async def entry(self, upload: Upload) -> Entry:
+        found = await self.ledger.entry(upload.id)
+        assert found is not None
+        return found
+
+    async def multipart(self, upload: Upload) -> Multipart:
+        word = (await self.entry(upload)).multipart_id
+        assert word is not None
+        return multipart_of(word)
+
+    async def place_of(self, upload: Upload) -> str:
+        digests = await self.store.digest(upload)
+        async with self.store.closing(upload) as closer:
+            place = await closer.place_blob(digests.sha256)
+        assert place is not None
+        return place
+
+    async def bytes_of(self, upload: Upload) -> bytes:
+        return self.bucket.get(await self.place_of(upload), 0, upload.size)
+
+    async def withdraw(self, upload: Upload, numbers: list[int]) -> None:
+        async with self.store.closing(upload) as closer:
+            await closer.withdraw(numbers, generation=1)
+
+
+MakeNode = Callable[[], Node]
+
+
+@pytest.fixture
+async def make_node(sqlite_url: str, s3_address: BucketAddress) -> AsyncIterator[MakeNode]:
+    async with AsyncExitStack() as stack:
+
+        def make() -> Node:
+            bucket, database = WatchedBucket(s3_address), Database(sqlite_url)
+            ledger = ObjectRows(database)
+            store = S3Store(bucket, ledger, ManualClock(), min_chunk_size_bytes=CHUNK)
+
+            async def end() -> None:
+                await store.drain()
+                store.close()
+                await database.close()
+
+            stack.push_async_callback(end)
+            return Node(store, bucket, ledger)
+
+        yield make
+
+
+@pytest.fixture
+async def node(make_node: MakeNode) -> Node:
+    return make_node()
+
+
+@pytest.fixture
+async def another(make_node: MakeNode, node: Node) -> Node:
+    """Another process, with the same bucket and the same ledger."""
+    return make_node()
+
+
+def digests_of(content: Content) -> Digests:
+    return Digests(content.md5, content.sha256)
+
+
+async def lie_there(database_url: str, sha256: str, place: str) -> None:
+    """Let a content lie at a key."""
+    database = Database(database_url)
+    values = {"sha256": sha256, "size": 1, "refs": 1, "location": place, "created_at": NOW}
+    async with database.engine.begin() as connection:
+        await connection.execute(insert(models.blob).values(**values))
+    await database.close()
+
+
+# Chunks
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]])
+async def test_chunks_in_any_order_become_the_content(node: Node, order: list[int]) -> None:
+    upload = await node.open()
+    for sent, number in enumerate(order, start=1):
+        assert await node.put(upload, number)
+        found = await node.store.read_map(upload)
+        assert {n for n, there in enumerate(found.present) if there} == set(order[:sent])
+        assert found.complete == (sent == len(order))
+    assert await node.store.digest(upload) == digests_of(CONTENT)
+    assert await node.bytes_of(upload) == CONTENT.data
+
+
+async def test_a_duplicate_is_not_stored_and_needs_no_body(node: Node, another: Node) -> None:
+    upload = await node.open()
+    assert await node.put(upload, 1)
+    calls = another.bucket.calls.copy()
+    assert not await another.put(upload, 1)
+    assert not (await another.store.hold_chunk(upload, 1, None)).written
+    assert another.bucket.calls == calls, "the bucket is not asked for it"
+    with pytest.raises(Gone):
+        await another.store.hold_chunk(upload, 2, None)
+
+
+@pytest.mark.parametrize("size", [1, CHUNK - 1, CHUNK])
+async def test_a_file_of_one_chunk_is_one_object(node: Node, another: Node, size: int) -> None:
+    content = Content(size)
+    upload = await node.open(content)
+    assert await node.put(upload, 0, content)
+    assert not await another.put(upload, 0, content)
+    assert (node.bucket.multiparts(), len(node.bucket.left())) == ([], 1)
+    assert await another.store.digest(upload) == digests_of(content)
+    assert await another.bytes_of(upload) == content.data
+
+
+async def test_an_upload_without_bytes_becomes_an_empty_object(node: Node) -> None:
+    content = Content(0)
+    upload = await node.open(content)
+    assert await node.store.digest(upload) == await node.store.digest(upload) == digests_of(content)
+    stat = node.bucket.head(await node.place_of(upload))
+    assert stat is not None
+    assert stat.size == 0
+    assert await node.store.discard(upload)
+    assert node.bucket.left() == []
+
+
+async def test_what_is_not_open_is_gone(node: Node, another: Node) -> None:
+    upload = upload_row(size=CONTENT.size, chunk_size=CHUNK)
+    for wanted in (node.put(upload, 0), node.store.read_map(upload), node.store.last_write(upload)):
+        with pytest.raises(Gone):
+            await wanted
+    for lost in (node.store.digest(upload), node.store.find_bad_chunks(upload)):
+        with pytest.raises(Gone):
+            await lost
+    with pytest.raises(Gone):
+        async with node.store.closing(upload):
+            pass
+    with pytest.raises(Gone):
+        async with node.store.appending(upload):
+            pass
+    opened = await node.open()
+    assert await another.store.discard(opened)
+    assert not await node.store.discard(opened)
+    with pytest.raises(Gone):
+        await node.put(opened, 0)
+
+
+# Tails
+
+
+async def test_a_tail_grows_and_becomes_chunks(node: Node, another: Node) -> None:
+    upload = await node.open()
+    ends = [1, 1000, CHUNK, CHUNK + 5, 2 * CHUNK, 3 * CHUNK, CONTENT.size - 1, CONTENT.size]
+    start = 0
+    for number, end in enumerate(ends):
+        chosen = (node, another)[number % 2]
+        assert await chosen.append(upload, CONTENT.data[start:end], start)
+        found = await node.store.read_map(upload)
+        assert (found.leading_bytes, found.received_bytes) == (end, end)
+        start = end
+    assert node.bucket.keys("u/") == [], "every former tail is removed"
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+    assert await node.bytes_of(upload) == CONTENT.data
+
+
+async def test_a_tail_goes_on_only_where_it_ends(node: Node, another: Node) -> None:
+    upload = await node.open()
+    with pytest.raises(Gone):
+        await node.append(upload, b"x", 5)
+    assert await node.append(upload, CONTENT.data[:100], 0)
+    for start in (0, 99, 101):
+        with pytest.raises(Gone):
+            await another.append(upload, b"y" * 10, start)
+    assert (await node.store.read_map(upload)).received_bytes == 100
+
+
+async def test_a_whole_chunk_has_to_begin_with_the_tail_that_is_there(node: Node, another: Node) -> None:
+    upload = await node.open()
+    assert await node.append(upload, CONTENT.data[:100], 0)
+    with pytest.raises(BytesConflict):
+        await another.put(upload, 0, OTHER)
+    assert await another.put(upload, 0)
+    found = await node.store.read_map(upload)
+    assert (found.tail, found.received_bytes) == (None, CHUNK)
+    assert node.bucket.keys("u/") == []
+
+
+async def test_of_two_that_append_at_once_one_counts(node: Node, another: Node) -> None:
+    upload = await node.open()
+    assert await node.append(upload, CONTENT.data[:100], 0)
+    with node.bucket.held("put", after=True) as asleep:
+        zombie = asyncio.create_task(node.append(upload, b"z" * 50, 100))
+        await asleep.is_there()
+        assert await another.append(upload, CONTENT.data[100:200], 100)
+    with pytest.raises(Gone):
+        await zombie
+    for end in (CHUNK, 2 * CHUNK, 3 * CHUNK, CONTENT.size):
+        start = (await node.store.read_map(upload)).leading_bytes
+        await another.append(upload, CONTENT.data[start:end], start)
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+    await node.store.discard(upload)
+    assert node.bucket.left() == []
+
+
+async def test_the_right_to_append_goes_to_who_asks_last(node: Node, another: Node) -> None:
+    upload = await node.open()
+    async with node.store.appending(upload) as first:
+        watching = asyncio.create_task(first.watch())
+        async with another.store.appending(upload) as second:
+            await asyncio.wait_for(watching, 10)
+            assert (first.is_claimed, second.is_claimed) == (True, False)
+
+
+# Lengths that are told late
+
+
+@pytest.mark.parametrize("size", [3 * CHUNK + 1000, 3 * CHUNK, 1000, CHUNK, 0])
+async def test_the_tail_becomes_the_last_chunk_when_the_length_is_told(node: Node, another: Node, size: int) -> None:
+    content = Content(size)
+    upload = await node.open(Content(0), length_known=False)
+    for start in range(0, size, CHUNK):
+        await node.append(upload, content.data[start : start + CHUNK], start)
+    told = replace(upload, size=size, length_known=True)
+    if size % CHUNK:
+        with pytest.raises(Unverified):
+            await another.store.read_map(told)
+    async with another.store.closing(told) as closer:
+        assert await closer.settle_length(told) == bool(size % CHUNK)
+        assert not await closer.settle_length(told)
+    assert (await node.store.read_map(told)).complete
+    assert await another.store.digest(told) == digests_of(content)
+    assert await another.bytes_of(told) == content.data
+
+
+async def test_a_length_that_is_settled_by_two_at_once(node: Node, another: Node) -> None:
+    upload = await node.open(Content(0), length_known=False)
+    await node.append(upload, SMALL.data, 0)
+    told = replace(upload, size=SMALL.size, length_known=True)
+    with node.bucket.held("upload_part", after=True) as asleep:
+        first = asyncio.create_task(node.store.completing.settle_length(told))
+        await asleep.is_there()
+        assert await another.store.completing.settle_length(told)
+        assert await another.store.digest(told) == digests_of(SMALL)
+    with pytest.raises(Gone):
+        await first
+    assert await node.store.digest(told) == digests_of(SMALL)
+    assert await node.bytes_of(told) == SMALL.data
+
+
+# Digests
+
+
+async def test_what_comes_in_order_is_hashed_from_memory(node: Node) -> None:
+    upload = await node.open()
+    await node.put_all(upload)
+    assert await node.store.digest(upload) == digests_of(CONTENT)
+    assert node.bucket.calls["get"] == 0
+
+
+async def test_what_came_too_early_waits_for_the_gap(node: Node) -> None:
+    upload = await node.open()
+    bodies = {number: InPieces(CONTENT.chunk(number)) for number in (2, 1, 3, 0)}
+    for number, body in bodies.items():
+        await node.store.hold_chunk(upload, number, body)
+        body.close()
+    assert await node.store.digest(upload) == digests_of(CONTENT)
+    assert await node.store.digested_bytes(upload) == 0, "it is over"
+    assert (node.bucket.calls["get"], {body.keepers for body in bodies.values()}) == (0, {0})
+
+
+async def test_a_node_reads_what_came_through_another_one(node: Node, another: Node) -> None:
+    upload = await node.open()
+    for number in range(CONTENT.chunk_count):
+        await (node, another)[number % 2].put(upload, number)
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+    assert another.bucket.calls["get"] > 0
+    assert await node.store.digest(upload) == digests_of(CONTENT)
+    assert node.bucket.calls["get"] == 0, "they are saved"
+
+
+async def test_digests_go_on_from_where_they_were_saved(
+    node: Node, another: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uploader.storage.s3.uploads.completing._SAVE_BYTES", CHUNK)
+    upload = await node.open()
+    for number in reversed(range(CONTENT.chunk_count)):
+        await node.put(upload, number)
+    node.store._frontier.forget(upload.id)
+    monkeypatch.setattr(node.bucket, "stream", _fails_after(node.bucket.stream, 2))
+    with pytest.raises(StorageFailed):
+        await node.store.digest(upload)
+    saved = (await node.entry(upload)).digest
+    assert saved is not None
+    assert (saved.position, saved.digests) == (2 * CHUNK, None)
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+    assert another.bucket.calls["get"] == 2, "of four"
+
+
+def _fails_after(real: Callable[..., object], count: int) -> Callable[..., object]:
+    calls = 0
+
+    def stream(*arguments: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls > count:
+            raise StorageFailed(inside="S3 is away")
+        return real(*arguments)
+
+    return stream
+
+
+async def test_an_md5_that_nobody_needs_is_not_computed_until_it_is_claimed(node: Node, another: Node) -> None:
+    upload = await node.open(md5=None, computes_md5=False)
+    await node.put_all(upload)
+    assert await node.store.digest(upload) == Digests(None, CONTENT.sha256)
+    told = replace(upload, md5=CONTENT.md5)
+    assert await another.store.digest(told) == digests_of(CONTENT)
+    assert await node.store.digest(upload) == digests_of(CONTENT), "nobody goes back"
+
+
+async def test_digests_that_are_forgotten_are_computed_anew(node: Node) -> None:
+    upload = await node.open()
+    await node.put_all(upload)
+    await node.store.digest(upload)
+    await node.store.forget_digests(upload)
+    assert await node.store.digest(upload) == digests_of(CONTENT)
+    assert node.bucket.calls["get"] > 0
+
+
+# Parts that are not what was acknowledged
+
+
+async def test_a_part_that_a_zombie_has_overwritten_is_missing_again(node: Node, another: Node) -> None:
+    upload = await node.open()
+    await node.put_all(upload)
+    multipart = await node.multipart(upload)
+    node.bucket.upload_part(multipart.key, multipart.id, 1, BytesBody(OTHER.chunk(1)))
+
+    with pytest.raises(StorageFailed):
+        await another.store.digest(upload)
+    assert await node.store.find_bad_chunks(upload) == [1]
+    assert node.bucket.keys("u/") == [], "nothing was made of it"
+    await another.withdraw(upload, [1])
+    found = await node.store.read_map(upload)
+    assert (bytes(found.present), found.received_bytes) == (b"\1\0\1\1", CONTENT.size - CHUNK)
+    with pytest.raises(Busy):
+        await node.store.digest(upload)
+
+    assert await another.put(upload, 1)
+    assert await node.store.find_bad_chunks(upload) == []
+    assert await node.store.digest(upload) == digests_of(CONTENT)
+    assert await node.bytes_of(upload) == CONTENT.data
+
+
+async def test_a_single_object_that_is_cut_is_missing_again(node: Node) -> None:
+    upload = await node.open(SMALL)
+    await node.put(upload, 0, SMALL)
+    (key,) = node.bucket.keys("u/")
+    node.bucket.put(key, BytesBody(b"cut"))
+    with pytest.raises(StorageFailed):
+        await node.store.digest(upload)
+    assert await node.store.find_bad_chunks(upload) == [0]
+    await node.withdraw(upload, [0])
+    assert await node.put(upload, 0, SMALL)
+    assert await node.store.digest(upload) == digests_of(SMALL)
+
+
+async def test_a_tail_that_is_lost_is_a_bad_chunk(node: Node, another: Node) -> None:
+    upload = await node.open()
+    await node.put(upload, 0)
+    await node.append(upload, CONTENT.data[CHUNK : CHUNK + 100], CHUNK)
+    assert await node.store.find_bad_chunks(upload) == []
+    node.bucket.delete(node.bucket.keys("u/"))
+    assert await another.store.find_bad_chunks(upload) == [1]
+    with pytest.raises((Gone, StorageFailed)):
+        await node.append(upload, b"more", CHUNK + 100)
+    await another.withdraw(upload, [1])
+    assert (await node.store.read_map(upload)).received_bytes == CHUNK
+    assert await node.append(upload, CONTENT.data[CHUNK : 2 * CHUNK], CHUNK)
+
+
+async def test_of_who_completes_the_others_see_it_by_the_object(node: Node, another: Node) -> None:
+    upload = await node.open()
+    await node.put_all(upload)
+    multipart, entry = await node.multipart(upload), await node.entry(upload)
+    another.bucket.complete(multipart.key, multipart.id, [entry.parts[n].etag for n in sorted(entry.parts)])
+    assert await node.store.digest(upload) == digests_of(CONTENT)
+    assert await another.store.find_bad_chunks(upload) == []
+    assert await node.bytes_of(upload) == CONTENT.data
+
+
+async def test_two_that_complete_at_once_come_to_the_same_end(node: Node, another: Node) -> None:
+    upload = await node.open()
+    await node.put_all(upload)
+    both = await asyncio.gather(*(each.store.digest(upload) for each in (node, another, node, another)))
+    assert set(both) == {digests_of(CONTENT)}
+    assert await node.bytes_of(upload) == CONTENT.data
+
+
+async def test_a_place_whose_digests_were_withdrawn_is_none(node: Node, another: Node) -> None:
+    """A node stands still between its digests and its transaction; to the others the object was lost meanwhile."""
+    upload = await node.open()
+    await node.put_all(upload)
+    digests = await node.store.digest(upload)
+    async with node.store.closing(upload) as closer:
+        place = await closer.place_blob(digests.sha256)
+        assert place == (await node.multipart(upload)).key
+        node.bucket.delete([place])
+        await another.withdraw(upload, [0, 1, 2, 3])
+        with pytest.raises(Gone):
+            await closer.place_blob(digests.sha256)
+        for number in range(CONTENT.chunk_count):
+            await another.put(upload, number, OTHER)
+        with pytest.raises(Gone):
+            await closer.place_blob(digests.sha256)
+        await another.store.digest(upload)
+        with pytest.raises(Gone):
+            await closer.place_blob(digests.sha256)
+        assert await closer.place_blob(OTHER.sha256) == (await node.multipart(upload)).key != place
+
+
+@pytest.mark.parametrize("completed", [False, True])
+async def test_when_all_is_lost_all_is_missing(node: Node, another: Node, completed: bool) -> None:
+    upload = await node.open()
+    await node.put_all(upload)
+    multipart = await node.multipart(upload)
+    if completed:
+        await node.store.digest(upload)
+        node.bucket.delete([multipart.key])
+        await node.store.forget_digests(upload)
+    else:
+        node.bucket.abort(multipart.key, multipart.id)
+    with pytest.raises(StorageFailed):
+        await another.store.digest(upload)
+    assert await another.store.find_bad_chunks(upload) == [0, 1, 2, 3]
+    with pytest.raises(StorageFailed):
+        await another.withdraw(upload, [1])
+    await another.withdraw(upload, [0, 1, 2, 3])
+    assert (await node.store.read_map(upload)).received_bytes == 0
+    await node.put_all(upload)
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+    assert await node.multipart(upload) != multipart
+
+
+# Their endings
+
+
+async def test_removing_leaves_nothing(node: Node, another: Node) -> None:
+    opened, completed, single = await node.open(), await node.open(), await node.open(SMALL)
+    tailed, empty = await node.open(), await node.open(Content(0))
+    await node.put(opened, 1)
+    await node.put_all(completed)
+    await node.store.digest(completed)
+    await node.put(single, 0, SMALL)
+    await node.append(tailed, b"abc", 0)
+    await node.store.digest(empty)
+    for upload in (opened, completed, single, tailed, empty):
+        assert await another.store.discard(upload)
+        assert await node.ledger.entry(upload.id) is None
+    assert node.bucket.left() == []
+
+
+async def test_the_object_of_a_content_stays(node: Node, another: Node, sqlite_url: str) -> None:
+    completed, single = await node.open(), await node.open(SMALL)
+    await node.put_all(completed)
+    await node.store.digest(completed)
+    await node.put(single, 0, SMALL)
+    for upload, content in ((completed, CONTENT), (single, SMALL)):
+        await lie_there(sqlite_url, content.sha256, await node.place_of(upload))
+        async with another.store.closing(upload) as closer:
+            assert await closer.unlink()
+            assert not await closer.unlink()
+        assert await node.store.read_blob(content.sha256, [(0, content.size)]) == [content.data]
+
+
+# Several at once
+
+
+@pytest.mark.parametrize("after", [True, False])
+async def test_two_nodes_with_other_bytes_for_one_chunk_never_make_a_wrong_content(
+    node: Node, another: Node, after: bool
+) -> None:
+    upload = await node.open()
+    for number in (0, 2, 3):
+        await node.put(upload, number)
+    with node.bucket.held("upload_part", after=after) as asleep:
+        zombie = asyncio.create_task(node.put(upload, 1, OTHER))
+        await asleep.is_there()
+        assert await another.put(upload, 1)
+    assert not await zombie, "the row of the other one came first"
+    if after:  # the bytes of the other one came last, too
+        assert await node.store.digest(upload) == digests_of(CONTENT)
+        return
+    with pytest.raises(StorageFailed):
+        await node.store.digest(upload)
+    assert await another.store.find_bad_chunks(upload) == [1]
+    await another.withdraw(upload, [1])
+    assert await another.put(upload, 1)
+    for each in (node, another):
+        assert await each.store.digest(upload) == digests_of(CONTENT)
+
+
+async def test_many_that_race_for_every_chunk_never_make_a_wrong_content(node: Node, another: Node) -> None:
+    for seed in range(5):
+        upload = await node.open()
+        sent = [
+            each.put(upload, number, content)
+            for number in range(CONTENT.chunk_count)
+            for each, content in ((node, CONTENT), (another, OTHER))
+        ]
+        await asyncio.gather(*sent[seed:], *sent[:seed])
+        entry = await node.entry(upload)
+        parts = [
+            next(c.chunk(n) for c in (CONTENT, OTHER) if hashlib.md5(c.chunk(n)).hexdigest() == entry.parts[n].etag)
+            for n in range(CONTENT.chunk_count)
+        ]
+        try:
+            digests = await another.store.digest(upload)
+        except StorageFailed:
+            assert await node.store.find_bad_chunks(upload)
+            continue
+        whole = b"".join(parts)
+        assert digests.sha256 == hashlib.sha256(whole).hexdigest(), "what was acknowledged"
+        assert await node.bytes_of(upload) == whole
+
+
+async def test_a_chunk_that_comes_while_the_upload_is_frozen_is_refused(node: Node, another: Node) -> None:
+    """A node stands still between its part and its row."""
+    upload = await node.open()
+    for number in (0, 2, 3):
+        await node.put(upload, number)
+    with node.bucket.held("upload_part", after=True) as asleep:
+        zombie = asyncio.create_task(node.put(upload, 1))
+        await asleep.is_there()
+        assert await another.ledger.freeze(upload.id) is not None
+    with pytest.raises(Gone):
+        await zombie
+    with pytest.raises(Busy):
+        await another.store.digest(upload)
+    assert await node.put(upload, 1), "it was let go of"
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("content", [CONTENT, SMALL])
+async def test_a_chunk_that_comes_when_the_upload_is_removed_is_gone(
+    node: Node, another: Node, content: Content, after: bool
+) -> None:
+    upload = await node.open(content)
+    with node.bucket.held("put" if content is SMALL else "upload_part", after=after) as asleep:
+        zombie = asyncio.create_task(node.put(upload, 0, content))
+        await asleep.is_there()
+        assert await another.store.discard(upload)
+    with pytest.raises(Gone):
+        await zombie
+    assert node.bucket.left() == []
+
+
+async def test_removing_goes_on_where_another_one_stands_still(node: Node, another: Node) -> None:
+    upload = await node.open()
+    await node.put(upload, 0)
+    with node.bucket.held("abort", after=False) as asleep:
+        zombie = asyncio.create_task(node.store.discard(upload))
+        await asleep.is_there()
+        with pytest.raises(Busy):  # a merge that comes late, of what it takes for complete
+            await another.store.digest(upload)
+        assert await another.store.discard(upload)
+    assert not await zombie
+    assert node.bucket.left() == []
+
+
+async def test_a_digest_meets_a_removal(node: Node, another: Node) -> None:
+    upload = await node.open()
+    await node.put_all(upload)
+    with node.bucket.held("complete", after=False) as asleep:
+        zombie = asyncio.create_task(node.store.digest(upload))
+        await asleep.is_there()
+        assert await another.store.discard(upload)
+    with pytest.raises((Gone, StorageFailed)):
+        await zombie
+    with pytest.raises(Gone):
+        await node.store.find_bad_chunks(upload)
+    assert node.bucket.left() == []
+
+
+async def test_what_was_withdrawn_does_not_come_back_by_a_zombie(node: Node, another: Node) -> None:
+    upload = await node.open()
+    await node.put_all(upload)
+    with node.bucket.held("complete", after=False) as asleep:
+        zombie = asyncio.create_task(node.store.digest(upload))
+        await asleep.is_there()
+        await another.withdraw(upload, [2])
+        assert await another.put(upload, 2, OTHER)
+    # What it completes are not the parts that it has read.
+    with pytest.raises((Busy, StorageFailed)):
+        await zombie
+    expected = CONTENT.data[: 2 * CHUNK] + OTHER.chunk(2) + CONTENT.chunk(3)
+    digests = await another.store.digest(upload)
+    assert digests.sha256 == hashlib.sha256(expected).hexdigest()
+    assert await node.bytes_of(upload) == expected
+
+
+async def test_what_a_zombie_completes_is_compared_with_the_rows(node: Node, another: Node) -> None:
+    """It has the bytes of before a withdrawal, which came once more just now: those of the rows are others."""
+    upload = await node.open()
+    await node.put_all(upload)
+    multipart = await node.multipart(upload)
+    with node.bucket.held("complete", after=False) as asleep:
+        zombie = asyncio.create_task(node.store.digest(upload))
+        await asleep.is_there()
+        await another.withdraw(upload, [0, 1, 2, 3])
+        await another.put_all(upload, OTHER)
+        for number in range(CONTENT.chunk_count):
+            another.bucket.upload_part(multipart.key, multipart.id, number, BytesBody(CONTENT.chunk(number)))
+    await zombie
+    async with node.store.closing(upload) as closer:
+        with pytest.raises(Gone):
+            await closer.place_blob(CONTENT.sha256)
+    with pytest.raises(StorageFailed):
+        await another.store.digest(upload)
+    assert await another.store.find_bad_chunks(upload) == [0, 1, 2, 3]
+    await another.withdraw(upload, [0, 1, 2, 3])
+    await another.put_all(upload, OTHER)
+    assert await another.store.digest(upload) == digests_of(OTHER)
+    assert await another.bytes_of(upload) == OTHER.data
+
+
+async def test_a_chunk_that_a_zombie_has_completed_is_there(node: Node, another: Node) -> None:
+    upload = await node.open()
+    await node.put_all(upload)
+    with node.bucket.held("complete", after=False) as asleep:
+        zombie = asyncio.create_task(node.store.digest(upload))
+        await asleep.is_there()
+        await another.withdraw(upload, [1, 2])
+    await zombie
+    with pytest.raises(Gone):
+        await another.put(upload, 1, OTHER)
+    assert await another.put(upload, 1)
+    assert await another.put(upload, 2)
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+    assert await node.bytes_of(upload) == CONTENT.data
+
+
+# Contents that come whole
+
+
+async def test_contents_that_come_whole_are_objects_of_their_own(node: Node, another: Node, sqlite_url: str) -> None:
+    arrivals = [Arrival(InPieces(data), None, None) for data in (SMALL.data, CONTENT.data, SMALL.data, b"")]
+    arrivals.append(Arrival(InPieces(b"x"), "0" * 32, None))
+    await node.store.arrivals.store(arrivals)
+    assert [arrival.error is None for arrival in arrivals] == [True, True, True, True, False]
+    assert len(node.bucket.keys("w/")) == 3
+    placed = node.store.arrivals.place_blobs(arrivals[:4])
+    for content in (SMALL, CONTENT, Content(0)):
+        await lie_there(sqlite_url, content.sha256, placed[content.sha256])
+        blob = await another.store.open_blob(content.sha256, content.size)
+        assert await blob.read(1 << 20, 0) == content.data
+        await blob.close()

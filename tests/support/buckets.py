@@ -1,0 +1,113 @@
+"""A bucket of a real server, looked at by its calls: they are counted, and one of them may be held up, or given to somebody
+else to make something of it."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from uploader.settings.addresses import BucketAddress
+from uploader.storage.base import Body
+from uploader.storage.s3.bucket import Bucket, Stat
+from uploader.storage.s3.streams import ObjectReader
+
+T = TypeVar("T")
+_PATIENCE_SECONDS = 30.0
+
+
+class Hold:
+    """A call that stands still until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self._is_there = threading.Event()
+        self._may_go = threading.Event()
+
+    def stand_still(self) -> None:
+        self._is_there.set()
+        assert self._may_go.wait(_PATIENCE_SECONDS), "nobody has let it go on"
+
+    async def is_there(self) -> None:
+        assert await asyncio.to_thread(self._is_there.wait, _PATIENCE_SECONDS), "nobody has come here"
+
+    def let_go(self) -> None:
+        self._may_go.set()
+
+
+class WatchedBucket(Bucket):
+    """As the server has it."""
+
+    def __init__(self, address: BucketAddress) -> None:
+        super().__init__(address)
+        self.calls: Counter[str] = Counter()
+        # The clock of the server, in the eyes of who asks for it.
+        self.ahead = timedelta()
+        self._before: dict[str, Callable[[], None]] = {}
+        self._after: dict[str, Callable[[], None]] = {}
+
+    @contextmanager
+    def held(self, name: str, *, after: bool) -> Iterator[Hold]:
+        """The next call of this name stands still before it is made, or after that; it goes on at the end of this."""
+        hold, where = Hold(), self._after if after else self._before
+
+        def once() -> None:
+            del where[name]
+            hold.stand_still()
+
+        where[name] = once
+        try:
+            yield hold
+        finally:
+            where.pop(name, None)
+            hold.let_go()
+
+    def _call(self, name: str, real: Callable[..., T], *arguments: Any) -> T:
+        self.calls[name] += 1
+        self._before.get(name, _nothing)()
+        result = real(*arguments)
+        self._after.get(name, _nothing)()
+        return result
+
+    def put(self, key: str, body: Body) -> str:
+        return self._call("put", super().put, key, body)
+
+    def head(self, key: str) -> Stat | None:
+        return self._call("head", super().head, key)
+
+    def stream(self, key: str, offset: int, length: int) -> ObjectReader:
+        return self._call("get", super().stream, key, offset, length)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self._call("delete", super().delete, keys)
+
+    def upload_part(self, key: str, multipart_id: str, number: int, body: Body) -> str:
+        return self._call("upload_part", super().upload_part, key, multipart_id, number, body)
+
+    def complete(self, key: str, multipart_id: str, etags: Sequence[str]) -> None:
+        self._call("complete", super().complete, key, multipart_id, etags)
+
+    def abort(self, key: str, multipart_id: str) -> None:
+        self._call("abort", super().abort, key, multipart_id)
+
+    def clock(self) -> datetime:
+        return super().clock() + self.ahead
+
+    # What there is
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """All objects."""
+        return [stat.key for batch in self.list_keys(prefix) for stat in batch]
+
+    def multiparts(self) -> list[tuple[str, str]]:
+        """All multipart uploads: their keys and ids."""
+        return [(key, multipart_id) for batch in self.list_multiparts() for key, multipart_id, _ in batch]
+
+    def left(self) -> list[str]:
+        """All that is of uploads or contents."""
+        return [key for key in self.keys() if key[:2] in ("u/", "w/", "s/")] + [key for key, _ in self.multiparts()]
+
+
+def _nothing() -> None:
+    pass
