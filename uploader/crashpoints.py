@@ -99,7 +99,7 @@ NAMES = (
     "object.after_part",
     "object.after_row",
     "object.after_tail",
-    "length.after_part",
+    "object.after_last_part",
     "object.after_freeze",
     "object.after_parts",
     "object.after_complete",

@@ -169,7 +169,7 @@ BACKUPS = (
     "restore.after_mark",
     "restore.after_blobs",
 )
-# In tests/acceptance/test_s3_crash_points.py.
+# In tests/acceptance/long/test_s3_crash_points.py.
 ON_S3 = (
     "mark.after_proposal",
     "mark.after_mark",
@@ -178,7 +178,7 @@ ON_S3 = (
     "object.after_part",
     "object.after_row",
     "object.after_tail",
-    "length.after_part",
+    "object.after_last_part",
     "object.after_freeze",
     "object.after_parts",
     "object.after_complete",

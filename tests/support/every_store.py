@@ -8,11 +8,10 @@ MODULES = frozenset(
         "test_http_delta",
         "test_http_status_merge_cancel",
         "test_http_whole",
-        "test_tus",
     }
 )
-# But these look at files, cut or lock them, or have the disk fail; and the last two say who gives way, which is whoever came
-# first where nothing is locked.
+# But these look at files, cut or lock them, or have the disk fail; and the last one says that who came first fills, which is
+# whoever came last where nothing is locked.
 OF_THE_DISK = frozenset(
     {
         "test_while_the_merge_takes_longer_the_answer_is_to_come_back",
@@ -24,8 +23,6 @@ OF_THE_DISK = frozenset(
         "test_a_merge_of_wrong_bytes_is_refused_once_and_then_gone",
         "test_cancelling_while_merging_wins",
         "test_a_full_disk_is_told_and_leaves_no_bytes",
-        "test_creation_with_upload_that_breaks_off_is_told_or_holds_nothing",
-        "test_checksum_bodies_are_bounded_before_they_are_read",
         "test_a_signature_goes_with_its_blob",
         "test_what_is_left_of_a_signature_is_met_by_the_cleanup_and_no_other",
         "test_a_kept_signature_that_is_damaged_is_made_anew",
@@ -37,6 +34,5 @@ OF_THE_DISK = frozenset(
         "test_a_damaged_base_is_not_used",
         "test_bytes_of_a_part_that_went_bad_make_no_file",
         "test_one_process_fills_a_whole",
-        "test_a_request_that_hangs_is_displaced_and_one_that_does_not_let_go_is_423",
     }
 )

@@ -239,7 +239,7 @@ class Completing:
             return False
         content = await self._pool.run(self._bucket.get, tail.key, 0, tail.length)
         part = await self._parts.upload_part(upload, entry, tail.number, BytesBody(content))
-        crash_point("length.after_part")
+        crash_point("object.after_last_part")
         if await self._parts.note_part(upload, entry, part):
             await self._parts.drop_tail(tail)
         return True

@@ -11,7 +11,7 @@ import pytest
 from tests.support.proxies import running_nginx
 from tests.support.servers import free_port
 
-SCALING = Path(__file__).parents[2] / "docs" / "scaling.md"
+SCALING = Path(__file__).parents[3] / "docs" / "scaling.md"
 NODES = ("10.0.0.11:8000", "10.0.0.12:8000")
 UPLOADS = 40
 

@@ -167,7 +167,7 @@ SERVERS: dict[str, tuple[Act, int, tuple[str, ...]]] = {
         2 * CHUNK + 1000,
         ("object.after_tail", "object.after_tail:2", "object.after_part", "object.after_row"),
     ),
-    "deferred length": (Client.deferred, CHUNK + 1000, ("length.after_part", "object.after_row:2")),
+    "deferred length": (Client.deferred, CHUNK + 1000, ("object.after_last_part", "object.after_row:2")),
     "join": (
         Client.joined,
         2 * CHUNK + 1000,
