@@ -305,6 +305,23 @@ async def test_one_of_several_workers_reads_at_a_time(make_stack_on: MakeStack, 
         assert (read, flags) == (["one", "one", "two"], {False})
 
 
+async def test_a_sample_is_one_content_an_hour_and_no_age_is_too_high(
+    make_stack: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack(clock=clock, scrub="sample") as stack:
+        assert (await stack.upload(CONTENT)).status_code == 201
+        read: list[int] = []
+        for hours, read_bytes in ((0, CONTENT.size), (0.9, CONTENT.size), (0.2, 2 * CONTENT.size)):
+            clock.advance(timedelta(hours=hours).total_seconds())
+            assert not await stack.services.scrubbing.scrub_due(read.append)
+            assert sum(read) == read_bytes
+        clock.advance(365 * DAY)
+        assert (await stack.services.scrubbing.age()).within_goal
+        flip_bit(_blob(stack))
+        assert not await stack.services.scrubbing.scrub_due(read.append)
+        problem(await _download(stack), 500, "content-damaged")
+
+
 async def test_the_job_reads_at_its_rate_and_goes_on_after_a_stop(make_stack: MakeStack, clock: ManualClock) -> None:
     async with make_stack(clock=clock, scrub_first_seconds=40) as stack:
         assert (await stack.upload(CONTENT)).status_code == 201
