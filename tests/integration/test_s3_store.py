@@ -716,3 +716,23 @@ async def test_contents_that_come_whole_are_objects_of_their_own(node: Node, ano
         blob = await another.store.open_blob(content.sha256, content.size)
         assert await blob.read(1 << 20, 0) == content.data
         await blob.close()
+
+
+async def test_a_reader_that_is_cancelled_leaves_no_stream(node: Node, sqlite_url: str) -> None:
+    arrival = Arrival(InPieces(CONTENT.data), None, None)
+    await node.store.arrivals.store([arrival])
+    placed = node.store.arrivals.place_blobs([arrival])
+    await lie_there(sqlite_url, CONTENT.sha256, placed[CONTENT.sha256])
+    blob = await node.store.open_blob(CONTENT.sha256, CONTENT.size)
+    with node.bucket.held("get", after=True) as hold:
+        reading = asyncio.create_task(blob.read(1000, 0))
+        await hold.is_there()
+        reading.cancel()
+        closing = asyncio.create_task(blob.close())
+        await asyncio.sleep(0.05)
+        assert not closing.done(), "what is being opened can't be closed yet"
+        hold.let_go()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await closing
+    assert blob._stream is None

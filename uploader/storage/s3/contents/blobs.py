@@ -16,7 +16,7 @@ from uploader.storage.s3.bucket import Bucket, Stat
 from uploader.storage.s3.contents.reading import digests_at, read_ranges
 from uploader.storage.s3.ledger import Ledger
 from uploader.storage.s3.streams import ObjectReader
-from uploader.tasks import Pool, all_or_none
+from uploader.tasks import Pool, all_or_none, uninterrupted
 
 T = TypeVar("T")
 # Says where the content is now; None: nowhere.
@@ -44,7 +44,8 @@ class S3Blob:
         if offset >= self._size or length_bytes <= 0:
             return b""
         async with self._alone:
-            return await self._again(lambda: self._read(length_bytes, offset))
+            # To its end: a thread that still reads would open a stream after `close`.
+            return await uninterrupted(self._again(lambda: self._read(length_bytes, offset)))
 
     async def _again(self, read: Callable[[], T]) -> T:
         try:
