@@ -324,8 +324,9 @@ class PrivateCluster:
         share = 16384 // len(self.nodes) + 1
         for number, node in enumerate(self.nodes):
             first = number * share
-            node.command("CLUSTER", "ADDSLOTSRANGE", first, min(first + share - 1, 16383))
+            # Before it has slots: what may give it an epoch of its own comes after that.
             node.command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            node.command("CLUSTER", "ADDSLOTSRANGE", first, min(first + share - 1, 16383))
         for node, bus in list(zip(self.nodes, buses, strict=True))[1:]:
             self.nodes[0].command("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
         wait_until(
