@@ -226,7 +226,7 @@ async def test_what_is_frozen_is_digested_under_its_own_fence(ledger: Ledger) ->
 
 async def test_what_is_forgotten_is_gone_with_its_chunks(ledger: Ledger) -> None:
     upload_id, other_id = await opened(ledger, 1, 2), await opened(ledger, 1)
-    assert await ledger.uploads_of([upload_id, other_id, ID]) == {upload_id, other_id}
+    assert (await ledger.uploads_of([upload_id, other_id, ID])).keys() == {upload_id, other_id}
     assert await ledger.forget(upload_id)
     assert not await ledger.forget(upload_id)
     assert await ledger.entry(upload_id) is None
@@ -365,7 +365,8 @@ async def test_what_a_row_names_is_told(act: Transactions, ledger: Ledger) -> No
     assert await ledger.named([*named, "u/2", "c/1", upload_id]) == named
     assert await ledger.kept([*named, "u/2"]) == {"u/1", "u/9", "p/0"}
     assert await ledger.kept([*named, "u/2"], but_of=upload_id) == {"u/1", "u/9"}
-    assert await ledger.named(["u/2"]) == await ledger.named([]) == await ledger.uploads_of([]) == set()
+    assert await ledger.named(["u/2"]) == await ledger.named([]) == set()
+    assert await ledger.uploads_of([]) == {}
 
 
 async def test_what_moves_is_named_all_the_while(act: Transactions, ledger: Ledger, another: Ledger) -> None:
@@ -542,7 +543,7 @@ async def test_what_a_transaction_calls_may_write(database: Database, ledger: Le
         await left[0]
     assert {put.key for put in await ledger.copies(SHA256)} == {"u/0", "u/2"}
     assert (await read(ledger)).multipart_id == "m"
-    assert await ledger.uploads_of([other_id]) == {other_id}
+    assert (await ledger.uploads_of([other_id])).keys() == {other_id}
 
 
 async def test_on_sqlite_what_a_transaction_calls_goes_with_it(sqlite_url: str) -> None:

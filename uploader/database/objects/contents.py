@@ -34,9 +34,10 @@ async def kept(connection: AsyncConnection, keys: Sequence[str], but_of: str) ->
     return set(found.scalars())
 
 
-async def uploads_of(connection: AsyncConnection, upload_ids: Sequence[str]) -> set[str]:
-    """Those uploads that are written down."""
-    return set((await connection.execute(statements.UPLOADS_OF, {"upload_ids": list(upload_ids)})).scalars())
+async def uploads_of(connection: AsyncConnection, upload_ids: Sequence[str]) -> dict[str, str | None]:
+    """Those uploads that are written down, each with what its multipart upload is called."""
+    rows = await connection.execute(statements.UPLOADS_OF, {"upload_ids": list(upload_ids)})
+    return {upload_id: word for upload_id, word in rows}  # noqa: C416
 
 
 async def put_away(connection: AsyncConnection, put: PutAway) -> bool:

@@ -102,7 +102,7 @@ class ObjectRows:
     async def kept(self, keys: Sequence[str], *, but_of: str = "") -> set[str]:
         return await self._database.read_durably(partial(contents.kept, keys=keys, but_of=but_of))
 
-    async def uploads_of(self, upload_ids: Sequence[str]) -> set[str]:
+    async def uploads_of(self, upload_ids: Sequence[str]) -> dict[str, str | None]:
         return await self._database.read_durably(partial(contents.uploads_of, upload_ids=upload_ids))
 
     # The trash

@@ -90,7 +90,9 @@ KEPT = union_all(
     *(select(column).where(column.in_(_KEYS)) for column in (blob.c.location, put_away.c.object_key)),
     select(_pieces.object_key).where(_pieces.object_key.in_(_KEYS), _pieces.whole_id != bindparam("but_of")),
 )
-UPLOADS_OF = select(_rows.upload_id).where(_rows.upload_id.in_(bindparam("upload_ids", expanding=True)))
+UPLOADS_OF = select(_rows.upload_id, _rows.multipart_id).where(
+    _rows.upload_id.in_(bindparam("upload_ids", expanding=True))
+)
 
 # The trash
 

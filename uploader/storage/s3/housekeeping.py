@@ -67,12 +67,8 @@ class S3Housekeeping:
 
     async def _known_multiparts(self, multiparts: Sequence[Multipart]) -> set[str]:
         """Those that the ledger names, in its words."""
-        known: set[str] = set()
-        for upload_id in await self._ledger.uploads_of([keys.upload_in(each.key) for each in multiparts]):
-            entry = await self._ledger.entry(upload_id)
-            if entry is not None and entry.multipart_id is not None:
-                known.add(entry.multipart_id)
-        return known
+        known = await self._ledger.uploads_of([keys.upload_in(each.key) for each in multiparts])
+        return {word for word in known.values() if word is not None}
 
     async def _next(
         self, listed: "Iterator[list[tuple[str, str, datetime]]]"
@@ -90,7 +86,7 @@ class S3Housekeeping:
 
     async def holds_chunks(self, found: Found) -> bool:
         if ":" in found.place:
-            return False  # a multipart upload without a row: none of its parts was ever acknowledged
+            return False  # a multipart upload without a row: to this database none of its parts was ever acknowledged
         entry = await self._ledger.entry(found.name)
         return entry is not None and bool(entry.parts or entry.tail)
 
@@ -136,14 +132,9 @@ class S3Housekeeping:
 
     async def _completed_of(self, listed: Sequence[str]) -> set[str]:
         """Those that open uploads were completed to, on their way to become contents."""
-        known: set[str] = set()
-        ids = [upload_id for upload_id in map(keys.upload_in, listed) if upload_id]
-        for upload_id in await self._ledger.uploads_of(ids) if ids else ():
-            entry = await self._ledger.entry(upload_id)
-            if entry is not None and entry.multipart_id is not None:
-                known.add(multipart_of(entry.multipart_id).key)
-            known.add(keys.of_empty(upload_id))
-        return known
+        known = await self._ledger.uploads_of([upload_id for upload_id in map(keys.upload_in, listed) if upload_id])
+        completed = {multipart_of(word).key for word in known.values() if word is not None}
+        return completed | set(map(keys.of_empty, known))
 
     async def _stray_signatures(self, batch: Sequence[Stat], ahead: float) -> list[Found]:
         owners = {stat.key: stat.key.removeprefix(keys.SIGNATURES) for stat in batch}

@@ -84,8 +84,8 @@ class Ledger(Protocol):
         """Those of these keys that a content lies at, that are put away, or that are pieces of a whole; `but_of`: other than
         this one."""
 
-    async def uploads_of(self, upload_ids: Sequence[str]) -> set[str]:
-        """Those that are written down."""
+    async def uploads_of(self, upload_ids: Sequence[str]) -> dict[str, str | None]:
+        """Those that are written down, each with its `multipart_id`."""
 
     # The trash
 
