@@ -15,11 +15,12 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.bodies import InPieces
+from tests.support.bodies import Changing, InPieces
 from tests.support.certificates import Authority
 from tests.support.gateways import Gateway, JuiceGateway
 from tests.support.relay import relaying
@@ -343,6 +344,26 @@ def test_a_server_that_takes_overwritten_parts_is_refused(bucket: Bucket, monkey
     assert keys_of(bucket) == []
 
 
+def test_a_server_that_stores_what_changed_on_its_way_is_refused(
+    s3_address: BucketAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of those at hand does, if it is told what the digest is."""
+    real = client.make_client
+
+    def unsigned(address: BucketAddress) -> Any:
+        made = real(address)
+        config: Any = made.meta.config
+        config.s3["payload_signing_enabled"] = False
+        return made
+
+    monkeypatch.setattr(client, "make_client", unsigned)
+    bucket = Bucket(s3_address)
+    with pytest.raises(ConfigurationError, match=r"^UPLOADER_STORAGE: .* stores bytes that changed on their way"):
+        probe(bucket)
+    assert keys_of(bucket) == []
+    bucket.close()
+
+
 def test_nothing_of_the_sdk_is_loaded_before_the_first_call(s3_address: BucketAddress) -> None:
     script = (
         "import sys\n"
@@ -472,10 +493,25 @@ def test_a_body_is_sent_from_its_start_again_where_the_connection_breaks(
     bucket.close()
 
 
+def check_that_changed_bytes_are_refused(bucket: Bucket) -> None:
+    with pytest.raises(StorageFailed) as put:
+        bucket.put("changed", Changing(PART))
+    assert bucket.head("changed") is None
+    multipart_id = bucket.create_multipart("changed")
+    with pytest.raises(StorageFailed) as sent:
+        bucket.upload_part("changed", multipart_id, 0, Changing(PART))
+    assert bucket.list_parts("changed", multipart_id) == {}
+    assert "PutObject" in put.value.reason and "UploadPart" in sent.value.reason
+
+
+def test_bytes_that_change_on_their_way_are_not_stored(bucket: Bucket) -> None:
+    check_that_changed_bytes_are_refused(bucket)
+
+
 # TLS
 
 
-def test_over_tls_the_payload_is_not_signed_and_the_certificate_is_verified(
+def test_over_tls_the_payload_is_signed_as_well_and_the_certificate_is_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = Authority(tmp_path / "authority")
@@ -488,6 +524,7 @@ def test_over_tls_the_payload_is_not_signed_and_the_certificate_is_verified(
         etag = bucket.upload_part("b", multipart_id, 0, InPieces(PART))
         bucket.complete("b", multipart_id, [etag])
         bucket.delete(["a", "b"])
+        check_that_changed_bytes_are_refused(bucket)
         bucket.close()
         monkeypatch.delenv("AWS_CA_BUNDLE")
         bucket = Bucket(started.gateway.address("a"))

@@ -29,6 +29,14 @@ class InPieces:
         self.keepers -= 1
 
 
+class Changing(InPieces):
+    """Bytes that are others each time they are read: whoever sends them after their digest sends what it is not of."""
+
+    def pieces(self) -> Iterator[memoryview]:
+        yield from super().pieces()
+        self._data = self._data[1:] + self._data[:1]
+
+
 class Arrived:
     """A stream that is there."""
 

@@ -17,7 +17,7 @@ from uploader.settings.addresses import BucketAddress
 from uploader.storage.base import Body, Gone
 from uploader.storage.s3 import client
 from uploader.storage.s3.failures import NoSuchMultipart, NoSuchObject, PartsChanged, code_of, failed, translated
-from uploader.storage.s3.streams import BodyReader, BytesBody, ObjectReader, base64_md5
+from uploader.storage.s3.streams import BodyReader, BytesBody, ObjectReader
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -74,7 +74,6 @@ class Bucket:
                 Key=self._prefix + key,
                 Body=_file_of(body),
                 ContentLength=body.length,
-                ContentMD5=base64_md5(body),
             )
         return _unquoted(stored["ETag"])
 
@@ -172,7 +171,6 @@ class Bucket:
                 PartNumber=number + 1,
                 Body=_file_of(body),
                 ContentLength=body.length,
-                ContentMD5=base64_md5(body),
             )
         return _unquoted(stored["ETag"])
 

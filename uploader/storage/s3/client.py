@@ -30,11 +30,12 @@ def make_client(address: BucketAddress) -> "S3Client":
     import boto3
     from botocore.config import Config
 
-    secure = address.endpoint is None or address.endpoint.startswith("https://")
-    options: Any = {"addressing_style": "path" if address.path_style else "auto"}
-    if secure:
-        # TLS guards the bytes on their way, and Content-MD5 those who have arrived: no SHA-256 of all is needed for that.
-        options["payload_signing_enabled"] = False
+    options: Any = {
+        "addressing_style": "path" if address.path_style else "auto",
+        # The server compares what arrives with the SHA-256 that was signed. With TLS the SDK would leave that out; an MD5
+        # in its place costs more where the processor knows SHA-256.
+        "payload_signing_enabled": True,
+    }
     config = Config(
         signature_version="s3v4",
         s3=options,

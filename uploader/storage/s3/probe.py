@@ -5,7 +5,7 @@ What is wrong with the settings is told here, too, by their names.
 
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 # What AWS asks of all parts but the last one.
 _USUAL_PART_BYTES = 5 << 20
-_FIRST, _SECOND = b"what was sent at first", b"what has overwritten it"
+# Of the same length.
+_FIRST, _SECOND = b"what was sent at first.", b"what has overwritten it"
 _PLACE = "probe/"
 # What an interrupted probe has left.
 _LEFTOVER_AGE = timedelta(hours=1)
@@ -65,6 +66,25 @@ class Abilities:
     completes_twice: bool
 
 
+class _Changing:
+    """A body that is another one once it was read for its digest: as if it changed on its way."""
+
+    def __init__(self, before: bytes, after: bytes) -> None:
+        self._before, self._after = before, after
+        self._was_read = False
+        self.length = len(before)
+
+    def pieces(self) -> Sequence[memoryview]:
+        content, self._was_read = self._after if self._was_read else self._before, True
+        return [memoryview(content)]
+
+    def keep(self) -> None:
+        """It is kept as long as anybody has it."""
+
+    def close(self) -> None:
+        """The same."""
+
+
 def probe(bucket: Bucket) -> Abilities:
     """Blocks for a dozen calls. Raises ConfigurationError, which names the setting that is wrong, also where the server
     can't be trusted with bytes. One that is full is not probed, so that what it has can be read and deleted."""
@@ -88,6 +108,7 @@ class _Probing:
     def abilities(self) -> Abilities:
         try:
             self._remove_leftovers()  # by a GET: a HEAD would not say what is wrong
+            self._check_arriving()
             completes_twice = self._check_parts()
             self._check_reading()
             smallest = 1 if self._takes_small_parts() else _USUAL_PART_BYTES
@@ -106,6 +127,15 @@ class _Probing:
         for key, multipart_id, begun_at in multiparts:
             if begun_at < before:
                 self._bucket.abort(key, multipart_id)
+
+    def _check_arriving(self) -> None:
+        """What is not what was signed is not stored."""
+        try:
+            self._bucket.put(self._whole, _Changing(_FIRST, _SECOND))
+        except StorageFailed:
+            if self._bucket.head(self._whole) is None:
+                return
+        raise _unfit(self._bucket, "stores bytes that changed on their way")
 
     def _check_parts(self) -> bool:
         """A part that was overwritten may not pass for the one that was acknowledged. Whether what was completed may be

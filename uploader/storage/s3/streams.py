@@ -1,7 +1,5 @@
 """Bytes on their way to an S3-compatible server and back, a piece at a time."""
 
-import base64
-import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -25,14 +23,6 @@ class BytesBody:
 
     def close(self) -> None:
         """The same."""
-
-
-def base64_md5(body: Body) -> str:
-    """What `Content-MD5` says: the server refuses bytes that changed on their way."""
-    digest = hashlib.md5(usedforsecurity=False)
-    for piece in body.pieces():
-        digest.update(piece)
-    return base64.b64encode(digest.digest()).decode()
 
 
 class BodyReader:
