@@ -15,7 +15,6 @@ from uploader.database import meta
 from uploader.errors import ConfigurationError
 from uploader.service.installation import FACT
 from uploader.settings.addresses import BucketAddress
-from uploader.storage.backups import BackupRefused
 from uploader.storage.s3.bucket import Bucket
 from uploader.storage.s3.marks import MARK
 
@@ -91,17 +90,6 @@ async def test_content_that_the_database_does_not_know_stops(
     assert f"the bucket {in_bucket['storage']} holds content of which the database names nothing" in detail
 
 
-async def test_a_backup_is_refused_before_anything_is_written(
-    make_stack: MakeStack, in_bucket: dict[str, Any], tmp_path: Path
-) -> None:
-    async with make_stack(**in_bucket) as stack:
-        with pytest.raises(BackupRefused, match=f"the contents are in the bucket {in_bucket['storage']}"):
-            await stack.services.backups.back_up(tmp_path / "backups", lambda *_: None)
-        with pytest.raises(BackupRefused, match="unset UPLOADER_STORAGE"):
-            await stack.services.restoring.look(tmp_path / "backups")
-    assert not (tmp_path / "backups").exists()
-
-
 async def test_a_bucket_has_no_free_bytes_to_watch(make_stack: MakeStack, in_bucket: dict[str, Any]) -> None:
     async with make_stack(**in_bucket) as stack:
         shown = (await stack.client.get("/metrics")).text
@@ -124,7 +112,6 @@ def test_the_commands_say_what_the_store_is_called(tmp_path: Path, s3_address: B
     assert adopted.returncode == 0, adopted.stderr
     shown = run_cli(settings, "installation").stdout
     assert f"bucket {where}: {adopted.stdout.split()[-2]}\n" in shown
-    refused = run_cli(settings, "backup", str(tmp_path / "backups"))
-    assert refused.returncode == 1
-    assert f"the contents are in the bucket {where}" in refused.stderr
-    assert not (tmp_path / "backups").exists()
+    made = run_cli(settings, "backup", str(tmp_path / "backups"))
+    assert made.returncode == 0, made.stderr
+    assert f"the blobs stay where they are, in the bucket {where}; the backup has the database\n" in made.stdout

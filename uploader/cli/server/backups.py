@@ -56,7 +56,7 @@ def backup(directory: Path, keep: int | None, reread: bool) -> None:
     take no room; that helps against mistakes, not against a broken disk. Every blob is compared with its SHA-256 once.
 
     Interrupted in any way, it leaves no backup that looks whole, and the next run goes on. Not backed up: chunks of open
-    uploads, Redis, settings and the file owner.token. Contents in a bucket are the bucket's to keep: then nothing is done.
+    uploads, Redis, settings and the file owner.token; and contents in a bucket, which are the bucket's to keep.
 
     Exit codes: 0 ok; 1 no backup was made, or it lacks what it says: a content that is damaged or missing, which nobody else
     has either, keeps no other from being copied. With --keep nothing is removed then.
@@ -78,9 +78,12 @@ def backup(directory: Path, keep: int | None, reread: bool) -> None:
     if doubt is not None:
         click.echo(f"the database is damaged, and so is its dump: {doubt}")
     click.echo(f"backup {made.stamp}: {copied.blobs} blobs, {exact_bytes(copied.bytes)}")
-    click.echo(
-        f"new: {copied.new_blobs} blobs, {exact_bytes(copied.new_bytes)}; of these linked: {copied.linked_blobs}"
-    )
+    if made.bucket is None:
+        click.echo(
+            f"new: {copied.new_blobs} blobs, {exact_bytes(copied.new_bytes)}; of these linked: {copied.linked_blobs}"
+        )
+    else:
+        click.echo(f"the blobs stay where they are, in the {made.bucket}; the backup has the database")
     if keep is not None:
         click.echo(f"removed: {made.removed_backups} backups, {made.removed_blobs} blobs")
     sys.exit(EXIT_FAILED if copied.lacking or doubt is not None else EXIT_OK)
@@ -95,6 +98,9 @@ def restore(directory: Path, stamp: str | None) -> None:
     The settings in force say where: the data directory has to be new or empty, or that of the same installation, whose blobs
     then stay as they are; the database has to be empty. Stop all servers and workers first. Every blob is compared with its
     SHA-256, and what Redis has of the installation is deleted: it is rebuilt. Interrupted in any way, run it again.
+
+    Where contents are in a bucket, it has to be that of the installation: its objects stay as they are, and those that are
+    missing are named.
 
     The chunks of uploads that were open are in no backup. How many there are is told, and `uploader reset-unfinished --lost
     --yes` closes them.

@@ -1,7 +1,8 @@
-"""Copies the blobs that a dump names, as far as they are not there: into a directory of backups, and out of one."""
+"""Copies the blobs that a dump names, as far as they are not there: into a directory of backups, and out of one. Those of a
+bucket stay there."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -50,8 +51,7 @@ class Copying:
         """Copy all blobs that the listing of a dump names; they are durable then. Raises OSError of the target."""
         copied = self._copied
         copied.blobs, copied.bytes = await asyncio.to_thread(_totals, dump)
-        listing = read_listing(dump)
-        while batch := await asyncio.to_thread(lambda: list(islice(listing, _BATCH))):
+        async for batch in _batches(dump):
             absent = await asyncio.to_thread(self._absent, batch)
             self._count(sum(size for _, size in batch) - sum(size for _, size in absent))
             await all_or_none(self._copy(sha256, size) for sha256, size in absent)
@@ -96,6 +96,31 @@ class Copying:
     def _count(self, size_bytes: int) -> None:
         self._done_bytes += size_bytes
         self._tell("blobs", self._done_bytes, self._copied.bytes)
+
+
+async def left_there(dump: Path) -> Copied:
+    """The blobs of a dump, none of which is copied."""
+    blobs, total_bytes = await asyncio.to_thread(_totals, dump)
+    return Copied(blobs, total_bytes)
+
+
+async def found_there(dump: Path, sizes: Callable[[list[str]], Awaitable[list[int | None]]], tell: Tell) -> Copied:
+    """The same, once `sizes` has said how large each is where it is: what is not there, or of another size, is lacking."""
+    copied, done_bytes = await left_there(dump), 0
+    async for batch in _batches(dump):
+        found = await sizes([sha256 for sha256, _ in batch])
+        for (sha256, size), found_size in zip(batch, found, strict=True):
+            if found_size != size:
+                copied.lacking[sha256] = "missing" if found_size is None else "damaged"
+        done_bytes += sum(size for _, size in batch)
+        tell("blobs", done_bytes, copied.bytes)
+    return copied
+
+
+async def _batches(dump: Path) -> AsyncIterator[list[tuple[str, int]]]:
+    listing = read_listing(dump)
+    while batch := await asyncio.to_thread(lambda: list(islice(listing, _BATCH))):
+        yield batch
 
 
 def _totals(dump: Path) -> tuple[int, int]:

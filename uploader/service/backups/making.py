@@ -1,4 +1,5 @@
-"""Makes a backup while everything runs: first the database, as it is at one moment, then the blobs that it names.
+"""Makes a backup while everything runs: first the database, as it is at one moment, then the blobs that it names, unless
+they are in a bucket, which keeps them.
 
 No blob changes, and none goes at once: one whose last file went since the dump lies in the trash. So every file of the dump
 has its content, as long as the trash keeps it.
@@ -19,7 +20,7 @@ from uploader.database.dumps.dumping import Dumped, write_dump
 from uploader.database.dumps.listing import LISTING, read_listing
 from uploader.database.engine import Database
 from uploader.errors import StorageFailed
-from uploader.service.backups.copying import Copied, Copying, Tell
+from uploader.service.backups.copying import Copied, Copying, Tell, left_there
 from uploader.service.installation import Installation
 from uploader.storage.backups import BackupDirectory, BackupRefused
 from uploader.storage.base import Gone
@@ -34,6 +35,8 @@ class BackedUp:
     stamp: str
     dumped: Dumped
     copied: Copied
+    # Where the contents stay, if they are not copied.
+    bucket: str | None
     removed_backups: int
     removed_blobs: int
 
@@ -56,11 +59,6 @@ class Backups:
 
         Raises BackupRefused, Unavailable, OSError.
         """
-        if not self._storage.keeps_files:
-            raise BackupRefused(
-                f"the contents are in the {self._storage.marks.store.name}, which this command does not copy: dump the "
-                "database by its own means, and let the bucket keep versions or a replica (docs/operations.md)"
-            )
         owner = self._installation.id
         if owner is None:
             raise BackupRefused("there is nothing to back up: no server was started on this data directory yet")
@@ -76,11 +74,16 @@ class Backups:
         stamp, begun = await asyncio.to_thread(directory.begin, self._clock.now())
         dumped = await write_dump(self._database, begun, partial(tell, "database"))
         crash_point("backup.after_dump")
-        copied = await Copying(directory.blobs, self._sources, tell, rereads=rereads).run(begun)
+        bucket = None if self._storage.keeps_files else self._storage.marks.store.name
+        if bucket is None:
+            copied = await Copying(directory.blobs, self._sources, tell, rereads=rereads).run(begun)
+        else:
+            copied = await left_there(begun)
         crash_point("backup.after_blobs")
         facts = {
             "version": __version__,
             "installation": self._installation.id,
+            "bucket": bucket,
             "database": dumped.kind,
             "revision": dumped.revision,
             "blobs": copied.blobs,
@@ -91,7 +94,7 @@ class Backups:
         removed = (0, 0)
         if keeps is not None and not copied.lacking and dumped.doubt is None:
             removed = await asyncio.to_thread(_remove_old, directory, keeps)
-        return BackedUp(stamp, dumped, copied, *removed)
+        return BackedUp(stamp, dumped, copied, bucket, *removed)
 
     async def _sources(self, sha256: str, size: int) -> AsyncIterator[int]:
         """The blob, and what the trash has of it; twice, because it may come back from there meanwhile."""

@@ -17,7 +17,7 @@ from uploader.database import migrate
 from uploader.database.dumps.dumping import check_empty, kind_of, load_dump
 from uploader.database.engine import Database
 from uploader.errors import ConfigurationError
-from uploader.service.backups.copying import Copied, Copying, Tell
+from uploader.service.backups.copying import Copied, Copying, Tell, found_there
 from uploader.storage import disk
 from uploader.storage.backups import BackupDirectory, BackupRefused, BlobTree
 from uploader.storage.disk import Root
@@ -57,11 +57,6 @@ class Restoring:
 
         Raises BackupRefused, ConfigurationError, Unavailable, OSError.
         """
-        if not self._storage.keeps_files:
-            raise BackupRefused(
-                f"a backup is restored to a disk, and the contents are in the {self._storage.marks.store.name}: unset "
-                f"{self._storage.marks.store.setting}"
-            )
         directory = await asyncio.to_thread(BackupDirectory, path)
         owner, stamps = directory.installation(), directory.stamps()
         if not stamps:
@@ -79,19 +74,32 @@ class Restoring:
             )
         if facts["revision"] > migrate.head_revision():
             raise BackupRefused(f"the backup was made by version {facts['version']}: install that or a newer one")
-        await self._check_data(owner)
+        self._check_contents(facts.get("bucket"))  # before 0.3.0 there was none
+        await self._check_store(owner)
         await check_empty(self._database, facts["revision"])
         return Plan(directory, stamp or stamps[-1], owner, facts["revision"])
 
-    async def _check_data(self, owner: str) -> None:
-        """Blobs of the same installation may be there, with or without rows: none is replaced, none is removed."""
-        marks = await self._storage.marks.read()
+    def _check_contents(self, bucket: str | None) -> None:
+        store = self._storage.marks.store
+        if bucket is not None and self._storage.keeps_files:
+            raise BackupRefused(f"the contents of the backup are in the {bucket}: set UPLOADER_STORAGE")
+        if bucket is None and not self._storage.keeps_files:
+            raise BackupRefused(f"the backup has its contents with it, which go to a disk: unset {store.setting}")
+
+    async def _check_store(self, owner: str) -> None:
+        """Contents of the same installation may be there, with or without rows: none is replaced, none is removed."""
+        marks, store = await self._storage.marks.read(), self._storage.marks.store
         if marks.installation == owner:
             return
         if marks.installation is not None:
             raise ConfigurationError(
-                f"the data directory belongs to installation {marks.installation}, the backup to {owner}: "
-                "correct UPLOADER_DATA"
+                f"the {store.name} belongs to installation {marks.installation}, the backup to {owner}: "
+                f"correct {store.setting}"
+            )
+        if not self._storage.keeps_files:
+            raise ConfigurationError(
+                f"the {store.name} belongs to no installation, and the contents of the backup are in a bucket that belongs "
+                f"to {owner}: correct {store.setting}"
             )
         if there := sorted(set(await asyncio.to_thread(_names, self._data)) - _NOTHING):
             raise ConfigurationError(
@@ -108,6 +116,15 @@ class Restoring:
         await self._storage.marks.settle(plan.installation)
         await self._pending.reset()  # it may know more chunks than the disk has now
         crash_point("restore.after_mark")
+        if not self._storage.keeps_files:
+            await load_dump(self._database, plan.dump, plan.revision)
+            return await found_there(plan.dump, self._storage.blob_sizes, tell)
+        copied = await self._copy(plan, tell)
+        crash_point("restore.after_blobs")
+        await load_dump(self._database, plan.dump, plan.revision)
+        return copied
+
+    async def _copy(self, plan: Plan, tell: Tell) -> Copied:
         root = Root(self._data.absolute())
         await asyncio.to_thread(root.open)
 
@@ -119,10 +136,7 @@ class Restoring:
                 finally:
                     disk.close(descriptor)
 
-        copied = await Copying(BlobTree(root), sources, tell).run(plan.dump)
-        crash_point("restore.after_blobs")
-        await load_dump(self._database, plan.dump, plan.revision)
-        return copied
+        return await Copying(BlobTree(root), sources, tell).run(plan.dump)
 
 
 def _names(path: Path) -> list[str]:
