@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 import pytest
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from sqlalchemy import text
 
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
@@ -17,9 +18,12 @@ from tests.support.waiting import eventually
 from tests.support.waits import as_request
 from uploader.accounting.connection import connect
 from uploader.database.engine import Database
+from uploader.database.mysql import SYNCING_CONNECTIONS
 from uploader.domain.upload import Upload
 from uploader.errors import Unavailable
+from uploader.patience import LEAST
 from uploader.service.uploads.results import Target
+from uploader.tasks import ended
 
 CONTENT = Content(4 * 64 * KIB)
 ECHO = "return ARGV[1]"
@@ -151,6 +155,27 @@ async def test_a_request_gives_a_database_up_once_and_a_job_each_time(
     assert of_request == ["no answer within 1 s", "it did not answer this request before"]
     assert of_job == ["no answer within 1 s"] * 2
     await database.close()
+
+
+async def test_who_waited_for_a_connection_waits_less_for_a_server_that_falls_silent_then(
+    own_server: PrivateDatabase, own_server_url: str
+) -> None:
+    database = Database(own_server_url, connections=SYNCING_CONNECTIONS + 1, timeout_seconds=1)
+    await database.check_writable()
+    busy = asyncio.create_task(database.read(lambda connection: connection.execute(text("SELECT SLEEP(60)"))))
+    await asyncio.sleep(0.3)  # it has the only connection
+    with as_request() as own:
+        refusal = asyncio.create_task(_refusal(database))
+    async with asyncio.timeout(10):
+        while own.left("database", 1) > LEAST:
+            await asyncio.sleep(0.02)
+    own_server.send_signal(signal.SIGSTOP)
+    try:
+        assert await refusal == "no answer within 0.2 s"
+    finally:
+        own_server.send_signal(signal.SIGCONT)
+        await ended(busy)
+        await database.close()
 
 
 async def _the_database_was_asked_for_a_hello() -> bool:

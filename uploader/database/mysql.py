@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 CONNECTIONS = 22
 TIMEOUT_SECONDS = 5.0
-POOL_TIMEOUT_SECONDS = 10
+# With the least that a server has to answer after that, a request has its answer within 10 s.
+POOL_TIMEOUT_SECONDS = 8
 # Of a statement that the server works on: a report over millions of rows takes its time.
 READ_TIMEOUT_SECONDS = 60.0
 # Of all connections, those of their own: who syncs in the middle of a transaction must not wait for a connection that such
@@ -129,15 +130,14 @@ class Mysql:
 
     async def _answered(self, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
         own = patience()
-        seconds = own.left("database", self._timeout_seconds)
-        if not seconds:
+        if not own.left("database", self._timeout_seconds):
             raise OSError("it did not answer this request before")
         wait = _Wait()
         token = _waits.set(wait)
         task = asyncio.create_task(attempt())
         _waits.reset(token)
         try:
-            while not await self._waited_for(task, wait, seconds, own):
+            while not await self._waited_for(task, wait, own):
                 pass
         except asyncio.CancelledError:
             self._give_up(task)  # whoever ends this one, too, in the middle of the wait
@@ -145,8 +145,10 @@ class Mysql:
             raise
         return task.result()
 
-    async def _waited_for(self, task: asyncio.Task[Any], wait: _Wait, seconds: float, own: Patience) -> bool:
-        """Whether it is done; if not, the server has said hello meanwhile, and works on it. Raises OSError."""
+    async def _waited_for(self, task: asyncio.Task[Any], wait: _Wait, own: Patience) -> bool:
+        """Whether it is done; if not, the server has said hello meanwhile, and works on it, or for those who have the
+        connections. Raises OSError."""
+        seconds = own.left("database", self._timeout_seconds)
         began, half_seconds = time.monotonic(), seconds / 2
         await asyncio.wait({task}, timeout=half_seconds)
         if task.done():
@@ -168,6 +170,8 @@ class Mysql:
             self._give_up(task)
             self.drop_connections()
             raise OSError("no answer, and by its address another server is reached, or it was started anew")
+        if wait.session is None:
+            own.note(began, 0)  # nobody works for this one yet
         return False
 
     async def _says_hello(self) -> Hello | None:
