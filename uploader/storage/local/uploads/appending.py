@@ -18,8 +18,11 @@ from uploader.storage.local.chunkfiles import ChunkFiles
 from uploader.storage.local.uploads.waiting import is_unlinked, wait_for_lock
 from uploader.tasks import Pool, uninterrupted
 
-# A holder looks several times in this time, and has little left to do then.
-PATIENCE_SECONDS = 10.0
+# For all that others have, so that whoever gives up has its answer within 10 s. A holder looks several times meanwhile, and
+# has little left to do then.
+PATIENCE_SECONDS = 9.0
+# So much a map has all the same.
+_LEAST_SECONDS = 1.0
 _PAUSE_SECONDS = 0.002
 
 ReadMap = Callable[[Upload], Awaitable[formats.ChunkMap]]
@@ -28,10 +31,11 @@ ReadMap = Callable[[Upload], Awaitable[formats.ChunkMap]]
 class LocalAppender:
     """Whoever holds the right."""
 
-    def __init__(self, upload: Upload, descriptor: int, read_map: ReadMap) -> None:
+    def __init__(self, upload: Upload, descriptor: int, read_map: ReadMap, deadline: float) -> None:
         self._upload = upload
         self._descriptor = descriptor
         self._read_map = read_map
+        self._deadline = deadline
 
     @property
     def is_claimed(self) -> bool:
@@ -41,7 +45,7 @@ class LocalAppender:
         """A chunk whose writer still holds its record may not be durable, though its record can be read: it is waited for,
         and looked at again, for the disk may have refused it. Raises UploadBusy where that takes too long: a closer holds
         all records, perhaps to read all chunks."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = max(self._deadline, time.monotonic() + _LEAST_SECONDS)
         while time.monotonic() < deadline:
             chunk_map = await self._read_map(self._upload)
             leading = chunk_map.leading_chunks
@@ -58,17 +62,17 @@ class LocalAppender:
 @asynccontextmanager
 async def appending(upload: Upload, files: ChunkFiles, pool: Pool, read_map: ReadMap) -> AsyncIterator[LocalAppender]:
     """Have the right to append. Raises Gone, UploadBusy."""
-    opening = pool.run(files.open_map, upload)
+    opening, deadline = pool.run(files.open_map, upload), time.monotonic() + PATIENCE_SECONDS
     try:
         descriptor = await uninterrupted(opening)
         for offset in (formats.CLAIM_OFFSET, formats.APPEND_OFFSET):
-            await wait_for_lock(descriptor, offset, 1, PATIENCE_SECONDS, UploadBusy)
+            await wait_for_lock(descriptor, offset, 1, deadline - time.monotonic(), UploadBusy)
         disk.unlock(descriptor, formats.CLAIM_OFFSET, 1)
         if is_unlinked(descriptor):
             raise Gone(upload.id)
         # Whoever had the right before may have been killed between a record and its sync.
         await uninterrupted(pool.run(files.sync_map, descriptor))
-        yield LocalAppender(upload, descriptor, read_map)
+        yield LocalAppender(upload, descriptor, read_map, deadline)
     finally:
         if opening.exception() is None:
             disk.close(opening.result())
