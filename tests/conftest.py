@@ -16,7 +16,7 @@ from playwright.async_api import Browser
 from redis import Redis
 from sqlalchemy import exists, literal_column, select, text
 
-from tests.support import every_store
+from tests.support import any_database, every_store
 from tests.support.browser import chromium_path, running_chromium
 from tests.support.certificates import Authority
 from tests.support.clock import ManualClock
@@ -112,6 +112,8 @@ def _not_for_every_store(item: pytest.Item) -> bool:
 
 def _not_for_the_matrix(item: pytest.Item) -> bool:
     names = getattr(item, "fixturenames", ())
+    if item.path.stem in any_database.MODULES:
+        return True
     return "stack_url" not in names or "sqlite_url" in names or "own_server" in names
 
 
