@@ -20,7 +20,9 @@ UploaderError
 ├── BadRequest
 │   └── TargetTooLong, HeadersTooLarge
 └── Unavailable
-    └── DatabaseDamaged, UploadBusy, StorageFailed, Unverified
+    ├── DatabaseDamaged, UploadBusy, Unverified
+    └── StorageFailed
+        └── StorageAway
 """
 
 from uploader.failure import UploaderError as UploaderError  # noqa: PLC0414 (whoever takes errors takes it from here)
@@ -309,6 +311,10 @@ class UploadBusy(Unavailable):
 
 class StorageFailed(Unavailable):
     """The store reports an error; nothing was acknowledged. Try again later."""
+
+
+class StorageAway(StorageFailed):
+    """The store is away for the moment; nothing was acknowledged. Try again soon."""
 
 
 class Unverified(Unavailable):

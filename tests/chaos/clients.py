@@ -61,6 +61,7 @@ class Client:
         self._http = httpx2.AsyncClient(
             headers={"Authorization": f"Bearer {token}"}, timeout=_REQUEST_TIMEOUT_SECONDS, trust_env=False
         )
+        self.last_told = "nothing"
         self._contents: dict[str, Content] = {}
         # Of names that replace others: the file that has it.
         self._slots: dict[str, str] = {}
@@ -198,9 +199,6 @@ class Client:
         response = await self._request("PUT", path, params={"base": base}, content=content.instructions(number))
         if response.status_code == 404 and base not in self.promises.files:
             self._count["without_base"] += 1
-            return None
-        if response.status_code == 409 and response.json()["code"] == "base-unusable":
-            self._count["bases_away"] += 1  # as the gateway was: the chunk is to be sent whole
             return None
         self._count["made"] += response.status_code in (200, 201, 202)
         return response
@@ -421,6 +419,7 @@ class Client:
 
     def _note_wait(self, asked_at: float, what: str) -> None:
         seconds = time.monotonic() - asked_at
+        self.last_told = f"{what}, {time.strftime('%H:%M:%S')}"
         self._record.longest_seconds = max(self._record.longest_seconds, seconds)
         if seconds > ANSWER_SECONDS:
             self._record.late.append(f"{time.strftime('%H:%M:%S')} {what} after {seconds:.1f} s")

@@ -129,8 +129,6 @@ async def _run(
         await database.close()
         await asyncio.to_thread(monkey.end)
     tally, findings = monkey.tally, auditor.findings
-    if record.counts["bases_away"] and not setup.is_on_s3:
-        record.violations.append("a base on the disk could not be read")
     return Summary(
         setup=setup,
         seed=seed,
@@ -162,7 +160,7 @@ async def _under_fire(
 ) -> None:
     stopping = asyncio.Event()
     watching = asyncio.create_task(auditor.watch(stopping))
-    uploading = [asyncio.create_task(client.live(stopping)) for client in clients]
+    uploading = {asyncio.create_task(client.live(stopping)): client for client in clients}
     monkey.start()
     await asyncio.sleep(seconds)
     latest = time.monotonic() + (_MAX_LONGER - 1) * seconds
@@ -173,11 +171,14 @@ async def _under_fire(
     _, unfinished = await asyncio.wait(uploading, timeout=_FINISH_SECONDS)
     for task in unfinished:
         task.cancel()
-        record.violations.append(f"a client could not finish within {_FINISH_SECONDS:g} s after all was healed")
+        record.violations.append(
+            f"{uploading[task].user_id} could not finish within {_FINISH_SECONDS:g} s after all was healed, and was told "
+            f"last: {uploading[task].last_told}"
+        )
     await asyncio.gather(*uploading, return_exceptions=True)
-    for task in uploading:
+    for task, client in uploading.items():
         if not task.cancelled() and (error := task.exception()) is not None:
-            record.violations.append(f"a client failed: {error!r}")
+            record.violations.append(f"{client.user_id} failed: {error!r}")
     await watching
 
 

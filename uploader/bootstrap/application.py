@@ -1,6 +1,7 @@
 """Services → the HTTP application, and how uvicorn is to serve it."""
 
 import asyncio
+import logging
 import multiprocessing
 import os
 import signal
@@ -45,6 +46,7 @@ from uploader.http.server.allocation import collect_seldom, keep_freed_memory
 from uploader.http.server.connections import CONNECTIONS_STATE, Connections
 from uploader.http.server.limits import connection_limits
 from uploader.http.server.sendfile import SENDERS_STATE, Senders
+from uploader.http.shared.exchange import is_news
 from uploader.http.shared.networks import Networks
 from uploader.observability import configure_logging
 from uploader.settings import Settings
@@ -202,6 +204,7 @@ def create_app() -> Application:
     if settings.cpu_affinity == "auto":
         share_a_core(settings.data)
     configure_logging(settings.log_level, settings.log_format)
+    logging.getLogger("uvicorn.error").addFilter(is_news)
     services = create_services(settings)
 
     @asynccontextmanager

@@ -24,7 +24,7 @@ from uploader.http.auth.origins import Origins
 from uploader.http.auth.proxies import Proxies
 from uploader.http.bodies.intake import Intake
 from uploader.http.shared.dialect import Dialect
-from uploader.http.shared.exchange import Exchange
+from uploader.http.shared.exchange import ABORTED, Exchange
 from uploader.http.shared.openapi import document
 from uploader.http.shared.operation import Call, Operation
 from uploader.http.shared.problem import problem_response
@@ -84,8 +84,12 @@ class Application:
         try:
             response = await self._respond(Request(scope, exchange.receive, exchange.send), exchange)
             await response(scope, exchange.receive, exchange.send)
+        except UploaderError as error:
+            # The status is sent. That the answer ends too early its client sees by the length, or the end of the connection.
+            exchange.outcome, exchange.reason = ABORTED, error.reason
+            raise
         except BaseException:
-            exchange.outcome = "aborted"
+            exchange.outcome = ABORTED
             raise
         finally:
             actor_of_context.set(None)  # what goes on in this task is nobody's request any more

@@ -25,10 +25,13 @@ _MAX_DRAINED_BYTES = 1 << 20
 _MAX_DRAIN_SECONDS = 2.0
 _DRAIN_BYTES = 64 << 10
 _BODY_TIMEOUT = 408
+_SERVER_ERROR = 500
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # What load balancers ask, and whoever starts a server again that does not answer.
 PROBES = frozenset({"/livez", "/readyz"})
 _ASKED_ALL_DAY = PROBES | {"/metrics"}
+# The outcome of an answer that has no end.
+ABORTED = "aborted"
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -167,5 +170,11 @@ def _tell(
     facts = {"method": method, "route": route, "status": status, "outcome": outcome}
     facts |= {} if reason is None else {"reason": reason}
     facts |= {"peer": peer, "duration_ms": round(seconds * 1000, 1)}
-    level = logging.DEBUG if route in _ASKED_ALL_DAY else logging.WARNING if status >= 500 else logging.INFO
+    is_ill = status >= _SERVER_ERROR or (outcome == ABORTED and reason is not None)
+    level = logging.DEBUG if route in _ASKED_ALL_DAY else logging.WARNING if is_ill else logging.INFO
     logger.log(level, "request", extra=facts)
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Of what uvicorn logs: why an answer has no end its request's own line tells, where the error has a name."""
+    return not isinstance((record.exc_info or (None, None))[1], UploaderError)

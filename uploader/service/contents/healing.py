@@ -16,7 +16,7 @@ from uploader.database.engine import Connection, Database
 from uploader.database.trail.acts import note
 from uploader.domain.trail.acts import Action
 from uploader.domain.upload import File
-from uploader.errors import StorageFailed
+from uploader.errors import StorageAway, StorageFailed
 from uploader.observability import DAMAGED_CONTENTS, HEALED_CONTENTS
 from uploader.service.trail.acting import act
 from uploader.storage.base import Gone
@@ -92,6 +92,8 @@ class Healing:
             return BlobProblem.ALTERED
         try:
             actual = await self._blobs.hash_blob(found, pace, with_md5=blob.md5 is None)
+        except StorageAway:
+            raise  # it has told nothing of these bytes
         except StorageFailed:
             return BlobProblem.UNREADABLE
         if actual is None:
@@ -125,6 +127,8 @@ class Healing:
     async def _digests_of(self, copy: Found, pace: Pace | None, *, with_md5: bool) -> Digests | None:
         try:
             return await self._blobs.hash_blob(copy, pace, with_md5=with_md5)
+        except StorageAway:
+            raise
         except StorageFailed:
             return None
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from uploader.domain.upload import File
-from uploader.errors import BaseUnusable, ContentDamaged, FileNotFound, StorageFailed, Unavailable
+from uploader.errors import BaseUnusable, ContentDamaged, FileNotFound, StorageAway, StorageFailed, Unavailable
 from uploader.service.contents.healing import Healing
 from uploader.service.files import Files
 from uploader.service.ids import ID
@@ -19,15 +19,17 @@ class Base:
     size: int
 
     async def read(self, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """The bytes of some ranges, each an offset and a length. Raises BaseUnusable."""
+        """The bytes of some ranges, each an offset and a length. Raises BaseUnusable, StorageAway."""
         try:
             return await self.content.read_all(ranges)
+        except StorageAway:
+            raise
         except (Gone, StorageFailed) as error:
             raise BaseUnusable() from error
 
 
 class Bases:
-    """Refuses what is not whole."""
+    """Refuses what is not whole. A store that is away says nothing of that: a base is not refused for it."""
 
     def __init__(self, files: Files, storage: BlobBytes, healing: Healing) -> None:
         self._files = files
@@ -39,6 +41,8 @@ class Bases:
         file = await self._find(user_id, file_id)
         try:
             return Base(await self._files.open(file), file.size)
+        except StorageAway:
+            raise
         except (ContentDamaged, StorageFailed) as error:
             raise BaseUnusable() from error
 
@@ -49,6 +53,8 @@ class Bases:
             raise BaseUnusable()
         try:
             return await self._storage.open_signature(file.sha256, file.size)
+        except StorageAway:
+            raise
         except StorageFailed as error:
             raise BaseUnusable() from error
         except Stopping as error:

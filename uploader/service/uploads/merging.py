@@ -25,6 +25,7 @@ from uploader.errors import (
     Md5Mismatch,
     NameTaken,
     Sha256Mismatch,
+    StorageAway,
     StorageFailed,
     Unavailable,
     UploaderError,
@@ -172,10 +173,13 @@ class Merging:
 
     async def _digest(self, upload: Upload) -> Digests:
         """The digests of the whole. Bytes that can't be read are missing again: raises ChunksMissing. If none is bad, it
-        raises StorageFailed, and the next attempt computes the digests anew."""
+        raises StorageFailed, and the next attempt computes the digests anew; but a store that is away has said nothing of
+        them, and the next attempt goes on."""
         try:
             async with self._leased(upload.id):
                 return await self._storage.digest(upload)
+        except StorageAway:
+            raise
         except StorageFailed:
             await self._withdraw_bad(upload)
             self._closers.note_unmergeable(upload)

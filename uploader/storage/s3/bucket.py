@@ -40,8 +40,8 @@ class Stat:
 class Bucket:
     """A bucket below a prefix: keys are relative to it.
 
-    All methods block. They raise StorageFailed where the server, the network or the rights are to blame, StorageFull where
-    the server has no room. They can be called by many threads at once.
+    All methods block. They raise StorageAway where the server, the network or the rights are to blame, StorageFailed for any
+    other error, StorageFull where the server has no room. They can be called by many threads at once.
     """
 
     def __init__(self, address: BucketAddress) -> None:

@@ -1,5 +1,7 @@
 """What goes wrong between here and an S3-compatible server, said in the server's own errors: in one place, for all calls.
 
+A server that does not answer, or that says it can't, says nothing of the bytes it has: that is StorageAway.
+
 The SDK is not imported here: an error of it can only come where it is loaded.
 """
 
@@ -8,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from uploader.errors import StorageFailed, StorageFull
+from uploader.errors import StorageAway, StorageFailed, StorageFull
 
 _FULL_CODES = frozenset({"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"})
 _FULL_STATUS = 507
@@ -18,6 +20,9 @@ _FULL_MESSAGES = ("no space left on device", "disk quota exceeded")
 _NOT_FOUND_CODES = frozenset({"404", "NotFound", "NoSuchKey"})
 _CHANGED_CODES = frozenset({"InvalidPart", "InvalidPartOrder", "EntityTooSmall"})
 _NO_MULTIPART_CODE = "NoSuchUpload"
+# It knows or trusts nobody now, or has too much to do; so has every status from 500 on.
+_AWAY_STATUSES = frozenset({401, 403, 408, 429})
+_SERVER_ERROR_STATUS = 500
 # Of these Ceph says of a multipart upload that is no more that there is no such key.
 _OF_MULTIPARTS = frozenset({"UploadPart", "ListParts", "CompleteMultipartUpload", "AbortMultipartUpload"})
 # A server may say what it wants; so much of it is shown.
@@ -38,8 +43,8 @@ class NoSuchObject(Exception):
 
 @contextmanager
 def translated(place: str, operation: str) -> Iterator[None]:
-    """Raise what goes wrong with a call as NoSuchMultipart, PartsChanged, NoSuchObject, StorageFull, or else StorageFailed,
-    which names the `place`, the `operation`, and what S3 calls it."""
+    """Raise what goes wrong with a call as NoSuchMultipart, PartsChanged, NoSuchObject, StorageFull, StorageAway, or else
+    StorageFailed, which names the `place`, the `operation`, and what S3 calls it."""
     try:
         yield
     except Exception as error:
@@ -52,6 +57,11 @@ def failed(place: str, reason: str) -> StorageFailed:
     """Whoever sent bytes is not told of the place; the log is."""
     message = "The store reports an error; nothing was acknowledged. Try again later."
     return StorageFailed(message, inside=f"{place}: {reason}")
+
+
+def away(place: str, reason: str) -> StorageAway:
+    """The same, of a server that can't be asked at all."""
+    return StorageAway(inside=f"{place}: {reason}")
 
 
 def code_of(error: BaseException) -> str:
@@ -84,12 +94,12 @@ def _translation(error: Exception, operation: str, what: str) -> Exception:
     if code in _NOT_FOUND_CODES:
         return NoSuchObject(what)
     if not code:
-        return failed(what, _told_by_the_sdk(error))
+        return away(what, _told_by_the_sdk(error))
     reason = f"{code} ({status}): {_shown(message)}" if message else f"{code} ({status})"
     if code in _FULL_CODES or status == _FULL_STATUS or any(full in message.lower() for full in _FULL_MESSAGES):
         full = "The store is full; nothing that was acknowledged is lost. Try again later."
         return StorageFull(full, inside=f"{what}: {reason}")
-    return failed(what, reason)
+    return away(what, reason) if status >= _SERVER_ERROR_STATUS or status in _AWAY_STATUSES else failed(what, reason)
 
 
 def _told_by_the_sdk(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from uploader.storage.base import Body
-from uploader.storage.s3.failures import failed, translated
+from uploader.storage.s3.failures import away, translated
 
 
 class BytesBody:
@@ -84,7 +84,7 @@ class ObjectReader:
         self._left = length
 
     def read(self, size: int) -> bytes:
-        """The next bytes: as many as asked for, but at the end, where there are none. Raises StorageFailed, also where the
+        """The next bytes: as many as asked for, but at the end, where there are none. Raises StorageAway, also where the
         server ends too early."""
         wanted = min(size, self._left)
         if self._body is None or not wanted:
@@ -92,7 +92,7 @@ class ObjectReader:
         with translated(self._place, "GetObject"):
             content = self._body.read(wanted)
         if len(content) != wanted:
-            raise failed(self._place, f"GetObject: ended {self._left - len(content)} bytes too early")
+            raise away(self._place, f"GetObject: ended {self._left - len(content)} bytes too early")
         self._left -= wanted
         return content
 
