@@ -20,7 +20,7 @@ from tests.support import any_database, every_store
 from tests.support.browser import chromium_path, running_chromium
 from tests.support.certificates import Authority
 from tests.support.clock import ManualClock
-from tests.support.gateways import STORE_ON, Gateway, JuiceGateway, given_gateway, juicefs_program
+from tests.support.gateways import GIVEN_S3, STORE_ON, Gateway, JuiceGateway, given_gateway, juicefs_program
 from tests.support.mounting import can_mount
 from tests.support.proxies import PROXIES, program_of
 from tests.support.servers import PRIVATE_DATABASES, UNPACKED_VALKEY, PrivateDatabase, PrivateRedis
@@ -41,8 +41,6 @@ _GIVEN = {
     "mariadb": os.environ.get("UPLOADER_TEST_DATABASE_URL"),
     "mysql": os.environ.get("UPLOADER_TEST_MYSQL_URL"),
 }
-# An S3-compatible server for all tests that need none of their own: http://key:secret@host:port
-_given_s3 = os.environ.get("UPLOADER_TEST_S3_URL")
 _LOUD = "{} IS NOT HERE: its tests are left out (see tests/run)"
 
 
@@ -140,7 +138,7 @@ def _needs_kafka(item: pytest.Item) -> bool:
 
 def _needs_s3(item: pytest.Item) -> bool:
     names = getattr(item, "fixturenames", ())
-    if find_spec("boto3") is not None and _given_s3 is not None:
+    if find_spec("boto3") is not None and GIVEN_S3 is not None:
         return "own_gateway" in names
     return "own_gateway" in names or "s3_gateway" in names
 
@@ -394,8 +392,8 @@ async def storage(tmp_path: Path) -> AsyncIterator[Store]:
 @pytest.fixture(scope="session")
 def s3_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A server that speaks S3: the given one, or JuiceFS' gateway, of this worker's own."""
-    if _given_s3:
-        yield given_gateway(_given_s3).make_bucket()
+    if GIVEN_S3:
+        yield given_gateway(GIVEN_S3).make_bucket()
         return
     with JuiceGateway(tmp_path_factory.mktemp("s3")) as started:
         yield started.gateway

@@ -31,7 +31,7 @@ CONTENT = Content(5 * MIB + 3, seed=81, name="films/über 1.bin", chunk_size=5 *
 @pytest.fixture
 def bucket_settings(s3_address: BucketAddress) -> dict[str, Any]:
     """A bucket on a real server, and that downloads are sent on to it."""
-    return settings_of(s3_address) | {"s3_presigned_downloads": True}
+    return settings_of(s3_address) | {"s3_presigned_downloads": True, "min_chunk_size_bytes": CONTENT.chunk_size}
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import MakeStack
 from tests.support.content import Content
-from tests.support.gateways import settings_of
+from tests.support.gateways import PART_BYTES, settings_of
 from tests.support.process import run_cli
 from tests.support.stack import Stack
 from uploader.database import meta
@@ -23,7 +23,7 @@ OTHER = "0123456789abcdef0123456789abcdef"
 
 @pytest.fixture
 def in_bucket(s3_address: BucketAddress) -> dict[str, Any]:
-    return settings_of(s3_address)
+    return settings_of(s3_address) | {"min_chunk_size_bytes": PART_BYTES}
 
 
 async def refusal(make_stack: MakeStack, **settings: Any) -> str:

@@ -14,7 +14,8 @@ from sqlalchemy import insert
 from tests.support.bodies import InPieces
 from tests.support.buckets import WatchedBucket
 from tests.support.clock import ManualClock
-from tests.support.content import KIB, Content
+from tests.support.content import Content
+from tests.support.gateways import PART_BYTES
 from tests.support.rows import NOW, upload_row
 from uploader.database import models
 from uploader.database.engine import Database
@@ -29,10 +30,10 @@ from uploader.storage.s3.store import S3Store
 from uploader.storage.s3.streams import BytesBody
 from uploader.storage.s3.uploads.multipart import Multipart, multipart_of
 
-CHUNK = 64 * KIB
-CONTENT = Content(3 * CHUNK + 1000)
+CHUNK = PART_BYTES
+CONTENT = Content(3 * CHUNK + 1000, chunk_size=CHUNK)
 LAST = CONTENT.chunk_count - 1
-OTHER = Content(CONTENT.size, seed=1)
+OTHER = Content(CONTENT.size, seed=1, chunk_size=CHUNK)
 SMALL = Content(1000, seed=2)
 
 
@@ -164,7 +165,7 @@ async def test_a_duplicate_is_not_stored_and_needs_no_body(node: Node, another: 
 
 @pytest.mark.parametrize("size", [1, CHUNK - 1, CHUNK])
 async def test_a_file_of_one_chunk_is_one_object(node: Node, another: Node, size: int) -> None:
-    content = Content(size)
+    content = Content(size, chunk_size=CHUNK)
     upload = await node.open(content)
     assert await node.put(upload, 0, content)
     assert not await another.put(upload, 0, content)
@@ -276,8 +277,8 @@ async def test_the_right_to_append_goes_to_who_asks_last(node: Node, another: No
 
 @pytest.mark.parametrize("size", [3 * CHUNK + 1000, 3 * CHUNK, 1000, CHUNK, 0])
 async def test_the_tail_becomes_the_last_chunk_when_the_length_is_told(node: Node, another: Node, size: int) -> None:
-    content = Content(size)
-    upload = await node.open(Content(0), length_known=False)
+    content = Content(size, chunk_size=CHUNK)
+    upload = await node.open(Content(0, chunk_size=CHUNK), length_known=False)
     for start in range(0, size, CHUNK):
         await node.append(upload, content.data[start : start + CHUNK], start)
     told = replace(upload, size=size, length_known=True)
@@ -714,7 +715,7 @@ async def test_contents_that_come_whole_are_objects_of_their_own(node: Node, ano
     for content in (SMALL, CONTENT, Content(0)):
         await lie_there(sqlite_url, content.sha256, placed[content.sha256])
         blob = await another.store.open_blob(content.sha256, content.size)
-        assert await blob.read(1 << 20, 0) == content.data
+        assert await blob.read(CONTENT.size, 0) == content.data
         await blob.close()
 
 

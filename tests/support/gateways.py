@@ -21,6 +21,10 @@ from uploader.settings.addresses import BucketAddress
 from uploader.storage.s3.client import make_client
 
 BUCKET = "uploader-tests"
+# http://key:secret@host:port of a server for all tests on S3 that need none of their own.
+GIVEN_S3 = os.environ.get("UPLOADER_TEST_S3_URL")
+# Of the chunks of such tests: a server that is given may take no smaller parts, as S3 has it.
+PART_BYTES = (64 << 10) if GIVEN_S3 is None else (5 << 20)
 # The variable that names the server on which all stores of the tests are: `juicefs`, or http://key:secret@host:port.
 STORE_ON = "UPLOADER_TEST_STORE_ON"
 _RADOSGW_RUN = Path(__file__).with_name("radosgw-run")

@@ -16,6 +16,7 @@ from tests.conftest import MakeStack
 from tests.support.buckets import WatchedBucket
 from tests.support.content import KIB, MIB, Content
 from tests.support.deltas import copied, literal, read_signature
+from tests.support.gateways import PART_BYTES
 from tests.support.invariants import Account, checked_accounts
 from tests.support.stack import Stack
 from uploader.database import models, queries
@@ -25,10 +26,10 @@ from uploader.settings.addresses import BucketAddress
 from uploader.storage.base import Gone
 from uploader.storage.s3.streams import BytesBody
 
-CHUNK = 64 * KIB
-CONTENT = Content(3 * CHUNK + 1000)
+CHUNK = PART_BYTES
+CONTENT = Content(3 * CHUNK + 1000, chunk_size=CHUNK)
 LAST = CONTENT.chunk_count - 1
-OTHER = Content(CONTENT.size, seed=1)
+OTHER = Content(CONTENT.size, seed=1, chunk_size=CHUNK)
 SMALL = Content(1000, seed=2, name="small.bin")
 NOTHING = Account()
 TUS = {"Tus-Resumable": "1.0.0"}
@@ -83,6 +84,7 @@ def in_a_bucket(s3_address: BucketAddress, monkeypatch: pytest.MonkeyPatch) -> d
         "s3_access_key_id": s3_address.access_key_id,
         "s3_secret_access_key": s3_address.secret_access_key,
         "s3_path_style": True,
+        "min_chunk_size_bytes": CHUNK,
     }
 
 
@@ -109,7 +111,7 @@ async def another(node: Node, make_stack: MakeStack, in_a_bucket: dict[str, Any]
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("content", [CONTENT, Content(CHUNK, seed=3)])
+@pytest.mark.parametrize("content", [CONTENT, Content(CHUNK, seed=3, chunk_size=CHUNK)])
 async def test_a_chunk_of_a_node_that_stood_still_while_the_upload_was_cancelled(
     node: Node, another: Node, content: Content, after: bool
 ) -> None:
@@ -214,7 +216,7 @@ async def test_a_merge_that_stands_still_while_the_upload_is_cancelled(node: Nod
 
 async def test_a_content_that_is_there_is_instant(node: Node, another: Node) -> None:
     assert (await node.stack.upload(CONTENT)).status_code == 201
-    bob = await another.stack.client_of("bob", total_space=10 * MIB)
+    bob = await another.stack.client_of("bob", total_space=CONTENT.size)
     assert (await another.stack.open(CONTENT, bob)).json()["state"] in ("complete", "uploading")
     again = await another.stack.open(CONTENT, name="again.bin")
     assert (again.status_code, again.json()["state"]) == (201, "complete")
@@ -223,7 +225,7 @@ async def test_a_content_that_is_there_is_instant(node: Node, another: Node) -> 
 
 async def _twice(node: Node, another: Node) -> tuple[httpx2.AsyncClient, str]:
     """Alice and Bob send the same content, each all of its bytes. Bob, and where the content was first."""
-    bob = await another.stack.client_of("bob", total_space=10 * MIB)
+    bob = await another.stack.client_of("bob", total_space=CONTENT.size)
     for stack, client in ((node.stack, node.stack.client), (another.stack, bob)):
         await stack.open(CONTENT, client)
         for number in range(LAST):
@@ -330,10 +332,11 @@ async def test_the_scrub_finds_what_was_altered_and_heals_it_from_the_trash(node
 
 
 async def test_whole_downloads_and_ranges(node: Node, another: Node) -> None:
-    content = Content(3 * MIB + 17, chunk_size=MIB)
+    step = max(CHUNK, MIB)
+    content = Content(3 * step + 17, chunk_size=step)
     assert (await node.stack.upload(content)).status_code == 201
     assert await another.download() == content.data
-    for start, end in ((0, 0), (5, 70_000), (MIB - 1, MIB), (3 * MIB, content.size - 1)):
+    for start, end in ((0, 0), (5, 70_000), (step - 1, step), (3 * step, content.size - 1)):
         assert await another.download(Range=f"bytes={start}-{end}") == content.data[start : end + 1]
     several = await another.download(Range="bytes=0-9,100-109")
     assert content.data[:10] in several
@@ -353,7 +356,7 @@ async def test_files_that_come_whole_or_empty(node: Node) -> None:
 
 
 async def test_signatures_and_chunks_made_of_a_base(node: Node, another: Node) -> None:
-    base = Content(3 * MIB, chunk_size=MIB)
+    base = Content(3 * MIB, chunk_size=max(CHUNK, MIB))
     response = await node.stack.upload(base)
     url = f"/me/files/{response.json()['file']['id']}/signature"
     for each in (node, another):
@@ -364,10 +367,12 @@ async def test_signatures_and_chunks_made_of_a_base(node: Node, another: Node) -
     node.bucket.put(kept, BytesBody(b"damaged"))
     assert (await another.stack.client.get(url)).content == signature.content
 
-    made = Made(100 * KIB, name="made.bin")
+    made = Made(100 * KIB, name="made.bin", chunk_size=CHUNK)
     await node.stack.open(made)
     file_id = response.json()["file"]["id"]
-    for number, body in enumerate((literal(b"new") + copied(0, CHUNK - 3), copied(CHUNK - 3, 36 * KIB))):
+    first = min(CHUNK, made.size)
+    bodies = [literal(b"new") + copied(0, first - 3), copied(first - 3, made.size - first)]
+    for number, body in enumerate(bodies[: made.chunk_count]):
         chunk_url = f"/files/{made.md5}/chunks/{number}"
         answer = await (node, another)[number].stack.client.put(chunk_url, params={"base": file_id}, content=body)
     assert answer.status_code == 201, answer.text
