@@ -25,7 +25,7 @@ from tests.support.certificates import Authority
 from tests.support.gateways import Gateway, JuiceGateway
 from tests.support.relay import relaying
 from tests.support.servers import free_port
-from uploader.errors import ConfigurationError, StorageFailed, StorageFull
+from uploader.errors import ConfigurationError, StorageAway, StorageFailed, StorageFull
 from uploader.settings.addresses import BucketAddress
 from uploader.storage.base import Gone
 from uploader.storage.s3 import bucket as s3_bucket
@@ -396,6 +396,7 @@ CALLS: dict[str, Callable[[Bucket], object]] = {
 }
 # Without a bucket there is no multipart upload: JuiceFS' gateway tells the one, Ceph the other.
 OF_PARTS = ("part", "list parts", "complete", "abort")
+_QUESTIONS = ("head", "get", "list keys", "create", "list parts", "list multiparts", "clock")
 
 
 def refusal(address: BucketAddress, call: Callable[[Bucket], object]) -> str:
@@ -560,13 +561,17 @@ def test_a_server_that_was_killed_is_told_soon_and_used_again_when_it_is_back(ow
 def test_a_server_that_hangs_is_told_within_its_time_outs(
     own_gateway: JuiceGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "READ_TIMEOUT_SECONDS", 0.5)
+    """Who asks is told sooner than who stores."""
+    monkeypatch.setattr(client, "READ_TIMEOUT_SECONDS", 3.0)
+    monkeypatch.setattr(client, "BRIEF_TIMEOUT_SECONDS", 0.5)
     bucket = Bucket(own_gateway.gateway.address("a"))
     bucket.check()
     own_gateway.send_signal(signal.SIGSTOP)
     began = time.monotonic()
-    with pytest.raises(StorageFailed) as caught:
-        bucket.get("a", 0, 1)
+    for name in _QUESTIONS:
+        with pytest.raises(StorageAway) as caught:
+            CALLS[name](bucket)
+    assert time.monotonic() - began < len(_QUESTIONS) * 2.5
     with pytest.raises(ConfigurationError, match=r"^UPLOADER_S3_ENDPOINT: it does not answer"):
         probe(bucket)
     own_gateway.send_signal(signal.SIGCONT)

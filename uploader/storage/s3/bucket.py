@@ -52,7 +52,7 @@ class Bucket:
         self._prefix = f"{address.prefix}/" if address.prefix else ""
         self._place = f"s3://{address.bucket} at {address.endpoint or 'AWS'}"
         self._lock = Lock()
-        self._made: S3Client | None = None
+        self._made: dict[bool, S3Client] = {}  # by whether they are brief
 
     @property
     def place(self) -> str:
@@ -81,7 +81,7 @@ class Bucket:
         """What there is under a key."""
         try:
             with translated(self._place, "HeadObject"):
-                found = self._s3.head_object(Bucket=self._name, Key=self._prefix + key)
+                found = self._asked.head_object(Bucket=self._name, Key=self._prefix + key)
         except NoSuchObject:
             self._head_bucket()  # it might be the bucket that is missing
             return None
@@ -104,7 +104,9 @@ class Bucket:
         last = offset + length - 1
         try:
             with translated(self._place, "GetObject"):
-                found = self._s3.get_object(Bucket=self._name, Key=self._prefix + key, Range=f"bytes={offset}-{last}")
+                found = self._asked.get_object(
+                    Bucket=self._name, Key=self._prefix + key, Range=f"bytes={offset}-{last}"
+                )
         except NoSuchObject:
             raise Gone from None
         reader = ObjectReader(self._place, found["Body"], length)
@@ -152,14 +154,14 @@ class Bucket:
             "ResponseContentType": content_type,
         }
         with translated(self._place, "presigning"):
-            return self._s3.generate_presigned_url("get_object", Params=wanted, ExpiresIn=seconds)
+            return self._asked.generate_presigned_url("get_object", Params=wanted, ExpiresIn=seconds)
 
     # Multipart uploads
 
     def create_multipart(self, key: str) -> str:
         """Begin an object that comes in parts; returns the id of its multipart upload."""
         with translated(self._place, "CreateMultipartUpload"):
-            return self._s3.create_multipart_upload(Bucket=self._name, Key=self._prefix + key)["UploadId"]
+            return self._asked.create_multipart_upload(Bucket=self._name, Key=self._prefix + key)["UploadId"]
 
     def upload_part(self, key: str, multipart_id: str, number: int, body: Body) -> str:
         """Store the part `number`, from 0, or replace it; returns its ETag. Raises NoSuchMultipart."""
@@ -255,21 +257,30 @@ class Bucket:
     def close(self) -> None:
         """Give the connections up."""
         with self._lock:
-            if self._made is not None:
-                self._made.close()
+            for made in self._made.values():
+                made.close()
 
     @property
     def _s3(self) -> "S3Client":
+        """To store, join and remove."""
+        return self._client(brief=False)
+
+    @property
+    def _asked(self) -> "S3Client":
+        """For questions, of which nobody waits long for the answer."""
+        return self._client(brief=True)
+
+    def _client(self, *, brief: bool) -> "S3Client":
         """Made where it is first used: that takes a third of a second."""
         with self._lock:
-            if self._made is None:
+            if brief not in self._made:
                 with translated(self._place, "the SDK"):
-                    self._made = client.make_client(self.address)
-            return self._made
+                    self._made[brief] = client.make_client(self.address, brief=brief)
+            return self._made[brief]
 
     def _pages(self, operation: Any, **arguments: Any) -> Iterator[Any]:
         """The answers of a call that lists, one after the other."""
-        pages = self._s3.get_paginator(operation).paginate(
+        pages = self._asked.get_paginator(operation).paginate(
             Bucket=self._name, PaginationConfig={"PageSize": _AT_ONCE}, **arguments
         )
         turning = iter(pages)
@@ -285,7 +296,7 @@ class Bucket:
         """The headers of the answer. Raises StorageFailed where there is no such bucket."""
         try:
             with translated(self._place, "HeadBucket"):
-                return self._s3.head_bucket(Bucket=self._name)["ResponseMetadata"]["HTTPHeaders"]
+                return self._asked.head_bucket(Bucket=self._name)["ResponseMetadata"]["HTTPHeaders"]
         except NoSuchObject as error:
             raise failed(self._place, "HeadBucket: NoSuchBucket (404)") from error.__cause__
 

@@ -1,4 +1,8 @@
-"""The SDK's client, set up: what is asked of it for every call. The only module that loads boto3, and only in its calls."""
+"""The SDK's clients, set up: what is asked of them for every call. The only module that loads boto3, and only in its calls.
+
+There are two, because the SDK has its time-outs by client. A request waits for answers to questions, which a server that is
+not silent gives at once; to store, to join and to remove bytes takes what it takes.
+"""
 
 import base64
 import hashlib
@@ -12,9 +16,10 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
 
 CONNECT_TIMEOUT_SECONDS = 5.0
-READ_TIMEOUT_SECONDS = 60.0
+# How long a server may say nothing.
+READ_TIMEOUT_SECONDS, BRIEF_TIMEOUT_SECONDS = 60.0, 10.0
 # The first one counts, too.
-_ATTEMPTS = 3
+_ATTEMPTS, _BRIEF_ATTEMPTS = 3, 2
 # So many threads talk at once without a connection being made and closed for a call.
 MAX_CONNECTIONS = 64
 
@@ -25,8 +30,8 @@ def check_installed() -> None:
         raise ConfigurationError("UPLOADER_STORAGE: a store on S3 needs `pip install 'uploader[s3]'`")
 
 
-def make_client(address: BucketAddress) -> "S3Client":
-    """It may be used by many threads. Raises what the SDK raises."""
+def make_client(address: BucketAddress, *, brief: bool = False) -> "S3Client":
+    """It may be used by many threads. `brief`: for questions. Raises what the SDK raises."""
     import boto3
     from botocore.config import Config
 
@@ -42,9 +47,9 @@ def make_client(address: BucketAddress) -> "S3Client":
         # Servers other than AWS don't know the checksums that the SDK would add by itself, in trailers.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
-        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+        retries={"mode": "standard", "total_max_attempts": _BRIEF_ATTEMPTS if brief else _ATTEMPTS},
         connect_timeout=CONNECT_TIMEOUT_SECONDS,
-        read_timeout=READ_TIMEOUT_SECONDS,
+        read_timeout=BRIEF_TIMEOUT_SECONDS if brief else READ_TIMEOUT_SECONDS,
         max_pool_connections=MAX_CONNECTIONS,
         tcp_keepalive=True,
     )
