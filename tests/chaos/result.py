@@ -1,10 +1,10 @@
-"""The result of a round as docs/reliability.md shows it."""
+"""The result of a round as docs/reliability.md shows it, and what a round of the tests has to show."""
 
 from collections import Counter
 from collections.abc import Mapping
 
 from tests.chaos.clients import ANSWER_SECONDS
-from tests.chaos.round import Summary
+from tests.chaos.round import Least, Summary
 from tests.support.servers import PRIVATE_DATABASES
 
 _NAMES = {"server": "servers", "worker": "workers", "valkey": "Valkey"}
@@ -55,3 +55,17 @@ def as_table(summary: Summary) -> str:
 def _cleaned(figures: Mapping[str, int]) -> str:
     removed = f"{figures.get('uploads', 0):,} uploads without a row, {figures.get('objects', 0):,} objects"
     return f"{removed}; then all {figures.get('kept', 0):,} objects and multipart uploads had one"
+
+
+def judge(summary: Summary, least: Least) -> None:
+    """Nothing was wrong, and enough was done for that to mean something."""
+    print(as_table(summary), summary.seed, summary.ended_unasked)
+    assert summary.violations == []
+    assert summary.errors == []
+    assert summary.drift_bytes == 0
+    assert summary.kills_total >= least.kills
+    assert summary.counts["chunks"] >= least.chunks
+    assert summary.counts["made"] >= least.made
+    assert summary.counts["appends"] >= least.appends
+    assert summary.counts["files"] >= least.files
+    assert summary.audits >= least.audits

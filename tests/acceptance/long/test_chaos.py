@@ -7,8 +7,8 @@ import pytest
 
 from tests.chaos.installation import Setup
 from tests.chaos.monkey import KILLED
-from tests.chaos.result import as_table
-from tests.chaos.round import Least, Summary, run_round
+from tests.chaos.result import judge
+from tests.chaos.round import Least, run_round
 
 MINUTES = os.environ.get("UPLOADER_TEST_CHAOS_MINUTES")
 # Enough chunks, files and audits, so that it was not the calm of servers that never came up.
@@ -20,7 +20,7 @@ LEAST_OF_FAILOVERS = Least(kills=15, chunks=20, made=1, appends=3, files=5, audi
 @pytest.mark.parametrize("database", [Setup.database])  # the one that is killed, too
 async def test_nothing_drifts_and_nothing_is_lost_while_everything_is_killed(database: str, tmp_path: Path) -> None:
     summary = await run_round(tmp_path / database, seconds=_seconds(60), seed=1, setup=Setup(database), least=LEAST)
-    _judge(summary, LEAST)
+    judge(summary, LEAST)
     assert all(summary.kills[kind] >= LEAST.kills_of_each for kind in KILLED)
     assert min(summary.aof_cuts, summary.flushalls, summary.freezes, summary.clock_jumps) > 0
 
@@ -30,22 +30,9 @@ async def test_nothing_drifts_and_nothing_is_lost_while_everything_is_killed(dat
 async def test_nothing_drifts_and_nothing_is_lost_while_stores_fail_over(database: str, tmp_path: Path) -> None:
     setup = Setup(database, failovers=True)
     summary = await run_round(tmp_path / "data", seconds=_seconds(25), seed=3, setup=setup, least=LEAST_OF_FAILOVERS)
-    _judge(summary, LEAST_OF_FAILOVERS)
+    judge(summary, LEAST_OF_FAILOVERS)
     assert {kind.split()[0] for kind in summary.failovers} == {"MySQL", "Valkey"}
 
 
 def _seconds(seconds: float) -> float:
     return seconds if MINUTES is None else float(MINUTES) * 60
-
-
-def _judge(summary: Summary, least: Least) -> None:
-    print(as_table(summary), summary.seed, summary.ended_unasked)
-    assert summary.violations == []
-    assert summary.errors == []
-    assert summary.drift_bytes == 0
-    assert summary.kills_total >= least.kills
-    assert summary.counts["chunks"] >= least.chunks
-    assert summary.counts["made"] >= least.made
-    assert summary.counts["appends"] >= least.appends
-    assert summary.counts["files"] >= least.files
-    assert summary.audits >= least.audits

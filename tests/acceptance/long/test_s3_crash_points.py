@@ -18,8 +18,8 @@ import pytest
 
 from tests.support.buckets import WatchedBucket
 from tests.support.clock import ManualClock
-from tests.support.content import KIB, Content
-from tests.support.gateways import Gateway
+from tests.support.content import Content
+from tests.support.gateways import PART_BYTES, Gateway
 from tests.support.invariants import Account, checked_accounts
 from tests.support.process import Process, Server, answers, ended, owner_token, run_cli
 from tests.support.servers import free_port
@@ -29,10 +29,10 @@ from uploader.database import models
 from uploader.database.engine import Database
 from uploader.settings.addresses import BucketAddress
 
-CHUNK = 64 * KIB
+CHUNK = PART_BYTES
 TUS = {"Tus-Resumable": "1.0.0"}
 BYTES = {**TUS, "Content-Type": "application/offset+octet-stream"}
-SETTINGS = {"QUIET_INTERVAL": "100ms", "CLAIM_LEASE": "1s", "CHUNK_SIZE": "64KiB", "MIN_CHUNK_SIZE": "64KiB"}
+SETTINGS = {"QUIET_INTERVAL": "100ms", "CLAIM_LEASE": "1s", "CHUNK_SIZE": str(CHUNK), "MIN_CHUNK_SIZE": str(CHUNK)}
 _PATIENCE_SECONDS = 30
 
 
@@ -251,6 +251,7 @@ async def clean_up(installation: Installation, redis_url: str, monkeypatch: pyte
         "s3_access_key_id": address.access_key_id,
         "s3_secret_access_key": address.secret_access_key,
         "s3_path_style": True,
+        "min_chunk_size_bytes": CHUNK,
     }
     clock = ManualClock()
     clock.advance(timedelta(hours=2).total_seconds())
@@ -281,7 +282,7 @@ async def test_a_server_that_dies_between_two_durable_effects_loses_and_invents_
             await act(client, content)
 
     for seed, armed in zip(count(), deaths, strict=False):
-        contents.append(Content(size + seed, seed=seed, name=f"{seed}.bin"))
+        contents.append(Content(size + seed, seed=seed, name=f"{seed}.bin", chunk_size=CHUNK))
         await installation.die_serving(armed, send_all)
     await installation.run(send_all)
 

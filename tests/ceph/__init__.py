@@ -1,0 +1,1 @@
+"""What is tried on a real Ceph, which `run` here starts."""
