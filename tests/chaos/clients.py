@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 
-from tests.chaos.streams import Streams
+from tests.chaos.streams import LostAnswer, Streams
 from tests.support.archives import Entry, archive
 from tests.support.content import MIB, Content
 from tests.support.deltas import Edited
@@ -400,8 +400,9 @@ class Client:
 
     # The wire
 
-    async def _request(self, method: str, path: str, **more: Any) -> httpx2.Response:
-        """Ask either server until one gives an answer that is not "try again"."""
+    async def _request(self, method: str, path: str, *, once: bool = False, **more: Any) -> httpx2.Response:
+        """Ask either server until one gives an answer that is not "try again". `once`: raises LostAnswer if one is lost,
+        where to ask the same again would be answered, and lost, in the same way."""
         while True:
             asked_at = time.monotonic()
             self._count["requests"] += 1
@@ -410,6 +411,8 @@ class Client:
             except httpx2.TransportError as error:
                 self._count["lost_answers"] += 1
                 self._note_wait(asked_at, f"{method} {path}: {error!r}")
+                if once:
+                    raise LostAnswer() from error
             else:
                 self._note_wait(asked_at, f"{method} {path}: {response.status_code}")
                 if response.status_code not in (408, 429, 500, 503) or _says_damaged(response):
