@@ -25,6 +25,8 @@ _EDITED, _MADE = 0.2, 0.8
 _MAX_LEFT_OPEN = 5
 # Of all files of one user, so that a round takes as much of the disk however long it is, and however large its chunks are.
 _MAX_KEPT_BYTES = 64 * MIB
+# Of what comes in one request: the largest chunk.
+_MAX_WHOLE_BYTES = 64 * MIB
 # Nobody waits longer than this for any answer, whatever is away.
 ANSWER_SECONDS = 10.0
 _REQUEST_TIMEOUT_SECONDS = 30.0
@@ -75,6 +77,8 @@ class Client:
         while not stopping.is_set():
             fate = self._random.choices(fates, [35, 12, 10, 6, 17, 10, 20, 10, 25])[0]
             content = self._next_stream() if fate == "stream" else self._next_content()
+            if content.size > _MAX_WHOLE_BYTES and fate in ("whole", "batch"):
+                fate = "finish"
             match fate:
                 case "stream":
                     await self._stream(content)
@@ -404,24 +408,31 @@ class Client:
         """Ask either server until one gives an answer that is not "try again". `once`: raises LostAnswer if one is lost,
         where to ask the same again would be answered, and lost, in the same way."""
         while True:
-            asked_at = time.monotonic()
+            silence = _Silence()
             self._count["requests"] += 1
             try:
-                response = await self._http.request(method, self._random.choice(self._urls) + path, **more)
+                response = await self._answer(method, self._random.choice(self._urls) + path, silence, more)
             except httpx2.TransportError as error:
                 self._count["lost_answers"] += 1
-                self._note_wait(asked_at, f"{method} {path}: {error!r}")
+                self._note_wait(silence.longest_seconds, f"{method} {path}: {error!r}")
                 if once:
                     raise LostAnswer() from error
             else:
-                self._note_wait(asked_at, f"{method} {path}: {response.status_code}")
+                self._note_wait(silence.longest_seconds, f"{method} {path}: {response.status_code}")
                 if response.status_code not in (408, 429, 500, 503) or _says_damaged(response):
                     return response
                 self._count[f"status_{response.status_code}"] += 1
             await asyncio.sleep(self._random.uniform(0.02, 0.2))
 
-    def _note_wait(self, asked_at: float, what: str) -> None:
-        seconds = time.monotonic() - asked_at
+    async def _answer(self, method: str, url: str, silence: "_Silence", more: dict[str, Any]) -> httpx2.Response:
+        content = bytearray()
+        async with self._http.stream(method, url, **more) as response:
+            async for piece in response.aiter_raw():
+                silence.end()
+                content += piece
+        return httpx2.Response(response.status_code, headers=response.headers, content=bytes(content))
+
+    def _note_wait(self, seconds: float, what: str) -> None:
         self.last_told = f"{what}, {time.strftime('%H:%M:%S')}"
         self._record.longest_seconds = max(self._record.longest_seconds, seconds)
         if seconds > ANSWER_SECONDS:
@@ -435,6 +446,22 @@ class Client:
 
     def _violate(self, text: str) -> None:
         self._record.violations.append(text)
+
+
+class _Silence:
+    """For how long a request hears nothing. Whose bytes come does not wait, however many there are."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._longest_seconds = 0.0
+
+    def end(self) -> None:
+        """Something has come."""
+        self._longest_seconds, self._since = self.longest_seconds, time.monotonic()
+
+    @property
+    def longest_seconds(self) -> float:
+        return max(self._longest_seconds, time.monotonic() - self._since)
 
 
 def _says_damaged(response: httpx2.Response) -> bool:

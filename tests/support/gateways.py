@@ -299,6 +299,8 @@ class RadosGateway(PrivateGateway):
             with suppress(ProcessLookupError):
                 os.kill(int(file.read_text()), signal.SIGKILL)
             file.unlink()
+        if self._process is not None:
+            self._process.wait()
 
     @property
     def _pid_file(self) -> Path:
