@@ -350,8 +350,8 @@ def test_a_server_that_stores_what_changed_on_its_way_is_refused(
     """None of those at hand does, if it is told what the digest is."""
     real = client.make_client
 
-    def unsigned(address: BucketAddress) -> Any:
-        made = real(address)
+    def unsigned(address: BucketAddress, *, brief: bool = False) -> Any:
+        made = real(address, brief=brief)
         config: Any = made.meta.config
         config.s3["payload_signing_enabled"] = False
         return made

@@ -217,6 +217,21 @@ async def test_digests_come_only_forwards(ledger: Ledger) -> None:
     assert await ledger.save_digest(upload_id, 0, SavedDigest(0, b""))
 
 
+async def test_the_digests_of_a_chunk_come_with_its_row(ledger: Ledger) -> None:
+    upload_id = await opened(ledger)
+    first, second = SavedDigest(10, STATE), SavedDigest(20, STATE[::-1])
+    assert await ledger.add_part(upload_id, 0, part(0), NOW, first) is PartNoted.ADDED
+    assert (await read(ledger, upload_id)).digest == first
+    assert await ledger.add_part(upload_id, 0, part(0), NOW, second) is PartNoted.PRESENT
+    assert await ledger.add_part(upload_id, 1, part(1), NOW, second) is PartNoted.REFUSED
+    assert await ledger.add_part(upload_id, 0, part(1), NOW) is PartNoted.ADDED
+    assert (await read(ledger, upload_id)).digest == first
+    assert await ledger.add_part(upload_id, 0, part(2), NOW, second) is PartNoted.ADDED
+    for number, earlier in ((3, first), (4, replace(second, state=STATE))):
+        assert await ledger.add_part(upload_id, 0, part(number), NOW, earlier) is PartNoted.ADDED
+    assert (await read(ledger, upload_id)).digest == second
+
+
 async def test_what_is_frozen_is_digested_under_its_own_fence(ledger: Ledger) -> None:
     upload_id = await opened(ledger, 0)
     await ledger.freeze(upload_id)

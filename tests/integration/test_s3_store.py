@@ -4,112 +4,31 @@ were asleep."""
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import insert
 
 from tests.support.bodies import InPieces
-from tests.support.buckets import WatchedBucket
-from tests.support.clock import ManualClock
 from tests.support.content import Content
-from tests.support.gateways import PART_BYTES
+from tests.support.nodes import CHUNK, CONTENT, MakeNode, Node, digests_of, making_nodes
 from tests.support.rows import NOW, upload_row
 from uploader.database import models
 from uploader.database.engine import Database
-from uploader.database.objects.rows import ObjectRows
-from uploader.domain.objects import Entry
-from uploader.domain.upload import Upload
 from uploader.errors import BytesConflict, StorageFailed, Unverified
 from uploader.settings.addresses import BucketAddress
 from uploader.storage.base import Arrival, Busy, Gone
 from uploader.storage.contents import Digests
-from uploader.storage.s3.store import S3Store
 from uploader.storage.s3.streams import BytesBody
-from uploader.storage.s3.uploads.multipart import Multipart, multipart_of
 
-CHUNK = PART_BYTES
-CONTENT = Content(3 * CHUNK + 1000, chunk_size=CHUNK)
 LAST = CONTENT.chunk_count - 1
 OTHER = Content(CONTENT.size, seed=1, chunk_size=CHUNK)
 SMALL = Content(1000, seed=2)
 
 
-@dataclass
-class Node:
-    """A store as a process has it."""
-
-    store: S3Store
-    bucket: WatchedBucket
-    ledger: ObjectRows
-
-    async def open(self, content: Content = CONTENT, **more: Any) -> Upload:
-        upload = upload_row(size=content.size, chunk_size=content.chunk_size, **more)
-        await self.store.create(upload)
-        return upload
-
-    async def put(self, upload: Upload, number: int, content: Content = CONTENT) -> bool:
-        """Whether it was this one that was stored."""
-        held = await self.store.hold_chunk(upload, number, InPieces(content.chunk(number)))
-        held.release()
-        return held.written
-
-    async def append(self, upload: Upload, data: bytes, start: int) -> bool:
-        """Bytes from `start` on, which is in the chunk that they belong to."""
-        number, offset = divmod(start, upload.chunk_size)
-        return (await self.store.hold_chunk(upload, number, InPieces(data), start=offset)).written
-
-    async def put_all(self, upload: Upload, content: Content = CONTENT) -> None:
-        for number in range(content.chunk_count):
-            await self.put(upload, number, content)
-
-    async def entry(self, upload: Upload) -> Entry:
-        found = await self.ledger.entry(upload.id)
-        assert found is not None
-        return found
-
-    async def multipart(self, upload: Upload) -> Multipart:
-        word = (await self.entry(upload)).multipart_id
-        assert word is not None
-        return multipart_of(word)
-
-    async def place_of(self, upload: Upload) -> str:
-        digests = await self.store.digest(upload)
-        async with self.store.closing(upload) as closer:
-            place = await closer.place_blob(digests.sha256)
-        assert place is not None
-        return place
-
-    async def bytes_of(self, upload: Upload) -> bytes:
-        return self.bucket.get(await self.place_of(upload), 0, upload.size)
-
-    async def withdraw(self, upload: Upload, numbers: list[int]) -> None:
-        async with self.store.closing(upload) as closer:
-            await closer.withdraw(numbers, generation=1)
-
-
-MakeNode = Callable[[], Node]
-
-
 @pytest.fixture
 async def make_node(sqlite_url: str, s3_address: BucketAddress) -> AsyncIterator[MakeNode]:
-    async with AsyncExitStack() as stack:
-
-        def make() -> Node:
-            bucket, database = WatchedBucket(s3_address), Database(sqlite_url)
-            ledger = ObjectRows(database)
-            store = S3Store(bucket, ledger, ManualClock(), min_chunk_size_bytes=CHUNK)
-
-            async def end() -> None:
-                await store.drain()
-                store.close()
-                await database.close()
-
-            stack.push_async_callback(end)
-            return Node(store, bucket, ledger)
-
+    async with making_nodes(sqlite_url, s3_address) as make:
         yield make
 
 
@@ -122,10 +41,6 @@ async def node(make_node: MakeNode) -> Node:
 async def another(make_node: MakeNode, node: Node) -> Node:
     """Another process, with the same bucket and the same ledger."""
     return make_node()
-
-
-def digests_of(content: Content) -> Digests:
-    return Digests(content.md5, content.sha256)
 
 
 async def lie_there(database_url: str, sha256: str, place: str) -> None:
@@ -329,14 +244,14 @@ async def test_what_came_too_early_waits_for_the_gap(node: Node) -> None:
     assert (node.bucket.calls["get"], {body.keepers for body in bodies.values()}) == (0, {0})
 
 
-async def test_a_node_reads_what_came_through_another_one(node: Node, another: Node) -> None:
+async def test_what_one_node_has_read_no_other_reads(node: Node, another: Node) -> None:
     upload = await node.open()
-    for number in range(CONTENT.chunk_count):
-        await (node, another)[number % 2].put(upload, number)
+    await node.put_all(upload)
+    await node.store.forget_digests(upload)
     assert await another.store.digest(upload) == digests_of(CONTENT)
-    assert another.bucket.calls["get"] > 0
+    assert another.bucket.read_bytes == CONTENT.size
     assert await node.store.digest(upload) == digests_of(CONTENT)
-    assert node.bucket.calls["get"] == 0, "they are saved"
+    assert node.bucket.read_bytes == 0, "they are saved"
 
 
 async def test_digests_go_on_from_where_they_were_saved(
@@ -346,7 +261,7 @@ async def test_digests_go_on_from_where_they_were_saved(
     upload = await node.open()
     for number in reversed(range(CONTENT.chunk_count)):
         await node.put(upload, number)
-    node.store._frontier.forget(upload.id)
+    await node.store.forget_digests(upload)
     monkeypatch.setattr(node.bucket, "stream", _fails_after(node.bucket.stream, 2))
     with pytest.raises(StorageFailed):
         await node.store.digest(upload)

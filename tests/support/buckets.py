@@ -42,6 +42,7 @@ class WatchedBucket(Bucket):
     def __init__(self, address: BucketAddress) -> None:
         super().__init__(address)
         self.calls: Counter[str] = Counter()
+        self.read_bytes = 0
         # The clock of the server, in the eyes of who asks for it.
         self.ahead = timedelta()
         self._before: dict[str, Callable[[], None]] = {}
@@ -77,6 +78,7 @@ class WatchedBucket(Bucket):
         return self._call("head", super().head, key)
 
     def stream(self, key: str, offset: int, length: int) -> ObjectReader:
+        self.read_bytes += length
         return self._call("get", super().stream, key, offset, length)
 
     def delete(self, keys: Sequence[str]) -> None:

@@ -73,6 +73,21 @@ def test_sha256_alone_is_carried_on_alone(length: int) -> None:
     assert hashed.digests() == Digests(None, expected(CONTENT).sha256)
 
 
+@pytest.mark.parametrize("with_md5", [True, False])
+@pytest.mark.parametrize("states", [True, False])
+def test_a_copy_goes_its_own_way(states: bool, with_md5: bool, request: pytest.FixtureRequest) -> None:
+    if not states:
+        request.getfixturevalue("without_states")
+    hashed = PrefixHashes(with_md5=with_md5)
+    hashed.update(memoryview(CONTENT)[:1000])
+    copied = hashed.copy()
+    copied.update(memoryview(CONTENT)[1000:3000])
+    hashed.update(memoryview(CONTENT)[1000:1001])
+    for each, length in ((hashed, 1001), (copied, 3000)):
+        known = expected(CONTENT[:length])
+        assert (each.position, each.digests()) == (length, known if with_md5 else Digests(None, known.sha256))
+
+
 def test_megabytes_at_once_give_what_hashlib_gives() -> None:
     hashed = PrefixHashes()
     hashed.update(memoryview(bytearray(CONTENT)))

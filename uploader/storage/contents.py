@@ -39,6 +39,10 @@ class Digests:
     md5: str | None
     sha256: str
 
+    def are(self, md5: str | None, sha256: str | None) -> bool:
+        """Whether they are what was claimed; None: anything."""
+        return md5 in (None, self.md5) and sha256 in (None, self.sha256)
+
 
 class OpenBlob(Protocol):
     """Finished bytes, open to be read; they stay readable when they are removed meanwhile."""

@@ -14,6 +14,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -31,6 +32,7 @@ _SIDE_BY_SIDE_BYTES = 256 << 10
 class _Hash(Protocol):
     def update(self, piece: memoryview, /) -> None: ...
     def hexdigest(self) -> str: ...
+    def copy(self) -> "_Hash": ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,9 @@ class _OpenSslHash:
         context = ctypes.create_string_buffer(self.context.raw, self._algorithm.context_bytes)
         self._call("Final", digest, context)
         return digest.raw.hex()
+
+    def copy(self) -> "_OpenSslHash":
+        return _OpenSslHash(self._library, self._algorithm, self.context.raw)
 
     def _call(self, verb: str, *arguments: object) -> None:
         if not self._library[f"{self._algorithm.name}_{verb}"](*arguments):
@@ -150,6 +155,8 @@ class PrefixHashes:
 
     def __init__(self, *, with_md5: bool = True) -> None:
         self.position = 0
+        # Whether they go on from a state that was saved.
+        self.is_restored = False
         self._md5: _Hash | None = None
         self._sha256: _Hash
         library = _library()
@@ -170,7 +177,7 @@ class PrefixHashes:
             return None
         md5, sha256 = state[: -_SHA256.context_bytes], state[-_SHA256.context_bytes :]
         restored = cls(with_md5=bool(md5))
-        restored.position = position
+        restored.position, restored.is_restored = position, True
         restored._sha256 = _OpenSslHash(library, _SHA256, sha256)
         if md5:
             restored._md5 = _OpenSslHash(library, _MD5, md5)
@@ -180,6 +187,12 @@ class PrefixHashes:
     def has_md5(self) -> bool:
         """Whether MD5 is one of them."""
         return self._md5 is not None
+
+    def copy(self) -> "PrefixHashes":
+        """Others, of the same prefix."""
+        copied = copy(self)
+        copied._md5, copied._sha256 = self._md5 and self._md5.copy(), self._sha256.copy()
+        return copied
 
     def state(self) -> bytes:
         """For `restore`; empty if hashlib computes, which does not give its state away."""

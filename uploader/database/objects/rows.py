@@ -36,8 +36,10 @@ class ObjectRows:
             await self._database.sync()  # it is acknowledged once more
         return found
 
-    async def add_part(self, upload_id: str, fence: int, part: StoredPart, now: datetime) -> PartNoted:
-        work = partial(uploads.add_part, upload_id=upload_id, fence=fence, part=part, now=now)
+    async def add_part(
+        self, upload_id: str, fence: int, part: StoredPart, now: datetime, digest: SavedDigest | None = None
+    ) -> PartNoted:
+        work = partial(uploads.add_part, upload_id=upload_id, fence=fence, part=part, now=now, digest=digest)
         try:
             noted = await self._database.transact(work)
         except Duplicate:

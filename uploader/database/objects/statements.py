@@ -1,5 +1,7 @@
 """The statements of what a store on S3 writes down, put together once."""
 
+from typing import Any
+
 from sqlalchemy import BindParameter, and_, bindparam, delete, insert, or_, select, union_all, update
 
 from uploader.database.models import blob, chunk, multipart, piece, put_away
@@ -23,13 +25,16 @@ OPEN = insert(multipart)
 FORGET = delete(multipart).where(_OF_UPLOAD)
 
 _CHANGE = update(multipart).where(_OF_UPLOAD)
-MOVE_TAIL = _CHANGE.values(
-    {name: bindparam(f"new_{name}") for name in ("tail_key", "tail_number", "tail_length", "written_at")}
-)
+_BYTES: dict[str, BindParameter[Any]] = {
+    name: bindparam(f"new_{name}") for name in ("tail_key", "tail_number", "tail_length", "written_at")
+}
+NOTE_BYTES = _CHANGE.values(_BYTES)
 CLAIM = _CHANGE.values(appender=bindparam("new_appender"))
 FREEZE = _CHANGE.values(frozen=True, fence=_rows.fence + 1)
 
 _NO_DIGEST = dict.fromkeys(("digest_position", "digest_state", "digest_md5", "digest_sha256"))
+_DIGEST: dict[str, BindParameter[Any]] = {name: bindparam(f"new_{name}") for name in _NO_DIGEST}
+NOTE_BYTES_AND_DIGEST = _CHANGE.values(_BYTES | _DIGEST)
 FORGET_DIGEST = _CHANGE.values(_NO_DIGEST)
 WITHDRAW = _CHANGE.values(
     {name: bindparam(f"new_{name}") for name in ("tail_key", "tail_number", "tail_length", "multipart_id")}
@@ -45,7 +50,7 @@ _SAME_PLACE = and_(
 SAVE_DIGEST = _CHANGE.where(
     _rows.fence == bindparam("of_fence"),
     or_(_rows.digest_position.is_(None), _rows.digest_position < _position, _SAME_PLACE),
-).values({name: bindparam(f"new_{name}") for name in _NO_DIGEST})
+).values(_DIGEST)
 
 # Chunks
 

@@ -64,16 +64,22 @@ async def opened_before(connection: AsyncConnection, moment: datetime, after: st
 
 
 async def add_part(
-    connection: AsyncConnection, upload_id: str, fence: int, part: StoredPart, now: datetime
+    connection: AsyncConnection,
+    upload_id: str,
+    fence: int,
+    part: StoredPart,
+    now: datetime,
+    digest: SavedDigest | None,
 ) -> PartNoted:
-    """Write down a chunk, if the upload may still get it. Raises Duplicate (from the engine) if there is such a chunk."""
+    """Write down a chunk, if the upload may still get it, and how far the digests have come with it. Raises Duplicate (from
+    the engine) if there is such a chunk."""
     row = await _locked(connection, upload_id, fence)
     if row is None:
         return PartNoted.REFUSED
     values = {"upload_id": upload_id, "number": part.number, "etag": part.etag, "object_key": part.key}
     await connection.execute(statements.ADD_CHUNK, values | {"created_at": now})
     tail = _tail_of(row)
-    await _note_bytes(connection, row, None if tail and tail.number == part.number else tail, now)
+    await _note_bytes(connection, row, None if tail and tail.number == part.number else tail, now, digest)
     return PartNoted.ADDED
 
 
@@ -129,10 +135,7 @@ async def withdraw_chunks(
 
 async def save_digest(connection: AsyncConnection, upload_id: str, fence: int, digest: SavedDigest) -> bool:
     """Whether nobody has come further, and the fence is the same."""
-    md5, sha256 = digest.digests or (None, None)
-    values = {"of_upload": upload_id, "of_fence": fence}
-    values |= {"new_digest_position": digest.position, "new_digest_state": digest.state}
-    values |= {"new_digest_md5": md5, "new_digest_sha256": sha256}
+    values = {"of_upload": upload_id, "of_fence": fence, **_columns_of_digest(digest)}
     return await changed(connection, statements.SAVE_DIGEST, **values) > 0
 
 
@@ -158,10 +161,20 @@ async def _locked(connection: AsyncConnection, upload_id: str, fence: int) -> Ro
     return None if row is None or row["frozen"] or row["fence"] != fence else row
 
 
-async def _note_bytes(connection: AsyncConnection, row: RowMapping, tail: TailObject | None, now: datetime) -> None:
-    """Say that bytes came, and which are of the tail now. The clocks of two machines differ: the later one counts."""
+async def _note_bytes(
+    connection: AsyncConnection,
+    row: RowMapping,
+    tail: TailObject | None,
+    now: datetime,
+    digest: SavedDigest | None = None,
+) -> None:
+    """Say that bytes came, which are of the tail now, and how far the digests have come, unless somebody else has come
+    further. The clocks of two machines differ: the later one counts."""
     values = {"of_upload": row["upload_id"], "new_written_at": max(row["written_at"], now), **_columns_of(tail)}
-    await connection.execute(statements.MOVE_TAIL, values)
+    if digest is None or digest.position <= (row["digest_position"] or 0):
+        await connection.execute(statements.NOTE_BYTES, values)
+    else:
+        await connection.execute(statements.NOTE_BYTES_AND_DIGEST, values | _columns_of_digest(digest))
 
 
 async def _entry(connection: AsyncConnection, upload_id: str, query: Executable) -> Entry | None:
@@ -195,9 +208,15 @@ def _digest_of(row: RowMapping) -> SavedDigest | None:
     position, state, sha256 = row["digest_position"], row["digest_state"], row["digest_sha256"]
     if position is None:
         return None
-    return SavedDigest(position, state, None if sha256 is None else (row["digest_md5"], sha256))
+    return SavedDigest(position, state or b"", None if sha256 is None else (row["digest_md5"], sha256))
 
 
 def _columns_of(tail: TailObject | None) -> dict[str, object]:
     key, number, length = (None, None, None) if tail is None else (tail.key, tail.number, tail.length)
     return {"new_tail_key": key, "new_tail_number": number, "new_tail_length": length}
+
+
+def _columns_of_digest(digest: SavedDigest) -> dict[str, object]:
+    md5, sha256 = digest.digests or (None, None)
+    columns = {"new_digest_position": digest.position, "new_digest_state": digest.state}
+    return columns | {"new_digest_md5": md5, "new_digest_sha256": sha256}

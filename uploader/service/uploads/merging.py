@@ -229,7 +229,7 @@ class Merging:
 
         But if stored bytes went bad, it is not the client's fault: those chunks are missing again.
         """
-        if upload.md5 in (None, digests.md5) and upload.sha256 in (None, digests.sha256):
+        if digests.are(upload.md5, upload.sha256):
             return
         await self._withdraw_bad(upload)
         if upload.md5 not in (None, digests.md5):

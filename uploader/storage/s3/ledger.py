@@ -26,9 +26,12 @@ class Ledger(Protocol):
     async def look(self, upload_id: str, number: int) -> Entry | None:
         """As `entry`, of one chunk alone; all but the chunk perhaps is not durable yet."""
 
-    async def add_part(self, upload_id: str, fence: int, part: StoredPart, now: datetime) -> PartNoted:
+    async def add_part(
+        self, upload_id: str, fence: int, part: StoredPart, now: datetime, digest: SavedDigest | None = None
+    ) -> PartNoted:
         """Write down a chunk. The tail, if it is of this chunk, is none any more. The first one counts; the row of the
-        upload is locked meanwhile, so that it is not frozen."""
+        upload is locked meanwhile, so that it is not frozen. `digest`: how far the digests have come once it is there;
+        saved unless somebody has come further."""
 
     async def move_tail(
         self, upload_id: str, fence: int, before: TailObject | None, after: TailObject | None, now: datetime

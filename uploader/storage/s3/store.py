@@ -82,7 +82,7 @@ class S3Store:
         self._threads = Threads()
         self._requests = Pool(_REQUESTS, "s3", translate=disk.refusal)
         self.marks = S3Marks(bucket, self._requests)
-        self._frontier = MemoryFrontier(self._threads.long_hashing)
+        self._frontier = MemoryFrontier(self._threads.long_hashing, ledger)
         self._parts = Parts(bucket, ledger, self._requests, self._frontier, clock)
         pools = (self._requests, self._threads.long_hashing)
         self.completing = Completing(bucket, ledger, self._parts, self._frontier, pools, self._check_stopping)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from uploader.crashpoints import crash_point
 from uploader.domain.chunks import chunk_count, chunk_length
-from uploader.domain.objects import Entry, SavedDigest
+from uploader.domain.objects import Entry
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed
 from uploader.storage.base import Busy, Gone
@@ -30,6 +30,7 @@ from uploader.storage.s3.streams import BytesBody
 from uploader.storage.s3.uploads.frontier import MemoryFrontier
 from uploader.storage.s3.uploads.multipart import Multipart, multipart_of
 from uploader.storage.s3.uploads.parts import Parts
+from uploader.storage.s3.uploads.states import fence_of, finished, restored, sealed
 from uploader.tasks import Pool
 
 logger = logging.getLogger(__name__)
@@ -70,14 +71,23 @@ class Completing:
         entry = await self._freeze(upload)
         key, is_ours = await self._complete(upload, entry)
         crash_point("object.after_complete")
-        saved = entry.digest.digests if entry.digest is not None else None
-        if saved is not None and (saved[0] is not None or not upload.needs_md5):
-            return Digests(*saved)
-        # Its chunks had the fence before the one of its freezing, and the bytes of their rows: those that somebody else has
-        # completed, who was asleep, may be of before. So they are read.
-        memory = await self._frontier.take(upload, entry.fence - 1)
-        hashes = (memory if is_ours else None) or _restored(entry.digest, upload)
-        return await self._digest(upload, entry, key, hashes)
+        if entry.digest is not None and fence_of(entry.digest, upload.id) is None:
+            await self._ledger.forget_digest(upload.id)  # it would be in the way of what is computed now
+        known = finished(entry.digest, upload, entry.fence)
+        hashes = await self._known(upload, entry, is_ours=is_ours)
+        digests = known or await self._digest(upload, entry, key, hashes)
+        if digests.are(upload.md5, upload.sha256) or not (known or hashes.is_restored):
+            return digests
+        # Nobody is refused because of a row.
+        return await self._digest(upload, entry, key, PrefixHashes(with_md5=upload.needs_md5))
+
+    async def _known(self, upload: Upload, entry: Entry, *, is_ours: bool) -> PrefixHashes:
+        """How far the digests have come without reading. Those of chunks that came have the fence before the one of the
+        freezing, and the bytes of their rows: what somebody else has completed, who was asleep, may be of before. Of that
+        only what was read counts, which was saved since."""
+        came = await self._frontier.take(upload, entry)
+        read = restored(entry.digest, upload, entry.fence)
+        return (came if is_ours else None) or read or PrefixHashes(with_md5=upload.needs_md5)
 
     async def complete(self, upload: Upload) -> str:
         """Complete an upload, and give the key of the whole. Raises as `digest`."""
@@ -165,20 +175,16 @@ class Completing:
         return None if stat is None else stat.size
 
     async def _digest(self, upload: Upload, entry: Entry, key: str, hashes: PrefixHashes) -> Digests:
-        """`hashes`: of its beginning; the rest is read."""
+        """`hashes`: of its beginning; the rest is read. Who comes next need not read that again."""
         while hashes.position < upload.size:
+            if hashes.position:
+                await self._ledger.save_digest(upload.id, entry.fence, sealed(upload.id, entry.fence, hashes))
             until = min(hashes.position + _SAVE_BYTES, upload.size)
             await self._hashing.run(hash_from, self._bucket, key, hashes, until, self._check_stopping)
-            await self._save(upload, entry, SavedDigest(hashes.position, hashes.state()))
         digests = hashes.digests()
-        final = SavedDigest(hashes.position, hashes.state(), (digests.md5, digests.sha256))
-        await self._save(upload, entry, final)
+        await self._ledger.save_digest(upload.id, entry.fence, sealed(upload.id, entry.fence, hashes, digests))
         crash_point("object.after_digest")
         return digests
-
-    async def _save(self, upload: Upload, entry: Entry, digest: SavedDigest) -> None:
-        """Who comes next need not read it again; it is no matter if that is lost."""
-        await self._ledger.save_digest(upload.id, entry.fence, digest)
 
     async def find_bad(self, upload: Upload) -> list[int]:
         """The chunks of which S3 does not have what was acknowledged, and that of the tail."""
@@ -294,14 +300,6 @@ def _etags_at(upload: Upload, entry: Entry) -> list[tuple[int, str]]:
         (chunk_length(number, upload.size, upload.chunk_size), entry.parts[number].etag)
         for number in sorted(entry.parts)
     ]
-
-
-def _restored(saved: SavedDigest | None, upload: Upload) -> PrefixHashes:
-    if saved is not None:
-        hashes = PrefixHashes.restore(saved.position, saved.state)
-        if hashes is not None and (hashes.has_md5 or not upload.needs_md5):
-            return hashes
-    return PrefixHashes(with_md5=upload.needs_md5)
 
 
 def _is_there(etag: str, found: tuple[str, int] | None) -> bool:

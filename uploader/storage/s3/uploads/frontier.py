@@ -1,132 +1,219 @@
 """The digests of open uploads, from memory: parts of a multipart upload can't be read before it is completed.
 
-Each chunk that counts is offered with its body. What comes in order is hashed at once, what comes a little too early is kept
-until then, within a bound; what was missed is read once the upload is completed. All of an upload here belongs to one fence:
-chunks that were withdrawn leave nothing behind.
+Whoever stores a chunk offers its body first. What comes in order is hashed at once, while S3 takes it, and counts once its
+row is committed. With that row it is saved how far the digests have come, so that another node goes on. What comes
+a little too early is kept until then, within a bound; what was missed is read once the upload is completed. All of an upload
+here belongs to one fence: chunks that were withdrawn leave nothing behind.
 """
 
 import asyncio
+import logging
 import time
-from collections import OrderedDict
-from contextlib import suppress
+from collections import Counter, OrderedDict
 
+from uploader.domain.objects import Entry, SavedDigest
 from uploader.domain.upload import Upload
+from uploader.errors import Unavailable
 from uploader.storage.base import Body
-from uploader.storage.hashes import PrefixHashes
+from uploader.storage.hashes import PrefixHashes, states_are_portable
+from uploader.storage.s3.ledger import Ledger
+from uploader.storage.s3.uploads.prefix import OfferedPart, Prefix
+from uploader.storage.s3.uploads.states import restored, sealed
 from uploader.tasks import Pool
+
+logger = logging.getLogger(__name__)
 
 # Bodies that a process keeps beyond their requests.
 _MAX_KEPT_BYTES = 128 << 20
+# Bodies that it hashes while S3 takes them.
+_MAX_AHEAD_BYTES = 64 << 20
 # Uploads whose hashes a process keeps.
 _MAX_UPLOADS = 10_000
-# Whoever waits for a gap that nobody fills gives way after that.
-_STALLED_SECONDS = 5.0
-# A sender waits while so much of its upload waits to be hashed; for so long at most.
-_FAR_BYTES, _PATIENCE_SECONDS = 64 << 20, 5.0
-
-
-class _Prefix:
-    """The hashes of one upload, and what waits for them."""
-
-    def __init__(self, upload: Upload, fence: int, hashes: PrefixHashes) -> None:
-        self.upload = upload
-        self.fence = fence
-        self.hashes = hashes
-        self.waiting: dict[int, Body] = {}
-        # The chunk whose body a thread reads: the position moves before it has ended.
-        self.hashing: int | None = None
-        self.advanced_at = time.monotonic()
-        self.task: asyncio.Task[None] | None = None
-        self._moved = asyncio.Event()
-
-    @property
-    def next_chunk(self) -> int | None:
-        """None at the end."""
-        number, rest = divmod(self.hashes.position, self.upload.chunk_size)
-        return None if rest else number
-
-    @property
-    def waiting_bytes(self) -> int:
-        return sum(body.length for body in self.waiting.values())
-
-    @property
-    def is_stalled(self) -> bool:
-        running = self.task is not None and not self.task.done()
-        return bool(self.waiting) and not running and time.monotonic() - self.advanced_at > _STALLED_SECONDS
-
-    def moved(self) -> None:
-        self.advanced_at = time.monotonic()
-        self._moved.set()
-        self._moved = asyncio.Event()
-
-    async def come_near(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                while self.task is not None and not self.task.done() and self.waiting_bytes > _FAR_BYTES:
-                    await self._moved.wait()
+# What no row has taken along by then is saved by itself.
+_QUIET_SECONDS = 0.5
+# The end of a process saves for so long at most.
+_LAST_SECONDS = 5.0
 
 
 class MemoryFrontier:
     """The prefixes of this process."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, ledger: Ledger) -> None:
         self._pool = pool
-        self._prefixes: OrderedDict[str, _Prefix] = OrderedDict()
-        self._kept_bytes = 0
+        self._ledger = ledger
+        self._prefixes: OrderedDict[str, Prefix] = OrderedDict()
+        # Of the bodies that are held, by whether their chunks count.
+        self._held_bytes: Counter[bool] = Counter()
+        self._saving: set[asyncio.Task[None]] = set()
 
-    def add(self, upload: Upload, fence: int, number: int, body: Body) -> None:
-        """A chunk counts from now on, with these bytes; `fence`: that of its row."""
+    # Chunks come
+
+    def offer(self, upload: Upload, entry: Entry, number: int, body: Body) -> OfferedPart:
+        """Before a chunk is stored, whoever does so offers its body. Afterwards the offer has to be settled, in any case."""
+        offer = OfferedPart(number, body)
+        prefix = self._prefix(upload, entry)
+        if prefix is not None and prefix.takes(number):
+            offer.prefix = prefix
+            prefix.offers[number] = offer
+            self._go_on(prefix)
+        return offer
+
+    def _prefix(self, upload: Upload, entry: Entry) -> Prefix | None:
+        """None for whoever has looked before chunks were withdrawn."""
         prefix = self._prefixes.get(upload.id)
-        if prefix is not None and (prefix.fence != fence or (upload.needs_md5 and not prefix.hashes.has_md5)):
+        if prefix is not None and prefix.fence > entry.fence:
+            return None
+        if prefix is not None and (prefix.fence < entry.fence or (upload.needs_md5 and not prefix.hashes.has_md5)):
             self.forget(upload.id)
             prefix = None
         if prefix is None:
-            prefix = self._begin(upload, fence)
+            prefix = self._begin(upload, entry.fence)
         self._prefixes.move_to_end(upload.id)
-        following = prefix.next_chunk
-        if following is None or number < following or number in prefix.waiting:
-            return
-        if self._kept_bytes + body.length > _MAX_KEPT_BYTES:
-            self._drop_stalled()
-        if self._kept_bytes + body.length > _MAX_KEPT_BYTES:
-            return
-        body.keep()
-        self._kept_bytes += body.length
-        prefix.waiting[number] = body
-        self._go_on(prefix)
+        self._catch_up(prefix, upload, entry.digest)
+        return prefix
 
-    def _begin(self, upload: Upload, fence: int) -> _Prefix:
-        prefix = _Prefix(upload, fence, PrefixHashes(with_md5=upload.needs_md5))
-        self._prefixes[upload.id] = prefix
+    def _begin(self, upload: Upload, fence: int) -> Prefix:
+        prefix = self._prefixes[upload.id] = Prefix(upload, fence, PrefixHashes(with_md5=upload.needs_md5))
         if len(self._prefixes) > _MAX_UPLOADS:
             self.forget(next(iter(self._prefixes)))
         return prefix
 
-    def _go_on(self, prefix: _Prefix) -> None:
-        if (prefix.task is None or prefix.task.done()) and prefix.next_chunk in prefix.waiting:
-            prefix.task = asyncio.create_task(self._hash(prefix), name=f"frontier {prefix.upload.id}")
+    def _catch_up(self, prefix: Prefix, upload: Upload, saved: SavedDigest | None) -> None:
+        """Go on from where others have come, if that is further."""
+        if saved is None or saved.position <= prefix.saved_bytes:
+            return
+        prefix.saved_bytes = saved.position
+        hashes = restored(saved, upload, prefix.fence) if saved.position > prefix.hashes.position else None
+        if hashes is not None:
+            for offer in prefix.advance(hashes):
+                self._release(offer)
 
-    async def _hash(self, prefix: _Prefix) -> None:
-        while (number := prefix.next_chunk) in prefix.waiting:
-            assert number is not None
-            body, prefix.hashing = prefix.waiting[number], number
-            try:
-                await self._pool.run(prefix.hashes.update_by, body.pieces, body.length)
-            finally:
-                prefix.hashing = None
-                self._let_go(prefix, number)
-                prefix.moved()
+    def state_with(self, offer: OfferedPart) -> SavedDigest | None:
+        """How far the digests have come once the chunk of an offer counts; None: no further than what is saved."""
+        prefix = offer.prefix
+        if prefix is None:
+            return None
+        hashes = prefix.ahead if prefix.ahead is not None and offer is prefix.following else prefix.hashes
+        if hashes.position <= prefix.saved_bytes or not states_are_portable():
+            return None
+        offer.saved_bytes = hashes.position
+        return sealed(prefix.upload_id, prefix.fence, hashes)
 
-    def _let_go(self, prefix: _Prefix, number: int) -> None:
-        body = prefix.waiting.pop(number)
-        self._kept_bytes -= body.length
-        body.close()
+    def settle(self, offer: OfferedPart, *, written: bool) -> None:
+        """Say whether the chunk counts from now on, with these bytes."""
+        prefix = offer.prefix
+        if prefix is None or prefix.is_forgotten:
+            return
+        if written:
+            prefix.saved_bytes = max(prefix.saved_bytes, offer.saved_bytes)
+        if prefix.offers.get(offer.number) is offer:
+            self._settle(prefix, offer, written=written)
+        self._go_on(prefix)
+
+    def _settle(self, prefix: Prefix, offer: OfferedPart, *, written: bool) -> None:
+        ahead = prefix.ahead if offer is prefix.following else None
+        if not written:
+            self._drop(prefix, offer)
+        elif ahead is not None:
+            offer.is_written = True
+            prefix.advance(ahead)
+        else:
+            self._held_bytes[False] -= offer.held_bytes
+            self._held_bytes[True] += offer.held_bytes
+            offer.is_written = True
+            if not self._hold(offer):
+                self._drop(prefix, offer)
+
+    # Bodies
+
+    def _hold(self, offer: OfferedPart) -> bool:
+        """Keep its body, within a bound; whether that is so."""
+        if offer.held_bytes:
+            return True
+        most, length = (_MAX_KEPT_BYTES if offer.is_written else _MAX_AHEAD_BYTES), offer.body.length
+        if offer.is_written and self._held_bytes[True] + length > most:
+            self._drop_stalled()
+        if self._held_bytes[offer.is_written] + length > most:
+            return False
+        offer.body.keep()
+        offer.held_bytes = length
+        self._held_bytes[offer.is_written] += length
+        return True
+
+    def _release(self, offer: OfferedPart) -> None:
+        """Unless a thread reads its body: then that does so at its end."""
+        if offer.held_bytes and not offer.is_read:
+            self._held_bytes[offer.is_written] -= offer.held_bytes
+            offer.held_bytes = 0
+            offer.body.close()
+
+    def _drop(self, prefix: Prefix, offer: OfferedPart) -> None:
+        prefix.drop(offer)
+        self._release(offer)
 
     def _drop_stalled(self) -> None:
         for prefix in self._prefixes.values():
             if prefix.is_stalled:
-                for number in list(prefix.waiting):
-                    self._let_go(prefix, number)
+                for offer in prefix.waiting:
+                    self._drop(prefix, offer)
+
+    # Hashing
+
+    def _go_on(self, prefix: Prefix) -> None:
+        if prefix.is_running:
+            return
+        if self._next(prefix) is not None:
+            prefix.task = asyncio.create_task(self._hash(prefix), name=f"frontier {prefix.upload_id}")
+        elif prefix.lacks_saving and prefix.timer is None:
+            prefix.timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._save_if_quiet, prefix)
+
+    def _next(self, prefix: Prefix) -> OfferedPart | None:
+        """The chunk to be hashed now, its body kept. None follows one whose row is still to come."""
+        offer = prefix.following if prefix.ahead is None else None
+        return offer if offer is not None and self._hold(offer) else None
+
+    async def _hash(self, prefix: Prefix) -> None:
+        while (offer := self._next(prefix)) is not None:
+            hashes = prefix.hashes.copy()
+            offer.is_read = True
+            try:
+                await self._pool.run(hashes.update_by, offer.body.pieces, offer.body.length)
+            except BaseException:
+                if prefix.following is offer:
+                    prefix.drop(offer)
+                raise
+            finally:
+                offer.is_read = False
+                self._release(offer)
+            # Unless it was dropped meanwhile, or others have come further.
+            if prefix.following is offer:
+                prefix.hashed(offer, hashes)
+            prefix.moved()
+        prefix.task = None
+        self._go_on(prefix)
+
+    # Saving
+
+    def _save_if_quiet(self, prefix: Prefix) -> None:
+        """Chunks that are on their way take it along."""
+        prefix.timer = None
+        if prefix.is_forgotten or prefix.expects_rows or not prefix.lacks_saving:
+            return
+        task = asyncio.create_task(self._save(prefix), name=f"saving digests {prefix.upload_id}")
+        self._saving.add(task)
+        task.add_done_callback(self._saving.discard)
+
+    async def _save(self, prefix: Prefix) -> None:
+        """It is no matter if that fails."""
+        state = sealed(prefix.upload_id, prefix.fence, prefix.hashes)
+        try:
+            await self._ledger.save_digest(prefix.upload_id, prefix.fence, state)
+        except Unavailable:
+            logger.debug("digests not saved", extra={"upload_id": prefix.upload_id})
+            return
+        prefix.saved_bytes = max(prefix.saved_bytes, state.position)
+
+    # Whoever waits for it
 
     async def keep_pace(self, upload: Upload) -> None:
         """The sender of a chunk waits while the digests are far behind, and come nearer."""
@@ -139,30 +226,38 @@ class MemoryFrontier:
         prefix = self._prefixes.get(upload_id)
         return 0 if prefix is None else prefix.hashes.position
 
-    async def take(self, upload: Upload, fence: int) -> PrefixHashes | None:
-        """The hashes of what came in order, whose chunks had this fence; they are the caller's from now on."""
+    async def take(self, upload: Upload, entry: Entry) -> PrefixHashes | None:
+        """The hashes of what came in order until the upload was frozen, here or elsewhere; they are the caller's from now
+        on."""
+        fence = entry.fence - 1  # that of the chunks
         prefix = self._prefixes.get(upload.id)
-        if prefix is None:
-            return None
-        if prefix.task is not None:
-            await asyncio.wait({prefix.task})
+        if prefix is None or prefix.fence != fence or (upload.needs_md5 and not prefix.hashes.has_md5):
+            self.forget(upload.id)
+            return restored(entry.digest, upload, fence)
+        self._catch_up(prefix, upload, entry.digest)
+        self._go_on(prefix)
+        await prefix.ended()
         self.forget(upload.id)
-        fits = prefix.fence == fence and (prefix.hashes.has_md5 or not upload.needs_md5)
-        return prefix.hashes if fits else None
+        return prefix.hashes
 
     def forget(self, upload_id: str) -> None:
         """An upload has ended, or its chunks are not what they were."""
         prefix = self._prefixes.pop(upload_id, None)
         if prefix is None:
             return
-        for number in list(prefix.waiting):
-            if number != prefix.hashing:
-                self._let_go(prefix, number)
+        prefix.is_forgotten = True
+        if prefix.timer is not None:
+            prefix.timer.cancel()
+        for offer in list(prefix.offers.values()):
+            self._drop(prefix, offer)
 
     async def drain(self) -> None:
-        """Wait until what can be hashed is."""
-        tasks = [prefix.task for prefix in self._prefixes.values() if prefix.task is not None]
-        if tasks:
-            await asyncio.wait(tasks)
-        for upload_id in list(self._prefixes):
+        """Wait until what can be hashed is, and save it for others."""
+        deadline = time.monotonic() + _LAST_SECONDS
+        for upload_id, prefix in list(self._prefixes.items()):
+            await prefix.ended()
+            if prefix.lacks_saving and time.monotonic() < deadline:
+                await self._save(prefix)
             self.forget(upload_id)
+        if self._saving:
+            await asyncio.wait(self._saving)

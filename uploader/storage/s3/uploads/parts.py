@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.domain.chunks import chunk_count, chunk_length
-from uploader.domain.objects import Entry, PartNoted, StoredPart, TailObject
+from uploader.domain.objects import Entry, PartNoted, SavedDigest, StoredPart, TailObject
 from uploader.domain.upload import Upload
 from uploader.errors import BytesConflict, StorageFailed
 from uploader.storage.base import Body, Gone
@@ -147,13 +147,16 @@ class Parts:
         """Whether it counts; False: somebody else was faster."""
         if body.length < chunk_length(number, upload.extent, upload.chunk_size):
             return await self._replace_tail(upload, entry, number, body, tail)
-        part = await self.upload_part(upload, entry, number, body)
-        crash_point("object.after_part")
-        if not await self.note_part(upload, entry, part):
-            return False
-        self._frontier.add(upload, entry.fence, number, body)
-        await self.drop_tail(tail)
-        return True
+        offer, written = self._frontier.offer(upload, entry, number, body), False
+        try:
+            part = await self.upload_part(upload, entry, number, body)
+            crash_point("object.after_part")
+            written = await self.note_part(upload, entry, part, self._frontier.state_with(offer))
+        finally:
+            self._frontier.settle(offer, written=written)
+        if written:
+            await self.drop_tail(tail)
+        return written
 
     async def upload_part(self, upload: Upload, entry: Entry, number: int, body: Body) -> StoredPart:
         """Give S3 the bytes of a chunk. Raises Gone."""
@@ -177,9 +180,11 @@ class Parts:
             return False
         return self._bucket.get(key, offset, body.length) == b"".join(body.pieces())
 
-    async def note_part(self, upload: Upload, entry: Entry, part: StoredPart) -> bool:
-        """Commit the row of a chunk that S3 has; whether it counts. Raises Gone."""
-        noted = await self._ledger.add_part(upload.id, entry.fence, part, self._clock.now())
+    async def note_part(
+        self, upload: Upload, entry: Entry, part: StoredPart, digest: SavedDigest | None = None
+    ) -> bool:
+        """Commit the row of a chunk that S3 has, and how far the digests come with it; whether it counts. Raises Gone."""
+        noted = await self._ledger.add_part(upload.id, entry.fence, part, self._clock.now(), digest)
         crash_point("object.after_row")
         if noted is PartNoted.ADDED:
             return True

@@ -1,0 +1,377 @@
+"""The digests of uploads on S3 that come through several nodes: each goes on from where the others have come, and nothing is
+read that one of them had in its memory."""
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from tests.support.bodies import InPieces
+from tests.support.content import Content
+from tests.support.nodes import CHUNK, CONTENT, MakeNode, Node, digests_of, making_nodes
+from tests.support.statements import statements
+from tests.support.waiting import eventually
+from uploader.database import models
+from uploader.domain.upload import Upload
+from uploader.errors import StorageFailed
+from uploader.settings.addresses import BucketAddress
+from uploader.storage.base import Gone
+from uploader.storage.hashes import PrefixHashes
+from uploader.storage.s3.uploads import frontier
+from uploader.storage.s3.uploads.states import sealed
+
+OTHER = Content(CONTENT.size, seed=1, chunk_size=CHUNK)
+
+
+@pytest.fixture
+async def make_node(database_url: str, s3_address: BucketAddress) -> AsyncIterator[MakeNode]:
+    async with making_nodes(database_url, s3_address) as make:
+        yield make
+
+
+@pytest.fixture
+async def node(make_node: MakeNode) -> Node:
+    return make_node()
+
+
+@pytest.fixture
+async def another(make_node: MakeNode, node: Node) -> Node:
+    """Another process, with the same bucket and the same ledger."""
+    return make_node()
+
+
+@pytest.fixture
+def only_with_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is saved by itself."""
+    monkeypatch.setattr(frontier, "_QUIET_SECONDS", 3600)
+
+
+async def saved_bytes(node: Node, upload: Upload) -> int:
+    saved = (await node.entry(upload)).digest
+    return 0 if saved is None else saved.position
+
+
+async def until_saved(node: Node, upload: Upload, position: int) -> None:
+    async def is_saved() -> bool:
+        return await saved_bytes(node, upload) == position
+
+    await eventually(is_saved)
+
+
+async def until_hashed(node: Node, upload: Upload, position: int) -> None:
+    """Of chunks that count."""
+
+    async def is_hashed() -> bool:
+        return await node.store.digested_bytes(upload) == position
+
+    await eventually(is_hashed)
+
+
+async def put_hashed(node: Node, upload: Upload, number: int, content: Content = CONTENT) -> bool:
+    """Put a chunk whose digests come as fast as S3 does."""
+    with node.bucket.held("upload_part", after=True) as hold:
+        putting = asyncio.create_task(node.put(upload, number, content))
+        await hold.is_there()
+        await until_ahead(node, upload)
+    return await putting
+
+
+async def until_ahead(node: Node, upload: Upload) -> None:
+    """Of a chunk whose row is still to come."""
+
+    async def is_ahead() -> bool:
+        prefix = node.store._frontier._prefixes.get(upload.id)
+        return prefix is not None and prefix.ahead is not None
+
+    await eventually(is_ahead)
+
+
+# From node to node
+
+
+@pytest.mark.usefixtures("only_with_rows")
+async def test_where_a_node_dies_another_goes_on(node: Node, another: Node) -> None:
+    """It has time for nothing: all it has told is in the rows of its chunks."""
+    upload = await node.open()
+    for number in (0, 1):
+        await put_hashed(node, upload, number)
+        assert await saved_bytes(another, upload) == (number + 1) * CHUNK
+    for number in (2, 3):
+        await another.put(upload, number)
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+    assert another.bucket.read_bytes == 0
+
+
+@pytest.mark.usefixtures("only_with_rows")
+async def test_what_a_row_tells_of_digests_costs_no_statement(node: Node) -> None:
+    upload = await node.open()
+    with statements(node.database) as sql:
+        await put_hashed(node, upload, 0)
+    written = [statement.split()[0] for statement in sql if not statement.startswith(("BEGIN", "PRAGMA"))]
+    assert [word for word in written if word in ("INSERT", "UPDATE", "DELETE", "COMMIT")] == [
+        "INSERT",
+        "UPDATE",
+        "COMMIT",
+    ]
+    assert await saved_bytes(node, upload) == CHUNK
+
+
+@pytest.mark.usefixtures("only_with_rows")
+async def test_no_chunk_waits_for_its_digests(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload = await node.open()
+    go_on, real = threading.Event(), PrefixHashes.update_by
+
+    def update_by(*arguments: Any) -> None:
+        assert go_on.wait(30)
+        real(*arguments)
+
+    monkeypatch.setattr(PrefixHashes, "update_by", update_by)
+    for number in range(3):
+        await node.put(upload, number)
+    assert await saved_bytes(node, upload) == 0
+    go_on.set()
+    await until_hashed(node, upload, 3 * CHUNK)
+    await put_hashed(node, upload, 3)
+    assert await saved_bytes(node, upload) == CONTENT.size
+
+
+async def test_what_no_row_takes_along_is_saved_by_itself(node: Node, another: Node) -> None:
+    upload = await node.open()
+    for number in (1, 0):  # its row can't know of the one that waits
+        await node.put(upload, number)
+    await until_saved(another, upload, 2 * CHUNK)
+    for number in (2, 3):
+        await another.put(upload, number)
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+    assert another.bucket.read_bytes == 0
+
+
+@pytest.mark.usefixtures("only_with_rows")
+async def test_a_node_that_ends_in_order_saves_what_it_knows(node: Node, another: Node) -> None:
+    upload = await node.open()
+    for number in (1, 0):
+        await node.put(upload, number)
+    await node.store.drain()
+    assert await saved_bytes(another, upload) == 2 * CHUNK
+    for number in (2, 3):
+        await another.put(upload, number)
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+    assert another.bucket.read_bytes == 0
+
+
+async def test_two_nodes_by_turns_read_nothing(node: Node, another: Node) -> None:
+    upload = await node.open()
+    for number in range(CONTENT.chunk_count):
+        await (node, another)[number % 2].put(upload, number)
+        await until_saved(node, upload, min((number + 1) * CHUNK, CONTENT.size))
+    assert await node.store.digest(upload) == digests_of(CONTENT)
+    assert node.bucket.read_bytes == 0
+
+
+@pytest.mark.parametrize("last", [0, 3])
+async def test_what_waits_in_memory_goes_on_from_what_others_saved(node: Node, another: Node, last: int) -> None:
+    upload = await node.open()
+    for number in {1, 2, 3} - {last}:
+        await another.put(upload, number)
+    await put_hashed(node, upload, 0)
+    if last:
+        await another.put(upload, last)
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+    assert another.bucket.read_bytes == 0
+
+
+async def test_only_what_nobody_had_in_order_is_read(make_node: MakeNode, node: Node, another: Node) -> None:
+    upload = await node.open()
+    await put_hashed(node, upload, 0)
+    await another.put(upload, 2)
+    await make_node().put(upload, 1)
+    await node.put(upload, 3)
+    last = make_node()
+    assert await last.store.digest(upload) == digests_of(CONTENT)
+    known = await saved_bytes(node, upload)
+    assert known == CONTENT.size
+    assert last.bucket.read_bytes in (CONTENT.size - CHUNK, CONTENT.size - 2 * CHUNK), (
+        "the one of chunk 1 went on, perhaps"
+    )
+
+
+async def test_a_worker_that_had_none_of_it_reads_none_of_it(node: Node, another: Node) -> None:
+    upload = await node.open()
+    await node.put_all(upload)
+    await until_saved(node, upload, CONTENT.size)
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+    assert another.bucket.read_bytes == 0
+
+
+async def test_streams_go_on_at_another_node(node: Node, another: Node) -> None:
+    """A tail is of no node: who makes a chunk of it has all of its bytes."""
+    upload = await node.open()
+    assert await node.append(upload, CONTENT.data[: CHUNK // 2], 0)
+    assert await another.append(upload, CONTENT.data[CHUNK // 2 : CHUNK], CHUNK // 2)
+    await until_saved(node, upload, CHUNK)
+    for number in (1, 2):
+        assert await node.append(upload, CONTENT.chunk(number), number * CHUNK)
+    await until_saved(node, upload, 3 * CHUNK)
+    before = another.bucket.read_bytes
+    assert await another.append(upload, CONTENT.chunk(3), 3 * CHUNK)
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+    assert another.bucket.read_bytes == before
+
+
+async def test_a_length_that_is_told_late_costs_the_tail(node: Node, another: Node) -> None:
+    upload = await node.open(Content(0), length_known=False, md5=None)
+    for number in range(CONTENT.chunk_count):
+        assert await node.append(upload, CONTENT.chunk(number), number * CHUNK)
+    await until_saved(node, upload, 3 * CHUNK)
+    told = replace(upload, size=CONTENT.size, length_known=True)
+    assert await another.store.completing.settle_length(told)
+    before = another.bucket.read_bytes
+    assert await another.store.digest(told) == digests_of(CONTENT)
+    assert another.bucket.read_bytes - before == CONTENT.size - 3 * CHUNK
+
+
+# What is no longer, or never was
+
+
+@pytest.mark.usefixtures("only_with_rows")
+async def test_a_body_that_does_not_count_is_not_hashed(node: Node, another: Node) -> None:
+    upload = await node.open()
+    body = InPieces(OTHER.chunk(0))
+    with node.bucket.held("upload_part", after=True) as hold:
+        losing = asyncio.create_task(node.store.hold_chunk(upload, 0, body))
+        await hold.is_there()
+        await until_ahead(node, upload)
+        assert await put_hashed(another, upload, 0)
+    assert not (await losing).written
+    body.close()
+    assert body.keepers == 0
+    for number in (1, 2, 3):
+        await node.put(upload, number)
+    assert await node.store.digest(upload) == digests_of(CONTENT)
+    assert node.bucket.read_bytes == 0
+
+
+async def test_what_s3_does_not_take_is_given_up(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload = await node.open()
+    body, may_fail = InPieces(OTHER.chunk(0)), threading.Event()
+
+    def fail(*_: object) -> None:
+        assert may_fail.wait(30)
+        raise StorageFailed(inside="S3 is away")
+
+    with monkeypatch.context() as failing, pytest.raises(StorageFailed):
+        failing.setattr(node.bucket, "upload_part", fail)
+        putting = asyncio.create_task(node.store.hold_chunk(upload, 0, body))
+        await until_ahead(node, upload)
+        may_fail.set()
+        await putting
+    body.close()
+    assert body.keepers == 0
+    await node.put_all(upload)
+    assert await node.store.digest(upload) == digests_of(CONTENT)
+    assert node.bucket.read_bytes == 0
+
+
+@pytest.mark.usefixtures("only_with_rows")
+async def test_nothing_of_what_was_withdrawn_is_saved_later(node: Node, another: Node) -> None:
+    upload = await node.open()
+    for number in (1, 0):
+        await node.put(upload, number, OTHER)
+    await until_hashed(node, upload, 2 * CHUNK)
+    await another.withdraw(upload, [0, 1])
+    assert (await another.entry(upload)).digest is None
+    assert await put_hashed(another, upload, 0)
+    await node.store.drain()
+    assert await saved_bytes(another, upload) == CHUNK
+    for number in (1, 2, 3):
+        await node.put(upload, number)
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+
+
+async def test_after_a_withdrawal_all_of_them_begin_anew(node: Node, another: Node) -> None:
+    upload = await node.open()
+    for number in (0, 2):
+        await node.put(upload, number, OTHER)
+    await until_saved(node, upload, CHUNK)
+    await another.withdraw(upload, [0, 2])
+    await node.put_all(upload)
+    assert await node.store.digest(upload) == digests_of(CONTENT)
+    assert node.bucket.read_bytes == 0
+
+
+async def test_what_somebody_else_has_completed_is_read_all_the_same(node: Node, another: Node) -> None:
+    """He may have slept since before a withdrawal: then it is not what came."""
+    upload = await node.open()
+    await node.put_all(upload)
+    await until_saved(node, upload, CONTENT.size)
+    with node.bucket.held("complete", after=True) as hold:
+        completing = asyncio.create_task(node.store.digest(upload))
+        await hold.is_there()
+        assert await another.store.digest(upload) == digests_of(CONTENT)
+    assert another.bucket.read_bytes == CONTENT.size
+    assert await completing == digests_of(CONTENT)
+
+
+# Damage
+
+
+async def damage(node: Node, upload: Upload, **columns: object) -> None:
+    async with node.database.engine.begin() as connection:
+        await connection.execute(update(models.multipart).where(models.multipart.c.upload_id == upload.id), columns)
+
+
+def wrong(upload: Upload, content: Content, length: int) -> bytes:
+    """A state that looks right."""
+    hashes = PrefixHashes()
+    hashes.update(memoryview(content.data)[:length])
+    return sealed(upload.id, 0, hashes).state
+
+
+DAMAGE: dict[str, Callable[[Upload], dict[str, object]]] = {
+    "another position": lambda _: {"digest_position": 2 * CHUNK},
+    "a position behind the end": lambda _: {"digest_position": 1 << 40},
+    "no state": lambda _: {"digest_state": None},
+    "a state that is none": lambda _: {"digest_state": bytes(216)},
+    "the state of other bytes": lambda upload: {"digest_state": wrong(upload, OTHER, 3 * CHUNK)},
+    "digests": lambda _: {"digest_position": CONTENT.size, "digest_md5": OTHER.md5, "digest_sha256": OTHER.sha256},
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+async def test_a_damaged_row_refuses_no_upload(make_node: MakeNode, node: Node, another: Node, kind: str) -> None:
+    upload = await node.open()
+    for number in range(3):
+        await node.put(upload, number)
+    await until_saved(node, upload, 3 * CHUNK)
+    await damage(node, upload, **DAMAGE[kind](upload))
+    await another.put(upload, 3)
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+    last = make_node()
+    assert await last.bytes_of(upload) == CONTENT.data
+
+
+async def test_digests_that_are_not_those_of_the_content_are_computed_once_more(node: Node, another: Node) -> None:
+    upload = await node.open()
+    await node.put_all(upload)
+    await node.store.digest(upload)
+    hashes = PrefixHashes()
+    hashes.update(memoryview(OTHER.data))
+    saved = sealed(upload.id, 1, hashes, digests_of(OTHER))
+    await damage(node, upload, digest_state=saved.state, digest_md5=OTHER.md5, digest_sha256=OTHER.sha256)
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+    assert hashlib.md5(await another.bytes_of(upload)).hexdigest() == CONTENT.md5
+
+
+async def test_what_was_claimed_wrongly_stays_wrong(node: Node, another: Node) -> None:
+    upload = await node.open(md5=OTHER.md5)
+    await node.put_all(upload)
+    await until_saved(node, upload, CONTENT.size)
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+    with pytest.raises(Gone):
+        async with another.store.closing(upload) as closer:
+            await closer.place_blob(OTHER.sha256)

@@ -1,0 +1,107 @@
+"""Stores on S3 as several processes have them, below the services: one bucket, one ledger."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tests.support.bodies import InPieces
+from tests.support.buckets import WatchedBucket
+from tests.support.clock import ManualClock
+from tests.support.content import Content
+from tests.support.gateways import PART_BYTES
+from tests.support.rows import upload_row
+from uploader.database.engine import Database
+from uploader.database.objects.rows import ObjectRows
+from uploader.domain.objects import Entry
+from uploader.domain.upload import Upload
+from uploader.settings.addresses import BucketAddress
+from uploader.storage.contents import Digests
+from uploader.storage.s3.store import S3Store
+from uploader.storage.s3.uploads.multipart import Multipart, multipart_of
+
+CHUNK = PART_BYTES
+CONTENT = Content(3 * CHUNK + 1000, chunk_size=CHUNK)
+
+
+@dataclass
+class Node:
+    """A store as a process has it."""
+
+    store: S3Store
+    bucket: WatchedBucket
+    ledger: ObjectRows
+    database: Database
+
+    async def open(self, content: Content = CONTENT, **more: Any) -> Upload:
+        facts: dict[str, Any] = {"size": content.size, "chunk_size": content.chunk_size, "md5": content.md5}
+        upload: Upload = upload_row(**facts | more)
+        await self.store.create(upload)
+        return upload
+
+    async def put(self, upload: Upload, number: int, content: Content = CONTENT) -> bool:
+        """Whether it was this one that was stored."""
+        held = await self.store.hold_chunk(upload, number, InPieces(content.chunk(number)))
+        held.release()
+        return held.written
+
+    async def append(self, upload: Upload, data: bytes, start: int) -> bool:
+        """Bytes from `start` on, which is in the chunk that they belong to."""
+        number, offset = divmod(start, upload.chunk_size)
+        return (await self.store.hold_chunk(upload, number, InPieces(data), start=offset)).written
+
+    async def put_all(self, upload: Upload, content: Content = CONTENT) -> None:
+        for number in range(content.chunk_count):
+            await self.put(upload, number, content)
+
+    async def entry(self, upload: Upload) -> Entry:
+        found = await self.ledger.entry(upload.id)
+        assert found is not None
+        return found
+
+    async def multipart(self, upload: Upload) -> Multipart:
+        word = (await self.entry(upload)).multipart_id
+        assert word is not None
+        return multipart_of(word)
+
+    async def place_of(self, upload: Upload) -> str:
+        digests = await self.store.digest(upload)
+        async with self.store.closing(upload) as closer:
+            place = await closer.place_blob(digests.sha256)
+        assert place is not None
+        return place
+
+    async def bytes_of(self, upload: Upload) -> bytes:
+        return self.bucket.get(await self.place_of(upload), 0, upload.size)
+
+    async def withdraw(self, upload: Upload, numbers: list[int]) -> None:
+        async with self.store.closing(upload) as closer:
+            await closer.withdraw(numbers, generation=1)
+
+
+MakeNode = Callable[[], Node]
+
+
+@asynccontextmanager
+async def making_nodes(database_url: str, address: BucketAddress) -> AsyncIterator[MakeNode]:
+    """They end with this."""
+    async with AsyncExitStack() as stack:
+
+        def make() -> Node:
+            bucket, database = WatchedBucket(address), Database(database_url)
+            ledger = ObjectRows(database)
+            store = S3Store(bucket, ledger, ManualClock(), min_chunk_size_bytes=CHUNK)
+
+            async def end() -> None:
+                await store.drain()
+                store.close()
+                await database.close()
+
+            stack.push_async_callback(end)
+            return Node(store, bucket, ledger, database)
+
+        yield make
+
+
+def digests_of(content: Content) -> Digests:
+    return Digests(content.md5, content.sha256)

@@ -1,0 +1,66 @@
+"""Saved states of digests: what was sealed is believed, and nothing else."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.content import Content
+from tests.support.rows import upload_row
+from uploader.domain.objects import SavedDigest
+from uploader.storage.contents import Digests
+from uploader.storage.hashes import PrefixHashes
+from uploader.storage.s3.uploads.states import fence_of, finished, restored, sealed
+
+CONTENT = Content(1000)
+UPLOAD = upload_row(size=CONTENT.size, md5=CONTENT.md5)
+DIGESTS = Digests(CONTENT.md5, CONTENT.sha256)
+
+
+def hashes(*, with_md5: bool = True) -> PrefixHashes:
+    made = PrefixHashes(with_md5=with_md5)
+    made.update(memoryview(CONTENT.data)[:700])
+    return made
+
+
+def test_the_hashes_go_on_from_what_was_sealed() -> None:
+    saved = sealed(UPLOAD.id, 3, hashes())
+    assert fence_of(saved, UPLOAD.id) == 3
+    found = restored(saved, UPLOAD, 3)
+    assert found is not None
+    found.update(memoryview(CONTENT.data)[700:])
+    assert (found.position, found.is_restored, found.digests()) == (1000, True, DIGESTS)
+    assert not hashes().is_restored
+    assert found.copy().is_restored
+
+
+def test_what_is_of_another_fence_or_upload_is_not_believed() -> None:
+    saved = sealed(UPLOAD.id, 3, hashes(), DIGESTS)
+    assert restored(saved, UPLOAD, 4) is None
+    assert finished(saved, UPLOAD, 4) is None
+    assert fence_of(saved, upload_row().id) is None
+    assert restored(None, UPLOAD, 3) is None
+    assert finished(None, UPLOAD, 3) is None
+
+
+@pytest.mark.parametrize("with_digests", [True, False])
+def test_not_one_bit_may_be_another(with_digests: bool) -> None:
+    saved = sealed(UPLOAD.id, 3, hashes(), DIGESTS if with_digests else None)
+    damaged = [SavedDigest(saved.position, saved.state[:length], saved.digests) for length in (0, 11, 12, 100)]
+    damaged += [replace(saved, position=701), replace(saved, digests=(None, "0" * 64))]
+    for bit in range(len(saved.state) * 8):
+        state = bytearray(saved.state)
+        state[bit // 8] ^= 1 << bit % 8
+        damaged.append(replace(saved, state=bytes(state)))
+    assert all(fence_of(each, UPLOAD.id) is None for each in damaged)
+
+
+def test_digests_are_believed_if_they_are_what_is_needed() -> None:
+    sha256 = Digests(None, CONTENT.sha256)
+    assert finished(sealed(UPLOAD.id, 3, hashes(), DIGESTS), UPLOAD, 3) == DIGESTS
+    assert finished(sealed(UPLOAD.id, 3, hashes()), UPLOAD, 3) is None
+    alone = sealed(UPLOAD.id, 3, hashes(with_md5=False), sha256)
+    assert finished(alone, UPLOAD, 3) is None
+    assert restored(alone, UPLOAD, 3) is None
+    without = replace(UPLOAD, md5=None, computes_md5=False)
+    assert finished(alone, without, 3) == sha256
+    assert restored(alone, without, 3) is not None

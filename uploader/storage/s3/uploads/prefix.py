@@ -1,0 +1,131 @@
+"""The hashes of one open upload in one process, and the chunks that wait for them. Nothing of it waits or writes."""
+
+import asyncio
+import time
+from contextlib import suppress
+
+from uploader.domain.upload import Upload
+from uploader.storage.base import Body
+from uploader.storage.hashes import PrefixHashes, states_are_portable
+
+# Whoever waits for a gap that nobody fills gives way after that.
+_STALLED_SECONDS = 5.0
+# A sender waits while so much of its upload waits to be hashed; for so long at most.
+_FAR_BYTES, _PATIENCE_SECONDS = 64 << 20, 5.0
+
+
+class OfferedPart:
+    """A chunk on its way to S3. It may be hashed from its body before its row is there."""
+
+    def __init__(self, number: int, body: Body) -> None:
+        self.number = number
+        self.body = body
+        # None: the digests do not wait for this chunk.
+        self.prefix: Prefix | None = None
+        # Whether its row is committed.
+        self.is_written = False
+        # So much of the body is kept for the digests: all or nothing.
+        self.held_bytes = 0
+        # Whether a thread reads its body now.
+        self.is_read = False
+        # How far the digests are saved once its row is committed; 0: no further than before.
+        self.saved_bytes = 0
+
+
+class Prefix:
+    """The hashes of the chunks that count, and what is offered after them."""
+
+    def __init__(self, upload: Upload, fence: int, hashes: PrefixHashes) -> None:
+        self.upload_id = upload.id
+        self._chunk_size = upload.chunk_size
+        self.fence = fence
+        self.hashes = hashes
+        # With the chunk that follows, which was hashed before its row was committed.
+        self.ahead: PrefixHashes | None = None
+        self.offers: dict[int, OfferedPart] = {}
+        # How far others can go on from what is saved.
+        self.saved_bytes = 0
+        self.is_forgotten = False
+        self.advanced_at = time.monotonic()
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self._moved = asyncio.Event()
+
+    def takes(self, number: int) -> bool:
+        """Whether the digests wait for this chunk."""
+        following = self._next_chunk
+        return following is not None and number >= following and number not in self.offers
+
+    @property
+    def _next_chunk(self) -> int | None:
+        """None at the end."""
+        number, rest = divmod(self.hashes.position, self._chunk_size)
+        return None if rest else number
+
+    @property
+    def following(self) -> OfferedPart | None:
+        """The chunk that is next, if it is offered."""
+        number = self._next_chunk
+        return None if number is None else self.offers.get(number)
+
+    @property
+    def waiting(self) -> list[OfferedPart]:
+        """The chunks that count, and are still to be hashed."""
+        return [offer for offer in self.offers.values() if offer.is_written]
+
+    @property
+    def expects_rows(self) -> bool:
+        """Whether chunks are on their way."""
+        return len(self.waiting) < len(self.offers)
+
+    @property
+    def lacks_saving(self) -> bool:
+        """Whether others could go on from further on."""
+        return self.hashes.position > self.saved_bytes and states_are_portable()
+
+    @property
+    def is_running(self) -> bool:
+        return self.task is not None and not self.task.done()
+
+    @property
+    def is_stalled(self) -> bool:
+        return bool(self.waiting) and not self.is_running and time.monotonic() - self.advanced_at > _STALLED_SECONDS
+
+    def hashed(self, offer: OfferedPart, hashes: PrefixHashes) -> None:
+        """The chunk that is next was hashed."""
+        if offer.is_written:
+            self.advance(hashes)
+        else:
+            self.ahead = hashes
+
+    def advance(self, hashes: PrefixHashes) -> list[OfferedPart]:
+        """Have these hashes, which are further on; gives the offers that nobody waits for any more."""
+        self.hashes, self.ahead = hashes, None
+        passed = [offer for number, offer in self.offers.items() if number * self._chunk_size < hashes.position]
+        for offer in passed:
+            del self.offers[offer.number]
+        return passed
+
+    def drop(self, offer: OfferedPart) -> None:
+        """Do not wait for a chunk."""
+        if offer is self.following:
+            self.ahead = None
+        del self.offers[offer.number]
+
+    def moved(self) -> None:
+        """Tell those who wait that something was hashed."""
+        self.advanced_at = time.monotonic()
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def ended(self) -> None:
+        """Wait until what can be hashed is."""
+        while self.task is not None and not self.task.done():
+            await asyncio.wait({self.task})
+
+    async def come_near(self) -> None:
+        """Wait until little is left to hash, while something is."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                while self.is_running and sum(offer.body.length for offer in self.waiting) > _FAR_BYTES:
+                    await self._moved.wait()
