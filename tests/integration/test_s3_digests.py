@@ -22,7 +22,7 @@ from uploader.errors import StorageFailed
 from uploader.settings.addresses import BucketAddress
 from uploader.storage.base import Gone
 from uploader.storage.hashes import PrefixHashes
-from uploader.storage.s3.uploads import frontier
+from uploader.storage.s3.uploads import frontier, prefix
 from uploader.storage.s3.uploads.states import sealed
 
 OTHER = Content(CONTENT.size, seed=1, chunk_size=CHUNK)
@@ -85,8 +85,8 @@ async def until_ahead(node: Node, upload: Upload) -> None:
     """Of a chunk whose row is still to come."""
 
     async def is_ahead() -> bool:
-        prefix = node.store._frontier._prefixes.get(upload.id)
-        return prefix is not None and prefix.ahead is not None
+        known = node.store._frontier._prefixes.get(upload.id)
+        return known is not None and known.ahead is not None
 
     await eventually(is_ahead)
 
@@ -275,6 +275,18 @@ async def test_what_s3_does_not_take_is_given_up(node: Node, monkeypatch: pytest
     await node.put_all(upload)
     assert await node.store.digest(upload) == digests_of(CONTENT)
     assert node.bucket.read_bytes == 0
+
+
+async def test_bodies_that_wait_in_vain_are_given_up_for_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontier, "_MAX_KEPT_BYTES", 2 * CHUNK)
+    monkeypatch.setattr(prefix, "_STALLED_SECONDS", 0)
+    upload = await node.open()
+    bodies = {number: InPieces(CONTENT.chunk(number)) for number in (1, 2, 3, 0)}
+    for number, body in bodies.items():
+        assert (await node.store.hold_chunk(upload, number, body)).written
+        body.close()
+    assert await node.store.digest(upload) == digests_of(CONTENT)
+    assert {body.keepers for body in bodies.values()} == {0}
 
 
 @pytest.mark.usefixtures("only_with_rows")

@@ -118,6 +118,8 @@ class MemoryFrontier:
             offer.is_written = True
             prefix.advance(ahead)
         else:
+            if self._held_bytes[True] + offer.body.length > _MAX_KEPT_BYTES:
+                self._drop_stalled()
             self._held_bytes[False] -= offer.held_bytes
             self._held_bytes[True] += offer.held_bytes
             offer.is_written = True
@@ -131,8 +133,6 @@ class MemoryFrontier:
         if offer.held_bytes:
             return True
         most, length = (_MAX_KEPT_BYTES if offer.is_written else _MAX_AHEAD_BYTES), offer.body.length
-        if offer.is_written and self._held_bytes[True] + length > most:
-            self._drop_stalled()
         if self._held_bytes[offer.is_written] + length > most:
             return False
         offer.body.keep()
