@@ -32,8 +32,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 SECTION = "s3"
 
 _MIB, _GIB = 1 << 20, 1 << 30
-_GATEWAYS: Mapping[str, type[JuiceGateway | RadosGateway]] = {"juicefs": JuiceGateway, "ceph": RadosGateway}
-_PRODUCTS = {
+GATEWAYS: Mapping[str, type[JuiceGateway | RadosGateway]] = {"juicefs": JuiceGateway, "ceph": RadosGateway}
+PRODUCTS = {
     "juicefs": "JuiceFS' gateway before a directory in memory",
     "ceph": "Ceph's radosgw with a store in memory",
 }
@@ -174,7 +174,7 @@ def measure(scale: Scale, kind: str = "juicefs") -> list[Row]:
     """Rounds of both, the one after the other, after one that is not counted."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="s3-", dir=memory_directory())))
-        private = stack.enter_context(_GATEWAYS[kind](directory / "gateway"))
+        private = stack.enter_context(GATEWAYS[kind](directory / "gateway"))
         content, data = directory / "content", directory / "data"
         content.write_bytes(os.urandom(scale.file_bytes))
         settings = {"DATA": str(data), "DEFAULT_TOTAL_SPACE": "1TiB", "TRASH_RETENTION": "0s"}
@@ -211,10 +211,10 @@ def _measure_one(sender: Straight | Through, gateway: Sequence[int], scale: Scal
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.s3", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round; the page stays as it is")
-    parser.add_argument("--gateway", choices=_GATEWAYS, default="juicefs", help="(default: juicefs)")
+    parser.add_argument("--gateway", choices=GATEWAYS, default="juicefs", help="(default: juicefs)")
     given = parser.parse_args()
     versions = [f"{name} {version(name)}" for name in ("boto3", "uvloop")]
-    machine = report.machine([*versions, _PRODUCTS[given.gateway]])
+    machine = report.machine([*versions, PRODUCTS[given.gateway]])
     rows = measure(QUICK if given.quick else Scale(), given.gateway)
     section = f"{machine}.\n\n{report.table(rows)}"
     print(section)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser
 
-from benchmarks import events, patches, pieces, report, s3
+from benchmarks import events, nodes, patches, pieces, report, s3
 from benchmarks.accounting.__main__ import BENCHMARKS, PAGE, SECTION
 from benchmarks.accounting.scale import TINY
 from benchmarks.ingest.places import Places
@@ -44,6 +44,11 @@ def test_the_benchmark_of_large_patches_runs(tmp_path: Path) -> None:
 
 def test_the_benchmark_of_s3_runs() -> None:
     rows = s3.measure(s3.TINY)
+    assert {line.count("|") for line in report.table(rows).splitlines()} == {5}
+
+
+def test_the_benchmark_of_nodes_runs() -> None:
+    rows = nodes.measure(nodes.TINY)
     assert {line.count("|") for line in report.table(rows).splitlines()} == {5}
 
 
