@@ -29,6 +29,7 @@ WITHOUT_CODE = {
     "ConfigurationError",
     "Conflict",
     "Refused",
+    "StorageAway",
     "StorageFailed",
     "StorageTooSmall",
     "Unverified",
