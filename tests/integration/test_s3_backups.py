@@ -1,6 +1,7 @@
 """Backups where contents are in a bucket: the database is dumped, and restored beside the bucket that has all the rest."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,12 @@ def nothing(_what: str, _done: int, _total: int) -> None:
 @pytest.fixture
 def in_bucket(s3_address: BucketAddress) -> dict[str, Any]:
     return settings_of(s3_address)
+
+
+@pytest.fixture
+def make_on_sqlite(make_stack: MakeStack, sqlite_url: str) -> MakeStack:
+    """For what is restored to one."""
+    return partial(make_stack, database_url=sqlite_url)
 
 
 @pytest.fixture
@@ -104,10 +111,10 @@ async def test_a_database_is_restored_beside_its_bucket(
 
 
 async def test_what_the_bucket_lacks_is_named(
-    make_stack: MakeStack, in_bucket: dict[str, Any], s3_address: BucketAddress, redis_url: str, tmp_path: Path
+    make_on_sqlite: MakeStack, in_bucket: dict[str, Any], s3_address: BucketAddress, redis_url: str, tmp_path: Path
 ) -> None:
     missing, damaged, _ = CONTENTS
-    async with make_stack(**in_bucket) as stack:
+    async with make_on_sqlite(**in_bucket) as stack:
         for content in CONTENTS:
             assert (await stack.upload(content)).status_code == 201
         await back_up(stack, tmp_path)
@@ -124,9 +131,9 @@ async def test_what_the_bucket_lacks_is_named(
 
 
 async def test_a_backup_goes_where_its_contents_are(
-    make_stack: MakeStack, in_bucket: dict[str, Any], redis_url: str, sqlite_template: Path, tmp_path: Path
+    make_on_sqlite: MakeStack, in_bucket: dict[str, Any], redis_url: str, sqlite_template: Path, tmp_path: Path
 ) -> None:
-    async with make_stack(**in_bucket) as stack:
+    async with make_on_sqlite(**in_bucket) as stack:
         await back_up(stack, tmp_path)
         mine = (await stack.services.installation.belonging()).disk
     url, storage = f"sqlite:///{tmp_path / 'restored.db'}", in_bucket["storage"]
@@ -146,9 +153,9 @@ async def test_a_backup_goes_where_its_contents_are(
 
 
 async def test_a_backup_with_its_contents_goes_to_no_bucket(
-    make_stack: MakeStack, in_bucket: dict[str, Any], redis_url: str, tmp_path: Path
+    make_on_sqlite: MakeStack, in_bucket: dict[str, Any], redis_url: str, tmp_path: Path
 ) -> None:
-    async with make_stack(storage=None) as stack:
+    async with make_on_sqlite(storage=None) as stack:
         await back_up(stack, tmp_path)
     with pytest.raises(BackupRefused, match="which go to a disk: unset UPLOADER_STORAGE"):
         await restore(tmp_path, f"sqlite:///{tmp_path / 'restored.db'}", redis_url, **in_bucket)
