@@ -1,6 +1,7 @@
 """A bucket on a real server that speaks S3: what each call does, and what becomes of what goes wrong."""
 
 import hashlib
+import io
 import os
 import secrets
 import signal
@@ -19,6 +20,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from botocore.awsrequest import AWSResponse
+from botocore.compat import HTTPHeaders
+from urllib3 import HTTPResponse
 
 from tests.support.bodies import Changing, InPieces
 from tests.support.certificates import Authority
@@ -361,6 +365,31 @@ def test_a_server_that_stores_what_changed_on_its_way_is_refused(
     with pytest.raises(ConfigurationError, match=r"^UPLOADER_STORAGE: .* stores bytes that changed on their way"):
         probe(bucket)
     assert keys_of(bucket) == []
+    bucket.close()
+
+
+def test_a_probe_that_has_to_ask_twice_refuses_no_server(
+    s3_address: BucketAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent again is signed again."""
+    real = client.make_client
+    refused: list[str] = []
+
+    def refuse_once(request: Any, **_: Any) -> Any:
+        if refused:
+            return None
+        refused.append(request.url)
+        return AWSResponse(request.url, 503, HTTPHeaders(), HTTPResponse(io.BytesIO()))
+
+    def busy_at_first(address: BucketAddress, *, brief: bool = False) -> Any:
+        made = real(address, brief=brief)
+        made.meta.events.register("before-send.s3.PutObject", refuse_once)
+        return made
+
+    monkeypatch.setattr(client, "make_client", busy_at_first)
+    bucket = Bucket(s3_address)
+    probe(bucket)
+    assert refused
     bucket.close()
 
 

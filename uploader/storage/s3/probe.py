@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 # What AWS asks of all parts but the last one.
 _USUAL_PART_BYTES = 5 << 20
-# Of the same length.
-_FIRST, _SECOND = b"what was sent at first.", b"what has overwritten it"
+_FIRST, _SECOND = b"what was sent at first", b"what has overwritten it"
+_PROBED_BYTES = 64
 _PLACE = "probe/"
 # What an interrupted probe has left.
 _LEFTOVER_AGE = timedelta(hours=1)
@@ -67,19 +67,15 @@ class Abilities:
 
 
 class _Changing:
-    """A body that is another one once it was read for its digest: as if it changed on its way."""
+    """A body that is another one each time it is read: what is sent is not what the digest is of, whoever tries again."""
 
-    def __init__(self, before: bytes, after: bytes) -> None:
-        self._before, self._after = before, after
-        self._was_read = False
-        self.length = len(before)
+    length = _PROBED_BYTES
 
     def pieces(self) -> Sequence[memoryview]:
-        content, self._was_read = self._after if self._was_read else self._before, True
-        return [memoryview(content)]
+        return [memoryview(secrets.token_bytes(self.length))]
 
     def keep(self) -> None:
-        """It is kept as long as anybody has it."""
+        """It is made when it is read."""
 
     def close(self) -> None:
         """The same."""
@@ -131,7 +127,7 @@ class _Probing:
     def _check_arriving(self) -> None:
         """What is not what was signed is not stored."""
         try:
-            self._bucket.put(self._whole, _Changing(_FIRST, _SECOND))
+            self._bucket.put(self._whole, _Changing())
         except StorageFailed:
             if self._bucket.head(self._whole) is None:
                 return
