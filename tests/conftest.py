@@ -274,6 +274,16 @@ async def blank_mysql_url(mysql_server_url: str, worker_number: int) -> str:
     return await _create_database(mysql_server_url, f"uploader_blank_{worker_number}")
 
 
+@pytest.fixture
+def blank_url(request: pytest.FixtureRequest, database_url: str, tmp_path: Path) -> str:
+    """Another database of the same kind, where nothing is."""
+    if database_url.startswith("sqlite"):
+        return f"sqlite:///{tmp_path / 'restored' / 'uploader.db'}"
+    kind = request.node.callspec.params["database_url"]
+    url: str = request.getfixturevalue(f"blank_{kind}_url")
+    return url
+
+
 @pytest.fixture(scope="session")
 async def mariadb_template(mariadb_server_url: str, worker_number: int) -> AsyncIterator[tuple[str, Database]]:
     """A migrated database on MariaDB; `mariadb_url` empties it before each test."""

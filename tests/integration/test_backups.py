@@ -54,16 +54,6 @@ def make_on_sqlite(make_stack: MakeStack, sqlite_url: str) -> MakeStack:
 
 
 @pytest.fixture
-def blank_url(request: pytest.FixtureRequest, database_url: str, tmp_path: Path) -> str:
-    """Another database of the same kind, where nothing is."""
-    if database_url.startswith("sqlite"):
-        return f"sqlite:///{tmp_path / 'restored' / 'uploader.db'}"
-    kind = request.node.callspec.params["database_url"]
-    url: str = request.getfixturevalue(f"blank_{kind}_url")
-    return url
-
-
-@pytest.fixture
 def blank_sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'restored' / 'uploader.db'}"
 

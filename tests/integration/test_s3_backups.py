@@ -9,11 +9,13 @@ import pytest
 
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
-from tests.support.gateways import settings_of
+from tests.support.gateways import JuiceGateway, settings_of
 from tests.support.stack import Stack, running_stack
 from uploader.bootstrap import create_services
+from uploader.database.dumps.dumping import load_dump
 from uploader.errors import ConfigurationError
 from uploader.service.audit import reconciling
+from uploader.service.backups import restoring
 from uploader.service.backups.copying import Copied
 from uploader.service.backups.making import BackedUp
 from uploader.settings import Settings
@@ -39,15 +41,6 @@ def in_bucket(s3_address: BucketAddress) -> dict[str, Any]:
 def make_on_sqlite(make_stack: MakeStack, sqlite_url: str) -> MakeStack:
     """For what is restored to one."""
     return partial(make_stack, database_url=sqlite_url)
-
-
-@pytest.fixture
-def blank_url(request: pytest.FixtureRequest, database_url: str, tmp_path: Path) -> str:
-    """Another database of the same kind, where nothing is."""
-    if database_url.startswith("sqlite"):
-        return f"sqlite:///{tmp_path / 'restored.db'}"
-    url: str = request.getfixturevalue(f"blank_{request.node.callspec.params['database_url']}_url")
-    return url
 
 
 async def back_up(stack: Stack, tmp_path: Path) -> BackedUp:
@@ -126,8 +119,33 @@ async def test_what_the_bucket_lacks_is_named(
             if stat.size == len(damaged.data):
                 bucket.put(stat.key, BytesBody(b"x"))
     bucket.close()
-    copied = await restore(tmp_path, f"sqlite:///{tmp_path / 'restored.db'}", redis_url, **in_bucket)
+    copied = await restore(tmp_path, f"sqlite:///{tmp_path / 'restored' / 'uploader.db'}", redis_url, **in_bucket)
     assert copied.lacking == {missing.sha256: "missing", damaged.sha256: "damaged"}
+
+
+async def test_a_bucket_that_is_away_then_is_told_and_the_database_is_there(
+    make_on_sqlite: MakeStack,
+    own_gateway: JuiceGateway,
+    redis_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_bucket = settings_of(own_gateway.gateway.address("backups"))
+    async with make_on_sqlite(**in_bucket) as stack:
+        assert (await stack.upload(CONTENTS[0])).status_code == 201
+        await back_up(stack, tmp_path)
+
+    async def load_and_kill(*arguments: Any) -> None:
+        await load_dump(*arguments)
+        own_gateway.kill()
+
+    monkeypatch.setattr(restoring, "load_dump", load_and_kill)
+    url = f"sqlite:///{tmp_path / 'restored' / 'uploader.db'}"
+    with pytest.raises(BackupRefused, match=r"^the database is restored; whether the bucket .* `uploader scrub`"):
+        await restore(tmp_path, url, redis_url, **in_bucket)
+    own_gateway.start_again()
+    async with running_stack(tmp_path / "restored", url, redis_url, **in_bucket) as restored:
+        assert list((await contents_of(restored)).values()) == [CONTENTS[0].data]
 
 
 async def test_a_backup_goes_where_its_contents_are(
@@ -136,7 +154,7 @@ async def test_a_backup_goes_where_its_contents_are(
     async with make_on_sqlite(**in_bucket) as stack:
         await back_up(stack, tmp_path)
         mine = (await stack.services.installation.belonging()).disk
-    url, storage = f"sqlite:///{tmp_path / 'restored.db'}", in_bucket["storage"]
+    url, storage = f"sqlite:///{tmp_path / 'restored' / 'uploader.db'}", in_bucket["storage"]
     with pytest.raises(BackupRefused, match=f"the contents of the backup are in the bucket {storage}: set UPLOADER_"):
         await restore(tmp_path, url, redis_url)
     elsewhere = in_bucket | {"storage": f"{storage}-2"}
@@ -149,7 +167,7 @@ async def test_a_backup_goes_where_its_contents_are(
         its = (await other.services.installation.belonging()).disk
     with pytest.raises(ConfigurationError, match=f"-2 belongs to installation {its}, the backup to {mine}: correct"):
         await restore(tmp_path, url, redis_url, **elsewhere)
-    assert not (tmp_path / "restored.db").exists()
+    assert not (tmp_path / "restored" / "uploader.db").exists()
 
 
 async def test_a_backup_with_its_contents_goes_to_no_bucket(
@@ -158,4 +176,4 @@ async def test_a_backup_with_its_contents_goes_to_no_bucket(
     async with make_on_sqlite(storage=None) as stack:
         await back_up(stack, tmp_path)
     with pytest.raises(BackupRefused, match="which go to a disk: unset UPLOADER_STORAGE"):
-        await restore(tmp_path, f"sqlite:///{tmp_path / 'restored.db'}", redis_url, **in_bucket)
+        await restore(tmp_path, f"sqlite:///{tmp_path / 'restored' / 'uploader.db'}", redis_url, **in_bucket)

@@ -16,7 +16,7 @@ from uploader.crashpoints import crash_point
 from uploader.database import migrate
 from uploader.database.dumps.dumping import check_empty, kind_of, load_dump
 from uploader.database.engine import Database
-from uploader.errors import ConfigurationError
+from uploader.errors import ConfigurationError, StorageFailed
 from uploader.service.backups.copying import Copied, Copying, Tell, found_there
 from uploader.storage import disk
 from uploader.storage.backups import BackupDirectory, BackupRefused, BlobTree
@@ -107,7 +107,7 @@ class Restoring:
             )
 
     async def restore(self, plan: Plan, tell: Tell) -> Copied:
-        """Raises ConfigurationError, Unavailable, OSError."""
+        """Raises BackupRefused, ConfigurationError, Unavailable, OSError."""
         in_redis = await self._redis.read()
         if in_redis not in (None, plan.installation):
             raise ConfigurationError(
@@ -118,11 +118,21 @@ class Restoring:
         crash_point("restore.after_mark")
         if not self._storage.keeps_files:
             await load_dump(self._database, plan.dump, plan.revision)
-            return await found_there(plan.dump, self._storage.blob_sizes, tell)
+            return await self._look_for_contents(plan, tell)
         copied = await self._copy(plan, tell)
         crash_point("restore.after_blobs")
         await load_dump(self._database, plan.dump, plan.revision)
         return copied
+
+    async def _look_for_contents(self, plan: Plan, tell: Tell) -> Copied:
+        """It takes a while, and the database is there: whoever is interrupted here need not begin again, and could not."""
+        try:
+            return await found_there(plan.dump, self._storage.blob_sizes, tell)
+        except StorageFailed as error:
+            raise BackupRefused(
+                f"the database is restored; whether the {self._storage.marks.store.name} has its contents could not be "
+                f"asked ({error.reason}): `uploader scrub` names what is missing"
+            ) from error
 
     async def _copy(self, plan: Plan, tell: Tell) -> Copied:
         root = Root(self._data.absolute())
