@@ -215,21 +215,37 @@ class JuiceGateway(PrivateGateway):
         shutil.copy(issued.key, place / "private.key")
 
     def _start_gateway(self) -> None:
+        """A bad start is given to it once: it is a tool here, and not what is tested."""
+        try:
+            self._launch()
+        except AssertionError:
+            self.kill()
+            self._launch()
+
+    def _launch(self) -> None:
         command = [_juicefs(), "gateway", "--multi-buckets", "--keep-etag", "--no-banner", "--no-usage-report"]
         # What another gateway of the same files has written is seen at once.
         command += ["--attr-cache", "0", "--entry-cache", "0", "--dir-entry-cache", "0", "--cache-size", "0"]
         command += ["--backup-meta", "0", "--cache-dir", str(self._directory / "cache")]
         command += ["--log", str(self._directory / "log"), "--metrics", f"127.0.0.1:{free_port()}"]
-        self._process = subprocess.Popen(
-            [*command, self._redis.url, f"127.0.0.1:{self.port}"],
-            env=self._environment(),
-            preexec_fn=end_with_parent,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        wait_until(self._is_ready, "JuiceFS' gateway")
+        command += [self._redis.url, f"127.0.0.1:{self.port}"]
+        with self._output.open("ab") as output:
+            self._process = subprocess.Popen(
+                command, env=self._environment(), preexec_fn=end_with_parent, stdout=output, stderr=output
+            )
+        try:
+            wait_until(self._is_ready, "JuiceFS' gateway")
+        except AssertionError as silent:
+            silent.add_note(self._output.read_text())
+            raise
+
+    @property
+    def _output(self) -> Path:
+        return self._directory / "output"
 
     def _is_ready(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, "JuiceFS' gateway has ended"
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
         if self._authority is not None:
             context = self._authority.client()

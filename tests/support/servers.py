@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import os
 import shutil
@@ -20,6 +21,7 @@ from tests.support.certificates import Authority
 from uploader.embedded import end_with_parent, find_binary
 
 _START_TIMEOUT_SECONDS = 30.0
+_PORTS = range(10_000, 32_768)
 # Where tests/run unpacks them.
 UNPACKED_MYSQL = Path(__file__).parents[2] / ".mysql"
 UNPACKED_VALKEY = Path(__file__).parents[2] / ".valkey"
@@ -272,10 +274,24 @@ def _run_quietly(command: list[str], environment: dict[str, str]) -> None:
 
 
 def free_port() -> int:
-    """A port that nothing listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nothing listens on, that none of the tests that run on this machine was given lately, and that no
+    connection goes out from: Linux takes those from 32768 on (`ip_local_port_range`)."""
+    with (Path(tempfile.gettempdir()) / f"uploader-tests-{os.getuid()}.port").open("a+") as last:
+        fcntl.flock(last, fcntl.LOCK_EX)
+        last.seek(0)
+        given = _PORTS.index(int(last.read() or _PORTS[-1]))
+        following = (_PORTS[(given + step) % len(_PORTS)] for step in range(1, len(_PORTS)))
+        port = next(port for port in following if _is_free(port))
+        last.truncate(0)
+        last.write(str(port))
+    return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.bind(("127.0.0.1", port))
+        return True
+    return False
 
 
 def _find(name: str) -> str | None:
