@@ -215,14 +215,6 @@ class JuiceGateway(PrivateGateway):
         shutil.copy(issued.key, place / "private.key")
 
     def _start_gateway(self) -> None:
-        """A bad start is given to it once: it is a tool here, and not what is tested."""
-        try:
-            self._launch()
-        except AssertionError:
-            self.kill()
-            self._launch()
-
-    def _launch(self) -> None:
         command = [_juicefs(), "gateway", "--multi-buckets", "--keep-etag", "--no-banner", "--no-usage-report"]
         # What another gateway of the same files has written is seen at once.
         command += ["--attr-cache", "0", "--entry-cache", "0", "--dir-entry-cache", "0", "--cache-size", "0"]
