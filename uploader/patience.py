@@ -7,13 +7,19 @@ time for each call, because nobody waits for them; what a request begins beside 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 
+# What a request whose store was given up may wait for others in all, however busily they work.
+IN_ALL_SECONDS = 8.0
 # A part of the time-out. Who answers within it is not silent; and so much each call has, because one store that is silent is
 # no reason to refuse what needs another one.
 LEAST = 0.2
+
+
+# Whether what is called now is gone on without.
+_in_passing = ContextVar("in_passing", default=False)
 
 
 class Patience:
@@ -30,6 +36,8 @@ class Patience:
 
         A silence that ended longer ago than the time-out is forgotten: some requests go on for hours.
         """
+        if _in_passing.get() and store not in self._given_up:
+            return timeout_seconds * LEAST
         if self._until is None:
             return timeout_seconds
         if time.monotonic() - self._until > timeout_seconds:
@@ -38,6 +46,11 @@ class Patience:
         if store in self._given_up:
             return 0.0
         return max(timeout_seconds - self._waited_seconds, timeout_seconds * LEAST)
+
+    def left_in_all(self) -> float | None:
+        """How long a store may take that works, though it has not answered; None: as long as it takes, because none was
+        silent."""
+        return max(IN_ALL_SECONDS - self._waited_seconds, 1.0) if self._given_up else None
 
     def note(self, began: float, short_seconds: float) -> None:
         """A wait for a store has ended, or one for somebody who may have waited for it; a short one does not count. What was
@@ -55,6 +68,16 @@ class Patience:
 
 # None: nobody's request.
 patience_of_request: ContextVar[Patience | None] = ContextVar("patience", default=None)
+
+
+@contextmanager
+def in_passing() -> Iterator[None]:
+    """For what goes on without the store that is called: it has no more time than each call has in any case."""
+    token = _in_passing.set(True)
+    try:
+        yield
+    finally:
+        _in_passing.reset(token)
 
 
 def patience() -> Patience:

@@ -16,6 +16,7 @@ from tests.support.servers import PrivateDatabase, PrivateRedis
 from tests.support.switching import Left, switched
 from tests.support.waiting import eventually
 from tests.support.waits import as_request
+from uploader import patience
 from uploader.accounting.connection import connect
 from uploader.database.engine import Database
 from uploader.database.mysql import SYNCING_CONNECTIONS
@@ -157,6 +158,40 @@ async def test_a_request_gives_a_database_up_once_and_a_job_each_time(
     await database.close()
 
 
+async def test_a_request_that_gave_up_a_store_does_not_wait_long_for_one_that_works(
+    own_server: PrivateDatabase, own_server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a replica that does not confirm a commit. A hello is answered meanwhile."""
+    monkeypatch.setattr(patience, "IN_ALL_SECONDS", 1)
+    database = Database(own_server_url, timeout_seconds=1)
+    await database.check_writable()
+    with as_request() as own:
+        assert await _sleeps(database, 3)
+        own.give_up("redis")
+        with pytest.raises(Unavailable) as raised:
+            await _sleeps(database, 60)
+    assert raised.value.reason.endswith("no answer in time for a request that has waited for others, too")
+    await database.close()
+
+
+async def test_a_merge_waits_little_for_what_it_goes_on_without(make_stack: MakeStack, own_redis: PrivateRedis) -> None:
+    """Nobody has to hear of it before, nor after."""
+    async with make_stack(redis_url=own_redis.url, redis_timeout_seconds=10) as stack:
+        await stack.open(CONTENT)
+        await stack.put(CONTENT, 0)
+        upload = await stack.services.uploads.find(Target("alice", CONTENT.md5))
+        assert isinstance(upload, Upload)
+        own_redis.send_signal(signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(8):  # each of them would last longer
+                with as_request() as own:
+                    await stack.services.closers.announce(upload)
+                    assert own.left("redis", 10) == 0
+                    await stack.services.closers.announce(upload)
+        finally:
+            own_redis.send_signal(signal.SIGCONT)
+
+
 async def test_who_waited_for_a_connection_waits_less_for_a_server_that_falls_silent_then(
     own_server: PrivateDatabase, own_server_url: str
 ) -> None:
@@ -188,6 +223,11 @@ def _patience_with_redis(caplog: pytest.LogCaptureFixture) -> float:
     found = re.search(r"Redis at .* is away: no answer within ([\d.]+) s", reason)
     assert found, reason
     return float(found[1])
+
+
+async def _sleeps(database: Database, seconds: int) -> bool:
+    slept = await database.read(lambda connection: connection.execute(text(f"SELECT SLEEP({seconds})")))
+    return slept.scalar() == 0
 
 
 async def _refusal(database: Database) -> str:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.support.waits import as_request
-from uploader.patience import LEAST, Patience, patience, waiting
+from uploader.patience import IN_ALL_SECONDS, LEAST, Patience, in_passing, patience, waiting
 
 
 class ManualTime:
@@ -73,6 +73,26 @@ def test_a_silence_of_long_ago_is_forgotten(time: ManualTime) -> None:
     worn.give_up("database")
     time.seconds += 5.5
     assert (worn.left("database", 5), worn.left("redis", 5)) == (5, 5)
+
+
+def test_only_a_request_that_gave_up_a_store_has_an_end_for_those_that_work(time: ManualTime) -> None:
+    worn = silent_for(3, time)
+    assert worn.left_in_all() is None
+    worn.give_up("redis")
+    assert worn.left_in_all() == IN_ALL_SECONDS - 3
+    worn = silent_for(100, time)
+    worn.give_up("redis")
+    assert worn.left_in_all() == 1
+
+
+def test_what_is_gone_on_without_has_as_little_time_as_any_call(time: ManualTime) -> None:
+    with in_passing():
+        assert Patience().left("redis", 5) == 5 * LEAST
+        assert silent_for(4.5, time).left("redis", 5) == 5 * LEAST
+        worn = silent_for(1, time)
+        worn.give_up("redis")
+        assert worn.left("redis", 5) == 0
+    assert Patience().left("redis", 5) == 5
 
 
 def test_a_job_has_all_its_time_for_each_call(time: ManualTime) -> None:

@@ -21,6 +21,7 @@ from uploader.domain.chunks import chunk_count, received_bytes, to_bitmap
 from uploader.domain.upload import REDIS_WORDS, STATE_OF_REASON, Reason, State, Upload
 from uploader.errors import StorageFailed, Unavailable, Unverified, UploaderError
 from uploader.observability import REBUILDS
+from uploader.patience import in_passing
 from uploader.service.trail.endings import act_of_ending
 from uploader.storage.base import Closer, Gone, PresentChunks, Withdrawing, WithdrawingCloser
 from uploader.tasks import uninterrupted
@@ -83,7 +84,8 @@ class Closers:
         """Lease the upload's task before a commit that closes the upload or renews its generation. If this process dies
         after that commit, the lease ends and a worker meets the upload."""
         try:
-            await self._pending.lease(upload.id)
+            with in_passing():
+                await self._pending.lease(upload.id)
             crash_point("close.after_announce")
         except Unavailable:
             logger.debug("an upload is closed without Redis", extra={"upload_id": upload.id})
@@ -194,7 +196,8 @@ class Closers:
         """
         self._unmergeable.discard(upload.id)
         try:
-            await self._pending.forget(upload.id, REDIS_WORDS[state])
+            with in_passing():
+                await self._pending.forget(upload.id, REDIS_WORDS[state])
             crash_point("clear.after_forget")
         except Unavailable:
             logger.warning("closed upload stays in Redis for now", extra={"upload_id": upload.id})

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 from uploader.domain.upload import Upload
 from uploader.errors import UploadBusy
+from uploader.patience import patience
 from uploader.storage import disk
 from uploader.storage.base import Gone
 from uploader.storage.local import formats
@@ -18,9 +19,9 @@ from uploader.storage.local.chunkfiles import ChunkFiles
 from uploader.storage.local.uploads.waiting import is_unlinked, wait_for_lock
 from uploader.tasks import Pool, uninterrupted
 
-# For all that others have, so that whoever gives up has its answer within 10 s. A holder looks several times meanwhile, and
-# has little left to do then.
-PATIENCE_SECONDS = 9.0
+# For all that others have, less what the request has waited before, so that whoever gives up has its answer within 10 s. A
+# holder looks several times meanwhile, and has little left to do then.
+PATIENCE_SECONDS = 8.0
 # So much a map has all the same.
 _LEAST_SECONDS = 1.0
 _PAUSE_SECONDS = 0.002
@@ -62,7 +63,8 @@ class LocalAppender:
 @asynccontextmanager
 async def appending(upload: Upload, files: ChunkFiles, pool: Pool, read_map: ReadMap) -> AsyncIterator[LocalAppender]:
     """Have the right to append. Raises Gone, UploadBusy."""
-    opening, deadline = pool.run(files.open_map, upload), time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + patience().left("who appends", PATIENCE_SECONDS)
+    opening = pool.run(files.open_map, upload)
     try:
         descriptor = await uninterrupted(opening)
         for offset in (formats.CLAIM_OFFSET, formats.APPEND_OFFSET):
