@@ -235,6 +235,17 @@ async def test_the_digests_of_a_chunk_come_with_its_row(ledger: Ledger) -> None:
     assert (await read(ledger, upload_id)).digest == second
 
 
+async def test_how_far_the_digests_are_is_told_where_it_is_further(ledger: Ledger) -> None:
+    assert await ledger.digest(ID, 0) is None
+    upload_id = await opened(ledger, 0)
+    assert await ledger.digest(upload_id, 0) is None
+    await ledger.withdraw(upload_id, [0], multipart_id="m")
+    saved = SavedDigest(10, STATE)
+    assert await ledger.save_digest(upload_id, 1, saved)
+    assert await ledger.digest(upload_id, 9) == (1, saved)
+    assert await ledger.digest(upload_id, 10) is None
+
+
 async def test_what_is_frozen_is_digested_under_its_own_fence(ledger: Ledger) -> None:
     upload_id = await opened(ledger, 0)
     await ledger.freeze(upload_id)
@@ -386,6 +397,36 @@ async def test_what_a_row_names_is_told(act: Transactions, ledger: Ledger) -> No
     assert await ledger.kept([*named, "u/2"], but_of=upload_id) == {"u/1", "u/9"}
     assert await ledger.named(["u/2"]) == await ledger.named([]) == set()
     assert await ledger.uploads_of([]) == {}
+
+
+async def test_of_an_upload_that_became_a_content_nothing_else_may_be_left(act: Transactions, ledger: Ledger) -> None:
+    await lying_at(act, "u/1")
+
+    async def became(*, frozen: bool = True, key: str | None = None, other: str | None = None) -> str:
+        upload_id = await opened(ledger, 0)
+        assert await ledger.add_part(upload_id, 0, part(1, key=key), NOW) is PartNoted.ADDED
+        if other == "tail":
+            assert await ledger.move_tail(upload_id, 0, None, tail(2), NOW)
+        if other == "piece":
+            await ledger.set_pieces(upload_id, [("p/0", 1)])
+        if frozen:
+            await ledger.freeze(upload_id)
+        return upload_id
+
+    for upload_id in (await became(), await became(key="u/1")):
+        assert not await ledger.forget_placed(upload_id, "u/2")
+        assert (await read(ledger, upload_id)).parts.keys() == {0, 1}
+        assert await ledger.forget_placed(upload_id, "u/1")
+        assert not await ledger.forget_placed(upload_id, "u/1")
+        assert await ledger.entry(upload_id) is None
+    for upload_id in (
+        await became(frozen=False),
+        await became(key="u/3"),
+        await became(other="tail"),
+        await became(other="piece"),
+    ):
+        assert not await ledger.forget_placed(upload_id, "u/1")
+        assert (await read(ledger, upload_id)).parts.keys() == {0, 1}
 
 
 async def test_what_moves_is_named_all_the_while(act: Transactions, ledger: Ledger, another: Ledger) -> None:

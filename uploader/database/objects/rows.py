@@ -28,12 +28,15 @@ class ObjectRows:
     async def entry(self, upload_id: str) -> Entry | None:
         return await self._database.read_durably(partial(uploads.entry, upload_id=upload_id))
 
-    async def look(self, upload_id: str, number: int) -> Entry | None:
+    async def look(self, upload_id: str, number: int, digested: int = 0) -> Entry | None:
         found = await self._database.read(
             partial(uploads.look_at_chunk, upload_id=upload_id, number=number), brief=True
         )
-        if found is not None and found.parts:
-            await self._database.sync()  # it is acknowledged once more
+        if found is None:
+            return None
+        is_further = found.digest is not None and found.digest.position > digested
+        if found.parts or is_further:  # it is acknowledged once more, or gone on from
+            await self._database.sync()
         return found
 
     async def add_part(
@@ -75,11 +78,21 @@ class ObjectRows:
     async def save_digest(self, upload_id: str, fence: int, digest: SavedDigest) -> bool:
         return await self._done(partial(uploads.save_digest, upload_id=upload_id, fence=fence, digest=digest))
 
+    async def digest(self, upload_id: str, beyond: int) -> tuple[int, SavedDigest] | None:
+        found = await self._database.read(partial(uploads.digest, upload_id=upload_id), brief=True)
+        if found is None or found[1].position <= beyond:
+            return None
+        await self._database.sync()
+        return found
+
     async def forget_digest(self, upload_id: str) -> None:
         await self._database.transact(partial(uploads.forget_digest, upload_id=upload_id))
 
     async def forget(self, upload_id: str) -> bool:
         return await self._done(partial(uploads.forget, upload_id=upload_id))
+
+    async def forget_placed(self, upload_id: str, key: str) -> bool:
+        return await self._database.transact(partial(uploads.forget_placed, upload_id=upload_id, key=key))
 
     async def opened_before(self, moment: datetime, *, after: str, limit: int) -> list[Entry]:
         return await self._database.read(partial(uploads.opened_before, moment=moment, after=after, limit=limit))

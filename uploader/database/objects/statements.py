@@ -71,6 +71,11 @@ PIECES = select(_pieces.object_key, _pieces.size).where(_OF_WHOLE).order_by(_pie
 ADD_PIECE = insert(piece)
 FORGET_PIECES = delete(piece).where(_OF_WHOLE)
 
+OTHER_OBJECTS = union_all(
+    select(_chunks.object_key).where(_OF_CHUNKS, _chunks.object_key != bindparam("of_key")),
+    select(_pieces.object_key).where(_OF_WHOLE),
+)
+
 # Contents
 
 _KEYS: BindParameter[list[str]] = bindparam("keys", expanding=True)

@@ -139,6 +139,13 @@ async def save_digest(connection: AsyncConnection, upload_id: str, fence: int, d
     return await changed(connection, statements.SAVE_DIGEST, **values) > 0
 
 
+async def digest(connection: AsyncConnection, upload_id: str) -> tuple[int, SavedDigest] | None:
+    """How far the digests of an upload have come, and its fence."""
+    row = (await connection.execute(statements.READ, {"of_upload": upload_id})).mappings().first()
+    saved = None if row is None else _digest_of(row)
+    return None if row is None or saved is None else (row["fence"], saved)
+
+
 async def forget_digest(connection: AsyncConnection, upload_id: str) -> None:
     """Let the digests be computed anew."""
     await connection.execute(statements.FORGET_DIGEST, {"of_upload": upload_id})
@@ -153,6 +160,19 @@ async def forget(connection: AsyncConnection, upload_id: str) -> bool:
     await connection.execute(statements.FORGET_PIECES, {"of_whole": upload_id})
     await connection.execute(statements.FORGET, found)
     return True
+
+
+async def forget_placed(connection: AsyncConnection, upload_id: str, key: str) -> bool:
+    """Whether there was such an upload, all of which is the content at this key."""
+    found = {"of_upload": upload_id}
+    row = (await connection.execute(statements.LOCK, found)).mappings().first()
+    if row is None or not row["frozen"] or _tail_of(row) is not None:
+        return False
+    if (await connection.execute(statements.OTHER_OBJECTS, {**found, "of_whole": upload_id, "of_key": key})).first():
+        return False
+    if (await connection.execute(statements.CONTENTS_AT, {"keys": [key]})).first() is None:
+        return False
+    return await forget(connection, upload_id)
 
 
 async def _locked(connection: AsyncConnection, upload_id: str, fence: int) -> RowMapping | None:

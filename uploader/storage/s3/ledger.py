@@ -23,8 +23,9 @@ class Ledger(Protocol):
     async def entry(self, upload_id: str) -> Entry | None:
         """What is written down of an upload, parts and all, as of one moment, committed durably."""
 
-    async def look(self, upload_id: str, number: int) -> Entry | None:
-        """As `entry`, of one chunk alone; all but the chunk perhaps is not durable yet."""
+    async def look(self, upload_id: str, number: int, digested: int = 0) -> Entry | None:
+        """As `entry`, of one chunk alone. Durable are the chunk and, where it is more than so many bytes, how far the
+        digests have come; all else perhaps not yet."""
 
     async def add_part(
         self, upload_id: str, fence: int, part: StoredPart, now: datetime, digest: SavedDigest | None = None
@@ -56,11 +57,19 @@ class Ledger(Protocol):
     async def save_digest(self, upload_id: str, fence: int, digest: SavedDigest) -> bool:
         """Save how far the digests have come, if the fence is the same and nobody has come further; whether it was done."""
 
+    async def digest(self, upload_id: str, beyond: int) -> tuple[int, SavedDigest] | None:
+        """How far the digests have come, durably, and the fence of the upload; None where that is no more than so many
+        bytes."""
+
     async def forget_digest(self, upload_id: str) -> None:
         """Let them be computed anew."""
 
     async def forget(self, upload_id: str) -> bool:
         """Forget an upload and its parts, once S3 holds no byte of it that no blob is; whether there was one."""
+
+    async def forget_placed(self, upload_id: str, key: str) -> bool:
+        """The same of an upload that became the content at this key, if a content lies there and nothing else is left of it;
+        whether that was so."""
 
     async def opened_before(self, moment: datetime, *, after: str, limit: int) -> list[Entry]:
         """Uploads that were opened before a moment, by id, after the id `after`; without their parts."""

@@ -46,6 +46,7 @@ class S3Closer:
     def __init__(self, store: "S3Store", upload: Upload) -> None:
         self._store = store
         self._upload = upload
+        self._place: str | None = None  # where its content lies, once it is one
 
     async def read_map(self, *, verified: bool = True) -> PartMap:
         return await self._store.read_map(self._upload, verified=verified)
@@ -53,7 +54,8 @@ class S3Closer:
     async def place_blob(self, sha256: str) -> str | None:
         """They lie where they are: the transaction says so. It has the row of the upload locked: whoever withdraws chunks
         has changed that before, or finds the upload closed."""
-        return await self._store.completing.place_of(self._upload, sha256)
+        self._place = await self._store.completing.place_of(self._upload, sha256)
+        return self._place
 
     async def find_bad_chunks(self) -> list[int]:
         return await self._store.find_bad_chunks(self._upload)
@@ -66,7 +68,8 @@ class S3Closer:
         return await self._store.completing.settle_length(upload)
 
     async def unlink(self) -> bool:
-        return await self._store.discard(self._upload)
+        """Most are all content by now: then there is nothing to ask S3 for."""
+        return await self._store.completing.remove(self._upload.id, placed_at=self._place)
 
 
 class S3Store:

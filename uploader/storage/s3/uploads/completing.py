@@ -250,10 +250,12 @@ class Completing:
             await self._parts.drop_tail(tail)
         return True
 
-    async def remove(self, upload_id: str) -> bool:
-        """Remove what S3 has of an upload, and what is written down of it; but for an object that a content lies at. Whether
-        there was anything."""
+    async def remove(self, upload_id: str, *, placed_at: str | None = None) -> bool:
+        """Remove what S3 has of an upload, and what is written down of it; but for an object that a content lies at, which
+        may be all that there is (`placed_at`). Whether there was anything."""
         self._frontier.forget(upload_id)
+        if placed_at is not None and await self._ledger.forget_placed(upload_id, placed_at):
+            return True
         entry = await self._ledger.freeze(upload_id)
         if entry is None:
             return False
