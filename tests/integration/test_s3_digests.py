@@ -189,6 +189,7 @@ async def test_only_what_nobody_had_in_order_is_read(make_node: MakeNode, node: 
     upload = await node.open()
     await put_hashed(node, upload, 0)
     await another.put(upload, 2)
+    another.store._frontier.forget(upload.id)  # it has died
     await make_node().put(upload, 1)
     await node.put(upload, 3)
     last = make_node()
@@ -198,6 +199,65 @@ async def test_only_what_nobody_had_in_order_is_read(make_node: MakeNode, node: 
     assert last.bucket.read_bytes in (CONTENT.size - CHUNK, CONTENT.size - 2 * CHUNK), (
         "the one of chunk 1 went on, perhaps"
     )
+
+
+@pytest.mark.usefixtures("only_with_rows")
+async def test_in_parallel_each_goes_on_as_soon_as_others_have_come_so_far(node: Node, another: Node) -> None:
+    """No chunk comes to say so, and the state of those that waited is saved for those that still do."""
+    upload = await node.open()
+    for number in (1, 3):
+        await node.put(upload, number)
+    await another.put(upload, 2)
+    await put_hashed(another, upload, 0)
+    await until_saved(node, upload, CONTENT.size)
+    assert await another.store.digest(upload) == digests_of(CONTENT)
+    assert node.bucket.read_bytes == another.bucket.read_bytes == 0
+
+
+async def test_of_others_that_come_nearer_a_sender_waits(
+    node: Node, another: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix, "_FAR_BYTES", 0)
+    monkeypatch.setattr(prefix, "_SHARED_SECONDS", 30)
+    monkeypatch.setattr(prefix, "_PATIENCE_SECONDS", 30)
+    upload = await node.open()
+    await node.put(upload, 1)
+    await node.store.keep_pace(upload, 1)  # nobody knows whether the one before it is on its way
+    await put_hashed(another, upload, 0)
+    await until_hashed(node, upload, 2 * CHUNK)
+    await node.put(upload, 3)
+    waiting = asyncio.create_task(node.store.keep_pace(upload, 3))
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    await another.put(upload, 2)
+    await waiting
+    assert await node.store.digested_bytes(upload) == CONTENT.size
+
+
+async def test_what_others_have_hashed_is_durable_before_it_is_gone_on_from(
+    node: Node, another: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database that crashes could forget their chunk otherwise, and another one come in its place."""
+    upload = await node.open()
+    known, synced = [0], list[int]()
+    sync = node.database.sync
+
+    async def note() -> None:
+        synced.append(known[0])
+        await sync()
+
+    monkeypatch.setattr(node.database, "sync", note)
+    await node.put(upload, 2)
+    assert not synced
+    await put_hashed(another, upload, 0)
+    known[0] = await saved_bytes(another, upload)
+    await node.put(upload, 1)
+    await until_hashed(node, upload, 3 * CHUNK)
+    assert set(synced) == {CHUNK}
+    del synced[:]
+    await until_saved(node, upload, 3 * CHUNK)
+    await node.put(upload, 3)
+    assert not synced  # it is its own
 
 
 async def test_a_worker_that_had_none_of_it_reads_none_of_it(node: Node, another: Node) -> None:

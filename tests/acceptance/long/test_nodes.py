@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.nodes import Scale, Sending, in_parallel_through_all, sent, watched
+from benchmarks.nodes import Scale, Sending, sent, through_all_but_one, watched
 from tests.support.content import MIB
 from tests.support.fleet import Fleet
 from tests.support.gateways import Gateway
@@ -23,7 +23,7 @@ def in_order_through_two(sending: Sending, _scale: Scale) -> None:
 @pytest.mark.parametrize(
     ("way", "scale", "most_read_bytes"),
     [
-        (in_parallel_through_all, Scale(file_bytes=256 * MIB), 256 * MIB),
+        (through_all_but_one, Scale(file_bytes=256 * MIB), 256 * MIB),
         (in_order_through_two, Scale(file_bytes=64 * MIB), 0),
     ],
     ids=["in parallel, one killed", "in order, one stopped"],

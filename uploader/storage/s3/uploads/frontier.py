@@ -2,14 +2,17 @@
 
 Whoever stores a chunk offers its body first. What comes in order is hashed at once, while S3 takes it, and counts once its
 row is committed. With that row it is saved how far the digests have come, so that another node goes on. What comes
-a little too early is kept until then, within a bound; what was missed is read once the upload is completed. All of an upload
-here belongs to one fence: chunks that were withdrawn leave nothing behind.
+a little too early is kept until then, within a bound: until it is told here, or until others have saved that they have come
+so far. What was missed is read once the upload is completed. All of an upload here belongs to one fence: chunks that were
+withdrawn leave nothing behind.
 """
 
 import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Coroutine
+from typing import Any
 
 from uploader.domain.objects import Entry, SavedDigest
 from uploader.domain.upload import Upload
@@ -31,6 +34,10 @@ _MAX_AHEAD_BYTES = 64 << 20
 _MAX_UPLOADS = 10_000
 # What no row has taken along by then is saved by itself.
 _QUIET_SECONDS = 0.5
+# Who waits for a chunk that others have looks so often at how far they are; less and less often, while they get nowhere.
+_LOOK_SECONDS, _LONGEST_LOOK_SECONDS, _MORE = 0.02, 0.5, 1.5
+# For so long, after each chunk that came.
+_WATCH_SECONDS = 5.0
 # The end of a process saves for so long at most.
 _LAST_SECONDS = 5.0
 
@@ -44,7 +51,8 @@ class MemoryFrontier:
         self._prefixes: OrderedDict[str, Prefix] = OrderedDict()
         # Of the bodies that are held, by whether their chunks count.
         self._held_bytes: Counter[bool] = Counter()
-        self._saving: set[asyncio.Task[None]] = set()
+        # They save, or watch.
+        self._tasks: set[asyncio.Task[None]] = set()
 
     # Chunks come
 
@@ -69,7 +77,8 @@ class MemoryFrontier:
         if prefix is None:
             prefix = self._begin(upload, entry.fence)
         self._prefixes.move_to_end(upload.id)
-        self._catch_up(prefix, upload, entry.digest)
+        prefix.upload = upload
+        self._catch_up(prefix, entry.digest)
         return prefix
 
     def _begin(self, upload: Upload, fence: int) -> Prefix:
@@ -78,15 +87,17 @@ class MemoryFrontier:
             self.forget(next(iter(self._prefixes)))
         return prefix
 
-    def _catch_up(self, prefix: Prefix, upload: Upload, saved: SavedDigest | None) -> None:
-        """Go on from where others have come, if that is further."""
-        if saved is None or saved.position <= prefix.saved_bytes:
-            return
+    def _catch_up(self, prefix: Prefix, saved: SavedDigest | None) -> bool:
+        """Go on from where others have come, if that is further; whether it is."""
+        if saved is None or saved.position <= prefix.told_bytes:
+            return False
         prefix.saved_bytes = saved.position
-        hashes = restored(saved, upload, prefix.fence) if saved.position > prefix.hashes.position else None
-        if hashes is not None:
-            for offer in prefix.advance(hashes):
-                self._release(offer)
+        hashes = restored(saved, prefix.upload, prefix.fence) if saved.position > prefix.hashes.position else None
+        if hashes is None:
+            return False
+        for offer in prefix.go_on_from(hashes):
+            self._release(offer)
+        return True
 
     def state_with(self, offer: OfferedPart) -> SavedDigest | None:
         """How far the digests have come once the chunk of an offer counts; None: no further than what is saved."""
@@ -97,7 +108,7 @@ class MemoryFrontier:
         if hashes.position <= prefix.saved_bytes or not states_are_portable():
             return None
         offer.saved_bytes = hashes.position
-        return sealed(prefix.upload_id, prefix.fence, hashes)
+        return sealed(prefix.upload.id, prefix.fence, hashes)
 
     def settle(self, offer: OfferedPart, *, written: bool) -> None:
         """Say whether the chunk counts from now on, with these bytes."""
@@ -163,9 +174,20 @@ class MemoryFrontier:
         if prefix.is_running:
             return
         if self._next(prefix) is not None:
-            prefix.task = asyncio.create_task(self._hash(prefix), name=f"frontier {prefix.upload_id}")
+            prefix.task = asyncio.create_task(self._hash(prefix), name=f"frontier {prefix.upload.id}")
+            return
+        if prefix.lacks_saving and prefix.is_shared:
+            self._save_if_quiet(prefix)
         elif prefix.lacks_saving and prefix.timer is None:
             prefix.timer = asyncio.get_running_loop().call_later(_QUIET_SECONDS, self._save_if_quiet, prefix)
+        if prefix.waits_for_others and not prefix.is_watched:
+            prefix.is_watched = True
+            self._start(self._watch(prefix), f"watching digests {prefix.upload.id}")
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _next(self, prefix: Prefix) -> OfferedPart | None:
         """The chunk to be hashed now, its body kept. None follows one whose row is still to come."""
@@ -195,23 +217,58 @@ class MemoryFrontier:
     # Saving
 
     def _save_if_quiet(self, prefix: Prefix) -> None:
-        """Chunks that are on their way take it along."""
+        """Chunks that are on their way take it along, unless others wait for it."""
         prefix.timer = None
-        if prefix.is_forgotten or prefix.expects_rows or not prefix.lacks_saving:
+        if prefix.is_forgotten or prefix.is_saving or not prefix.lacks_saving:
             return
-        task = asyncio.create_task(self._save(prefix), name=f"saving digests {prefix.upload_id}")
-        self._saving.add(task)
-        task.add_done_callback(self._saving.discard)
+        if prefix.is_shared or not prefix.expects_rows:
+            prefix.is_saving = True
+            self._start(self._save_and_go_on(prefix), f"saving digests {prefix.upload.id}")
 
-    async def _save(self, prefix: Prefix) -> None:
-        """It is no matter if that fails."""
-        state = sealed(prefix.upload_id, prefix.fence, prefix.hashes)
+    async def _save_and_go_on(self, prefix: Prefix) -> None:
         try:
-            await self._ledger.save_digest(prefix.upload_id, prefix.fence, state)
+            is_saved = await self._save(prefix)
+        finally:
+            prefix.is_saving = False
+        if is_saved:
+            self._go_on(prefix)
+
+    async def _save(self, prefix: Prefix) -> bool:
+        """Whether that worked. It is no matter if it fails."""
+        state = sealed(prefix.upload.id, prefix.fence, prefix.hashes)
+        try:
+            await self._ledger.save_digest(prefix.upload.id, prefix.fence, state)
         except Unavailable:
-            logger.debug("digests not saved", extra={"upload_id": prefix.upload_id})
-            return
+            logger.debug("digests not saved", extra={"upload_id": prefix.upload.id})
+            return False
         prefix.saved_bytes = max(prefix.saved_bytes, state.position)
+        return True
+
+    # Others
+
+    async def _watch(self, prefix: Prefix) -> None:
+        """Look whether others have come further, until what waits here can be hashed."""
+        try:
+            await self._until_reached(prefix)
+        except Unavailable:
+            logger.debug("digests of others not seen", extra={"upload_id": prefix.upload.id})
+        finally:
+            prefix.is_watched = False
+            prefix.look_again()
+        if not prefix.waits_for_others:
+            self._go_on(prefix)
+
+    async def _until_reached(self, prefix: Prefix) -> None:
+        deadline = time.monotonic() + _WATCH_SECONDS
+        pause_seconds = _LOOK_SECONDS if prefix.is_shared else _LONGEST_LOOK_SECONDS
+        while prefix.waits_for_others and time.monotonic() < deadline:
+            await asyncio.sleep(pause_seconds)
+            found = await self._ledger.digest(prefix.upload.id, prefix.told_bytes)
+            if prefix.is_forgotten:
+                return
+            has_moved = found is not None and found[0] == prefix.fence and self._catch_up(prefix, found[1])
+            pause_seconds = _LOOK_SECONDS if has_moved else min(pause_seconds * _MORE, _LONGEST_LOOK_SECONDS)
+            prefix.look_again()
 
     # Whoever waits for it
 
@@ -220,6 +277,11 @@ class MemoryFrontier:
         prefix = self._prefixes.get(upload.id)
         if prefix is not None:
             await prefix.come_near()
+
+    def told_bytes(self, upload_id: str) -> int:
+        """How far they are saved from here, or known to be."""
+        prefix = self._prefixes.get(upload_id)
+        return 0 if prefix is None else prefix.told_bytes
 
     def position(self, upload_id: str) -> int:
         """How far the digests have come here, in bytes."""
@@ -234,7 +296,7 @@ class MemoryFrontier:
         if prefix is None or prefix.fence != fence or (upload.needs_md5 and not prefix.hashes.has_md5):
             self.forget(upload.id)
             return restored(entry.digest, upload, fence)
-        self._catch_up(prefix, upload, entry.digest)
+        self._catch_up(prefix, entry.digest)
         self._go_on(prefix)
         await prefix.ended()
         self.forget(upload.id)
@@ -259,5 +321,5 @@ class MemoryFrontier:
             if prefix.lacks_saving and time.monotonic() < deadline:
                 await self._save(prefix)
             self.forget(upload_id)
-        if self._saving:
-            await asyncio.wait(self._saving)
+        if self._tasks:
+            await asyncio.wait(self._tasks)

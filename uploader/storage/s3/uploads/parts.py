@@ -116,7 +116,7 @@ class Parts:
             raise Gone(upload.id)
 
     async def _look(self, upload: Upload, number: int) -> Entry:
-        entry = await self._ledger.look(upload.id, number)
+        entry = await self._ledger.look(upload.id, number, self._frontier.told_bytes(upload.id))
         if entry is None or (entry.frozen and number not in entry.parts):
             raise Gone(upload.id)
         return entry

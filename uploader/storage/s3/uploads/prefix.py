@@ -1,6 +1,7 @@
 """The hashes of one open upload in one process, and the chunks that wait for them. Nothing of it waits or writes."""
 
 import asyncio
+import math
 import time
 from contextlib import suppress
 
@@ -12,6 +13,8 @@ from uploader.storage.hashes import PrefixHashes, states_are_portable
 _STALLED_SECONDS = 5.0
 # A sender waits while so much of its upload waits to be hashed; for so long at most.
 _FAR_BYTES, _PATIENCE_SECONDS = 64 << 20, 5.0
+# Whoever has come further lately goes on doing so.
+_SHARED_SECONDS = 2.0
 
 
 class OfferedPart:
@@ -36,8 +39,7 @@ class Prefix:
     """The hashes of the chunks that count, and what is offered after them."""
 
     def __init__(self, upload: Upload, fence: int, hashes: PrefixHashes) -> None:
-        self.upload_id = upload.id
-        self._chunk_size = upload.chunk_size
+        self.upload = upload
         self.fence = fence
         self.hashes = hashes
         # With the chunk that follows, which was hashed before its row was committed.
@@ -46,6 +48,10 @@ class Prefix:
         # How far others can go on from what is saved.
         self.saved_bytes = 0
         self.is_forgotten = False
+        # Whether somebody looks how far others have come, or tells others.
+        self.is_watched = False
+        self.is_saving = False
+        self._shared_at = -math.inf
         self.advanced_at = time.monotonic()
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
@@ -59,7 +65,7 @@ class Prefix:
     @property
     def _next_chunk(self) -> int | None:
         """None at the end."""
-        number, rest = divmod(self.hashes.position, self._chunk_size)
+        number, rest = divmod(self.hashes.position, self.upload.chunk_size)
         return None if rest else number
 
     @property
@@ -84,6 +90,21 @@ class Prefix:
         return self.hashes.position > self.saved_bytes and states_are_portable()
 
     @property
+    def is_shared(self) -> bool:
+        """Whether other nodes take chunks of the upload, too."""
+        return time.monotonic() - self._shared_at < _SHARED_SECONDS
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether it is somebody else who has the chunk that is next, or nobody."""
+        return bool(self.waiting) and self.following is None
+
+    @property
+    def told_bytes(self) -> int:
+        """How far others can go on from what is saved, or from what is about to be."""
+        return max([self.saved_bytes, *(offer.saved_bytes for offer in self.offers.values())])
+
+    @property
     def is_running(self) -> bool:
         return self.task is not None and not self.task.done()
 
@@ -101,9 +122,16 @@ class Prefix:
     def advance(self, hashes: PrefixHashes) -> list[OfferedPart]:
         """Have these hashes, which are further on; gives the offers that nobody waits for any more."""
         self.hashes, self.ahead = hashes, None
-        passed = [offer for number, offer in self.offers.items() if number * self._chunk_size < hashes.position]
+        passed = [offer for number, offer in self.offers.items() if number * self.upload.chunk_size < hashes.position]
         for offer in passed:
             del self.offers[offer.number]
+        return passed
+
+    def go_on_from(self, hashes: PrefixHashes) -> list[OfferedPart]:
+        """As `advance`: others have come further."""
+        self._shared_at = time.monotonic()
+        passed = self.advance(hashes)
+        self.moved()
         return passed
 
     def drop(self, offer: OfferedPart) -> None:
@@ -113,8 +141,12 @@ class Prefix:
         del self.offers[offer.number]
 
     def moved(self) -> None:
-        """Tell those who wait that something was hashed."""
+        """Less is left to hash."""
         self.advanced_at = time.monotonic()
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Let those who wait see for themselves."""
         self._moved.set()
         self._moved = asyncio.Event()
 
@@ -127,5 +159,9 @@ class Prefix:
         """Wait until little is left to hash, while something is."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                while self.is_running and sum(offer.body.length for offer in self.waiting) > _FAR_BYTES:
+                while self._comes_nearer and sum(offer.body.length for offer in self.waiting) > _FAR_BYTES:
                     await self._moved.wait()
+
+    @property
+    def _comes_nearer(self) -> bool:
+        return self.is_running or (self.is_watched and self.is_shared)
