@@ -634,6 +634,19 @@ async def test_contents_that_come_whole_are_objects_of_their_own(node: Node, ano
         await blob.close()
 
 
+async def test_what_is_purged_while_it_is_read_ends_in_words(node: Node, sqlite_url: str) -> None:
+    arrival = Arrival(InPieces(CONTENT.data), None, None)
+    await node.store.arrivals.store([arrival])
+    placed = node.store.arrivals.place_blobs([arrival])[CONTENT.sha256]
+    await lie_there(sqlite_url, CONTENT.sha256, placed)
+    blob = await node.store.open_blob(CONTENT.sha256, CONTENT.size)
+    node.bucket.delete([placed])
+    with pytest.raises(StorageFailed) as failed:
+        await blob.read(1000, 0)
+    assert failed.value.reason == f"object {placed} was removed while it was read"
+    await blob.close()
+
+
 async def test_a_reader_that_is_cancelled_leaves_no_stream(node: Node, sqlite_url: str) -> None:
     arrival = Arrival(InPieces(CONTENT.data), None, None)
     await node.store.arrivals.store([arrival])

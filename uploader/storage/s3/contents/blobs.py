@@ -45,7 +45,10 @@ class S3Blob:
             return b""
         async with self._alone:
             # To its end: a thread that still reads would open a stream after `close`.
-            return await uninterrupted(self._again(lambda: self._read(length_bytes, offset)))
+            try:
+                return await uninterrupted(self._again(lambda: self._read(length_bytes, offset)))
+            except Gone:
+                raise StorageFailed(inside=f"object {self._key} was removed while it was read") from None
 
     async def _again(self, read: Callable[[], T]) -> T:
         try:
