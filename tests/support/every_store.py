@@ -1,4 +1,4 @@
-"""What every store has to do: tests that .ci/run has pass once more where bytes are in a bucket."""
+"""What every store has to do: tests that .ci/run has pass once more where bytes are in a bucket of Ceph."""
 
 # They speak to the server as clients do.
 MODULES = frozenset(
