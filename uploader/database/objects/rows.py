@@ -28,10 +28,11 @@ class ObjectRows:
     async def entry(self, upload_id: str) -> Entry | None:
         return await self._database.read_durably(partial(uploads.entry, upload_id=upload_id))
 
+    async def glance(self, upload_id: str, number: int) -> Entry | None:
+        return await self._database.read(partial(uploads.look_at_chunk, upload_id=upload_id, number=number), brief=True)
+
     async def look(self, upload_id: str, number: int, digested: int = 0) -> Entry | None:
-        found = await self._database.read(
-            partial(uploads.look_at_chunk, upload_id=upload_id, number=number), brief=True
-        )
+        found = await self.glance(upload_id, number)
         if found is None:
             return None
         is_further = found.digest is not None and found.digest.position > digested

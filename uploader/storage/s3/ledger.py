@@ -23,6 +23,9 @@ class Ledger(Protocol):
     async def entry(self, upload_id: str) -> Entry | None:
         """What is written down of an upload, parts and all, as of one moment, committed durably."""
 
+    async def glance(self, upload_id: str, number: int) -> Entry | None:
+        """As `entry`, of one chunk alone; perhaps not durable yet: for whoever commits something after it."""
+
     async def look(self, upload_id: str, number: int, digested: int = 0) -> Entry | None:
         """As `entry`, of one chunk alone. Durable are the chunk and, where it is more than so many bytes, how far the
         digests have come; all else perhaps not yet."""

@@ -194,7 +194,7 @@ class S3Store:
     @asynccontextmanager
     async def closing(self, upload: Upload) -> AsyncIterator[S3Closer]:
         """Raises Gone."""
-        if not await self._ledger.uploads_of([upload.id]):
+        if await self._ledger.glance(upload.id, 0) is None:
             raise Gone(upload.id)
         yield S3Closer(self, upload)
 

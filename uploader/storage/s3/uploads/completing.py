@@ -285,8 +285,8 @@ class Completing:
 
     async def place_of(self, upload: Upload, sha256: str) -> str:
         """Where the bytes of a completed upload are, which have just been digested. Raises Gone, also where they were
-        withdrawn since: then there are others, or none."""
-        entry = await self._ledger.entry(upload.id)
+        withdrawn since: then there are others, or none. It is durable once the transaction is that asks for it."""
+        entry = await self._ledger.glance(upload.id, 0)
         digests = entry.digest.digests if entry is not None and entry.digest is not None else None
         if entry is None or not entry.frozen or digests is None or digests[1] != sha256:
             raise Gone(upload.id)
