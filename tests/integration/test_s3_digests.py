@@ -217,11 +217,11 @@ async def test_in_parallel_each_goes_on_as_soon_as_others_have_come_so_far(node:
 async def test_of_others_that_come_nearer_a_sender_waits(
     node: Node, another: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefix, "_FAR_BYTES", 0)
     monkeypatch.setattr(prefix, "_SHARED_SECONDS", 30)
     monkeypatch.setattr(prefix, "_PATIENCE_SECONDS", 30)
     upload = await node.open()
     await node.put(upload, 1)
+    monkeypatch.setattr(prefix, "_FAR_BYTES", 0)
     await node.store.keep_pace(upload, 1)  # nobody knows whether the one before it is on its way
     await put_hashed(another, upload, 0)
     await until_hashed(node, upload, 2 * CHUNK)
@@ -347,6 +347,20 @@ async def test_bodies_that_wait_in_vain_are_given_up_for_others(node: Node, monk
         body.close()
     assert await node.store.digest(upload) == digests_of(CONTENT)
     assert {body.keepers for body in bodies.values()} == {0}
+
+
+async def test_of_what_comes_far_too_early_little_is_kept(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would have the memory of what comes next."""
+    monkeypatch.setattr(prefix, "_FAR_BYTES", CHUNK)
+    upload = await node.open()
+    bodies = {number: InPieces(CONTENT.chunk(number)) for number in (1, 3, 2, 0)}
+    for number, body in bodies.items():
+        assert (await node.store.hold_chunk(upload, number, body)).written
+        body.close()
+        if number == 2:
+            assert {other: bodies[other].keepers for other in (1, 2, 3)} == {1: 1, 2: 0, 3: 0}
+    assert await node.store.digest(upload) == digests_of(CONTENT)
+    assert node.bucket.read_bytes == CONTENT.size - 2 * CHUNK
 
 
 @pytest.mark.usefixtures("only_with_rows")

@@ -134,7 +134,7 @@ class MemoryFrontier:
             self._held_bytes[False] -= offer.held_bytes
             self._held_bytes[True] += offer.held_bytes
             offer.is_written = True
-            if not self._hold(offer):
+            if prefix.waits_in_vain or not self._hold(offer):
                 self._drop(prefix, offer)
 
     # Bodies

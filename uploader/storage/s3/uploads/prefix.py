@@ -11,7 +11,7 @@ from uploader.storage.hashes import PrefixHashes, states_are_portable
 
 # Whoever waits for a gap that nobody fills gives way after that.
 _STALLED_SECONDS = 5.0
-# A sender waits while so much of its upload waits to be hashed; for so long at most.
+# A sender waits while more of its upload waits to be hashed, for so long at most; and no more waits for what may never come.
 _FAR_BYTES, _PATIENCE_SECONDS = 64 << 20, 5.0
 # Whoever has come further lately goes on doing so.
 _SHARED_SECONDS = 2.0
@@ -159,8 +159,17 @@ class Prefix:
         """Wait until little is left to hash, while something is."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                while self._comes_nearer and sum(offer.body.length for offer in self.waiting) > _FAR_BYTES:
+                while self._comes_nearer and self._is_far:
                     await self._moved.wait()
+
+    @property
+    def _is_far(self) -> bool:
+        return sum(offer.body.length for offer in self.waiting) > _FAR_BYTES
+
+    @property
+    def waits_in_vain(self) -> bool:
+        """Whether much waits for a chunk that nobody is known to have: memory that the bodies which come could have."""
+        return self.waits_for_others and not self.is_shared and self._is_far
 
     @property
     def _comes_nearer(self) -> bool:
