@@ -13,6 +13,7 @@ from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.servers import PrivateDatabase, PrivateRedis
+from tests.support.stack import Stack
 from tests.support.switching import Left, switched
 from tests.support.waiting import eventually
 from tests.support.waits import as_request
@@ -62,10 +63,7 @@ async def test_a_chunk_that_waited_for_others_does_not_wait_as_long_for_redis(
 ) -> None:
     """They may have waited for Redis, one after the other."""
     async with make_stack(redis_url=own_redis.url, redis_timeout_seconds=4) as stack:
-        await stack.open(CONTENT)
-        await stack.put(CONTENT, 0)
-        upload = await stack.services.uploads.find(Target("alice", CONTENT.md5))
-        assert isinstance(upload, Upload)
+        upload = await _begun(stack)
         own_redis.send_signal(signal.SIGSTOP)
         try:
             async with stack.services.storage.closing(upload):
@@ -175,12 +173,9 @@ async def test_a_request_that_gave_up_a_store_does_not_wait_long_for_one_that_wo
 
 
 async def test_a_merge_waits_little_for_what_it_goes_on_without(make_stack: MakeStack, own_redis: PrivateRedis) -> None:
-    """Nobody has to hear of it before, nor after."""
+    """As the lease, before the commit that closes its upload."""
     async with make_stack(redis_url=own_redis.url, redis_timeout_seconds=10) as stack:
-        await stack.open(CONTENT)
-        await stack.put(CONTENT, 0)
-        upload = await stack.services.uploads.find(Target("alice", CONTENT.md5))
-        assert isinstance(upload, Upload)
+        upload = await _begun(stack)
         own_redis.send_signal(signal.SIGSTOP)
         try:
             async with asyncio.timeout(8):  # each of them would last longer
@@ -211,6 +206,14 @@ async def test_who_waited_for_a_connection_waits_less_for_a_server_that_falls_si
         own_server.send_signal(signal.SIGCONT)
         await ended(busy)
         await database.close()
+
+
+async def _begun(stack: Stack) -> Upload:
+    await stack.open(CONTENT)
+    await stack.put(CONTENT, 0)
+    upload = await stack.services.uploads.find(Target("alice", CONTENT.md5))
+    assert isinstance(upload, Upload)
+    return upload
 
 
 async def _the_database_was_asked_for_a_hello() -> bool:
