@@ -7,6 +7,7 @@ time for each call, because nobody waits for them; what a request begins beside 
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
@@ -27,37 +28,41 @@ class Patience:
 
     def __init__(self) -> None:
         self._waited_seconds = 0.0
-        # When the last silence ended, if there was one.
+        # Of these, by the store that worked as long.
+        self._worked_seconds: defaultdict[str, float] = defaultdict(float)
+        # When the last wait ended, if there was one.
         self._until: float | None = None
         self._given_up: set[str] = set()
 
     def left(self, store: str, timeout_seconds: float) -> float:
         """How long that store may take to answer; 0 if it is not to be asked, because it was given up before.
 
-        A silence that ended longer ago than the time-out is forgotten: some requests go on for hours.
+        A wait that ended longer ago than the time-out is forgotten: some requests go on for hours.
         """
-        if _in_passing.get() and store not in self._given_up:
-            return timeout_seconds * LEAST
-        if self._until is None:
-            return timeout_seconds
-        if time.monotonic() - self._until > timeout_seconds:
+        if self._until is not None and time.monotonic() - self._until > timeout_seconds:
             self._waited_seconds = 0.0
+            self._worked_seconds.clear()
             self._given_up.clear()
         if store in self._given_up:
             return 0.0
-        return max(timeout_seconds - self._waited_seconds, timeout_seconds * LEAST)
+        least = timeout_seconds * LEAST
+        if _in_passing.get():
+            return least
+        return max(timeout_seconds - self._waited_seconds + self._worked_seconds[store], least)
 
     def left_in_all(self) -> float | None:
         """How long a store may take that works, though it has not answered; None: as long as it takes, because none was
         silent."""
         return max(IN_ALL_SECONDS - self._waited_seconds, 1.0) if self._given_up else None
 
-    def note(self, began: float, short_seconds: float) -> None:
+    def note(self, began: float, short_seconds: float, worked: str = "") -> None:
         """A wait for a store has ended, or one for somebody who may have waited for it; a short one does not count. What was
-        waited for side by side counts once."""
+        waited for side by side counts once. `worked`: a store that was not silent meanwhile, so it has no less time."""
         now = time.monotonic()
         if now - began > short_seconds:
-            self._waited_seconds += now - max(began, self._until or began)
+            waited_seconds = now - max(began, self._until or began)
+            self._waited_seconds += waited_seconds
+            self._worked_seconds[worked] += waited_seconds
             self._until = now
 
     def give_up(self, store: str) -> None:

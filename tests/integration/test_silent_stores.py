@@ -22,7 +22,7 @@ from uploader.accounting.connection import connect
 from uploader.database.engine import Database
 from uploader.database.mysql import SYNCING_CONNECTIONS
 from uploader.domain.upload import Upload
-from uploader.errors import Unavailable
+from uploader.errors import Unavailable, UploadBusy
 from uploader.patience import LEAST
 from uploader.service.uploads.results import Target
 from uploader.tasks import ended
@@ -185,6 +185,27 @@ async def test_a_merge_waits_little_for_what_it_goes_on_without(make_stack: Make
                     await stack.services.closers.announce(upload)
         finally:
             own_redis.send_signal(signal.SIGCONT)
+
+
+async def test_who_has_waited_waits_less_for_the_right_to_append(make_stack: MakeStack) -> None:
+    async with make_stack() as stack:
+        upload = await _begun(stack)
+        async with stack.services.storage.appending(upload), asyncio.timeout(6):  # without having waited it is longer
+            with as_request(waited_seconds=60), pytest.raises(UploadBusy):
+                async with stack.services.storage.appending(upload):
+                    pass
+
+
+async def test_a_database_that_works_long_is_asked_as_patiently_as_before_and_redis_less(
+    own_server: PrivateDatabase, own_server_url: str
+) -> None:
+    database = Database(own_server_url, timeout_seconds=1)
+    await database.check_writable()
+    with as_request() as own:
+        assert await _sleeps(database, 2)
+        assert own.left("database", 1) > 0.9
+        assert own.left("redis", 1) == LEAST
+    await database.close()
 
 
 async def test_who_waited_for_a_connection_waits_less_for_a_server_that_falls_silent_then(

@@ -75,6 +75,14 @@ def test_a_silence_of_long_ago_is_forgotten(time: ManualTime) -> None:
     assert (worn.left("database", 5), worn.left("redis", 5)) == (5, 5)
 
 
+def test_who_worked_meanwhile_has_no_less_time_and_others_have(time: ManualTime) -> None:
+    worn = silent_for(1.5, time)
+    began = time.seconds
+    time.seconds += 3
+    worn.note(began, 1, worked="database")
+    assert (worn.left("database", 5), worn.left("redis", 5)) == (3.5, 1)
+
+
 def test_only_a_request_that_gave_up_a_store_has_an_end_for_those_that_work(time: ManualTime) -> None:
     worn = silent_for(3, time)
     assert worn.left_in_all() is None
@@ -92,6 +100,8 @@ def test_what_is_gone_on_without_has_as_little_time_as_any_call(time: ManualTime
         worn = silent_for(1, time)
         worn.give_up("redis")
         assert worn.left("redis", 5) == 0
+        time.seconds += 5.5
+        assert worn.left("redis", 5) == 5 * LEAST
     assert Patience().left("redis", 5) == 5
 
 

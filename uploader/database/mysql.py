@@ -132,8 +132,8 @@ class Mysql:
         own = patience()
         if not own.left("database", self._timeout_seconds):
             raise OSError("it did not answer this request before")
-        left_in_all = own.left_in_all()
-        deadline = None if left_in_all is None else time.monotonic() + left_in_all
+        began, left_in_all = time.monotonic(), own.left_in_all()
+        deadline = math.inf if left_in_all is None else began + left_in_all
         wait = _Wait()
         token = _waits.set(wait)
         task = asyncio.create_task(attempt())
@@ -145,21 +145,26 @@ class Mysql:
             self._give_up(task)  # whoever ends this one, too, in the middle of the wait
             await ended(task)
             raise
+        own.note(began, self._timeout_seconds * LEAST, worked="database")
         return task.result()
 
-    async def _waited_for(self, task: asyncio.Task[Any], wait: _Wait, own: Patience, deadline: float | None) -> bool:
+    async def _waited_for(self, task: asyncio.Task[Any], wait: _Wait, own: Patience, deadline: float) -> bool:
         """Whether it is done; if not, the server has said hello meanwhile, and works on it, or for those who have the
-        connections. That counts as waiting, too, but only a request that met a silence has a deadline. Raises OSError."""
+        connections. Raises OSError."""
         seconds = own.left("database", self._timeout_seconds)
         began, half_seconds = time.monotonic(), seconds / 2
-        await asyncio.wait({task}, timeout=half_seconds)
+        await asyncio.wait({task}, timeout=min(half_seconds, max(deadline - began, 0)))
         if task.done():
-            own.note(began, self._timeout_seconds * LEAST)
             return True
+        if time.monotonic() >= deadline:
+            self._give_up(task)
+            raise OSError("no answer in time for a request that has waited for others, too")
         if self._hello is None or self._hello.done():
             self._hello = asyncio.create_task(self._says_hello(), name="asking a silent database")
+        asked = time.monotonic()
         await asyncio.wait({task, self._hello}, timeout=half_seconds, return_when=asyncio.FIRST_COMPLETED)
-        own.note(began, 0)
+        if time.monotonic() - asked > self._timeout_seconds * LEAST:  # else it was not silent, but worked
+            own.note(began, 0)
         if task.done():
             return True
         hello = self._hello.result() if self._hello.done() else None
@@ -171,9 +176,8 @@ class Mysql:
             self._give_up(task)
             self.drop_connections()
             raise OSError("no answer, and by its address another server is reached, or it was started anew")
-        if deadline is not None and time.monotonic() > deadline:
-            self._give_up(task)
-            raise OSError("no answer in time for a request that has waited for others, too")
+        if wait.session is None:
+            own.note(began, 0)  # nobody works for this one yet
         return False
 
     async def _says_hello(self) -> Hello | None:
