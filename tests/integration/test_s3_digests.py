@@ -351,7 +351,7 @@ async def test_bodies_that_wait_in_vain_are_given_up_for_others(node: Node, monk
 
 async def test_of_what_comes_far_too_early_little_is_kept(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would have the memory of what comes next."""
-    monkeypatch.setattr(prefix, "_FAR_BYTES", CHUNK)
+    monkeypatch.setattr(prefix, "_NEAR_BYTES", CHUNK)
     upload = await node.open()
     bodies = {number: InPieces(CONTENT.chunk(number)) for number in (1, 3, 2, 0)}
     for number, body in bodies.items():

@@ -50,9 +50,8 @@ def blobs_of_sqlite(directory: Path) -> Iterator[tuple[str, int]]:
 
 def place_sqlite(directory: Path, target: Path) -> None:
     """Make a database of the copy, all at once and durably."""
-    target.parent.mkdir(
-        mode=0o700, parents=True, exist_ok=True
-    )  # where contents are in a bucket nobody else has made it
+    # Where contents are in a bucket nobody else has made it.
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = target.with_name(f"{target.name}.new")
     shutil.copyfile(directory / FILE, draft)
     descriptor = os.open(draft, os.O_RDWR | os.O_CLOEXEC)

@@ -31,11 +31,11 @@ class ObjectRows:
     async def glance(self, upload_id: str, number: int) -> Entry | None:
         return await self._database.read(partial(uploads.look_at_chunk, upload_id=upload_id, number=number), brief=True)
 
-    async def look(self, upload_id: str, number: int, digested: int = 0) -> Entry | None:
+    async def look(self, upload_id: str, number: int, digested_bytes: int = 0) -> Entry | None:
         found = await self.glance(upload_id, number)
         if found is None:
             return None
-        is_further = found.digest is not None and found.digest.position > digested
+        is_further = found.digest is not None and found.digest.position > digested_bytes
         if found.parts or is_further:  # it is acknowledged once more, or gone on from
             await self._database.sync()
         return found
@@ -79,9 +79,9 @@ class ObjectRows:
     async def save_digest(self, upload_id: str, fence: int, digest: SavedDigest) -> bool:
         return await self._done(partial(uploads.save_digest, upload_id=upload_id, fence=fence, digest=digest))
 
-    async def digest(self, upload_id: str, beyond: int) -> tuple[int, SavedDigest] | None:
+    async def digest(self, upload_id: str, beyond_bytes: int) -> tuple[int, SavedDigest] | None:
         found = await self._database.read(partial(uploads.digest, upload_id=upload_id), brief=True)
-        if found is None or found[1].position <= beyond:
+        if found is None or found[1].position <= beyond_bytes:
             return None
         await self._database.sync()
         return found

@@ -26,7 +26,7 @@ class Ledger(Protocol):
     async def glance(self, upload_id: str, number: int) -> Entry | None:
         """As `entry`, of one chunk alone; perhaps not durable yet: for whoever commits something after it."""
 
-    async def look(self, upload_id: str, number: int, digested: int = 0) -> Entry | None:
+    async def look(self, upload_id: str, number: int, digested_bytes: int = 0) -> Entry | None:
         """As `entry`, of one chunk alone. Durable are the chunk and, where it is more than so many bytes, how far the
         digests have come; all else perhaps not yet."""
 
@@ -60,7 +60,7 @@ class Ledger(Protocol):
     async def save_digest(self, upload_id: str, fence: int, digest: SavedDigest) -> bool:
         """Save how far the digests have come, if the fence is the same and nobody has come further; whether it was done."""
 
-    async def digest(self, upload_id: str, beyond: int) -> tuple[int, SavedDigest] | None:
+    async def digest(self, upload_id: str, beyond_bytes: int) -> tuple[int, SavedDigest] | None:
         """How far the digests have come, durably, and the fence of the upload; None where that is no more than so many
         bytes."""
 

@@ -35,7 +35,7 @@ _MAX_UPLOADS = 10_000
 # What no row has taken along by then is saved by itself.
 _QUIET_SECONDS = 0.5
 # Who waits for a chunk that others have looks so often at how far they are; less and less often, while they get nowhere.
-_LOOK_SECONDS, _LONGEST_LOOK_SECONDS, _MORE = 0.02, 0.5, 1.5
+_LOOK_SECONDS, _LONGEST_LOOK_SECONDS, _LOOK_GROWTH = 0.02, 0.5, 1.5
 # For so long, after each chunk that came.
 _WATCH_SECONDS = 5.0
 # The end of a process saves for so long at most.
@@ -134,7 +134,7 @@ class MemoryFrontier:
             self._held_bytes[False] -= offer.held_bytes
             self._held_bytes[True] += offer.held_bytes
             offer.is_written = True
-            if prefix.waits_in_vain or not self._hold(offer):
+            if not self._hold(offer):
                 self._drop(prefix, offer)
 
     # Bodies
@@ -171,7 +171,7 @@ class MemoryFrontier:
     # Hashing
 
     def _go_on(self, prefix: Prefix) -> None:
-        if prefix.is_running:
+        if prefix.is_running or prefix.is_forgotten:
             return
         if self._next(prefix) is not None:
             prefix.task = asyncio.create_task(self._hash(prefix), name=f"frontier {prefix.upload.id}")
@@ -267,7 +267,7 @@ class MemoryFrontier:
             if prefix.is_forgotten:
                 return
             has_moved = found is not None and found[0] == prefix.fence and self._catch_up(prefix, found[1])
-            pause_seconds = _LOOK_SECONDS if has_moved else min(pause_seconds * _MORE, _LONGEST_LOOK_SECONDS)
+            pause_seconds = _LOOK_SECONDS if has_moved else min(pause_seconds * _LOOK_GROWTH, _LONGEST_LOOK_SECONDS)
             prefix.look_again()
 
     # Whoever waits for it

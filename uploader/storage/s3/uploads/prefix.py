@@ -11,8 +11,10 @@ from uploader.storage.hashes import PrefixHashes, states_are_portable
 
 # Whoever waits for a gap that nobody fills gives way after that.
 _STALLED_SECONDS = 5.0
-# A sender waits while more of its upload waits to be hashed, for so long at most; and no more waits for what may never come.
+# A sender waits while so much of its upload waits to be hashed; for so long at most.
 _FAR_BYTES, _PATIENCE_SECONDS = 64 << 20, 5.0
+# What comes farther ahead would have to wait for more than a process keeps, and take the memory of what comes next.
+_NEAR_BYTES = 128 << 20
 # Whoever has come further lately goes on doing so.
 _SHARED_SECONDS = 2.0
 
@@ -60,7 +62,9 @@ class Prefix:
     def takes(self, number: int) -> bool:
         """Whether the digests wait for this chunk."""
         following = self._next_chunk
-        return following is not None and number >= following and number not in self.offers
+        if following is None or number < following or number in self.offers:
+            return False
+        return self.is_shared or (number - following) * self.upload.chunk_size <= _NEAR_BYTES
 
     @property
     def _next_chunk(self) -> int | None:
@@ -159,17 +163,8 @@ class Prefix:
         """Wait until little is left to hash, while something is."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                while self._comes_nearer and self._is_far:
+                while self._comes_nearer and sum(offer.body.length for offer in self.waiting) > _FAR_BYTES:
                     await self._moved.wait()
-
-    @property
-    def _is_far(self) -> bool:
-        return sum(offer.body.length for offer in self.waiting) > _FAR_BYTES
-
-    @property
-    def waits_in_vain(self) -> bool:
-        """Whether much waits for a chunk that nobody is known to have: memory that the bodies which come could have."""
-        return self.waits_for_others and not self.is_shared and self._is_far
 
     @property
     def _comes_nearer(self) -> bool:
