@@ -17,6 +17,7 @@ from tests.support.nodes import CHUNK, CONTENT, MakeNode, Node, digests_of, maki
 from tests.support.statements import statements
 from tests.support.waiting import eventually
 from uploader.database import models
+from uploader.domain.objects import PartNoted
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed
 from uploader.settings.addresses import BucketAddress
@@ -214,6 +215,39 @@ async def test_in_parallel_each_goes_on_as_soon_as_others_have_come_so_far(node:
     assert node.bucket.read_bytes == another.bucket.read_bytes == 0
 
 
+@pytest.mark.usefixtures("only_with_rows")
+async def test_where_others_wait_it_is_saved_though_chunks_are_on_their_way(node: Node, another: Node) -> None:
+    upload = await node.open()
+    await node.put(upload, 1)
+    with node.bucket.held("upload_part", after=False) as hold:
+        putting = asyncio.create_task(node.put(upload, 3))
+        await hold.is_there()
+        await put_hashed(another, upload, 0)
+        await until_saved(another, upload, 2 * CHUNK)
+    assert await putting
+
+
+@pytest.mark.usefixtures("only_with_rows")
+async def test_what_a_node_has_just_saved_is_not_of_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload = await node.open()
+    add_part, is_added, may_go_on = node.ledger.add_part, asyncio.Event(), asyncio.Event()
+
+    async def add_slowly(*arguments: Any) -> PartNoted:
+        noted = await add_part(*arguments)
+        is_added.set()
+        await may_go_on.wait()
+        return noted
+
+    with monkeypatch.context() as slow:
+        slow.setattr(node.ledger, "add_part", add_slowly)
+        putting = asyncio.create_task(put_hashed(node, upload, 0))
+        await is_added.wait()
+    await node.put(upload, 1)
+    assert not node.store._frontier._prefixes[upload.id].is_shared
+    may_go_on.set()
+    assert await putting
+
+
 async def test_of_others_that_come_nearer_a_sender_waits(
     node: Node, another: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +259,7 @@ async def test_of_others_that_come_nearer_a_sender_waits(
     await node.store.keep_pace(upload, 1)  # nobody knows whether the one before it is on its way
     await put_hashed(another, upload, 0)
     await until_hashed(node, upload, 2 * CHUNK)
+    monkeypatch.setattr(prefix, "_NEAR_BYTES", 0)  # for those who are alone
     await node.put(upload, 3)
     waiting = asyncio.create_task(node.store.keep_pace(upload, 3))
     await asyncio.sleep(0.2)
@@ -258,6 +293,23 @@ async def test_what_others_have_hashed_is_durable_before_it_is_gone_on_from(
     await until_saved(node, upload, 3 * CHUNK)
     await node.put(upload, 3)
     assert not synced  # it is its own
+
+
+async def test_it_is_durable_for_who_looks_for_it_as_well(
+    node: Node, another: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload = await node.open()
+    await node.put(upload, 1)
+    sync, reached = node.database.sync, list[int]()
+
+    async def note() -> None:
+        reached.append(node.store._frontier.position(upload.id))
+        await sync()
+
+    monkeypatch.setattr(node.database, "sync", note)
+    await put_hashed(another, upload, 0)
+    await until_hashed(node, upload, 2 * CHUNK)
+    assert reached == [0]
 
 
 async def test_a_worker_that_had_none_of_it_reads_none_of_it(node: Node, another: Node) -> None:

@@ -13,6 +13,7 @@ from tests.support.bodies import InPieces
 from tests.support.content import Content
 from tests.support.nodes import CHUNK, CONTENT, MakeNode, Node, digests_of, making_nodes
 from tests.support.rows import NOW, upload_row
+from tests.support.statements import statements
 from uploader.database import models
 from uploader.database.engine import Database
 from uploader.errors import BytesConflict, StorageFailed, Unverified
@@ -447,6 +448,21 @@ async def test_the_object_of_a_content_stays(node: Node, another: Node, sqlite_u
             assert await closer.unlink()
             assert not await closer.unlink()
         assert await node.store.read_blob(content.sha256, [(0, content.size)]) == [content.data]
+
+
+async def test_what_is_left_of_a_merged_upload_goes_in_one_transaction(node: Node, sqlite_url: str) -> None:
+    upload = await node.open()
+    await node.put_all(upload)
+    digests = await node.store.digest(upload)
+    async with node.store.closing(upload) as closer:
+        place = await closer.place_blob(digests.sha256)
+        assert place is not None
+        await lie_there(sqlite_url, digests.sha256, place)
+        calls = node.bucket.calls.copy()
+        with statements(node.database) as sql:
+            assert await closer.unlink()
+    assert sql.count("COMMIT") == 1
+    assert node.bucket.calls == calls
 
 
 # Several at once

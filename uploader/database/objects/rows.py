@@ -79,9 +79,9 @@ class ObjectRows:
     async def save_digest(self, upload_id: str, fence: int, digest: SavedDigest) -> bool:
         return await self._done(partial(uploads.save_digest, upload_id=upload_id, fence=fence, digest=digest))
 
-    async def digest(self, upload_id: str, beyond_bytes: int) -> tuple[int, SavedDigest] | None:
+    async def digest(self, upload_id: str, beyond_bytes: int) -> SavedDigest | None:
         found = await self._database.read(partial(uploads.digest, upload_id=upload_id), brief=True)
-        if found is None or found[1].position <= beyond_bytes:
+        if found is None or found.position <= beyond_bytes:
             return None
         await self._database.sync()
         return found

@@ -139,11 +139,10 @@ async def save_digest(connection: AsyncConnection, upload_id: str, fence: int, d
     return await changed(connection, statements.SAVE_DIGEST, **values) > 0
 
 
-async def digest(connection: AsyncConnection, upload_id: str) -> tuple[int, SavedDigest] | None:
-    """How far the digests of an upload have come, and its fence."""
+async def digest(connection: AsyncConnection, upload_id: str) -> SavedDigest | None:
+    """How far the digests of an upload have come."""
     row = (await connection.execute(statements.READ, {"of_upload": upload_id})).mappings().first()
-    saved = None if row is None else _digest_of(row)
-    return None if row is None or saved is None else (row["fence"], saved)
+    return None if row is None else _digest_of(row)
 
 
 async def forget_digest(connection: AsyncConnection, upload_id: str) -> None:

@@ -266,7 +266,7 @@ class MemoryFrontier:
             found = await self._ledger.digest(prefix.upload.id, prefix.told_bytes)
             if prefix.is_forgotten:
                 return
-            has_moved = found is not None and found[0] == prefix.fence and self._catch_up(prefix, found[1])
+            has_moved = self._catch_up(prefix, found)
             pause_seconds = _LOOK_SECONDS if has_moved else min(pause_seconds * _LOOK_GROWTH, _LONGEST_LOOK_SECONDS)
             prefix.look_again()
 
