@@ -34,8 +34,8 @@ from uploader.storage.store import Store
 
 MakeStack = Callable[..., AbstractAsyncContextManager[Stack]]
 
-# For .ci/run: the kind of database on which to run, once more, what runs on SQLite only.
-_stack_on = os.environ.get("UPLOADER_TEST_STACK_ON")
+# For .ci/run: the kind of database on which the tests marked `matrix` run, instead of SQLite.
+_stack_on = os.environ.get("UPLOADER_TEST_STACK_ON", "sqlite")
 # Servers for all tests that need none of their own.
 _GIVEN = {
     "mariadb": os.environ.get("UPLOADER_TEST_DATABASE_URL"),
@@ -76,17 +76,20 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without MariaDB, MySQL, Chromium, tmux, proxies, mounts or a second core their tests are left out; in CI they fail."""
     needs = [] if os.environ.get("CI") == "true" else list(_missing().values())
-    if _stack_on is not None:
-        needs.append(_not_for_the_matrix)
     if STORE_ON in os.environ:
         needs.append(_not_for_every_store)
-    left_out = [item for item in items if any(needed(item) for needed in needs)]
+    kept, left_out = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        (left_out if any(needed(item) for needed in needs) else kept).append(item)
+        if _is_for_the_matrix(item):
+            item.add_marker("matrix")
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        items[:] = kept
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -108,11 +111,11 @@ def _not_for_every_store(item: pytest.Item) -> bool:
     return item.path.stem not in every_store.MODULES or name in every_store.OF_THE_DISK
 
 
-def _not_for_the_matrix(item: pytest.Item) -> bool:
+def _is_for_the_matrix(item: pytest.Item) -> bool:
     names = getattr(item, "fixturenames", ())
     if item.path.stem in any_database.MODULES:
-        return True
-    return "stack_url" not in names or "sqlite_url" in names or "own_server" in names
+        return False
+    return "stack_url" in names and "sqlite_url" not in names and "own_server" not in names
 
 
 def _needs_valkey_with_tls(item: pytest.Item) -> bool:
@@ -375,6 +378,13 @@ async def own_server_url(own_server: PrivateDatabase) -> str:
     return url
 
 
+@pytest.fixture(params=PRIVATE_DATABASES)
+def served_url(request: pytest.FixtureRequest) -> str:
+    """A migrated, empty database on each kind of server."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    return url
+
+
 @pytest.fixture(params=["sqlite", *PRIVATE_DATABASES])
 def database_url(request: pytest.FixtureRequest) -> str:
     """A migrated, empty database: the test runs once on each kind."""
@@ -431,7 +441,8 @@ def own_gateway(tmp_path: Path) -> Iterator[JuiceGateway]:
 @pytest.fixture
 def stack_url(request: pytest.FixtureRequest) -> str:
     """A migrated, empty database: SQLite, unless .ci/run says otherwise."""
-    url: str = request.getfixturevalue(f"{_stack_on or 'sqlite'}_url")
+    kind = _stack_on if request.node.get_closest_marker("matrix") else "sqlite"
+    url: str = request.getfixturevalue(f"{kind}_url")
     return url
 
 

@@ -26,13 +26,6 @@ CONTENT = Content(4 * 64 * KIB)
 PATIENCE_SECONDS = 1.0
 
 
-@pytest.fixture(params=["mariadb", "mysql"])
-def served_url(request: pytest.FixtureRequest) -> str:
-    """A database on each of the servers, which no test harms."""
-    url: str = request.getfixturevalue(f"{request.param}_url")
-    return url
-
-
 async def test_a_redis_that_hangs_is_given_up_within_its_time(make_stack: MakeStack, own_redis: PrivateRedis) -> None:
     async with make_stack(redis_url=own_redis.url, redis_timeout_seconds=PATIENCE_SECONDS) as stack:
         await stack.open(CONTENT)
