@@ -7,7 +7,7 @@ from typing import Any
 from redis.asyncio import BlockingConnectionPool, Connection, RedisCluster, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import (
@@ -41,8 +41,8 @@ _ELSEWHERE += (ReadOnlyError, RedisConnectionError, RedisTimeoutError, OSError)
 def connect(url: str, *, connections: int = CONNECTIONS, timeout_seconds: float = TIMEOUT_SECONDS) -> RedisConnection:
     """A client that connects when it is first used, by any of the URLs that docs/operations.md lists.
 
-    `connections`: how many at most (of a Cluster: to each node). `timeout_seconds`: how long an answer may take. Raises
-    ValueError with what is wrong with the URL.
+    `connections`: how many at most (of a Cluster: to each node), beside the one of all scripts. `timeout_seconds`: how long
+    an answer may take. Raises ValueError with what is wrong with the URL.
     """
     address = parse_redis_url(url)
     options = _options(timeout_seconds) | _credentials(address.username, address.password) | _tls_options(address.tls)
@@ -188,13 +188,19 @@ def _connect_by_sentinel(address: RedisAddress, connections: int, options: dict[
     master: _MasterBySentinel = sentinel.master_for(
         address.service,
         redis_class=_MasterBySentinel,
+        connection_pool_class=_PoolBySentinel,
         db=address.database,
         max_connections=connections,
+        timeout=_CONNECT_SECONDS,
         retry=_retry(),
         **options,
     )
     master.asked = sentinel
     return master
+
+
+class _PoolBySentinel(SentinelConnectionPool, BlockingConnectionPool):
+    """As the pool of one server: who finds all connections in use waits for one, instead of being refused."""
 
 
 class _MasterBySentinel(PipelinedRedis):

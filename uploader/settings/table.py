@@ -73,7 +73,7 @@ class SettingsTable:
         "REDIS_CONNECTIONS",
         integer(4, 10000),
         "64",
-        "connections to Redis, per process, at most (to each of a Cluster)",
+        "connections to Redis, per process, at most (to each of a Cluster), beside the one of all scripts",
     )
     # How long Redis may take to answer, in seconds. Default: 5s
     redis_timeout_seconds: float = _setting(
