@@ -286,3 +286,23 @@ async def test_it_shows_what_waits_to_be_accounted(office: Office) -> None:
     await expect(office.page.locator("#queue [data-figure=pending] .figure")).to_have_text("64 KiB")
     await expect(office.page.locator("#queue tbody td")).to_have_text(["Accounting", "1", "64 KiB"])
     assert await office.visitor.violations() == []
+
+
+async def test_it_shows_what_waits_of_one_user_or_upload(office: Office) -> None:
+    queue = office.page.locator("#queue")
+    pending, search = queue.locator("[data-figure=pending] .figure"), queue.get_by_label("Of one user or upload ID")
+    upload_id = (await office.stack.open(HER_OPEN)).json()["upload"]["id"]
+    await office.stack.put(HER_OPEN, 1)
+    await office.stack.put(HIS_OPEN, 0, office.bob)
+    await office.visitor.press("Refresh")
+    await expect(pending).to_have_text("128 KiB")
+    for wanted, found in (("bob", "64 KiB"), ("root", "0 B"), (upload_id, "64 KiB")):
+        await search.fill(wanted)
+        await expect(pending).to_have_text(found)
+    await search.fill("nobody")
+    await expect(queue.get_by_role("alert")).not_to_be_empty()
+    await expect(queue.locator(".figure, tbody")).to_have_count(0)
+    assert await office.visitor.violations() == []
+    await search.fill("")
+    await expect(pending).to_have_text("128 KiB")
+    await expect(queue.get_by_role("alert")).to_be_hidden()

@@ -1,4 +1,4 @@
-// What waits in the queues: how much, how late, and in which minute.
+// What waits in the queues, of all, of a user or of an upload: how much, how late, and in which minute.
 
 import "./words.js";
 import { element } from "../../dom.js";
@@ -9,25 +9,57 @@ import { PagedTable } from "../tables.js";
 
 // Who works the queues looks each second: less is not late.
 const IN_TIME_SECONDS = 2;
+const TYPING_MS = 300;
+const UPLOAD_ID = /^[0-9a-f]{32}$/;
 
 export class Waiting {
   #answer = null;
+  #asked = 0;
 
   constructor(card, api) {
     Object.assign(this, { card, api });
+    this.search = card.querySelector("input");
     this.table = new PagedTable(card.querySelector(".table"), {
       load: (asked) => this.#page(asked), describe: () => ({ caption: t("queue.caption"), columns: columns(), none: t("queue.none") }),
     });
     this.table.changed = () => attempt(card, () => this.table.reload());
+    let timer;
+    this.search.addEventListener("input", () => {
+      clearTimeout(timer);
+      timer = setTimeout(() => this.reload(), TYPING_MS);
+    });
     onLanguage(() => this.#draw());
   }
 
   reload() {
     return attempt(this.card, async () => {
-      this.#answer = await this.api.request("GET", "/admin/queue");
+      const asked = (this.#asked += 1);
+      const answer = await this.#ask();
+      if (asked !== this.#asked) return; // somebody else is searched for meanwhile
+      this.#answer = answer;
       this.#draw();
       await this.table.reload();
     });
+  }
+
+  async #ask() {
+    try {
+      return await this.api.request("GET", `/admin/queue?${this.#query()}`);
+    } catch (problem) {
+      if (problem.status === 404) this.#clear(); // what is shown is of others
+      throw problem;
+    }
+  }
+
+  #query() {
+    const wanted = this.search.value.trim();
+    return new URLSearchParams(wanted && { [UPLOAD_ID.test(wanted) ? "upload_id" : "user_id"]: wanted });
+  }
+
+  #clear() {
+    this.#answer = null;
+    this.card.querySelector(".content").replaceChildren();
+    this.table.container.replaceChildren();
   }
 
   /** The server tells all minutes at once. */

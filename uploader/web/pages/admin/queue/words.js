@@ -6,6 +6,7 @@ addWords({
   en: {
     "queue.title": "Waiting to be accounted",
     "queue.hint": "Bytes that came wait in Redis until an upload rests; then they are written to the database. An upload with all its bytes waits to be merged.",
+    "queue.search": "Of one user or upload ID",
     "queue.tasks": "Uploads that wait",
     "queue.pending": "Not yet in the database",
     "queue.late": "Late by",
@@ -23,6 +24,7 @@ addWords({
   zh: {
     "queue.title": "等待记账",
     "queue.hint": "已到达的字节先在 Redis 中等待，上传停顿后写入数据库。字节到齐的上传等待合并。",
+    "queue.search": "某个用户或上传 ID",
     "queue.tasks": "等待中的上传",
     "queue.pending": "尚未写入数据库",
     "queue.late": "延迟",
