@@ -24,7 +24,7 @@ from urllib.parse import quote
 from sqlalchemy import PoolProxiedConnection, QueuePool, create_engine, event, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from uploader.database.texts import Statements, Texts, wrapped
+from uploader.database.texts import Statements, texts, wrapped
 from uploader.database.within.calls import caller_on, calling, run_part, run_to_its_end
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ class SqliteEngine:
         self.url = self.sync_engine.url
         self.dialect = self.sync_engine.dialect
         self.file = _File(self.url.database, tell, creates=creates)
-        self._texts = Texts(self.dialect)
+        self._texts = texts()
         event.listen(self.sync_engine, "do_connect", self._connect)
         event.listen(self.sync_engine, "connect", _configure)
 

@@ -7,11 +7,12 @@ is compiled when it is first run, with what its types do to values on their way 
 
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Dialect, Engine, Executable, PoolProxiedConnection
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.compiler import SQLCompiler
 
@@ -117,6 +118,12 @@ class Texts:
         changes = compiled.literal_execute_params or compiled.post_compile_params
         computes = compiled.insert_prefetch or compiled.update_prefetch
         return None if changes or computes else _Text(compiled)
+
+
+@cache
+def texts() -> Texts:
+    """Those of this process: a statement is compiled once, however many databases it is for."""
+    return Texts(sqlite.dialect(dbapi=sqlite3))
 
 
 class Statements:

@@ -271,7 +271,7 @@ class Bucket:
         return self._client(brief=True)
 
     def _client(self, *, brief: bool) -> "S3Client":
-        """Made where it is first used: that takes a third of a second."""
+        """Made where it is first used: the first one of a process takes a third of a second."""
         with self._lock:
             if brief not in self._made:
                 with translated(self._place, "the SDK"):

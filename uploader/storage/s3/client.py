@@ -6,6 +6,7 @@ not silent gives at once; to store, to join and to remove bytes takes what it ta
 
 import base64
 import hashlib
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ def check_installed() -> None:
 def make_client(address: BucketAddress, *, brief: bool = False) -> "S3Client":
     """It may be used by many threads. `brief`: for questions. Raises what the SDK raises."""
     import boto3
+    import botocore.session
     from botocore.config import Config
 
     options: Any = {
@@ -54,7 +56,10 @@ def make_client(address: BucketAddress, *, brief: bool = False) -> "S3Client":
         tcp_keepalive=True,
     )
     # A session of its own: the one that boto3 shares may not be used by several threads.
+    core = botocore.session.Session()
+    core.register_component("data_loader", _loader())
     session = boto3.session.Session(
+        botocore_session=core,
         aws_access_key_id=address.access_key_id,
         aws_secret_access_key=address.secret_access_key,
         region_name=address.region,
@@ -63,6 +68,14 @@ def make_client(address: BucketAddress, *, brief: bool = False) -> "S3Client":
     # It has to be there on all servers but AWS, and the SDK leaves it out.
     client.meta.events.register("before-call.s3.DeleteObjects", _add_md5)
     return client
+
+
+@cache
+def _loader() -> Any:
+    """What the SDK knows of its services: to read that takes most of the time that a client takes to be made."""
+    import botocore.session
+
+    return botocore.session.Session().get_component("data_loader")
 
 
 def _add_md5(params: dict[str, Any], **_: Any) -> None:

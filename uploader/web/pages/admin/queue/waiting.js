@@ -34,8 +34,10 @@ export class Waiting {
   reload() {
     return attempt(this.card, async () => {
       const asked = (this.#asked += 1);
-      const answer = await this.#ask();
+      const { answer, problem } = await this.#ask();
       if (asked !== this.#asked) return; // somebody else is searched for meanwhile
+      if (problem?.status === 404) this.#clear(); // what is shown is of others
+      if (problem) throw problem;
       this.#answer = answer;
       this.#draw();
       await this.table.reload();
@@ -44,10 +46,9 @@ export class Waiting {
 
   async #ask() {
     try {
-      return await this.api.request("GET", `/admin/queue?${this.#query()}`);
+      return { answer: await this.api.request("GET", `/admin/queue?${this.#query()}`) };
     } catch (problem) {
-      if (problem.status === 404) this.#clear(); // what is shown is of others
-      throw problem;
+      return { problem };
     }
   }
 
