@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.compat import HTTPHeaders
+from botocore.loaders import JSONFileLoader
 from urllib3 import HTTPResponse
 
 from tests.support.bodies import Changing, InPieces
@@ -391,6 +392,15 @@ def test_a_probe_that_has_to_ask_twice_refuses_no_server(
     probe(bucket)
     assert refused
     bucket.close()
+
+
+def test_what_the_sdk_knows_of_its_services_is_read_once(
+    s3_address: BucketAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.make_client(s3_address)
+    monkeypatch.setattr(JSONFileLoader, "load_file", None)
+    for brief in (True, False):
+        client.make_client(s3_address, brief=brief)
 
 
 def test_nothing_of_the_sdk_is_loaded_before_the_first_call(s3_address: BucketAddress) -> None:
