@@ -12,7 +12,6 @@ from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Dialect, Engine, Executable, PoolProxiedConnection
-from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.compiler import SQLCompiler
 
@@ -123,6 +122,8 @@ class Texts:
 @cache
 def texts() -> Texts:
     """Those of this process: a statement is compiled once, however many databases it is for."""
+    from sqlalchemy.dialects import sqlite  # which servers on MySQL need not load
+
     return Texts(sqlite.dialect(dbapi=sqlite3))
 
 
