@@ -1,8 +1,7 @@
 """Settings that say how many connections there are at most: whoever finds all of them in use waits for one."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -18,46 +17,28 @@ from uploader.database.mysql import SYNCING_CONNECTIONS
 CALLS = 8
 
 
-@contextmanager
-def a_server(directory: Path) -> Iterator[tuple[str, list[PrivateRedis]]]:
-    server = PrivateRedis(directory).start()
+def answering(servers: Any) -> list[PrivateRedis]:
+    """The servers that calls go to."""
+    if isinstance(servers, PrivateCluster):
+        return servers.nodes
+    return [servers.master if isinstance(servers, PrivateSentinel) else servers]
+
+
+@pytest.mark.parametrize("kind", [PrivateRedis, PrivateCluster, PrivateSentinel])
+async def test_calls_of_redis_wait_for_a_connection(kind: type[Any], tmp_path: Path) -> None:
+    servers = kind(tmp_path)
     try:
-        yield f"redis://127.0.0.1:{server.port}", [server]
-    finally:
-        server.stop()
-
-
-@contextmanager
-def a_cluster(directory: Path) -> Iterator[tuple[str, list[PrivateRedis]]]:
-    cluster = PrivateCluster(directory)
-    try:
-        cluster.start()
-        yield cluster.url, cluster.nodes
-    finally:
-        cluster.stop()
-
-
-@contextmanager
-def sentinels(directory: Path) -> Iterator[tuple[str, list[PrivateRedis]]]:
-    sentinel = PrivateSentinel(directory)
-    try:
-        sentinel.start()
-        yield sentinel.url, [sentinel.master]
-    finally:
-        sentinel.stop()
-
-
-@pytest.mark.parametrize("kind", [a_server, a_cluster, sentinels])
-async def test_calls_of_redis_wait_for_a_connection(kind: Callable[[Path], Any], tmp_path: Path) -> None:
-    with kind(tmp_path) as (url, servers):
-        async with aclosing(connect(url, connections=2)) as redis:
-            calls = asyncio.gather(*(redis.blpop(["nothing"], timeout=0.2) for _ in range(CALLS)))
+        servers.start()
+        async with aclosing(connect(servers.url, connections=2)) as redis:
+            calls = asyncio.gather(*(redis.blpop(["nothing"], timeout=0.5) for _ in range(CALLS)))
             most = 0
             while not calls.done():
-                most = max(most, sum(server.raw("CLIENT", "LIST").count(b" flags=b ") for server in servers))
+                most = max(most, sum(each.raw("CLIENT", "LIST").count(b" flags=b ") for each in answering(servers)))
                 await asyncio.sleep(0.02)
             assert await calls == [None] * CALLS
             assert most == 2
+    finally:
+        servers.stop()
 
 
 async def test_calls_of_the_database_wait_for_a_connection(served_url: str) -> None:
