@@ -24,7 +24,7 @@ from tests.support.gateways import GIVEN_S3, STORE_ON, Gateway, JuiceGateway, gi
 from tests.support.mounting import can_mount
 from tests.support.proxies import PROXIES, program_of
 from tests.support.servers import PRIVATE_DATABASES, UNPACKED_VALKEY, PrivateDatabase, PrivateRedis
-from tests.support.stack import Stack, running_stack
+from tests.support.stack import Stack, patient, running_stack
 from tests.support.storing import running_storage
 from tests.support.terminal import tmux_path
 from uploader.database import migrate, models
@@ -259,7 +259,7 @@ def _server_url(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 async def _create_database(server_url: str, name: str) -> str:
     """The URL of a new database without tables."""
-    database = Database(server_url)
+    database = patient(server_url)
     async with database.engine.connect() as connection:
         await connection.execute(text(f"DROP DATABASE IF EXISTS {name}"))
         await connection.execute(text(f"CREATE DATABASE {name}"))
@@ -308,7 +308,7 @@ async def mysql_template(mysql_server_url: str, worker_number: int) -> AsyncIter
 async def _migrated(server_url: str, name: str) -> AsyncIterator[tuple[str, Database]]:
     """A new database: its URL, and connections to it."""
     url = await _create_database(server_url, name)
-    database = Database(url)
+    database = patient(url)
     await migrate.upgrade(database)
     yield url, database
     await database.close()
@@ -394,7 +394,7 @@ def database_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[Database]:
-    opened = Database(database_url)
+    opened = patient(database_url)
     yield opened
     await opened.close()
 

@@ -1,3 +1,3 @@
 """A resumable chunked-upload server: instant upload, exact accounting, no copy at the merge."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"

@@ -88,6 +88,7 @@ NAMES = (
     "reset.after_keys",
     "backup.after_dump",
     "backup.after_blobs",
+    "backup.after_note",
     "backup.after_removal",
     "restore.after_mark",
     "restore.after_blobs",

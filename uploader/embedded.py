@@ -1,10 +1,11 @@
 """The embedded Valkey: a child of the process that starts it, in a directory of its own.
 
 One process owns it, by a lock on a file; others attach. One that was left behind by a killed owner is ended by the next.
-Also starts the private servers of the tests.
+What it can't load is set aside, because all of it can be rebuilt. Also starts the private servers of the tests.
 """
 
 import ctypes
+import errno
 import fcntl
 import json
 import logging
@@ -17,7 +18,9 @@ import socket
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,6 +43,17 @@ _ARGUMENTS = [
     *("--appendonly", "yes", "--appendfsync", "everysec", "--aof-use-rdb-preamble", "no", "--save", ""),
     *("--maxmemory-policy", "noeviction", "--daemonize", "no", "--loglevel", "warning", "--logfile", "server.log"),
 ]
+
+# What a server says of files that it can't load; and what it says of the same files where the machine is to blame.
+_OF_FILES = re.compile(r"append.?only|append log|\bAOF\b", re.IGNORECASE)
+_OF_MACHINE = tuple(
+    os.strerror(number)
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+)
+# What the system says of a directory that is none, of a file that is a directory, or of what nobody may read.
+_WRONG_KINDS = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ELOOP})
+_ASIDE = ".damaged-"
+_MAX_ASIDE = 3
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -69,10 +83,31 @@ def version_of(binary: Path) -> tuple[str, tuple[int, ...]]:
     return name, tuple(int(part) for part in match[1].split("."))
 
 
+class Unloadable(Exception):
+    """What lies in the directory is not what a server left there."""
+
+
+@contextmanager
+def _in_directory() -> Iterator[None]:
+    """Where files of the directory are used. Raises Unloadable."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _WRONG_KINDS:
+            raise
+        raise Unloadable(f"{error.filename}: {error.strerror}") from error
+
+
+def list_aside(directory: Path) -> list[Path]:
+    """What was set aside, because the server of this directory could not load it; the oldest first."""
+    return sorted(directory.parent.glob(f"{directory.name}{_ASIDE}*"))
+
+
 class EmbeddedRedis:
     """The server of one directory, for as long as `start` to `stop`.
 
-    Of all processes that started it, one owns it; when that one ends, another takes over.
+    Of all processes that started it, one owns it; when that one ends, another takes over. Files that the server can't load
+    are set aside with their directory, and it starts empty.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -82,10 +117,13 @@ class EmbeddedRedis:
         self._ready = threading.Event()
         self._stopping = threading.Event()
         self._failure: str | None = None
+        # Where the log of the present launch begins.
+        self._log_from = 0
+        # Whether nothing was ever loaded from the directory: then there is nothing in it to blame.
+        self._is_new = False
 
     def start(self) -> None:
         """Begin to run the server, or stand by while another process does."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         # The child is told when the *thread* that started it ends, so one thread lives as long as the child.
         self._watcher = threading.Thread(target=self._watch, name="embedded redis", daemon=True)
         self._watcher.start()
@@ -107,21 +145,75 @@ class EmbeddedRedis:
             self._watcher.join(_STOP_TIMEOUT_SECONDS)
 
     def _watch(self) -> None:
-        lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if self._become_owner(lock):
-                self._end_leftover()
-                self._run(self._checked_binary())
+            while not self._stopping.is_set():
+                self._run_while_owner()
         except (ConfigurationError, OSError) as error:
             self._failure = str(error)
             if self._stopping.is_set():
                 return  # it was ended before it was ready, and nobody waits for it
             logger.error("embedded Valkey can't run", extra={"reason": self._failure})
+
+    def _run_while_owner(self) -> None:
+        """Wait to be the owner, and run the server; until this process stops, or another directory is to take its place."""
+        lock = self._opened_lock()
+        try:
+            if self._become_owner(lock):
+                self._end_leftover()
+                self._run(self._checked_binary())
+        except Unloadable as damage:
+            self._set_aside(damage)
         finally:
             os.close(lock)
 
+    def _opened_lock(self) -> int:
+        """The file that the owner locks, and its directory, made if they are not there."""
+        try:
+            return self._open_lock()
+        except Unloadable:
+            pass
+        # Nobody can own what has no lock, so those who find that at the same time go one after the other.
+        parent = os.open(self._directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(parent, fcntl.LOCK_EX)
+            try:
+                return self._open_lock()
+            except Unloadable as damage:
+                self._set_aside(damage)
+            return self._open_lock()
+        finally:
+            os.close(parent)
+
+    def _open_lock(self) -> int:
+        with _in_directory():
+            while True:
+                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                with suppress(FileNotFoundError):  # who sets the directory aside was faster
+                    return os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def _set_aside(self, damage: Unloadable) -> None:
+        """Let an empty directory take its place: everything is rebuilt. The last few are kept, for somebody to look at."""
+        aside = self._directory.with_name(f"{self._directory.name}{_ASIDE}{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
+        try:
+            self._directory.rename(aside)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{self._directory} can't be loaded ({damage}), nor be set aside: {error.strerror}"
+            ) from error
+        self._is_new = True
+        logger.error(
+            "embedded Valkey could not load its files: they are set aside, it starts empty, and all is rebuilt",
+            extra={"reason": str(damage), "aside": str(aside)},
+        )
+        for oldest in list_aside(self._directory)[:-_MAX_ASIDE]:
+            if oldest.is_dir() and not oldest.is_symlink():
+                shutil.rmtree(oldest, ignore_errors=True)
+            else:
+                oldest.unlink(missing_ok=True)
+
     def _become_owner(self, lock: int) -> bool:
-        """Wait for the lock of the owner; False if this process is to stop before."""
+        """Wait for the lock of the owner; False if this process is to stop before, or if it is the lock of a directory that
+        was set aside meanwhile."""
         while not self._stopping.is_set():
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,7 +222,12 @@ class EmbeddedRedis:
                     self._ready.set()
                 self._stopping.wait(_STANDBY_POLL_SECONDS)
             else:
-                return True
+                return self._is_in_place(lock)
+        return False
+
+    def _is_in_place(self, lock: int) -> bool:
+        with suppress(OSError):
+            return os.path.samestat(os.fstat(lock), (self._directory / "lock").stat())
         return False
 
     def _run(self, binary: Path) -> None:
@@ -139,11 +236,16 @@ class EmbeddedRedis:
             self._process = self._launch(binary)
             while not self._accepts() and self._process.poll() is None:
                 time.sleep(0.005)
-            if self._process.poll() is None:
+            came_up = self._process.poll() is None
+            if came_up:
+                self._is_new = False
                 self._ready.set()
                 if self._stopping.is_set():
                     self._process.terminate()
             code = self._process.wait()
+            damage = None if came_up else self._damage_told()
+            if code == 1 and damage is not None and not self._is_new:  # a signal is no word on the files
+                raise Unloadable(damage)
             if not self._ready.is_set():
                 raise ConfigurationError(f"it ended with {code}. {self._log_tail()}")
             if not self._stopping.is_set():
@@ -151,7 +253,10 @@ class EmbeddedRedis:
                 self._stopping.wait(_RESTART_DELAY_SECONDS)
 
     def _launch(self, binary: Path) -> "subprocess.Popen[bytes]":
-        (self._directory / _SOCKET).unlink(missing_ok=True)
+        with _in_directory():
+            (self._directory / _SOCKET).unlink(missing_ok=True)
+            with (self._directory / "server.log").open("ab") as log:
+                self._log_from = log.tell()
         return subprocess.Popen(  # noqa: S603
             [binary, *_ARGUMENTS],
             cwd=self._directory,
@@ -189,30 +294,66 @@ class EmbeddedRedis:
         name, version = version_of(binary)
         if name == "redis" and version < _MINIMUM_REDIS:
             raise ConfigurationError(f"{binary} is Redis {_dotted(version)}; 7.0 or newer is needed")
-        note = self._directory / "engine.json"
-        if note.exists():
-            written = json.loads(note.read_text())
-            if written["name"] == name and tuple(written["version"]) > version:
-                raise ConfigurationError(
-                    f"{self._directory} was written by {name} {_dotted(written['version'])}; {binary} is {_dotted(version)}"
-                )
-        note.write_text(json.dumps({"name": name, "version": version}))
+        written = self._read_note()
+        if written is not None and written[0] == name and written[1] > version:
+            raise ConfigurationError(
+                f"{self._directory} was written by {name} {_dotted(written[1])}; {binary} is {_dotted(version)}"
+            )
+        if written != (name, version):
+            self._write_note(name, version)
         return binary
 
+    def _read_note(self) -> tuple[str, tuple[int, ...]] | None:
+        """The name and version of what wrote the files; None if nothing did."""
+        note = self._directory / "engine.json"
+        try:
+            with _in_directory():
+                written = json.loads(note.read_text())
+            return str(written["name"]), tuple(int(part) for part in written["version"])
+        except FileNotFoundError:
+            return None
+        except (ValueError, LookupError, TypeError) as error:
+            raise Unloadable(f"{note} does not name what wrote the files") from error
+
+    def _write_note(self, name: str, version: tuple[int, ...]) -> None:
+        """Whole or not at all: a torn one could not be told from damage."""
+        draft = self._directory / "engine.json.new"
+        with _in_directory():
+            with draft.open("w") as file:
+                file.write(json.dumps({"name": name, "version": version}))
+                file.flush()
+                os.fsync(file.fileno())
+            draft.rename(self._directory / "engine.json")
+
+    def _damage_told(self) -> str | None:
+        """What the server has said of files that it can't load; None if it blamed nothing, or the machine."""
+        log = self._log()
+        if any(reason in log for reason in _OF_MACHINE):
+            return None
+        told = [line.partition(" # ")[2] or line for line in log.splitlines() if _OF_FILES.search(line)]
+        return told[-1].strip() if told else None
+
+    def _log(self) -> str:
+        """What the server has said since it was launched."""
+        with suppress(FileNotFoundError), (self._directory / "server.log").open("rb") as log:
+            log.seek(self._log_from)
+            return log.read().decode(errors="replace")
+        return ""
+
     def _log_tail(self) -> str:
-        log = self._directory / "server.log"
-        return log.read_text(errors="replace")[-500:] if log.exists() else "no log"
+        return self._log()[-500:] or "no log"
 
 
 def socket_path(directory: Path) -> str:
-    """The path to connect to; through a descriptor of the directory, kept open, where the plain path is too long."""
-    plain = str(directory.absolute() / _SOCKET)
-    if len(plain) <= _MAX_SOCKET_PATH:
-        return plain
-    key = str(directory.absolute())
+    """The path to connect to; where the plain one is too long, through a descriptor, kept open, of the directory around: the
+    server's own may be set aside."""
+    plain = directory.absolute() / _SOCKET
+    if len(str(plain)) <= _MAX_SOCKET_PATH:
+        return str(plain)
+    key = str(plain.parent.parent)
     if key not in _directory_descriptors:
-        _directory_descriptors[key] = os.open(directory, os.O_PATH | os.O_CLOEXEC)
-    return f"/proc/self/fd/{_directory_descriptors[key]}/{_SOCKET}"
+        _directory_descriptors[key] = os.open(key, os.O_PATH | os.O_CLOEXEC)
+    return f"/proc/self/fd/{_directory_descriptors[key]}/{plain.parent.name}/{_SOCKET}"
 
 
 _directory_descriptors: dict[str, int] = {}
@@ -238,5 +379,5 @@ def _end(process_id: int) -> None:
             os.close(descriptor)
 
 
-def _dotted(version: "tuple[int, ...] | list[int]") -> str:
+def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))

@@ -38,6 +38,7 @@ REQUESTS = Counter("uploader_http_requests", "Requests by method, route and stat
 REFUSED_CONNECTIONS = Counter(
     "uploader_refused_connections", "Connections refused, or closed for a newer one, by limit.", ["limit"]
 )
+LOST_UPLOADS = Counter("uploader_lost_uploads", "Open uploads that lost their files and began anew.")
 DAMAGED_CONTENTS = Counter("uploader_damaged_contents", "Contents that were found to be damaged.")
 HEALED_CONTENTS = Counter("uploader_healed_contents", "Damaged contents that are whole again.")
 QUOTA_REFUSALS = Counter("uploader_quota_refusals", "Openings refused for lack of quota.")
@@ -61,6 +62,9 @@ PENDING_BYTES = Gauge("uploader_pending_bytes", "Bytes of open uploads that are 
 QUEUE_TASKS = Gauge("uploader_queue_tasks", "Tasks in a delay queue.", ["queue"])
 QUEUE_LAG_SECONDS = Gauge(
     "uploader_queue_lag_seconds", "By how much the earliest task of a queue is overdue.", ["queue"]
+)
+REDIS_SET_ASIDE = Gauge(
+    "uploader_redis_set_aside", "Directories of the embedded Valkey that it could not load, and that were set aside."
 )
 FREE_DISK_BYTES = Gauge(
     "uploader_free_disk_bytes", "Free bytes of the filesystem of UPLOADER_DATA, with those of the trash."

@@ -27,7 +27,7 @@ def unchanged(places: Places, scale: Scale) -> list[Row]:
     mine, theirs, requests = [], [], []
     left_out = ""
     with ExitStack() as stack:
-        server = stack.enter_context(ours(places.disk / "ours", Mode(), users=1))
+        server = stack.enter_context(ours(places.disk / "ours", Mode(), users=1, METRICS="open"))
         pair = of(server)
         put(pair, folder, _FOLDER)
         if scale.peers:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from playwright.async_api import Browser, expect
 from sqlalchemy import update
 
@@ -16,7 +15,6 @@ from tests.support.stack import Stack
 from uploader.database import models
 from uploader.service.events.relaying import RETRY_SECONDS
 
-pytestmark = pytest.mark.timeout(120)
 ODD = b"no <b>bold</b> songs"
 
 

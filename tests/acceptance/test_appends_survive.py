@@ -67,20 +67,20 @@ def test_a_long_request_goes_on_after_whatever_ends_it(tmp_path: Path) -> None:
         for _ in range(3):  # the connection breaks: what came stays
             sent = some()
             client.begin(offset, sent).close()
-            wait_for(lambda: client.received() == offset + sent, 20)  # noqa: B023
+            wait_for(lambda: client.received() == offset + sent)  # noqa: B023
             offset += sent
             assert client.offset() == offset
         for _ in range(
             4
         ):  # it hangs, and another request comes, to whatever process: at most what is in flight is lost
             client.begin(offset, some())
-            wait_for(lambda: client.received() >= (offset // CHUNK) * CHUNK, 20)  # noqa: B023
+            wait_for(lambda: client.received() >= (offset // CHUNK) * CHUNK)  # noqa: B023
             after = client.offset()
             assert after >= offset
             offset = after
         sent = some()
         client.begin(offset, sent)
-        wait_for(lambda: client.received() > offset or sent < CHUNK, 20)
+        wait_for(lambda: client.received() > offset or sent < CHUNK)
         assert processes[-1].stop() == 0
         for round_number in range(3):
             client.close()
@@ -93,7 +93,7 @@ def test_a_long_request_goes_on_after_whatever_ends_it(tmp_path: Path) -> None:
             offset, sent = after, some()
             if round_number < 2:
                 connection = client.begin(offset, sent)
-                wait_for(lambda: client.received() > offset or offset % CHUNK + sent < CHUNK, 20)  # noqa: B023
+                wait_for(lambda: client.received() > offset or offset % CHUNK + sent < CHUNK)  # noqa: B023
                 with ended(processes[-1]):  # SIGKILL to all of it
                     pass
                 connection.close()

@@ -1,5 +1,8 @@
 """A backup beside a server that runs, and a restore where nothing is, as whoever runs it types them."""
 
+import json
+import os
+import pwd
 import re
 from pathlib import Path
 
@@ -27,13 +30,21 @@ def test_a_backup_and_a_restore(tmp_path: Path) -> None:
         assert (again.returncode, again.stderr) == (0, "")
         assert "new: 0 blobs" in again.stdout
         assert "removed: 1 backups, 0 blobs" in again.stdout
+        told_of = [
+            json.loads(line)
+            for line in run_cli(settings, "audit", "--json", "--action", "backup.made").stdout.splitlines()
+        ]
+        assert {(each["via"], each["actor"]) for each in told_of} == {("command", pwd.getpwuid(os.getuid()).pw_name)}
+        assert told_of[1]["subject"] == told[1]
+        assert [each["details"] for each in told_of] == [{"directory": str(backups), "blobs": 1, "lacking": 0}] * 2
     token = owner_token(data)
 
     settings["DATA"] = str(tmp_path / "elsewhere")
     restored = run_cli(settings, "restore", str(backups))
     assert (restored.returncode, restored.stderr) == (0, "")
     assert "open uploads whose chunks are in no backup: 1\n`uploader reset-unfinished --lost --yes`" in restored.stdout
-    assert "installation.restored" in run_cli(settings, "audit", "--csv").stdout
+    (restoring,) = run_cli(settings, "audit", "--json", "--action", "installation.restored").stdout.splitlines()
+    assert json.loads(restoring)["details"]["directory"] == str(backups)
     assert run_cli(settings, "reset-unfinished", "--lost", "--yes").stdout.startswith("uploads cancelled: 1\n")
     assert run_cli(settings, "reconcile").returncode == 0
 

@@ -5,6 +5,7 @@ import os
 import pty
 import signal
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import pytest
 
 from tests.support.commands import SCHEMA, Commands, serving, token_of_somebody
 from tests.support.content import MIB, Content
-from tests.support.process import UPLOADER, Server
+from tests.support.process import UPLOADER, Server, run_on_macos
 from tests.support.servers import free_port
+from tests.support.waiting import PATIENCE_SECONDS
 
 CONTENT = Content(3 * MIB + 1, seed=81)
 
@@ -53,6 +55,8 @@ def test_a_file_goes_there_and_comes_back(commands: Commands, tmp_path: Path) ->
         assert commands.run("get", named).returncode == 0
         assert (tmp_path / "film.bin").read_bytes() == CONTENT.data
     assert commands.run("get", file_id, "-o", "other").returncode == 0
+    (tmp_path / "own").touch()
+    assert (tmp_path / "other").stat().st_mode == (tmp_path / "own").stat().st_mode, "as its user makes files"
     assert (tmp_path / "other").read_bytes() == CONTENT.data
 
 
@@ -158,6 +162,21 @@ def test_a_folder_is_one_line_which_says_what_was_replaced(commands: Commands, t
     figures = ("files", "complete", "sent", "present", "instant", "fetched", "replaced", "failed", "left")
     assert [summary[figure] for figure in figures] == [3, 3, 1, 2, 0, 0, 1, 0, 0]
     assert (summary["bytes"], summary["moved_bytes"]) == (13, 1)
+
+
+def test_files_that_would_be_one_there_are_both_named_and_not_sent(commands: Commands, tmp_path: Path) -> None:
+    for name, content in (("d/e\u0301", b"one"), ("d/\u00e9", b"two"), ("d/z", b"z"), ("\u00e9", b"three")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "list").write_text("d/z\nd/e\u0301\n")
+    for words, refused in (
+        (("d",), {"d/e\u0301", "d/\u00e9"}),
+        (("d/e\u0301", "\u00e9"), {"d/e\u0301", "\u00e9"}),
+        (("d", "--files-from", "list"), {"d/e\u0301", "d/\u00e9"}),
+    ):
+        failed = [event for event in commands.events("put", *words, code=6) if event["event"] == "failed"]
+        assert {(event["path"], event["code"]) for event in failed} == {(path, "ambiguous-name") for path in refused}
+    assert [line.split()[-1] for line in commands.run("ls", "-r").stdout.splitlines()] == ["d/z"]
 
 
 def test_names_that_the_server_refuses_are_told_together_and_encoded_on_demand(
@@ -279,6 +298,25 @@ def test_a_server_that_is_away_is_5(tmp_path: Path) -> None:
     assert away.stderr.count("(trying again)") == 1
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("put", "a"),
+        ("get", "a"),
+        ("sync", ".", ":"),
+        *(("ls",), ("rm", "a"), ("mv", "a", "b"), ("usage",), ("uploads",), ("cancel", "--all")),
+    ],
+    ids=" ".join,
+)
+def test_who_is_not_logged_in_is_told_at_once(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Without a line about any server: none is asked."""
+    written(tmp_path / "a", b"a")
+    refused = Commands(tmp_path).run(*command)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    (line,) = refused.stderr.splitlines()
+    assert line == ("uploader: nobody is logged in: run `uploader login URL`, or set UPLOADER_URL and UPLOADER_TOKEN")
+
+
 def test_a_file_in_the_way_is_6(commands: Commands, tmp_path: Path) -> None:
     written(tmp_path / "a", b"a")
     assert commands.run("put", "a").returncode == 0
@@ -302,7 +340,7 @@ def test_ctrl_c_is_130_and_the_same_command_goes_on(commands: Commands, tmp_path
     while json.loads(running.stdout.readline()).get("received_bytes", 0) == 0:
         pass
     running.send_signal(signal.SIGINT)
-    output = running.communicate(timeout=60)[0]
+    output = running.communicate(timeout=PATIENCE_SECONDS)[0]
     assert running.returncode == 130
     assert json.loads(output.splitlines()[-1]) == {"event": "interrupted"}
     # The other commands see what is left, too.
@@ -311,6 +349,28 @@ def test_ctrl_c_is_130_and_the_same_command_goes_on(commands: Commands, tmp_path
     assert commands.events("cancel", "film", "missing", code=6)[-1]["event"] == "cancelled"
     assert commands.run("uploads").stdout == ""
     assert commands.run("cancel", "--all").returncode == 0
+
+
+# Elsewhere
+
+
+def test_a_client_needs_no_linux(server: Server, token: str, tmp_path: Path) -> None:
+    def run(*arguments: str, stdin: str = "") -> str:
+        done = run_on_macos(arguments, Commands(tmp_path, server.url, token).environment, tmp_path, stdin)
+        assert done.returncode == 0, done
+        return done.stdout
+
+    written(tmp_path / "album/film.bin", CONTENT.data)
+    written(tmp_path / "album/notes.txt", b"notes")
+    run("put", "album")
+    run("put", "-", "--name", "lines.txt", stdin="lines")
+    run("put", "album")
+    run("sync", "album", ":photos")
+    run("get", "album/", "lines.txt", "-o", "there")
+    run("sync", ":photos", "here")
+    assert (tmp_path / "there/album/film.bin").read_bytes() == (tmp_path / "here/film.bin").read_bytes() == CONTENT.data
+    assert (tmp_path / "there/lines.txt").read_bytes() == b"lines"
+    assert "lines.txt" in run("ls")
 
 
 # login
@@ -328,6 +388,30 @@ def test_login_keeps_server_and_token_after_trying_them(server: Server, token: s
     assert commands.run("usage").returncode == 0
     # A kept token is for its own server.
     assert Commands(tmp_path, server.url.replace("127.0.0.1", "localhost")).run("usage").returncode == 3
+
+
+def test_the_link_that_signs_in_logs_in(server: Server, token: str, tmp_path: Path) -> None:
+    commands = Commands(tmp_path)
+    kept = commands.run("login", f"{server.url}/#token={token}")
+    assert kept.returncode == 0, kept.stderr
+    assert token not in kept.stdout + kept.stderr
+    assert commands.run("usage").returncode == 0
+    assert tomllib.loads((tmp_path / ".config/uploader/client.toml").read_text()) == {"url": server.url, "token": token}
+
+
+def test_login_says_that_a_token_travels_in_clear_text(server: Server, token: str, tmp_path: Path) -> None:
+    """By a proxy, as to another machine."""
+    commands = Commands(tmp_path)
+    commands.environment |= {"HTTP_PROXY": server.url, "NO_PROXY": ""}
+    kept = commands.run("login", "http://files.example", stdin=f"{token}\n")
+    assert kept.returncode == 0, kept.stderr
+    (line,) = kept.stderr.splitlines()
+    assert line == (
+        "uploader: http://files.example is no https: on the way to it others can read your token, and all that you send"
+    )
+    [note, _] = commands.events("login", f"http://files.example/#token={token}")
+    assert note["event"] == "note"
+    assert Commands(tmp_path).run("login", server.url, stdin=f"{token}\n").stderr == ""
 
 
 def test_login_asks_on_a_terminal_without_showing_the_token(server: Server, token: str, tmp_path: Path) -> None:
@@ -353,6 +437,6 @@ def test_login_asks_on_a_terminal_without_showing_the_token(server: Server, toke
     except OSError:
         pass  # its other end was closed
     os.close(terminal)
-    assert asked.wait(timeout=30) == 0, shown
+    assert asked.wait(timeout=PATIENCE_SECONDS) == 0, shown
     assert token.encode() not in shown
     assert commands.run("usage").returncode == 0

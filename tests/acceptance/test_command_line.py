@@ -1,10 +1,20 @@
 """The command line: what it prints, how it fails, and with which exit code."""
 
+import os
+import pwd
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
-from tests.support.process import run_cli
+from tests.support.process import environment, run_cli, run_on_macos
+from uploader import cli
+
+# Without these they ask for them, whatever the system is.
+_ASKED = {"reset": ("--yes",), "reset-unfinished": ("--yes",), "empty": ("--yes",), "replay": ("--dead",)}
 
 
 def test_config_shows_what_is_in_force_and_masks_secrets(tmp_path: Path) -> None:
@@ -23,6 +33,44 @@ def test_unknown_and_bad_settings_stop_with_one_line_each(tmp_path: Path, comman
     assert stopped.returncode == 2
     lines = stopped.stderr.splitlines()
     assert [line.split(":")[1].strip() for line in lines] == ["UPLOADER_CHUNK_SIZE", "UPLOADER_QUIET"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("serve", "--port", "0"), ("work",), ("config",), ("db", "upgrade"), ("backup", "there"), ("restore", "there")],
+    ids=" ".join,
+)
+def test_what_runs_the_server_says_that_it_needs_linux(tmp_path: Path, command: tuple[str, ...]) -> None:
+    settings = environment({"DATA": str(tmp_path / "data")})
+    stopped = run_on_macos(command, settings, tmp_path)
+    assert stopped.returncode == 2
+    assert stopped.stdout == ""
+    (line,) = stopped.stderr.splitlines()
+    assert line.startswith("uploader: the server needs Linux")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _of_the_server(group: click.Group = cli.main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command of those who run a server, with something for each argument that it asks for."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _of_the_server(command, (*path, name))
+        elif command.callback is not None and command.callback.__module__.startswith("uploader.cli.server."):
+            asked = [each for each in command.params if isinstance(each, click.Argument) and each.required]
+            yield (
+                *path,
+                name,
+                *("1MiB" if each.name == "total_space" else "some" for each in asked),
+                *_ASKED.get(name, ()),
+            )
+
+
+@pytest.mark.parametrize("command", [*_of_the_server()], ids=" ".join)
+def test_no_command_of_the_server_runs_elsewhere(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    stopped = CliRunner().invoke(cli.main, command)
+    assert (stopped.exit_code, stopped.stdout) == (2, "")
+    assert "the server needs Linux" in stopped.stderr
 
 
 def test_settings_of_the_client_and_the_tests_stop_nothing(tmp_path: Path) -> None:
@@ -91,10 +139,16 @@ def test_tokens_are_made_listed_and_revoked(tmp_path: Path) -> None:
     assert first.stdout.split()[-1] != second.stdout.split()[-1]
     rows = [line.split() for line in run_cli(settings, "token", "list", "bob").stdout.splitlines()]
     assert [row[1:3] for row in rows] == [["bob", "admin"], ["bob", "user"]]
+    assert {tuple(row[4:]) for row in rows} == {("by", "command", pwd.getpwuid(os.getuid()).pw_name)}
+    assert run_cli(settings, "token", "create", "prometheus", "--metrics").returncode == 0
+    both = run_cli(settings, "token", "create", "prometheus", "--metrics", "--admin")
+    assert (both.returncode, "one of them" in both.stderr) == (2, True)
+    (listed,) = run_cli(settings, "token", "list", "prometheus").stdout.splitlines()
+    assert listed.split()[1:3] == ["prometheus", "metrics"]
     assert run_cli(settings, "token", "revoke", rows[0][0]).returncode == 0
     assert run_cli(settings, "token", "revoke", second.stdout.split()[-1]).returncode == 0
     assert run_cli(settings, "token", "revoke", "nothing").returncode == 1
-    rows = [line.split() for line in run_cli(settings, "token", "list").stdout.splitlines()]
+    rows = [line.split() for line in run_cli(settings, "token", "list", "bob").stdout.splitlines()]
     assert [row[2] for row in rows] == ["revoked", "revoked"]
 
 

@@ -46,11 +46,11 @@ def test_a_whole_is_filled_by_whoever_lives(tmp_path: Path) -> None:
                 pass
             servers.append(Server(tmp_path / "log", settings))
             with client_of_owner(servers[-1].url, data) as http:
-                wait_for(lambda: received(http, upload_id) > seen[-1], 30)
+                wait_for(lambda: received(http, upload_id) > seen[-1])
                 seen.append(received(http, upload_id))
         assert seen == sorted(seen), "what was filled is filled"
         with client_of_owner(servers[-1].url, data) as http:
-            wait_for(lambda: "upload-offset" in http.head(path, headers=TUS).headers, 30)
+            wait_for(lambda: "upload-offset" in http.head(path, headers=TUS).headers)
             (file,) = http.get("/me/files").json()["files"]
             assert (file["sha256"], file["size"]) == (CONTENT.sha256, CONTENT.size)
             usage = http.get("/me/usage").json()

@@ -165,6 +165,7 @@ WITHDRAWN_TAIL = "withdraw.after_tail"
 BACKUPS = (
     "backup.after_dump",
     "backup.after_blobs",
+    "backup.after_note",
     "backup.after_removal",
     "restore.after_mark",
     "restore.after_blobs",

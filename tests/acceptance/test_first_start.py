@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -14,6 +15,7 @@ import pytest
 
 from tests.support.process import UPLOADER, Process, Server, ended, environment, processes_in, run_cli, wait_for
 from tests.support.servers import free_port
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.cli.server.banner import outward_address
 
 
@@ -34,6 +36,66 @@ def test_the_first_start_makes_an_owner_and_says_what_to_do_next(tmp_path: Path)
         assert httpx2.get(f"{server.url}/admin/usage", headers=headers).json()["users"][0]["user_id"] == "owner"
         assert server.stop() == 0
     assert processes_in(data / "redis") == []
+
+
+@pytest.fixture
+def common_umask() -> Iterator[None]:
+    """Of most accounts: what they make everybody may read."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("common_umask")
+def test_nobody_else_reads_what_lies_in_a_directory_that_was_there(tmp_path: Path) -> None:
+    data, backups, log = tmp_path / "data", tmp_path / "backups", tmp_path / "log"
+    for directory in (data, backups):
+        directory.mkdir()
+        directory.chmod(0o755)
+    settings = {"DATA": str(data)}
+    assert run_cli(settings, "db", "upgrade").returncode == 0
+    (data / "uploader.db").chmod(0o644)
+    for said in (1, 0):
+        log.unlink(missing_ok=True)
+        server = Server(log, settings, program=(UPLOADER,))
+        with ended(server):
+            headers = {"Authorization": f"Bearer {(data / 'owner.token').read_text().strip()}"}
+            stored = httpx2.post(f"{server.url}/me/files", params={"name": "a"}, content=b"a", headers=headers)
+            assert stored.is_success
+            assert run_cli(settings, "backup", str(backups)).returncode == 0
+            assert open_to_others(data) + open_to_others(backups) == []
+            assert server.output().count("other accounts of this machine") == said
+            ready = httpx2.get(f"{server.url}/readyz").json()["checks"]["storage"]
+            assert ready["ok"]
+            assert ready["reason"].startswith(
+                "other accounts of this machine had access to what is kept here, last at "
+            )
+            assert server.stop() == 0
+    # As earlier versions left it, which closed the directory that they made.
+    for path in data.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    server = Server(log, settings, program=(UPLOADER,))
+    with ended(server):
+        assert [path for path in open_to_others(data) if path.parent == data] == []
+        assert server.stop() == 0
+
+
+def open_to_others(directory: Path) -> list[Path]:
+    return [path for path in (directory, *directory.rglob("*")) if path.lstat().st_mode & 0o077]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory to another account")
+def test_a_directory_of_another_account_is_told_and_served_from(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    data.chmod(0o755)
+    os.chown(data, 12345, 12345)
+    server = Server(tmp_path / "log", {"DATA": str(data)}, program=(UPLOADER,))
+    with ended(server):
+        assert stat.S_IMODE(data.stat().st_mode) == 0o755
+        assert open_to_others(data) == [data]
+        assert "it can't be taken away" in server.output()
+        assert server.stop() == 0
 
 
 def test_the_printed_curl_line_works(tmp_path: Path) -> None:
@@ -60,7 +122,7 @@ def test_a_terminal_is_shown_the_token(tmp_path: Path) -> None:
             shown += os.read(master, 4096)
     finally:
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=30)
+        process.wait(timeout=PATIENCE_SECONDS)
         os.close(master)
     assert f"/#token={(data / 'owner.token').read_text().strip()}" in shown.decode()
 
@@ -106,10 +168,11 @@ def test_killing_the_parent_of_several_workers_frees_the_port(tmp_path: Path) ->
 
 
 def _is_free(port: int) -> bool:
+    """Whether nobody listens: on a busy machine somebody who does not answer yet does."""
     try:
-        httpx2.get(f"http://127.0.0.1:{port}/livez", timeout=1)
-    except httpx2.TransportError:
-        return True
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
     return False
 
 

@@ -9,14 +9,14 @@ import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.content import KIB, Content
-from tests.support.process import Process, Server, ended, owner_token, processes_in, wait_for, workers_of
+from tests.support.process import Process, Server, ended, owner_token, processes_in, run_cli, wait_for, workers_of
 
 CONTENT = Content(20 * 64 * KIB)
 
 
-def metrics_of(url: str) -> dict[str, float]:
+def metrics_of(url: str, token: str) -> dict[str, float]:
     """Every sample, from a connection of its own: it is luck which process takes it."""
-    text = httpx2.get(f"{url}/metrics").text
+    text = httpx2.get(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"}).text
     families = text_string_to_metric_families(text)
     return {f"{sample.name}{sample.labels or ''}": sample.value for family in families for sample in family.samples}
 
@@ -26,6 +26,7 @@ def test_whichever_process_is_asked_answers_for_all(tmp_path: Path) -> None:
     settings = {"DATA": str(data), "QUIET_INTERVAL": "200ms"}
     server = Server(tmp_path / "log", settings, "--workers", "2", "--no-jobs")
     with ended(server):
+        scraper = run_cli(settings, "token", "create", "prometheus", "--metrics").stdout.split()[-1]
         worker = Process(tmp_path / "worker.log", settings, "work")
         with ended(worker):
             headers = {"Authorization": f"Bearer {owner_token(data)}"}
@@ -38,14 +39,14 @@ def test_whichever_process_is_asked_answers_for_all(tmp_path: Path) -> None:
             sent = (CONTENT.chunk_count - 1) * CONTENT.chunk_size
 
             def all_counted() -> bool:
-                metrics = metrics_of(server.url)
+                metrics = metrics_of(server.url, scraper)
                 flushed = metrics.get("uploader_flushed_uploads_total", 0)
                 return metrics["uploader_received_bytes_total"] == sent and flushed >= 1
 
             wait_for(all_counted, seconds=60)
-            before = first = metrics_of(server.url)
+            before = first = metrics_of(server.url, scraper)
             for _ in range(10):
-                metrics = metrics_of(server.url)
+                metrics = metrics_of(server.url, scraper)
                 assert metrics["uploader_received_bytes_total"] == sent
                 assert metrics["uploader_chunks_total{'outcome': 'recorded'}"] == CONTENT.chunk_count - 1
                 assert metrics["uploader_chunk_duration_seconds_count"] == CONTENT.chunk_count - 1
@@ -60,7 +61,7 @@ def test_whichever_process_is_asked_answers_for_all(tmp_path: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
             wait_for(lambda: not set(killed) & set(workers_of(server)), seconds=60)
             wait_for(lambda: _answers(server.url), seconds=60)
-            after = metrics_of(server.url)
+            after = metrics_of(server.url, scraper)
             fallen = {name for name, value in before.items() if name.endswith("_total") and after.get(name, 0) < value}
             assert fallen == set()
             assert worker.stop() == 0

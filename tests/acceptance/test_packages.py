@@ -1,5 +1,6 @@
 """What the project is handed out as: the archive of sources, the wheel that is built of it, and the unit of systemd."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,15 +8,13 @@ import sysconfig
 import tarfile
 from pathlib import Path
 
-import pytest
-
-from tests.support.process import Server, client_of_owner, ended
+from tests.support import sandboxed
+from tests.support.process import UPLOADER, Server, client_of_owner, ended
 from uploader import __version__
 from uploader.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "docs" / "uploader.service"
-pytestmark = pytest.mark.timeout(170)
 
 
 def _build(kind: str, sources: Path, into: Path) -> Path:
@@ -31,14 +30,15 @@ def _build(kind: str, sources: Path, into: Path) -> Path:
 def test_the_wheel_that_is_built_of_the_sources_archive_serves(tmp_path: Path) -> None:
     """In an environment of its own, that has the libraries of this one."""
     sources = _build("sdist", ROOT, tmp_path)
-    assert sources.name == f"uploader-{__version__}.tar.gz"
+    assert sources.name == f"uploader_kit-{__version__}.tar.gz"
     with tarfile.open(sources) as archive:
         archive.extractall(tmp_path, filter="data")
-    unpacked = tmp_path / f"uploader-{__version__}"
+    unpacked = tmp_path / f"uploader_kit-{__version__}"
     assert {"README.md", "LICENSE", "alembic.ini", "docs", "migrations", "tests"} <= {
         path.name for path in unpacked.iterdir()
     }
     wheel = _build("wheel", unpacked, tmp_path)
+    assert wheel.name == f"uploader_kit-{__version__}-py3-none-any.whl"
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     subprocess.run([venv / "bin" / "pip", "install", "-q", "--no-deps", "--no-index", str(wheel)], check=True)
@@ -66,6 +66,40 @@ def test_the_unit_of_systemd_is_one_that_systemd_takes(tmp_path: Path) -> None:
     unit.write_text(UNIT.read_text().replace("/opt/uploader/bin/uploader", program))
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_unit_leaves_little_to_who_takes_over_the_server(tmp_path: Path) -> None:
+    said = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(UNIT)],
+        env={"HOME": str(tmp_path), "PATH": os.environ["PATH"], "SYSTEMD_COLORS": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # What is left: the network, the users of the machine, and what the cores are chosen by.
+    assert said.returncode == 0, said.stdout
+
+
+def test_the_server_calls_the_kernel_for_nothing_that_the_unit_refuses(tmp_path: Path) -> None:
+    data, filtered = tmp_path / "data", (sys.executable, sandboxed.__file__, str(UNIT))
+    for refused in ("import os; os.chown('.', 0, 0)", "import mmap; mmap.mmap(-1, 4096, prot=7)"):
+        done = subprocess.run(
+            [*filtered, sys.executable, "-c", refused], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert "PermissionError" in done.stderr
+    content = b"content" * (1 << 19)
+    server = Server(tmp_path / "log", {"DATA": str(data)}, program=(*filtered, UPLOADER))
+    with ended(server), client_of_owner(server.url, data) as client:
+        made = client.post("/uploads", json={"name": "film", "size": len(content), "chunk_size": 1 << 20}).json()
+        for number in range(made["upload"]["chunk_count"]):
+            size = made["upload"]["chunk_size"]
+            part = content[number * size : (number + 1) * size]
+            assert client.put(f"/uploads/{made['upload']['id']}/chunks/{number}", content=part).is_success
+        [file] = client.get("/me/files").json()["files"]
+        assert client.get(f"/me/files/{file['id']}/content").content == content
+        assert client.delete(f"/me/files/{file['id']}").status_code == 204
+        assert server.stop() == 0
+        assert "rror" not in server.output()
 
 
 def test_the_unit_gives_requests_the_time_to_end_that_the_server_gives_them() -> None:

@@ -93,7 +93,6 @@ def _end_all(installation: Installation) -> None:
         pass
 
 
-@pytest.mark.timeout(300)
 async def test_a_large_upload_survives_the_death_of_the_server(installation: Installation) -> None:
     server = installation.start()
     token = _token(installation, "alice")

@@ -45,13 +45,14 @@ def test_no_secret_is_told_to_anybody(tmp_path: Path) -> None:
             file_path = f"/me/files/{answers[-1].json()['file']['id']}"
             link = client.post(f"{file_path}/link").json()["url"]
             signature = link.rpartition("=")[2]
-            answers.append(client.get("/admin/usage"))
+            answers += [client.get("/admin/usage"), client.get("/metrics")]
+            assert answers[-1].status_code == 200
         for token in (expired, forged, good[:-1], JWT_SECRET, LINK_SECRET):
             answers.append(httpx2.get(f"{server.url}/me/usage", headers={"Authorization": f"Bearer {token}"}))
             assert answers[-1].status_code == 401
         answers += [httpx2.get(server.url + link), httpx2.get(f"{server.url}{link}0")]
         assert [answer.status_code for answer in answers[-2:]] == [200, 401]
-        answers += [httpx2.get(server.url + open_to_all) for open_to_all in ("/metrics", "/config", "/readyz", "/docs")]
+        answers += [httpx2.get(server.url + open_to_all) for open_to_all in ("/config", "/readyz", "/docs")]
         processes = command_lines()
         assert "uploader" in processes
         assert server.stop() == 0

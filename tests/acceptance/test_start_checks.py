@@ -121,6 +121,7 @@ def test_commands_before_the_first_start_make_no_id(tmp_path: Path) -> None:
     settings = {"DATA": str(tmp_path / "data")}
     for command in (("token", "list"), ("cleanup",), ("db", "upgrade"), ("reconcile",)):
         assert run_cli(settings, *command).returncode == 0
+    assert "there is nothing to back up" in run_cli(settings, "backup", str(tmp_path / "backups")).stderr
     assert run_cli(settings, "installation").stdout.count("of none") == 3
 
 

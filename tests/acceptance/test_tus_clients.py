@@ -22,6 +22,7 @@ from tests.support.commands import serving, token_of_somebody
 from tests.support.content import KIB, MIB, Content
 from tests.support.process import Process, Server, client_of_owner, ended, owner_token
 from tests.support.relay import relaying
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.client import Client
 
 CONTENT = Content(12 * MIB + 345, seed=191, name="holiday.mp4")
@@ -277,7 +278,7 @@ async def test_aiotus_puts_parts_together(server: Server, token: str) -> None:
             found: list[Any] = (await (await session.get(f"{server.url}/me/files")).json())["files"]
             return found
 
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not (made := await files()):  # parts are put together in the background
                 await asyncio.sleep(0.05)
     assert [(file["name"], file["sha256"]) for file in made] == [("holiday.mp4", CONTENT.sha256)]

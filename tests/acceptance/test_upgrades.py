@@ -88,6 +88,21 @@ def test_a_damaged_part_harms_nobody_else(upgraded: Upgraded) -> None:
     _serve_again(upgraded)
 
 
+def test_a_backup_before_the_first_start_says_what_is_missing(tmp_path: Path) -> None:
+    """0.1.0 gave no ids, which backups need to know what is theirs."""
+    upgraded, backups = Upgraded("0.1.0", tmp_path), str(tmp_path / "backups")
+    refused = upgraded.run("backup", backups)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    (line,) = refused.stderr.splitlines()
+    assert line == (
+        "uploader: there is no id of the installation, as 0.1.0 gave none: start a server or a worker of this version once, "
+        "then back up"
+    )
+    with upgraded.served():
+        pass
+    assert "backup" in upgraded.run("backup", backups).stdout
+
+
 def _serve(upgraded: Upgraded, sound: list[str]) -> None:
     """The first start: what was finished is there, the open uploads of those whose are `sound` go on."""
     with upgraded.served():

@@ -129,7 +129,6 @@ def test_a_file_that_does_not_fit_is_told_with_figures(server: Server, token: st
     assert "disk is full: the file needs 300 KiB, and 0 B are free" in told.stderr
 
 
-@pytest.mark.timeout(170)
 async def test_the_page_does_not_go_on_with_a_file_that_the_disk_can_never_hold(
     server: Server, token: str, browser: Browser, tmp_path: Path
 ) -> None:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.chaos.installation import Setup
 from tests.chaos.result import judge
 from tests.chaos.round import Least, run_round
@@ -11,7 +9,6 @@ from tests.chaos.round import Least, run_round
 LEAST = Least(kills=15, kills_of_each=1, chunks=60, made=1, appends=5, files=10, audits=20)
 
 
-@pytest.mark.timeout(300)
 async def test_nothing_drifts_and_nothing_is_lost_while_everything_is_killed(tmp_path: Path) -> None:
     summary = await run_round(tmp_path / "ceph", seconds=40, seed=1, setup=Setup.on("ceph"), least=LEAST)
     judge(summary, LEAST)

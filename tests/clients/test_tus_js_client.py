@@ -11,7 +11,6 @@ from tests.support.relay import relaying
 from tests.support.servers import PrivateRedis
 
 CONTENT = Content(8 * MIB + 321, seed=192, name="Zürich 🏔.mp4")
-pytestmark = pytest.mark.timeout(120)
 
 SEND = """async (options) => {
   const [file] = document.querySelector("#file").files;

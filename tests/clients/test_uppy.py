@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from playwright.async_api import expect
 
 from tests.clients.site import Installation, Person
@@ -11,7 +10,6 @@ from tests.support.relay import relaying
 
 CONTENTS = [Content(5 * MIB + 7, seed=193, name="holiday.mp4"), Content(1234, seed=194, name="böse.txt")]
 LARGE = CONTENTS[0]
-pytestmark = pytest.mark.timeout(120)
 
 # Whether Golden Retriever has written down where the upload is.
 IS_KEPT = """new Promise((resolve) => {

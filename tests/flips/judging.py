@@ -13,6 +13,7 @@ NOWHERE_ELSE = frozenset(
     {
         *("user_info.total_space", "file.created_at", "file.instant", "upload.name", "upload.sha256"),
         *("upload.created_at", "token.admin", "token.created_at", "token.revoked_at", "meta.value"),
+        *("token.scope", "token.made_by", "trail.token_made_by"),
     }
 )
 NOT_TELLABLE = "plausible, and repeated by nothing"

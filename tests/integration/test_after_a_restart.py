@@ -11,6 +11,7 @@ from tests.support.content import KIB, Content
 from tests.support.faults import recorded_calls
 from tests.support.maps import parsed_map
 from tests.support.stack import Stack
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.storage import disk
@@ -60,7 +61,7 @@ async def _rests(stack: Stack) -> None:
         assert isinstance(stack.services.redis, Redis)
         await check_at_rest(stack.services.database, stack.services.redis, stack.data)
 
-    await rests_within(10, check)
+    await rests_within(PATIENCE_SECONDS, check)
 
 
 @pytest.mark.parametrize("first", ["get", "open", "put", "hydrate", "merge"])

@@ -123,7 +123,7 @@ async def test_a_stream_in_any_pieces_becomes_the_file(stack: Stack, told: bool)
 
 
 async def test_appends_and_native_chunks_meet_in_one_upload(stack: Stack) -> None:
-    """What is there already is received all the same, and where the next append begins is told after it."""
+    """Where the next append begins is told after what is there already, which a stream neither repeats nor passes."""
     upload = await opened(stack)
     url = f"/uploads/{upload.id}/chunks"
     for number in (1, 3):
@@ -132,13 +132,18 @@ async def test_appends_and_native_chunks_meet_in_one_upload(stack: Stack) -> Non
     assert (await stack.client.get(f"/uploads/{upload.id}")).json()["upload"]["received_bytes"] == 2 * CHUNK + 100
     response = await stack.client.put(f"{url}/0", content=b"?" + CONTENT.chunk(0)[1:])
     assert (response.status_code, response.json()["code"]) == (409, "bytes-conflict")
-    assert await append(stack, upload, 100, CHUNK + 50) == 2 * CHUNK
+    with pytest.raises(OffsetMismatch) as refused:
+        await append(stack, upload, 100, CHUNK + 50)
+    assert refused.value.fields["offset"] == 2 * CHUNK
     assert await in_redis(stack, upload) == 3 * CHUNK
     assert await append(stack, upload, 2 * CHUNK, 2 * CHUNK + 9) == 2 * CHUNK + 9
     assert (await stack.client.put(f"{url}/2", content=CONTENT.chunk(2))).status_code == 200
     assert await offset_of(stack, upload) == 4 * CHUNK
     assert (await stack.client.put(f"{url}/5", content=CONTENT.chunk(5))).status_code == 200
-    complete = await append(stack, upload, 4 * CHUNK, CONTENT.size)
+    with pytest.raises(OffsetMismatch) as refused:
+        await append(stack, upload, 4 * CHUNK, CONTENT.size)
+    assert refused.value.fields["offset"] == CONTENT.size
+    complete = await append(stack, upload, CONTENT.size, CONTENT.size)
     assert isinstance(complete, Complete)
     assert await content_of(stack, complete) == CONTENT.data
 

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import gzip
 import json
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -26,11 +27,13 @@ from uploader.database import migrate, models
 from uploader.database.dumps import sqlite_file, tables
 from uploader.database.dumps.dumping import Dumped, check_empty, load_dump, write_dump
 from uploader.database.engine import Connection, Database
+from uploader.domain.trail.acts import Act
 from uploader.errors import ConfigurationError
 from uploader.service.audit import reconciling
 from uploader.service.backups import making, restoring
 from uploader.service.backups.copying import Copied
 from uploader.service.backups.making import BackedUp
+from uploader.service.insight.trail import Wanted
 from uploader.settings import Settings
 from uploader.storage.backups import BackupDirectory, BackupRefused
 from uploader.storage.disk import Directory
@@ -134,7 +137,6 @@ async def test_what_was_finished_before_a_backup_is_there_after_a_restore(
         assert before.items() <= after.items()
         await checked_accounts(restored.services.database)
         assert await restored.services.cleanup.count_lost() == 1
-        assert (await restored.put(OPEN, 1)).status_code == 503
         assert [drift.kind for drift in (await restored.services.reconciling.reconcile()).drifts] == ["temp"]
         assert (await restored.services.cleanup.reset_unfinished(only_lost=True)).uploads == 1
         assert (await restored.services.reconciling.reconcile()).drifts == []
@@ -221,6 +223,8 @@ async def test_damaged_content_is_told_and_the_rest_goes_on(
         made = await back_up(stack, backups, keeps=1)
         assert made.copied.lacking == {rotten.sha256: "damaged", missing.sha256: "missing"}
         assert made.copied.new_blobs == 1
+        os.mkfifo(blob_path(stack.data, missing.sha256))
+        assert (await back_up(stack, backups, keeps=1)).copied.lacking == made.copied.lacking
         flip_bit(blob_path(stack.data, rotten.sha256))
         await stack.upload(missing)  # what is sent again heals it
         made = await back_up(stack, backups)
@@ -283,10 +287,32 @@ async def test_a_backup_that_is_killed_anywhere_is_none_and_the_next_one_goes_on
         assert (made.copied.blobs, made.copied.new_blobs) == (1, 0), "what was copied stays"
         assert not interrupted.exists()
         await back_up(stack, backups)
-        with pytest.raises(Death), dying(3):
+        with pytest.raises(Death), dying(4):
             await back_up(stack, backups, keeps=1)
         assert (await back_up(stack, backups, keeps=1)).removed_backups == 1
         assert blob_path(backups, CONTENTS[0].sha256).exists()
+
+
+async def test_a_backup_is_told_before_it_is_whole_and_where_it_lies(make_stack: MakeStack, tmp_path: Path) -> None:
+    backups = tmp_path / "backups"
+
+    async def told(stack: Stack) -> list[Act]:
+        return (await stack.services.trail_reports.page(Wanted(action="backup.made"), limit=9, after=None))[0]
+
+    async with make_stack() as stack:
+        await stack.upload(CONTENTS[0])
+        with pytest.raises(Death), dying(3):  # the line is written, the manifest is not
+            await back_up(stack, backups)
+        with pytest.raises(BackupRefused, match="no backup that is whole"):
+            await stack.services.restoring.look(backups)
+        assert len(await told(stack)) == 1
+        made = await back_up(stack, backups)
+        newest, interrupted = await told(stack)
+        assert (newest.subject, newest.user_id) == (made.stamp, None)
+        assert interrupted.details == newest.details == {"directory": str(backups), "blobs": 1, "lacking": 0}
+        unspeakable = tmp_path / os.fsdecode(b"b\xe4ckups")
+        await back_up(stack, unspeakable)
+        assert (await told(stack))[0].details["directory"] == str(tmp_path / "b\ufffdckups")
 
 
 async def test_a_restore_that_is_killed_anywhere_is_run_again(
@@ -395,10 +421,6 @@ async def test_nothing_is_written_over(make_on_sqlite: MakeStack, redis_url: str
         claimed.close()
         with pytest.raises(BackupRefused, match="has backups of installation"):
             BackupDirectory.claim(backups, "f" * 32)
-    services = create_services(Settings(data=data, database_url=url, redis_url=redis_url))
-    with pytest.raises(BackupRefused, match="there is nothing to back up"):
-        await services.backups.back_up(backups, nothing)
-    await services.close()
     data.mkdir()
     (data / "something").touch()
     with pytest.raises(ConfigurationError, match="is not empty, it has something"):

@@ -466,7 +466,7 @@ async def test_many_blobs_without_a_row_stay_until_somebody_says_that_they_may_g
         content = (await stack.client.get("/readyz")).json()["checks"]["content"]
         assert content["ok"]
         assert "blobs that no row names: 101," in content["reason"]
-        assert "uploader_kept_stray_blobs 101.0" in (await stack.client.get("/metrics")).text
+        assert "uploader_kept_stray_blobs 101.0" in await stack.metrics()
 
         blobs[0].unlink()  # a hundred are no more than what crashes leave
         cleaned = await stack.services.cleanup.clean(dry_run=True)
@@ -479,7 +479,7 @@ async def test_many_blobs_without_a_row_stay_until_somebody_says_that_they_may_g
         assert {found.name for found in await stack.services.trash.entries()} == {blob.name for blob in blobs}
         clock.advance(61)
         stack.services.gauges._asked_at = float("-inf")
-        assert "uploader_kept_stray_blobs 0.0" in (await stack.client.get("/metrics")).text
+        assert "uploader_kept_stray_blobs 0.0" in await stack.metrics()
 
 
 async def test_of_many_blobs_one_in_a_hundred_may_have_no_row(make_stack: MakeStack, clock: ManualClock) -> None:

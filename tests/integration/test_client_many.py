@@ -406,6 +406,36 @@ async def test_a_watcher_is_told_of_each_file_once(client: AsyncClient, tmp_path
     assert moved == {"to/0006", "to/0007"}
 
 
+async def test_of_files_that_would_be_one_there_none_is_sent(client: AsyncClient, tmp_path: Path) -> None:
+    here, other = tmp_path / "here", tmp_path / "other"
+    for path, content in (
+        (here / "e\u0301", b"one"),
+        (here / "\u00e9", b"two"),
+        (here / "z", b"z"),
+        (other / "z", b"y"),
+    ):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    twins = [LocalFile.at(here / "e\u0301"), LocalFile.at(here / "\u00e9"), LocalFile.at(here / "z")]
+    for if_exists in ("keep", "fail", "replace"):  # nobody asked for two files of one name
+        outcomes = await client.upload_many(twins, if_exists=if_exists)
+        codes = [outcome.error and outcome.error.code for outcome in outcomes]
+        assert codes[:2] == ["ambiguous-name", "ambiguous-name"]
+        assert "2 files here would be '\u00e9'" in str(outcomes[0].error)
+    assert await names_of(client) == ["z"]
+    same = [LocalFile.at(here / "z", "a"), LocalFile.at(other / "z", "a")]
+    assert {
+        outcome.error and outcome.error.code for outcome in await client.upload_many(same, if_exists="replace")
+    } == {"ambiguous-name"}
+    assert await names_of(client) == ["z"]
+    # Others of this name may stay beside it; and one file that is given twice is no quarrel.
+    await client.upload_many(same, if_exists="keep")
+    assert await names_of(client) == ["a", "a", "z"]
+    twice = await client.upload_many([same[0], same[0]], if_exists="replace")
+    assert [outcome.error for outcome in twice] == [None, None]
+    assert await names_of(client) == ["a", "z"]
+
+
 async def test_the_client_for_threads_does_the_same(make_stack: MakeStack, tmp_path: Path) -> None:
     files = folder_of(tmp_path / "here")
 

@@ -19,7 +19,7 @@ from tests.support.consumer import consuming, events_file
 from tests.support.content import KIB, Content
 from tests.support.invariants import Account, checked_accounts
 from tests.support.stack import Stack
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.database import concatenations, transactions
 from uploader.service.uploads.results import Target
 
@@ -91,7 +91,7 @@ async def is_finished(stack: Stack, path: str) -> bool:
 async def at_rest(stack: Stack) -> dict[str, Account]:
     """What is over for who asks is tidied a moment later."""
     database, redis = stack.services.database, cast("Redis", stack.services.redis)
-    return await rests_within(10, lambda: check_at_rest(database, redis, stack.data))
+    return await rests_within(PATIENCE_SECONDS, lambda: check_at_rest(database, redis, stack.data))
 
 
 @pytest.mark.parametrize("durability", ["power", "process"])
@@ -418,7 +418,7 @@ async def test_parts_that_nobody_tidied_after_the_join_are_found(
             died.setattr(stack.services.concatenations, "_wait_seconds", 0)
             path = await ordered(stack, parts)
         await eventually(lambda: is_finished(stack, path))
-        assert await rests_within(20, lambda: over(stack)) == Account(finished=CONTENT.size)
+        assert await rests_within(PATIENCE_SECONDS, lambda: over(stack)) == Account(finished=CONTENT.size)
 
 
 async def test_bytes_of_a_part_that_went_bad_make_no_file(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
 from tests.support.stack import Stack
 from tests.support.statements import statements
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.accounting.scripting import Script
 
 CONTENT = Content(20 * 64 * KIB)
@@ -35,7 +36,7 @@ async def commands(stack: Stack) -> AsyncIterator[list[str]]:
         taking_down = asyncio.create_task(take_down())
         yield sent
         await stack.services.redis.echo("end")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await taking_down
 
 

@@ -291,7 +291,7 @@ async def test_the_metrics_tell_who_was_refused(make_stack: MakeStack) -> None:
         async with server.connection() as beyond:
             await beyond.send(GET)
             assert json.loads((await beyond.answer()).body)["retryable"]
-        metrics = (await server.stack.client.get("/metrics")).text
+        metrics = await server.stack.metrics()
         assert 'uploader_refused_connections_total{limit="process"}' in metrics
 
 

@@ -4,6 +4,7 @@ list goes on with the others, and what is missing is sent again."""
 import asyncio
 import errno
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -13,11 +14,14 @@ import pytest
 from tests.conftest import MakeStack
 from tests.integration.test_cleanup import upload_of
 from tests.support.clock import ManualClock
-from tests.support.content import KIB, Content
+from tests.support.content import KIB, MIB, Content
 from tests.support.faults import Call, failing, failing_call, paused_call
+from tests.support.gateways import settings_of
 from tests.support.invariants import checked_accounts
 from tests.support.maps import parsed_map
+from tests.support.rot import NO_FILES
 from tests.support.stack import Stack, go_on
+from tests.support.waiting import eventually
 from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed
@@ -25,10 +29,14 @@ from uploader.jobs.collector import Collector
 from uploader.jobs.sweeper import Sweeper
 from uploader.service.audit import reconciling
 from uploader.service.audit.drift import Drift, Kind
+from uploader.settings.addresses import BucketAddress
 from uploader.storage.base import Busy
+from uploader.storage.contents import Digests
 from uploader.storage.local import formats, frontier, frontier_states
 from uploader.storage.local.digests import Turn
 from uploader.storage.local.store import LocalStore
+from uploader.storage.s3.store import S3Store
+from uploader.storage.s3.uploads.multipart import multipart_of
 
 CHUNK = 64 * KIB
 COUNT = 5
@@ -80,6 +88,10 @@ def lost(file: str) -> Damage:
     return lambda directory: (directory / file).unlink()
 
 
+def become(file: str, instead: Damage) -> Damage:
+    return lambda directory: instead(directory / file)
+
+
 DAMAGES: dict[str, list[Damage]] = {
     "a byte of the header": [flipped("map", place) for place in HEADER],
     "a bit of the boot id": [flipped("map", place, 1) for place in range(8, 44, 5)],
@@ -93,6 +105,7 @@ DAMAGES: dict[str, list[Damage]] = {
     "data of zeroes": [zeroed("data"), zeroed("data", CHUNK + 1, CHUNK + 2), zeroed("data", CHUNK, 3 * CHUNK)],
     "data too long": [longer("data", 1), longer("data", CHUNK)],
     "a lost file": [lost("data"), lost("digest")],
+    "no file": [become(file, instead) for file in ("data", "digest") for instead in NO_FILES.values()],
 }
 DIGEST_DAMAGES: list[Damage] = [
     *(flipped("digest", place) for place in range(0, 512, 3)),
@@ -362,6 +375,16 @@ async def test_chunks_that_cannot_be_read_are_missing_again(stack: Stack) -> Non
     await finished(stack, content)
 
 
+async def test_chunks_are_not_taken_back_for_an_error_that_says_nothing_of_them(stack: Stack) -> None:
+    content = a_content(0)
+    upload = await sent(stack, content, 1, 2, 3, 4)
+    with failing(at_chunk(upload, 2), errno.ENOMEM, times=None):
+        response = await stack.put(content, 0)
+        assert (response.status_code, response.json()["code"]) == (503, "unavailable")
+    response = await stack.client.post(f"/files/{content.md5}/merge")
+    assert (response.status_code, response.json()["file"]["sha256"]) == (201, content.sha256)
+
+
 async def test_bad_chunks_are_looked_for_on_the_disk_and_not_in_memory(stack: Stack) -> None:
     content = a_content(0)
     upload = await sent(stack, content, 1, 2)
@@ -561,3 +584,251 @@ async def test_directories_that_outlived_their_uploads_are_reported(stack: Stack
     assert found.repaired == 1
     assert (await stack.services.reconciling.reconcile()).drifts == leftovers[:1]
     assert not (stack.data / upload.place).exists()
+
+
+# What is lost as a whole
+
+
+def gone(*files: str) -> Damage:
+    """These files of an upload, or, without any, its directory and the month around it."""
+
+    def damage(directory: Path) -> None:
+        if files:
+            for file in files:
+                (directory / file).unlink()
+        else:
+            shutil.rmtree(directory.parent)
+
+    return damage
+
+
+LOSSES = {"the directory": gone(), "the map": gone("map"), "all files": gone("map", "data", "digest")}
+WHO = ["state", "list", "opening", "chunk", "merge", "sweep", "reconcile"]
+
+
+@pytest.mark.parametrize("first", WHO)
+@pytest.mark.parametrize("what", LOSSES)
+async def test_an_upload_whose_files_are_lost_has_everything_missing_and_goes_on(
+    stack: Stack, what: str, first: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = a_content(0)
+    upload = await sent(stack, content, *range(COUNT - 1))
+    await flush_all(stack)
+    assert (await stack.usage("alice"))["unfinished"] == (COUNT - 1) * CHUNK
+    LOSSES[what](stack.data / upload.place)
+    kept = 0
+    if first == "list":
+        assert (await stack.client.get("/uploads")).json()["uploads"][0]["missing"] == [[0, COUNT - 1]]
+    elif first == "opening":
+        assert (await stack.open(content)).json()["upload"]["missing"] == [[0, COUNT - 1]]
+    elif first == "chunk":
+        response = await stack.put(content, 2)
+        assert (response.status_code, response.json()["duplicate"]) == (200, False)
+        kept = CHUNK
+    elif first == "merge":
+        response = await stack.client.post(f"/files/{content.md5}/merge")
+        assert (response.status_code, response.json()["missing"]) == (409, [[0, COUNT - 1]])
+    elif first == "sweep":
+        await stack.services.redis.flushall()
+        assert await stack.services.sweeping.sweep(0) == 1
+    elif first == "reconcile":
+        found = await stack.services.reconciling.reconcile(repair=True)
+        assert Drift(Kind.TEMP, upload.id, upload.place, None) in found.drifts
+        assert found.repaired == len(found.drifts)
+    answer = (await stack.client.get(f"/files/{content.md5}")).json()["upload"]
+    assert answer["received_bytes"] == kept
+    assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": content.size}
+    assert [record.message for record in caplog.records].count("an upload lost its files, and begins anew") == 1
+    ready = (await stack.client.get("/readyz")).json()["checks"]["storage"]
+    assert (ready["ok"], "an open upload lost its files" in ready["reason"]) == (True, True)
+    assert (await stack.services.reconciling.reconcile()).drifts == []
+    await finished(stack, content)
+    await checked_accounts(stack.services.database)
+    assert await stack.usage("alice") == {"finished": content.size, "unfinished": 0, "reserved": 0}
+
+
+async def test_processes_that_meet_a_lost_upload_at_once_lose_nothing_that_came_since(
+    make_stack_on: MakeStack,
+) -> None:
+    async with make_stack_on() as one, make_stack_on() as two:
+        for seed in range(5):
+            content = a_content(seed)
+            upload = await sent(one, content, 0, 1)
+            gone()(one.data / upload.place)
+            answers = await asyncio.gather(
+                *(stack.put(content, number) for number, stack in enumerate((one, two, one, two)))
+            )
+            assert {answer.status_code for answer in answers} == {200}
+            answer = (await two.client.get(f"/files/{content.md5}")).json()["upload"]
+            assert answer["missing"] == [[COUNT - 1, COUNT - 1]]
+            await finished(one, content)
+        await checked_accounts(one.services.database)
+
+
+@pytest.mark.parametrize("call", ["open", "mkdir", "pwrite", "ftruncate", "fdatasync", "fsync", "link"])
+async def test_a_beginning_that_the_disk_interrupts_is_begun_again(stack: Stack, call: str) -> None:
+    """Whichever of its calls fails."""
+    hits, at = 1, 0
+    while hits:
+        at += 1
+        content = a_content(at)
+        upload = await sent(stack, content, 1, 2)
+        gone()(stack.data / upload.place)
+        with failing_call(call, at=at, only=lambda path: call == "link" or "temp" in path.parts) as fault:
+            status = (await stack.client.get(f"/files/{content.md5}")).status_code
+        hits = fault.hits
+        assert status == (503 if hits else 200)
+        await finished(stack, content)
+    assert at > 1
+    await checked_accounts(stack.services.database)
+
+
+@pytest.mark.parametrize("error_number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES])
+async def test_nothing_is_taken_back_for_an_error_that_passes(stack: Stack, error_number: int) -> None:
+    content = a_content(0)
+    upload = await sent(stack, content, 0, 1)
+    with failing_call("open", error_number, only=is_in(upload), times=None):
+        await stack.services.storage.drain()
+        for response in (await stack.client.get(f"/files/{content.md5}"), await stack.put(content, 2)):
+            assert (response.status_code, response.json()["code"]) == (503, "unavailable")
+    answer = (await stack.client.get(f"/files/{content.md5}")).json()["upload"]
+    assert answer["missing"] == [[2, COUNT - 1]]
+    assert (await upload_of(stack, content)).generation == 0
+
+
+async def test_what_the_trash_has_of_a_lost_upload_comes_back(stack: Stack) -> None:
+    content = a_content(0)
+    upload = await sent(stack, content, 0, 1)
+    trash = stack.data / "trash" / "uploads"
+    trash.mkdir(exist_ok=True)
+    (stack.data / upload.place).rename(trash / f"{upload.id}.{'0' * 32}")
+    assert (await stack.client.get(f"/files/{content.md5}")).json()["upload"]["missing"] == [[2, COUNT - 1]]
+    await finished(stack, content)
+    await checked_accounts(stack.services.database)
+
+
+@pytest.mark.parametrize("what", LOSSES)
+@pytest.mark.parametrize("length_known", [True, False])
+async def test_a_lost_upload_that_is_appended_to_ends_at_zero(stack: Stack, what: str, length_known: bool) -> None:
+    content = a_content(0)
+    tus = {"Tus-Resumable": "1.0.0", "Content-Type": "application/offset+octet-stream"}
+    length = {"Upload-Length": str(content.size)} if length_known else {"Upload-Defer-Length": "1"}
+    url = (await stack.client.post("/resumable", headers={**tus, **length})).headers["location"]
+
+    async def patch(offset: int, body: bytes, **more: str) -> httpx2.Response:
+        return await stack.client.patch(url, headers={**tus, "Upload-Offset": str(offset), **more}, content=body)
+
+    half = CHUNK + 100
+    assert (await patch(0, content.data[:half])).status_code == 204
+    await stack.services.storage.drain()
+    (directory,) = (stack.data / "temp").glob("*/*/*")
+    LOSSES[what](directory)
+    assert (await patch(half, content.data[half:])).status_code == 409
+    told = await stack.client.head(url, headers=tus)
+    assert (told.status_code, told.headers["upload-offset"]) == (200, "0")
+    more = {} if length_known else {"Upload-Length": str(content.size)}
+    assert (await patch(0, content.data, **more)).status_code == 204
+    (file,) = (await stack.client.get("/me/files")).json()["files"]
+    assert file["sha256"] == content.sha256
+    await checked_accounts(stack.services.database)
+
+
+async def test_a_whole_waits_for_a_part_that_was_lost(stack: Stack) -> None:
+    content = a_content(0)
+    tus = {"Tus-Resumable": "1.0.0", "Content-Type": "application/offset+octet-stream"}
+    half, urls = CHUNK + 100, []
+    for body in (content.data[:half], content.data[half:]):
+        opening = {"Upload-Concat": "partial", "Upload-Length": str(len(body))}
+        urls.append((await stack.client.post("/resumable", headers={**tus, **opening})).headers["location"])
+        (_, *_), response = (
+            urls,
+            await stack.client.patch(urls[-1], headers={**tus, "Upload-Offset": "0"}, content=body),
+        )
+        assert response.status_code == 204
+    (lost_one,) = (stack.data / "temp").glob(f"*/*/{urls[0].rpartition('/')[2]}")
+    shutil.rmtree(lost_one)
+    assert (await stack.client.head(urls[0], headers=tus)).headers["upload-offset"] == "0"
+    final = {**tus, "Upload-Concat": f"final;{' '.join(urls)}"}
+    assert (await stack.client.post("/resumable", headers=final)).status_code == 201
+    again = await stack.client.patch(urls[0], headers={**tus, "Upload-Offset": "0"}, content=content.data[:half])
+    assert again.status_code == 204
+
+    async def is_there() -> bool:
+        files = (await stack.client.get("/me/files")).json()["files"]
+        return [file["sha256"] for file in files] == [content.sha256]
+
+    await eventually(is_there)
+    await checked_accounts(stack.services.database)
+
+
+async def test_a_lost_upload_can_be_cancelled(stack: Stack) -> None:
+    content = a_content(0)
+    upload = await sent(stack, content, 0, 1)
+    gone()(stack.data / upload.place)
+    assert (await stack.client.delete(f"/files/{content.md5}")).status_code == 204
+    assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
+    assert stack.bytes_on_disk() == []
+
+
+async def test_an_upload_that_is_cancelled_while_it_begins_anew_leaves_nothing(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = a_content(0)
+    upload = await sent(stack, content, 0, 1)
+    gone()(stack.data / upload.place)
+    storage = stack.services.storage
+    begin_anew = storage.begin_anew
+
+    async def cancelled_before(upload: Upload) -> None:
+        assert (await stack.client.delete(f"/files/{content.md5}")).status_code == 204
+        await begin_anew(upload)
+
+    monkeypatch.setattr(storage, "begin_anew", cancelled_before)
+    assert (await stack.client.get(f"/files/{content.md5}")).status_code == 410
+    assert stack.bytes_on_disk() == []
+    assert await stack.usage("alice") == {"finished": 0, "unfinished": 0, "reserved": 0}
+
+
+async def test_files_that_were_made_anew_meanwhile_become_no_blob(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were lost between the digests of what was and the commit of the merge."""
+    content = a_content(0)
+    await sent(stack, content, *range(COUNT - 1))
+    storage = stack.services.storage
+    digest = storage.digest
+
+    async def lost_then(upload: Upload) -> Digests:
+        digests = await digest(upload)
+        gone()(stack.data / upload.place)
+        await storage.begin_anew(upload)
+        return digests
+
+    monkeypatch.setattr(storage, "digest", lost_then)
+    response = await stack.put(content, COUNT - 1)
+    assert (response.status_code, response.json()["missing"]) == (409, [[0, COUNT - 1]])
+    assert not [path for path in (stack.data / "blobs").rglob("*") if path.is_file()]
+    monkeypatch.setattr(storage, "digest", digest)
+    await finished(stack, content)
+
+
+@pytest.mark.parametrize("first", [[], [0]])
+async def test_an_upload_whose_multipart_upload_is_gone_begins_anew(
+    make_stack: MakeStack, s3_address: BucketAddress, first: list[int]
+) -> None:
+    """Whether anything was stored by then."""
+    content = Content(10 * MIB + 5, chunk_size=5 * MIB)
+    settings = settings_of(s3_address) | {"min_chunk_size_bytes": content.chunk_size}
+    async with make_stack(**settings) as stack:
+        upload = await sent(stack, content, *first)
+        storage = stack.services.storage
+        assert isinstance(storage, S3Store)
+        entry = await storage._ledger.entry(upload.id)
+        assert entry is not None
+        assert entry.multipart_id is not None
+        multipart = multipart_of(entry.multipart_id)
+        await asyncio.to_thread(storage._bucket.abort, multipart.key, multipart.id)
+        response = await stack.put(content, 2)
+        assert (response.status_code, response.json()["received_bytes"]) == (200, 5)
+        await finished(stack, content)
+        await checked_accounts(stack.services.database)

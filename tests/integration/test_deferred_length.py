@@ -16,6 +16,7 @@ from tests.support.dying import Death, dying
 from tests.support.invariants import Account
 from tests.support.stack import Stack
 from tests.support.streams import Sending
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.crashpoints import NAMES
 from uploader.database import queries
 from uploader.domain.upload import Upload
@@ -312,7 +313,10 @@ async def test_bytes_that_went_bad_are_withdrawn_and_come_again(stack: Stack) ->
     assert await in_order(stack) == {"alice": Account(0, 2 * CHUNK, 3 * STEP)}
     with pytest.raises(SizeMismatch):  # a chunk is there beyond
         await append(stack, upload, CHUNK, CHUNK, length=3 * CHUNK - 1)
-    assert isinstance(await append(stack, upload, CHUNK, CONTENT.size, ends=True), Complete)
+    with pytest.raises(OffsetMismatch) as refused:  # and is not received again
+        await append(stack, upload, CHUNK, CONTENT.size, ends=True)
+    assert refused.value.fields["offset"] == 3 * CHUNK
+    assert isinstance(await append(stack, upload, 3 * CHUNK, CONTENT.size, ends=True), Complete)
 
 
 async def test_a_damaged_map_is_made_anew_and_no_byte_is_lost(stack: Stack) -> None:
@@ -353,7 +357,7 @@ async def test_a_worker_that_dies_at_any_point_loses_nothing(stack: Stack, ends_
             assert {name for name in NAMES if name.startswith(("grow.", "length."))} <= names
             return
         if last.startswith("length."):
-            await rests_within(10, partial(nothing_waits_for_its_client, stack))
+            await rests_within(PATIENCE_SECONDS, partial(nothing_waits_for_its_client, stack))
         else:
             await stack.services.appends.status(target(upload))
         await in_order(stack)
@@ -412,6 +416,6 @@ async def in_order(stack: Stack) -> dict[str, Account]:
         return await check_at_rest(services.database, redis, stack.data)
 
     await services.storage.drain()
-    accounts = await rests_within(10, check)
+    accounts = await rests_within(PATIENCE_SECONDS, check)
     assert (await services.reconciling.reconcile()).drifts == []
     return accounts

@@ -8,6 +8,7 @@ import pytest
 from redis import Redis as SyncRedis
 
 from tests.support.servers import PrivateRedis
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.accounting.connection import connect
 from uploader.accounting.delay import DelayQueue, Task
 from uploader.accounting.scripting import RedisConnection
@@ -194,7 +195,7 @@ async def test_a_sleeping_worker_is_woken_by_what_another_schedules_earlier(redi
         waiting = asyncio.ensure_future(anext(due))
         await asyncio.sleep(0.2)
         await DelayQueue(elsewhere, "desks").schedule("now", 0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert (await waiting).id == "now"
     await elsewhere.aclose()
 
@@ -206,7 +207,7 @@ async def test_a_worker_sees_what_is_due_though_nothing_wakes_it(redis_url: str,
             await asyncio.sleep(0.2)
             control.client_kill_filter(_type="pubsub")
             await queue.schedule("desk", 0.1)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 assert (await waiting).id == "desk"
 
 

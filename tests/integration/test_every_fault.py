@@ -26,6 +26,7 @@ from tests.support.faults import (
 )
 from tests.support.journey import SETTINGS, STEP_BYTES, WAYS, Chunk, Journey
 from tests.support.stack import Stack
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import queries
 from uploader.domain import chunks
 
@@ -124,7 +125,7 @@ def _start_anew(stack: Stack) -> None:
 
 async def _check(stack: Stack, acknowledged: list[Chunk]) -> None:
     await stack.services.storage.drain()
-    await rests_within(10, lambda: _flush_and_check(stack))
+    await rests_within(PATIENCE_SECONDS, lambda: _flush_and_check(stack))
     rows = await stack.services.database.read(
         lambda connection: queries.all_open_uploads(connection, after="", limit=9)
     )

@@ -25,7 +25,7 @@ from tests.support.reading import counted_reads
 from tests.support.rows import upload_row
 from tests.support.stack import Stack
 from tests.support.storing import running_storage
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.database import queries, transactions
 from uploader.database.transactions import NotOpen
 from uploader.domain.upload import Reason, Upload
@@ -507,7 +507,7 @@ async def test_a_chunk_that_is_sent_again_is_answered_at_once(
         return bool(answer["upload"]["received_bytes"] == 4 * CHUNK)
 
     await eventually(is_counted)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         again = (await stack.put(CONTENT, 3)).json()
     assert (again["duplicate"], again["received_chunks"], first.done()) == (True, 4, False)
     stalled.release(CONTENT.chunk_count)
@@ -618,7 +618,7 @@ async def test_a_merge_and_the_end_of_the_process_do_not_wait_for_more_small_chu
     storage: Store, upload: Upload, patience: None
 ) -> None:
     await put(storage, upload, 0)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await storage.drain()
         await put(storage, upload, *range(1, LAST + 1))
         assert await storage.digest(upload) == RIGHT
@@ -694,12 +694,12 @@ async def test_how_far_a_merge_is_shows_in_every_worker(make_stack: MakeStack, m
             assert await asyncio.to_thread(pause.reached.wait, 10)
             seen.add(await _merged_bytes(other))
         with failing_call("link", times=None) as fault:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while not fault.hits:
                     await asyncio.sleep(0.01)
             seen.add(await _merged_bytes(other))
         assert max(seen) == CONTENT.size
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while (answer := (await other.client.get(f"/files/{CONTENT.md5}")).json())["state"] == "merging":
                 await other.client.post(f"/files/{CONTENT.md5}/merge")
         assert answer["file"]["sha256"] == CONTENT.sha256

@@ -5,21 +5,24 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 
 import httpx2
 import pytest
+from sqlalchemy import update
 
 from tests.conftest import MakeStack
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
-from tests.support.faults import failing_call
+from tests.support.faults import Fault, failing
 from tests.support.invariants import checked_accounts
 from tests.support.layout import blob_path
 from tests.support.problems import problem
-from tests.support.rot import flip_bit
+from tests.support.rot import NO_FILES, flip_bit
 from tests.support.stack import Stack
+from uploader.database import models
 from uploader.jobs.scrubber import Scrubber
 from uploader.service.contents.healing import BlobProblem
 from uploader.storage.contents import Digests, Found, Pace
@@ -42,8 +45,10 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "zeroed": _zero,
     "cut": _cut,
     "missing": Path.unlink,
+    **NO_FILES,
 }
-LOST = {name: DAMAGES[name] for name in ("cut", "missing")}
+WITHOUT_BYTES = ("missing", *NO_FILES)
+LOST = {name: DAMAGES[name] for name in ("cut", *WITHOUT_BYTES)}
 
 
 def _blob(stack: Stack) -> Path:
@@ -94,7 +99,7 @@ async def test_what_the_scrub_finds_is_given_to_nobody_until_somebody_sends_it_a
                 assert not problem(response, 500, "content-damaged")["retryable"]
         absent = await bob.post("/files/status", json={"md5s": [CONTENT.md5]})
         assert absent.json() == {CONTENT.md5: {"state": "absent"}}
-        assert "uploader_damaged_blobs 1.0" in (await stack.client.get("/metrics")).text
+        assert "uploader_damaged_blobs 1.0" in await stack.metrics()
         ready = await stack.client.get("/readyz")
         assert (ready.status_code, "damaged contents: 1," in ready.json()["checks"]["content"]["reason"]) == (
             200,
@@ -122,7 +127,7 @@ async def test_bytes_that_were_just_verified_win_over_those_that_are_there(stack
     for client in (stack.client, bob):
         assert (await _download(stack, client)).content == CONTENT.data
     left = [found.name for found in await stack.services.trash.entries()]
-    assert left == ([] if damage == "missing" else [CONTENT.sha256])
+    assert left == ([] if damage in WITHOUT_BYTES else [CONTENT.sha256])
 
 
 @pytest.mark.parametrize("mode", ["own", "proof", "trust"])
@@ -171,7 +176,7 @@ async def test_a_good_copy_of_the_trash_takes_the_place_of_what_went_bad(make_st
         assert (await _download(stack)).content == CONTENT.data
         assert not copy.exists()
         bad = [found.name for found in await stack.services.trash.entries()]
-        assert bad == ([] if damage == "missing" else [CONTENT.sha256]), "what went bad may be looked at"
+        assert bad == ([] if damage in WITHOUT_BYTES else [CONTENT.sha256]), "what went bad may be looked at"
         assert await _scrub(stack) == []
 
 
@@ -192,14 +197,141 @@ async def test_a_bad_copy_of_the_trash_heals_nothing(make_stack: MakeStack) -> N
         problem(await _download(stack), 500, "content-damaged")
 
 
-async def test_what_the_disk_does_not_read_is_damaged_until_it_does(stack: Stack) -> None:
+# What can only not be read
+
+
+def _unreadable(stack: Stack, error_number: int = errno.EIO) -> AbstractContextManager[Fault]:
+    """The disk does not give the bytes of the content."""
+    blob = _blob(stack)
+    return failing(lambda call: call.name in ("pread", "preadv") and call.path == blob, error_number, times=None)
+
+
+async def _reason(stack: Stack) -> str | None:
+    """What the server says of its contents when it is asked whether it is ready."""
+    stack.services.health._warnings.clear()
+    ready = await stack.client.get("/readyz")
+    check = ready.json()["checks"]["content"]
+    assert (ready.status_code, check["ok"]) == (200, True)
+    reason: str | None = check.get("reason")
+    return reason
+
+
+@pytest.mark.parametrize("error_number", [errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ESTALE, errno.ETIMEDOUT])
+async def test_what_can_only_not_be_read_is_not_damaged(
+    make_stack: MakeStack, clock: ManualClock, caplog: pytest.LogCaptureFixture, error_number: int
+) -> None:
+    async with make_stack(clock=clock) as stack:
+        assert (await stack.upload(CONTENT)).status_code == 201
+        file_id = await _file_id(stack)
+        with _unreadable(stack, error_number):
+            assert await _scrub(stack) == [(CONTENT.sha256, BlobProblem.UNREADABLE, False)]
+            for more in ({}, {"Range": "bytes=70000-70009"}):
+                response = await stack.client.get(f"/me/files/{file_id}/content", headers=more)
+                assert problem(response, 503, "unavailable")["retryable"]
+        assert "damaged" not in (await stack.client.get(f"/me/files/{file_id}")).json()
+        assert await _reason(stack) == "contents that can't be read: 1, see the log"
+        assert [vars(record)["sha256"] for record in caplog.records if record.message == "a content can't be read"] == [
+            CONTENT.sha256
+        ]
+        assert (await _download(stack)).content == CONTENT.data, "as soon as it can be read"
+        clock.advance(30)
+        read: list[int] = []
+        await stack.services.scrubbing.scrub_due(read.append)
+        assert (sum(read), await _reason(stack)) == (CONTENT.size, None)
+
+
+async def test_what_a_download_can_not_read_is_looked_at_soon(make_stack: MakeStack, clock: ManualClock) -> None:
+    async with make_stack(clock=clock) as stack:
+        assert (await stack.upload(CONTENT)).status_code == 201
+        with _unreadable(stack):
+            for _ in range(2):
+                problem(await _download(stack), 503, "unavailable")
+        assert await _reason(stack) == "contents that can't be read: 1, see the log"
+        flip_bit(_blob(stack))
+        clock.advance(30)
+        await stack.services.scrubbing.scrub_due(lambda _: None)
+        problem(await _download(stack), 500, "content-damaged")
+
+
+@pytest.mark.parametrize(
+    ("scrub", "expected"), [("all", [30, 90, 210, 450, 930]), ("sample", [30, 150, 390, 870, 1830])]
+)
+async def test_what_can_not_be_read_is_tried_less_and_less_often(
+    make_stack: MakeStack, clock: ManualClock, scrub: str, expected: list[int]
+) -> None:
+    async with make_stack(clock=clock, scrub=scrub) as stack:
+        assert (await stack.upload(CONTENT)).status_code == 201
+        scrubbing = stack.services.scrubbing
+        tries = []
+        with _unreadable(stack) as fault:
+            await _scrub(stack)
+            for seconds in range(30, 30 * 62, 30):
+                clock.advance(30)
+                before = fault.hits
+                assert not await scrubbing.scrub_due(lambda _: None)
+                tries += [seconds] if fault.hits > before else []
+        assert tries == expected
+        assert await _reason(stack) is not None
+
+
+async def test_what_can_not_be_read_is_sent_again(make_stack: MakeStack) -> None:
+    """And is as it was with that."""
+    async with make_stack(instant="own") as stack:
+        assert (await stack.upload(CONTENT)).status_code == 201
+        with _unreadable(stack):
+            await _scrub(stack)
+        absent = await stack.client.post("/files/status", json={"md5s": [CONTENT.md5]})
+        assert absent.json() == {CONTENT.md5: {"state": "absent"}}
+        assert (await stack.upload(CONTENT)).status_code == 201
+        assert (await _download(stack)).content == CONTENT.data
+        assert await _reason(stack) is None
+        assert await checked_accounts(stack.services.database)
+
+
+async def test_a_disk_that_does_not_even_tell_of_a_content_says_nothing_of_its_bytes(stack: Stack) -> None:
     assert (await stack.upload(CONTENT)).status_code == 201
     blob = _blob(stack)
-    with failing_call("preadv", errno.EIO, only=lambda path: path == blob, times=None):
+    with failing(lambda call: call.name in ("stat", "open") and call.path == blob, errno.EIO, times=None):
         assert await _scrub(stack) == [(CONTENT.sha256, BlobProblem.UNREADABLE, False)]
-    problem(await _download(stack), 500, "content-damaged")
-    assert await _scrub(stack) == []
+        assert (await stack.open(CONTENT, name="another")).json()["state"] == "uploading"
+        problem(await _download(stack), 503, "unavailable")
     assert (await _download(stack)).content == CONTENT.data
+
+
+async def test_an_error_of_the_pace_is_none_of_the_disk(stack: Stack) -> None:
+    assert (await stack.upload(CONTENT)).status_code == 201
+
+    def pace(_: int) -> None:
+        raise OSError(errno.EINTR, "no sleep")
+
+    with pytest.raises(RuntimeError, match="pace"):
+        await anext(stack.services.scrubbing.scrub(pace, restart=True))
+    assert await _reason(stack) is None
+    assert (await _download(stack)).content == CONTENT.data
+
+
+async def test_a_good_copy_takes_the_place_of_what_can_not_be_read(make_stack: MakeStack) -> None:
+    async with make_stack(instant="off") as stack:
+        await _with_a_copy_in_the_trash(stack)
+        with _unreadable(stack):
+            assert await _scrub(stack) == [(CONTENT.sha256, BlobProblem.UNREADABLE, True)]
+        assert (await _download(stack)).content == CONTENT.data
+        assert await _reason(stack) is None
+
+
+async def test_what_was_called_damaged_and_can_be_read_is_unmarked_when_it_is_looked_at_again(
+    make_stack: MakeStack, clock: ManualClock
+) -> None:
+    """By a version before, which did not tell one from the other."""
+    async with make_stack(clock=clock) as stack:
+        assert (await stack.upload(CONTENT)).status_code == 201
+        marked = {"damaged": True, "scrubbed_at": clock.now(), "reread_at": clock.now()}
+        await stack.services.database.transact(
+            lambda connection: connection.execute(update(models.blob).values(marked))
+        )
+        problem(await _download(stack), 500, "content-damaged")
+        await stack.services.scrubbing.scrub_due(lambda _: None)
+        assert (await _download(stack)).content == CONTENT.data
 
 
 async def test_only_the_bytes_that_were_read_are_called_damaged(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +360,7 @@ async def test_a_damaged_content_that_nobody_has_any_more_is_no_damage(stack: St
     assert len(await _scrub(stack)) == 1
     assert (await stack.client.delete(f"/me/files/{await _file_id(stack)}")).status_code == 204
     stack.services.gauges._asked_at = float("-inf")
-    assert "uploader_damaged_blobs 0.0" in (await stack.client.get("/metrics")).text
+    assert "uploader_damaged_blobs 0.0" in await stack.metrics()
     assert (await stack.upload(CONTENT)).status_code == 201
     assert (await _download(stack)).content == CONTENT.data
 
@@ -257,7 +389,7 @@ async def test_every_content_is_read_back_soon_and_then_again_and_again(
         clock.advance(12 * 3600)
         assert not (await scrubbing.age()).within_goal
         stack.services.gauges._asked_at = float("-inf")
-        assert f"uploader_unscrubbed_seconds {29.5 * 3600}" in (await stack.client.get("/metrics")).text
+        assert f"uploader_unscrubbed_seconds {29.5 * 3600}" in await stack.metrics()
         assert "was not read back for" in (await stack.client.get("/readyz")).json()["checks"]["content"]["reason"]
 
         flip_bit(_blob(stack))

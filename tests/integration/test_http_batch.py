@@ -4,6 +4,7 @@ import asyncio
 import errno
 import io
 import tarfile
+import tracemalloc
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
@@ -267,6 +268,81 @@ async def test_what_a_client_has_sent_before_it_goes_away_is_stored(stack: Stack
         await request
     assert open_files_under(stack.data / "spool") == []
     assert _shown(await _results(stack, WHOLE))[1] == ("b", 201)
+
+
+# The size of the answer
+
+
+async def test_a_name_in_the_answer_is_cut(stack: Stack) -> None:
+    whole, half = b"n" * 5000, b"n" * 1023 + "\u00e9".encode() * 10
+    data = b"".join(extended(record(b"path", path)) + header(b"x", kind=b"2") for path in (whole, half, b"\xff" * 5000))
+    results = await _results(stack, data + extended(record(b"path", whole)) + header(b"x", 1) + padded(b"x") + END)
+    assert _shown(results) == [
+        ("n" * 1024, "invalid-request"),
+        ("n" * 1023, "invalid-request"),
+        ("\ufffd" * 341, "invalid-request"),
+        ("n" * 1024, "invalid-request"),
+    ]
+    assert results[-1]["problem"]["errors"] == [{"field": "name", "reason": "is longer than 1024 bytes"}]
+
+
+async def test_one_path_said_of_all_members_is_no_archive(stack: Stack) -> None:
+    data = archive(Entry("a", b"1"))[:1024] + extended(record(b"path", b"p" * 65_000), kind=b"g")
+    data += header(b"x", kind=b"2") * 10_000 + END
+    tracemalloc.start()
+    response = await _post(stack, data)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert _shown(problem(response, 422, "invalid-archive")["results"]) == [("a", 201)]
+    assert (len(response.content) < 4 * KIB, most < 32 * MIB) == (True, True)
+
+
+LONG = extended(record(b"path", b"p" * 65_000)) + header(b"x", kind=b"2")
+
+
+@pytest.mark.parametrize("budget_bytes", [4, 512 * MIB], ids=["spool", "memory"])
+@pytest.mark.parametrize("ends", [True, False], ids=["whole", "broken-off"])
+async def test_long_paths_make_no_long_answer(make_stack: MakeStack, budget_bytes: int, ends: bool) -> None:
+    """In memory within the budget, or in the spool, until it is sent."""
+    count = 1000
+    async with make_stack(body_budget_bytes=budget_bytes) as stack:
+
+        async def body() -> AsyncIterator[bytes]:
+            for _ in range(count):
+                yield LONG
+            yield archive(Entry("last", b"1")) if ends else header(b"cut", 5)
+
+        tracemalloc.start()
+        response = await _post(stack, body())
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert (len(response.content) < count * 2 * KIB, most < 32 * MIB) == (True, True)
+        results = response.json()["results"] if ends else problem(response, 422, "invalid-archive")["results"]
+        assert _shown(results) == [("p" * 1024, "invalid-request")] * count + [("last", 201)] * ends
+        assert int(response.headers["content-length"]) == len(response.content)
+        assert open_files_under(stack.data / "spool") == []
+        assert stack.app._intake._budget._charged == {}
+
+
+async def test_lines_that_nobody_waits_for_any_more_are_given_up(make_stack: MakeStack) -> None:
+    """The client goes away while the archive comes: what it had of an answer, in memory and in the spool, goes with it."""
+    for budget_bytes in (4, 512 * MIB):
+        async with make_stack(body_budget_bytes=budget_bytes) as stack:
+            sent = asyncio.Event()
+
+            async def body(sent: asyncio.Event = sent) -> AsyncIterator[bytes]:
+                for _ in range(200):
+                    yield LONG
+                sent.set()
+                await asyncio.Event().wait()
+
+            request = asyncio.create_task(_post(stack, body()))
+            await sent.wait()
+            request.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await request
+            assert open_files_under(stack.data / "spool") == []
+            assert stack.app._intake._budget._charged == {}
 
 
 # The request

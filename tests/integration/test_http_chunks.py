@@ -17,6 +17,7 @@ from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
 from tests.support.stalling import send_stalled
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.domain.upload import Upload
 from uploader.service.uploads.results import Target
 
@@ -143,7 +144,7 @@ async def test_while_the_merge_takes_longer_the_answer_is_to_come_back(make_stac
                 assert (await stack.put(CONTENT, number)).status_code == 202
             by_id = await stack.client.put(f"/uploads/{upload['id']}/chunks/0", content=CONTENT.chunk(0))
             assert (by_id.status_code, by_id.headers["location"]) == (202, f"/uploads/{upload['id']}")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while (answer := (await stack.client.get(URL)).json())["state"] == "merging":
                 await asyncio.sleep(0.02)
         assert answer["file"]["sha256"] == CONTENT.sha256
@@ -182,7 +183,7 @@ async def test_bytes_lost_on_disk_make_chunks_missing_again(stack: Stack) -> Non
     await stack.services.storage.drain()
     async with merge_held_up(stack, upload["id"]):
         last = asyncio.create_task(stack.put(CONTENT, 3))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while (await stack.client.get(URL)).json()["state"] != "merging":
                 await asyncio.sleep(0.01)
         (chunk_map,) = (stack.data / "temp").rglob("map")

@@ -13,10 +13,10 @@ import pytest
 from tests.conftest import MakeStack
 from tests.support.content import KIB, MIB, Content
 from tests.support.deltas import copied, literal, read_signature
-from tests.support.faults import failing_call
+from tests.support.faults import Call, failing_call, intercepting
 from tests.support.layout import blob_path
 from tests.support.problems import problem
-from tests.support.rot import flip_bit
+from tests.support.rot import NO_FILES, flip_bit
 from tests.support.stack import Stack
 from uploader.domain.delta import signature
 
@@ -86,6 +86,10 @@ async def test_a_kept_signature_that_is_damaged_is_made_anew(stack: Stack) -> No
     kept = path.read_bytes()
     for damaged in (b"", kept[:20], kept[:-1], kept[:-30] + b"x" + kept[-29:], kept.replace(b"e 1", b"e 2", 1)):
         path.write_bytes(damaged)
+        assert (await stack.client.get(url)).content == whole
+        assert path.read_bytes() == kept
+    for name in ("pipe", "socket"):
+        NO_FILES[name](path)
         assert (await stack.client.get(url)).content == whole
         assert path.read_bytes() == kept
 
@@ -247,7 +251,7 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:1000])
 
 
-@pytest.mark.parametrize("spoil", [missing, cut])
+@pytest.mark.parametrize("spoil", [missing, cut, *NO_FILES.values()])
 async def test_a_base_that_is_not_whole_is_not_used(stack: Stack, spoil: Callable[[Path], None]) -> None:
     file_id = await base_of(stack)
     await stack.open(CONTENT)
@@ -299,13 +303,52 @@ async def test_of_a_base_that_is_cut_meanwhile_nothing_counts(stack: Stack) -> N
     assert (await stack.client.get(f"/files/{CONTENT.md5}")).json()["upload"]["received_bytes"] == 0
 
 
-async def test_what_is_made_of_a_rotten_base_never_becomes_a_file(stack: Stack) -> None:
+@pytest.mark.parametrize("signed", [True, False])
+async def test_a_base_that_rotted_is_not_copied_from_and_looked_at(stack: Stack, signed: bool) -> None:
+    """Whether its signature was made before that, or is asked for only now."""
     file_id = await base_of(stack)
+    if signed:
+        assert (await stack.client.get(f"/me/files/{file_id}/signature")).status_code == 200
     await stack.open(CONTENT)
-    flip_bit(blob_path(stack.data, BASE.sha256))
-    assert (await put(stack, 0, file_id, FIRST)).status_code == 200
-    problem(await put(stack, 1, file_id, LAST), 422, "md5-mismatch")
-    assert await stack.usage("alice") == {"finished": BASE.size, "unfinished": 0, "reserved": 0}
+    flip_bit(blob_path(stack.data, BASE.sha256), 8 * (CHUNK + 10))
+    problem(await put(stack, 1, file_id, LAST), 409, "base-unusable")
+    assert (await stack.client.get(f"/me/files/{file_id}")).json()["damaged"] is True
+    for number in range(CONTENT.chunk_count):
+        last = await stack.put(CONTENT, number)
+    assert last.json()["file"]["sha256"] == CONTENT.sha256, "the upload goes on"
+
+
+async def test_a_base_that_the_trash_has_is_healed_and_copied_from(make_stack: MakeStack) -> None:
+    async with make_stack(instant="off") as stack:
+        bob = await stack.client_of("bob", total_space=10 * MIB)
+        assert (await stack.upload(BASE, bob)).status_code == 201
+        file_id = await base_of(stack)
+        assert (await stack.client.get(f"/me/files/{file_id}/signature")).status_code == 200
+        flip_bit(blob_path(stack.data, BASE.sha256), 8 * 5)
+        await stack.open(CONTENT)
+        problem(await put(stack, 0, file_id, FIRST), 409, "base-unusable")
+        assert (await put(stack, 0, file_id, FIRST)).status_code == 200
+        assert (await put(stack, 1, file_id, LAST)).json()["file"]["sha256"] == CONTENT.sha256
+
+
+async def test_each_piece_of_a_base_is_compared_once_for_a_chunk(stack: Stack) -> None:
+    """However often and in whatever order it is copied from."""
+    file_id = await base_of(stack)
+    assert (await stack.client.get(f"/me/files/{file_id}/signature")).status_code == 200
+    await stack.open(CONTENT)
+    blob = blob_path(stack.data, BASE.sha256)
+    lengths: list[int] = []
+
+    def around(call: Call) -> object:
+        if call.name == "pread" and call.path == blob:
+            lengths.append(call.arguments[1])
+        return call.make()
+
+    far = BASE.size - 1
+    body = b"".join(copied(at, 1) + copied(far, 1) for at in range(50)) + literal(bytes(CHUNK - 100))
+    with intercepting(around):
+        assert (await put(stack, 0, file_id, body)).status_code == 200
+    assert 0 < sum(lengths) <= BASE.size + 100
 
 
 async def test_a_damaged_base_is_not_used(stack: Stack) -> None:

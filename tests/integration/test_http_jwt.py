@@ -96,6 +96,23 @@ async def test_the_scope_admin_makes_an_administrator(make_stack: MakeStack, clo
             problem(await ask(stack, token, "/admin/usage"), 403, "forbidden")
 
 
+async def test_the_scope_metrics_is_good_for_the_metrics_alone(make_stack: MakeStack, clock: ManualClock) -> None:
+    signer = hmac_signer()
+    async with make_stack(clock=clock, **settings_for(signer)) as stack:
+        for scope, metrics, usage in (
+            ("metrics", 200, 403),
+            ("files metrics", 200, 403),
+            ("admin metrics", 200, 200),
+            ("admin", 200, 200),
+            ("Metrics", 403, 200),
+            ("metrics,files", 403, 200),
+            (None, 403, 200),
+        ):
+            token = signer.token(claims_at(clock, scope=scope))
+            answers = [(await ask(stack, token, path)).status_code for path in ("/metrics", "/me/usage")]
+            assert answers == [metrics, usage], scope
+
+
 async def test_what_a_token_may_hold_besides_does_no_harm(make_stack: MakeStack, clock: ManualClock) -> None:
     signer = hmac_signer()
     claims: list[dict[str, Any]] = [

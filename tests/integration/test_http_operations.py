@@ -131,7 +131,7 @@ async def test_what_waits_can_be_seen_in_the_gauges(make_stack: MakeStack, redis
         await stack.open(content)
         for number in range(3):
             await stack.put(content, number)
-        values = await gauges(stack.anonymous())
+        values = await gauges(stack)
         assert values["uploader_open_uploads"] == 1
         assert values["uploader_pending_bytes"] == 3 * 64 * KIB
         assert values['uploader_queue_tasks{queue="flush"}'] == 1
@@ -141,18 +141,18 @@ async def test_what_waits_can_be_seen_in_the_gauges(make_stack: MakeStack, redis
         await stack.put(content, 3)
 
         async def flushed() -> bool:
-            values = await gauges(stack.anonymous())
+            values = await gauges(stack)
             return values["uploader_pending_bytes"] == 0 and values["uploader_flush_lag_seconds_count"] >= 1
 
         await eventually(flushed)
-        values = await gauges(stack.anonymous())
+        values = await gauges(stack)
         assert values["uploader_flush_batch_uploads_count"] >= 1
         assert values["uploader_received_bytes_total"] == 4 * 64 * KIB, "counted on after the restart"
 
 
 async def test_every_documented_metric_is_exposed_and_none_names_a_user(stack: Stack) -> None:
     await stack.upload(Content(100 * KIB))
-    exposed = (await stack.anonymous().get("/metrics")).text
+    exposed = await stack.metrics()
     for metric in vars(observability).values():
         if isinstance(metric, MetricWrapperBase):
             for family in metric.describe():
@@ -167,18 +167,64 @@ async def test_every_documented_metric_is_exposed_and_none_names_a_user(stack: S
 
 async def test_metrics_are_in_the_format_of_prometheus(stack: Stack) -> None:
     await stack.upload(Content(100 * KIB))
-    response = await stack.anonymous().get("/metrics")
+    root = await stack.client_of("root", admin=True)
+    response = await root.get("/metrics")
     assert response.status_code == 200
     assert response.headers["content-type"].startswith("text/plain")
     assert re.search(r"^uploader_\w+(\{.*\})? [0-9.e+]+$", response.text, re.MULTILINE)
 
 
-async def test_a_setting_closes_the_metrics(make_stack: MakeStack) -> None:
-    async with make_stack(metrics="admin") as stack:
-        problem(await stack.anonymous().get("/metrics"), 401, "unauthenticated")
-        problem(await stack.client.get("/metrics"), 403, "forbidden")
-        root = await stack.client_of("root", admin=True)
-        assert (await root.get("/metrics")).status_code == 200
+async def test_nobody_learns_from_the_metrics_that_others_hold_a_content(stack: Stack) -> None:
+    """Whoever could read them would store a guess, delete it, and see whether its bytes are in the trash."""
+    bob, guess = await stack.client_of("bob"), Content(100 * KIB)
+    await stack.upload(guess, bob)
+    await stack.upload(guess)
+    file_id = (await stack.client.get(f"/files/{guess.md5}")).json()["file"]["id"]
+    assert (await stack.client.delete(f"/me/files/{file_id}")).status_code == 204
+    for method in ("GET", "HEAD"):
+        refused = await stack.anonymous().request(method, "/metrics")
+        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+    problem(await stack.client.get("/metrics"), 403, "forbidden")
+    root = await stack.client_of("root", admin=True)
+    assert (await root.get("/metrics")).status_code == 200
+
+
+async def test_a_token_for_the_metrics_is_good_for_nothing_else(make_stack_on: MakeStack) -> None:
+    async with make_stack_on() as stack:
+        token = await stack.services.accounts.create_token("prometheus", admin=False, scope="metrics")
+        scraper = stack.anonymous()
+        scraper.headers["Authorization"] = f"Bearer {token}"
+        for _ in range(2):  # the second time it is believed
+            assert "uploader_trash_bytes" in (await scraper.get("/metrics")).text
+            problem(await scraper.get("/me/usage"), 403, "forbidden")
+        described = (await stack.anonymous().get("/openapi.json")).json()["paths"]
+        operations = [
+            (method, path) for path, item in described.items() for method in item if "security" in item[method]
+        ]
+        assert len(operations) > 50
+        for method, path in operations:
+            place = path.replace("{md5}", "0" * 32).replace("{", "").replace("}", "")
+            response = await scraper.request(method, place, headers={"Tus-Resumable": "1.0.0"})
+            if path == "/metrics":
+                assert response.status_code == 200
+            elif method == "head":
+                assert response.status_code == 403, path
+            else:
+                problem(response, 403, "forbidden")
+        assert (await scraper.get("/config")).status_code == 200
+        assert (await stack.services.accounts.revoke(token)) == 1
+        problem(await scraper.get("/metrics"), 401, "unauthenticated")
+
+
+async def test_a_setting_opens_the_metrics(make_stack: MakeStack) -> None:
+    async with make_stack(metrics="open") as stack:
+        assert "uploader_trash_bytes" in (await stack.anonymous().get("/metrics")).text
+
+
+async def test_where_nobody_is_asked_who_they_are_the_local_user_reads_the_metrics(make_stack: MakeStack) -> None:
+    async with make_stack(auth="none") as stack:
+        assert (await stack.anonymous().get("http://localhost/metrics")).status_code == 200
+        problem(await stack.anonymous().get("http://evil.example/metrics"), 401, "unauthenticated")
 
 
 async def test_the_configuration_says_what_a_client_needs(make_stack: MakeStack) -> None:

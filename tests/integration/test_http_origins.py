@@ -136,7 +136,7 @@ async def answers(stack: Stack) -> AsyncIterator[dict[str, httpx2.Response]]:
         "script": await anonymous.get("/static/docs.js"),
         "web page": await anonymous.get("/"),
         "part of the web page": await anonymous.get("/static/pages/early.js"),
-        "metrics": await anonymous.get("/metrics"),
+        "metrics": await root.get("/metrics"),
         "document": await anonymous.get("/openapi.json"),
         "health": await anonymous.get("/livez"),
     }

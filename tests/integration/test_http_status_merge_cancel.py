@@ -11,6 +11,7 @@ from tests.support.merging import merge_held_up
 from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
+from tests.support.waiting import PATIENCE_SECONDS
 
 CONTENT = Content(200 * KIB)
 URL = f"/files/{CONTENT.md5}"
@@ -183,7 +184,7 @@ async def test_cancelling_while_merging_wins(stack: Stack) -> None:
     upload = (await stack.open(CONTENT)).json()["upload"]
     async with merge_held_up(stack, upload["id"]):
         sending = asyncio.create_task(_send_all(stack))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while (await stack.client.get(URL)).json()["state"] != "merging":
                 await asyncio.sleep(0.01)
         assert (await stack.client.delete(URL)).status_code == 204

@@ -1,22 +1,28 @@
 """`/admin/users/{user_id}/tokens` and `/admin/tokens/{token_id}`: what `uploader token` does, from afar."""
 
+import os
+import pwd
 import re
 from typing import Any
 
 import httpx2
 import pytest
+from sqlalchemy import update
 
 from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.stack import Stack
+from uploader.database import models
 
 CONTENT = Content(100 * KIB)
+NO_SCOPES = ({"scope": "admin"}, {"scope": ""}, {"scope": None}, {"scope": "metrics", "admin": True})
 ENDPOINTS = [
     ("GET", "/admin/users/bob/tokens"),
     ("POST", "/admin/users/bob/tokens"),
     ("DELETE", f"/admin/tokens/{'0' * 16}"),
 ]
+OWN = ("GET", "/me/tokens")
 
 
 async def _make(client: httpx2.AsyncClient, user_id: str, **body: Any) -> dict[str, Any]:
@@ -43,7 +49,7 @@ async def test_a_token_is_made_shown_once_and_works(make_stack_on: MakeStack) ->
     async with make_stack_on() as stack:
         root = await stack.client_of("root", admin=True)
         made = await _make(root, "new", total_space=1000)
-        assert list(made) == ["id", "admin", "created_at", "revoked_at", "user_id", "token"]
+        assert list(made) == ["id", "admin", "created_at", "revoked_at", "scope", "made_by", "user_id", "token"]
         assert re.fullmatch(r"upl_[\w-]{43}", made["token"])
         assert (made["user_id"], made["admin"], made["revoked_at"]) == ("new", False, None)
         usage = (await _as(stack, made).get("/me/usage")).json()
@@ -57,7 +63,7 @@ async def test_a_token_is_made_shown_once_and_works(make_stack_on: MakeStack) ->
         assert (await _as(stack, second).get("/me/identity")).json() == {"user_id": "new", "admin": True}
         listed = await _list(root, "new")
         assert listed == [
-            {name: each[name] for name in ("id", "admin", "created_at", "revoked_at")} for each in (second, made)
+            {name: each[name] for name in each if name not in ("user_id", "token")} for each in (second, made)
         ]
         assert made["token"] not in (await root.get("/admin/users/new/tokens")).text
 
@@ -67,10 +73,37 @@ async def test_a_body_may_be_left_out_and_a_bad_one_is_refused(stack: Stack) -> 
     response = await root.post("/admin/users/bob/tokens")
     assert (response.status_code, response.json()["admin"]) == (201, False)
     assert response.headers["cache-control"] == "no-store"
-    for body in ({"admin": "yes"}, {"admin": 1}, {"total_space": -1}, {"user": "bob"}):
+    for body in ({"admin": "yes"}, {"admin": 1}, {"total_space": -1}, {"user": "bob"}, *NO_SCOPES):
         problem(await root.post("/admin/users/bob/tokens", json=body), 422, "invalid-request")
     problem(await root.post("/admin/users/a%20b/tokens"), 422, "invalid-request")
     problem(await root.get("/admin/users/nobody/tokens"), 404, "not-found")
+
+
+async def test_users_see_who_made_their_tokens_and_what_these_are_good_for(make_stack_on: MakeStack) -> None:
+    async with make_stack_on() as stack:
+        root = await stack.client_of("root", admin=True)
+        metrics = await _make(root, "alice", scope="metrics")
+        made = await _make(root, "alice")
+        own = (await stack.client.get("/me/tokens")).json()["tokens"]
+        assert [(each["scope"], each["made_by"]) for each in own] == [
+            (None, "administrator root"),
+            ("metrics", "administrator root"),
+            (None, f"command {pwd.getpwuid(os.getuid()).pw_name}"),
+        ]
+        assert [each["id"] for each in own[:2]] == [made["id"], metrics["id"]]
+        assert own == await _list(root, "alice")
+        assert (await _as(stack, metrics).get("/metrics")).status_code == 200
+        problem(await _as(stack, metrics).get("/me/tokens"), 403, "forbidden")
+        (roots,) = (await root.get("/me/tokens")).json()["tokens"]
+        assert roots["admin"]
+
+
+async def test_a_token_from_before_its_maker_was_kept_is_as_good_as_ever(make_stack_on: MakeStack) -> None:
+    async with make_stack_on() as stack:
+        async with stack.services.database.engine.begin() as connection:
+            await connection.execute(update(models.token).values(scope=None, made_by=None))
+        (own,) = (await stack.client.get("/me/tokens")).json()["tokens"]
+        assert (own["scope"], own["made_by"]) == (None, None)
 
 
 async def test_a_revoked_token_is_refused_at_once_and_may_be_revoked_again(make_stack_on: MakeStack) -> None:
@@ -110,7 +143,7 @@ async def test_only_administrators_see_make_and_revoke_tokens(stack: Stack, meth
     problem(await stack.anonymous().request(method, path), 401, "unauthenticated")
 
 
-@pytest.mark.parametrize(("method", "path"), ENDPOINTS)
+@pytest.mark.parametrize(("method", "path"), [*ENDPOINTS, OWN])
 async def test_where_tokens_mean_nothing_that_is_said(make_stack: MakeStack, method: str, path: str) -> None:
     async with make_stack(auth="none") as stack:
         local = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=stack.app), base_url="http://localhost")

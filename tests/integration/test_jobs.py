@@ -21,7 +21,7 @@ from tests.support.invariants import Account, Shape, check_pending, checked_acco
 from tests.support.rows import NOW
 from tests.support.servers import PrivateDatabase, PrivateRedis
 from tests.support.stack import Stack
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.accounting.queues import UploadQueue
 from uploader.database import models, queries, transactions
 from uploader.domain.upload import File, Reason, Upload
@@ -588,7 +588,7 @@ async def test_the_database_is_killed_and_started_in_the_middle_of_an_upload(
             answer = await stack.client.get(f"/files/{CONTENT.md5}")
             return answer.status_code == 200 and answer.json()["state"] == "complete"
 
-        await eventually(merged, seconds=30)
+        await eventually(merged)
         await assert_merged(stack)
 
 
@@ -640,7 +640,7 @@ class Watched(Runner):
 
 async def finished(runner: Runner) -> None:
     runner.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await asyncio.wait(runner._tasks)
 
 
@@ -676,6 +676,38 @@ async def test_a_job_that_fails_backs_off_says_so_once_and_recovers(caplog: pyte
         ("ERROR", "job failed, and is tried again"),
         ("INFO", "job works again"),
     ]
+
+
+async def test_jobs_that_wait_for_the_same_say_so_once_an_outage(caplog: pytest.LogCaptureFixture) -> None:
+    away, failed = False, set[str]()
+
+    def job(name: str) -> Job:
+        async def run_once() -> float:
+            if away:
+                failed.add(name)
+                raise Unavailable("Redis is away.")
+            return 0.01
+
+        return Job(name, run_once)
+
+    async def all_failed() -> bool:
+        return len(failed) == 3
+
+    async def all_work_again() -> bool:
+        return caplog.messages.count("job works again") == 3
+
+    runner = Runner([job(name) for name in ("first", "second", "third")])
+    runner.start()
+    for _ in range(2):
+        caplog.clear()
+        failed.clear()
+        with caplog.at_level(logging.INFO):
+            away = True
+            await eventually(all_failed)
+            away = False
+            await eventually(all_work_again)
+        assert caplog.messages.count("job waits for what it needs") == 1
+    await runner.stop()
 
 
 async def test_a_failing_job_does_not_hold_up_another() -> None:
@@ -730,7 +762,7 @@ async def test_stopping_wakes_a_job_that_sleeps(started: asyncio.Event) -> None:
     runner = Runner([Job("asleep", run_once)])
     runner.start()
     await started.wait()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await runner.stop()
 
 

@@ -17,6 +17,7 @@ from tests.support.archives import Entry, archive
 from tests.support.clock import ManualClock
 from tests.support.consumer import events_file
 from tests.support.content import Content
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.sinks import kafka
 
 # Three brokers inside of this process; it prints where they are, and ends with its input.
@@ -59,7 +60,7 @@ async def consume(servers: str, count: int) -> list[Any]:
     consumer = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _CONSUMER, servers, str(count)), stdout=asyncio.subprocess.PIPE
     )
-    printed, _ = await asyncio.wait_for(consumer.communicate(), 90)
+    printed, _ = await asyncio.wait_for(consumer.communicate(), PATIENCE_SECONDS)
     return [json.loads(line) for line in printed.splitlines()]
 
 

@@ -20,14 +20,16 @@ from tests.support.content import KIB, Content
 from tests.support.faults import failing_call, left_open, open_files_under, paused_call, recorded_calls, short_writes
 from tests.support.layout import blob_path
 from tests.support.maps import parsed_map, shape_of
+from tests.support.rot import NO_FILES
 from tests.support.rows import upload_row
 from tests.support.storing import new_storage, running_storage
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable, Unverified, UploaderError
 from uploader.storage.base import Busy, Gone, Stopping
 from uploader.storage.contents import Digests
-from uploader.storage.disk import is_locked, try_lock, write
+from uploader.storage.disk import close_to_others, is_locked, try_lock, write
 from uploader.storage.local import chunkfiles, digests, formats, frontier
 from uploader.storage.local import store as local
 from uploader.storage.local.uploads import closing
@@ -93,7 +95,7 @@ async def waits(task: "asyncio.Task[Any]") -> bool:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -122,6 +124,25 @@ async def test_an_installation_and_an_upload_have_the_layout_of_the_design(
     for name in found:
         status = (tmp_path / name).stat()
         assert status.st_mode & 0o777 == (0o700 if stat.S_ISDIR(status.st_mode) else 0o600)
+
+
+def test_what_is_open_to_others_is_closed_and_no_link_is_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    outside, link, wide, shared = (tmp_path / name for name in ("outside", "link", "wide", "shared"))
+    for path in (outside, wide):
+        path.write_bytes(b"")
+        path.chmod(0o664)
+    shared.mkdir()
+    shared.chmod(0o2775)
+    link.symlink_to(outside)
+    paths = [link, wide, shared, tmp_path / "missing"]
+    close_to_others(paths)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (outside, wide, shared)] == [0o664, 0o600, 0o700]
+    [said] = caplog.messages
+    assert said == f"other accounts of this machine had access to {wide}, {shared}: not any more"
+    close_to_others(paths)
+    assert len(caplog.messages) == 1
 
 
 async def test_a_new_upload_takes_no_room_and_has_an_empty_map(storage: Store, tmp_path: Path, upload: Upload) -> None:
@@ -444,7 +465,7 @@ async def test_a_closer_waits_for_the_writers_and_keeps_out_new_ones(
     assert await waits(new_writer)
     assert not inside.is_set()
     held.release()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await inside.wait()
     assert await waits(new_writer)
     leave.set()
@@ -800,6 +821,55 @@ async def test_a_put_that_is_cancelled_while_it_waits_for_its_chunk_leaves_nothi
         assert await left_open(stack.services.storage, stack.data / "temp") == []
         async with stack.services.storage.closing(upload) as closer:
             assert sum((await closer.read_map()).present) == 1
+
+
+# What is no file
+
+
+@pytest.mark.parametrize("instead", NO_FILES)
+@pytest.mark.parametrize("planted", ["map", "data", "digest"])
+async def test_nothing_waits_for_what_is_no_file_of_an_upload(
+    storage: Store, tmp_path: Path, full: Upload, planted: str, instead: str
+) -> None:
+    await storage.drain()
+    path = tmp_path / full.place / planted
+    NO_FILES[instead](path)
+    for work in (
+        lambda: put(storage, full, 0),
+        lambda: storage.read_map(full),
+        lambda: storage.find_bad_chunks(full),
+        lambda: storage.digest(full),
+    ):
+        with suppress(StorageFailed, Unverified, Gone):
+            await work()
+    if path.is_file():  # it was made anew
+        NO_FILES[instead](path)
+    await storage.discard(full)
+    assert not (tmp_path / full.place).exists()
+    assert await left_open(storage, tmp_path) == []
+
+
+@pytest.mark.parametrize("instead", NO_FILES)
+async def test_what_is_no_file_is_no_blob(storage: Store, tmp_path: Path, full: Upload, instead: str) -> None:
+    await place_blob(storage, full)
+    path = blob_path(tmp_path, CONTENT.sha256)
+    for _ in range(2):
+        NO_FILES[instead](path)
+        for size in (CONTENT.size, path.stat().st_size):
+            with pytest.raises(Gone):
+                await storage.open_blob(CONTENT.sha256, size)
+        assert await storage.blob_sizes([CONTENT.sha256]) == [None]
+        found = await storage.find_blob(CONTENT.sha256)
+        assert found is not None
+        assert await storage.hash_blob(found, None, with_md5=False) is None
+        assert await left_open(storage, tmp_path) == []
+        await place_blob(storage, full)
+        assert path.read_bytes() == CONTENT.data
+    NO_FILES[instead](path)
+    found = await storage.find_blob(CONTENT.sha256)
+    assert found is not None
+    await storage.trash.put_away(found)
+    assert not path.exists()
 
 
 # Symlinks

@@ -5,8 +5,6 @@ import math
 import signal
 from pathlib import Path
 
-import httpx2
-
 from tests.conftest import MakeStack
 from tests.integration.test_http_jwt import claims_at, settings_for
 from tests.support.clock import ManualClock
@@ -15,7 +13,7 @@ from tests.support.faults import left_open, open_files_under
 from tests.support.jwts import hmac_signer
 from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
-from tests.support.stack import without_database
+from tests.support.stack import Stack, without_database
 from tests.support.waiting import eventually
 
 CONTENT = Content(33 * 64 * KIB)
@@ -121,14 +119,14 @@ async def test_metrics_are_told_without_the_stores_too(make_stack: MakeStack, ow
         await stack.open(CONTENT)
         await stack.put(CONTENT, 0)
         own_redis.kill()
-        values = await gauges(stack.anonymous())
+        values = await gauges(stack)
         assert values["uploader_open_uploads"] == 1
         assert values["uploader_free_disk_bytes"] > 0
         assert math.isnan(values["uploader_pending_bytes"])
         assert math.isnan(values['uploader_queue_tasks{queue="flush"}'])
 
 
-async def gauges(client: httpx2.AsyncClient) -> dict[str, float]:
-    lines = (await client.get("/metrics")).text.splitlines()
+async def gauges(stack: Stack) -> dict[str, float]:
+    lines = (await stack.metrics()).splitlines()
     pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
     return {name: float(value) for name, value in pairs}

@@ -15,6 +15,7 @@ from tests.support.consumer import SECRETS, Consumer, consuming, events_file
 from tests.support.content import KIB, Content
 from tests.support.proofs import proof_by
 from tests.support.stack import Stack
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.errors import Unavailable
 from uploader.service.events import asking
 from uploader.service.events.asking import Question
@@ -165,7 +166,7 @@ async def test_whoever_waits_for_a_turn_waits_no_longer_than_for_an_answer(
         assert response.json()["code"] == "unavailable"
         assert not [task for task in asyncio.all_tasks() if "_refusal" in repr(task)]
         consumer.requests.clear()
-        async with stack.services.asking._at_once, asyncio.timeout(30):
+        async with stack.services.asking._at_once, asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(Unavailable):
                 await stack.services.asking.ask(Question("alice", "a", 1, md5=None, sha256=None))
         assert consumer.requests == []

@@ -643,14 +643,16 @@ async def test_a_blob_without_its_bytes_stays_reported(scene: Scene) -> None:
             assert found.repaired == 0
 
 
-async def test_an_upload_without_its_directory_stays_reported_until_it_is_cancelled(scene: Scene) -> None:
+async def test_an_upload_without_its_files_is_reported_and_begins_anew(scene: Scene) -> None:
     for name in ("map", "digest", "data"):
         (scene.stack.data / scene.open.place / name).unlink()
+    drift = Drift(Kind.TEMP, scene.open.id, scene.open.place, None)
+    assert (await scene.reconcile()).drifts == [drift]
     found = await scene.reconcile(repair=True)
-    assert found.drifts == [Drift(Kind.TEMP, scene.open.id, scene.open.place, None)]
-    assert found.repaired == 0
-    assert (await scene.stack.client.delete(f"/files/{OPEN.md5}")).status_code == 204
+    assert found.drifts == [drift]
+    assert found.repaired == 1
     assert (await scene.reconcile()).drifts == []
+    assert (await scene.stack.client.get(f"/files/{OPEN.md5}")).json()["upload"]["received_bytes"] == 0
 
 
 async def test_files_without_their_blob_or_their_user_stay_reported(scene: Scene) -> None:

@@ -160,7 +160,7 @@ async def test_what_is_refused_is_told_again_by_the_plan_and_in_the_end_is_dead(
             assert stack.services.watching.names == ("hook",)
             ready = (await stack.client.get("/readyz")).json()["checks"]["events"]
             assert ready == {"ok": True, "reason": "hook has not taken 1, which are dead"}
-            assert 'uploader_dead_events{sink="hook"} 1.0' in (await stack.client.get("/metrics")).text
+            assert 'uploader_dead_events{sink="hook"} 1.0' in await stack.metrics()
             clock.advance(86400)
             await relay_all(relay)
     assert {event["subject"] for event in consumer.events} == {file_id}

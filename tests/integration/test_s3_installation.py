@@ -92,7 +92,7 @@ async def test_content_that_the_database_does_not_know_stops(
 
 async def test_a_bucket_has_no_free_bytes_to_watch(make_stack: MakeStack, in_bucket: dict[str, Any]) -> None:
     async with make_stack(**in_bucket) as stack:
-        shown = (await stack.client.get("/metrics")).text
+        shown = await stack.metrics()
     assert "uploader_free_disk_bytes NaN" in shown
     assert "uploader_trash_bytes NaN" in shown
 

@@ -12,6 +12,7 @@ from sqlalchemy import select, update
 
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
 from tests.support.statements import statements
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import models, transactions
 from uploader.database.audit import wholeness
 from uploader.database.engine import Connection, Database
@@ -596,7 +597,7 @@ async def test_what_a_transaction_calls_may_write(database: Database, ledger: Le
         await ledger.open(other_id, "m", NOW)
 
     called = database.outside(purge)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         assert await database.transact(
             lambda connection: transactions.with_blob_locked(connection, SHA256, called, NOW), alone=True
         )

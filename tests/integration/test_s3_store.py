@@ -14,6 +14,7 @@ from tests.support.content import Content
 from tests.support.nodes import CHUNK, CONTENT, MakeNode, Node, digests_of, making_nodes
 from tests.support.rows import NOW, upload_row
 from tests.support.statements import statements
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import models
 from uploader.database.engine import Database
 from uploader.errors import BytesConflict, StorageFailed, Unverified
@@ -184,7 +185,7 @@ async def test_the_right_to_append_goes_to_who_asks_last(node: Node, another: No
     async with node.store.appending(upload) as first:
         watching = asyncio.create_task(first.watch())
         async with another.store.appending(upload) as second:
-            await asyncio.wait_for(watching, 10)
+            await asyncio.wait_for(watching, PATIENCE_SECONDS)
             assert (first.is_claimed, second.is_claimed) == (True, False)
 
 

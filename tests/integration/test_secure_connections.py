@@ -23,7 +23,7 @@ from uploader.accounting.connection import connect
 from uploader.accounting.keys import Shards
 from uploader.accounting.pending import Delays, Pending
 from uploader.database import migrate
-from uploader.database.engine import Database
+from uploader.database.engine import Database, is_refusal
 from uploader.errors import Unavailable
 
 CONTENT = Content(200_000)
@@ -178,6 +178,7 @@ async def test_what_is_wrong_with_the_certificates_of_a_database_is_told(
         place = url.partition("@")[2].partition("/")[0]
         assert raised.value.reason.startswith(f"the database at {place} (UPLOADER_DATABASE_URL) is away: ")
         assert reason in raised.value.reason
+        assert is_refusal(raised.value.__cause__), "no waiting mends it"
     unnamed = Database(f"{other_name}&ssl_ca={authority.file}&ssl_check_hostname=false")
     await unnamed.read(lambda connection: connection.execute(text("SELECT 1")))
     await unnamed.close()

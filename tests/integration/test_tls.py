@@ -16,7 +16,7 @@ from tests.conftest import MakeStack
 from tests.support.certificates import self_signed
 from tests.support.content import KIB, MIB, Content
 from tests.support.sockets import Connection, Server, on_both_loops, serving_stack
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.http.server import limits
 
 CONTENT = Content(4 * MIB, chunk_size=2 * MIB)
@@ -41,7 +41,7 @@ async def plain(server: Server) -> AsyncIterator[socket.socket]:
 
 
 async def received(client: socket.socket) -> bytes:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         try:
             return await asyncio.get_running_loop().sock_recv(client, 64 * KIB)
         except ConnectionError:

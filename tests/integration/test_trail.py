@@ -18,6 +18,7 @@ from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.rows import NOW
 from tests.support.stack import GIB, Stack
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import models
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import NotOpen, close_upload, users
@@ -138,6 +139,23 @@ async def test_it_says_what_changed_and_nothing_where_nothing_did(make_stack_on:
         ]
 
 
+async def test_it_says_who_made_the_token_of_whoever_acts(make_stack_on: MakeStack) -> None:
+    """An administrator who makes a token for another one acts by its name, but not unseen."""
+    async with make_stack_on() as stack:
+        mallory = await stack.client_of("mallory", admin=True)
+        made = (await mallory.post("/admin/users/root/tokens", json={"admin": True})).json()
+        as_root = stack.anonymous()
+        as_root.headers["Authorization"] = f"Bearer {made['token']}"
+        for _ in range(2):  # the second time the token is believed
+            assert (await as_root.post("/admin/users/alice/tokens")).status_code == 201
+        for told in (await acts(stack))[:2]:
+            assert (told.actor, told.token_id, told.token_made_by) == ("root", made["id"], "administrator mallory")
+        by_mallory = next(each for each in await acts(stack) if each.subject == made["id"])
+        assert by_mallory.token_made_by == f"command {actor().name}"
+        told_over_http = (await mallory.get("/admin/audit?limit=1")).json()["acts"][0]
+        assert told_over_http["token_made_by"] == "administrator mallory"
+
+
 async def test_what_users_do_with_their_own_uploads_is_not_told(make_stack_on: MakeStack) -> None:
     async with make_stack_on() as stack:
         await stack.upload(OTHER)
@@ -173,7 +191,7 @@ async def test_a_job_acts_by_its_name() -> None:
 
     runner = Runner([Job("expirer", run_once)])
     runner.start()
-    await asyncio.wait_for(ran.wait(), 30)
+    await asyncio.wait_for(ran.wait(), PATIENCE_SECONDS)
     await runner.stop()
     assert set(seen) == {Actor(Via.JOB, "expirer")}
     assert actor().via is not Via.JOB

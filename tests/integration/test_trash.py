@@ -11,6 +11,7 @@ from tests.conftest import MakeStack
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
 from tests.support.faults import paused_call
+from tests.support.gateways import PART_BYTES, settings_of
 from tests.support.layout import blob_path
 from tests.support.problems import problem
 from tests.support.rot import flip_bit
@@ -19,6 +20,7 @@ from tests.support.waiting import eventually
 from uploader.database import models
 from uploader.jobs.trash import TrashKeeper
 from uploader.service.contents.trash import Purged
+from uploader.settings.addresses import BucketAddress
 from uploader.storage.base import Space
 from uploader.storage.contents import Digests, Found, Pace
 
@@ -163,6 +165,52 @@ async def test_without_a_retention_nothing_is_kept(make_stack: MakeStack) -> Non
         assert (await _names(stack), stack.bytes_on_disk()) == ([], [])
 
 
+async def _runs_in_ten_minutes(stack: Stack, clock: ManualClock) -> int:
+    """With nothing to do."""
+    keeper = TrashKeeper(stack.services.trash, stack.services.admission, clock)
+    runs, until = 0, clock.monotonic() + 600
+    while clock.monotonic() < until:
+        clock.advance(await keeper.run_once())
+        runs += 1
+    return runs
+
+
+@pytest.mark.parametrize(("retention_seconds", "most"), [(0, 10), (0.001, 600), (10, 120), (7 * DAY, 10)])
+async def test_an_idle_trash_is_looked_at_seldom(
+    make_stack: MakeStack, clock: ManualClock, retention_seconds: float, most: int
+) -> None:
+    async with make_stack(clock=clock, trash_retention_seconds=retention_seconds) as stack:
+        assert 1 <= await _runs_in_ten_minutes(stack, clock) <= most
+
+
+async def test_without_a_retention_the_objects_of_a_bucket_go_with_the_next_look(
+    make_stack: MakeStack, clock: ManualClock, s3_address: BucketAddress
+) -> None:
+    bucket = settings_of(s3_address) | {"min_chunk_size_bytes": PART_BYTES}
+    async with make_stack(clock=clock, trash_retention_seconds=0, **bucket) as stack:
+        keeper = TrashKeeper(stack.services.trash, stack.services.admission, clock)
+        assert await keeper.run_once() == 1
+        assert (await stack.upload(Content(1000))).status_code == 201
+        await _delete_all(stack)
+        assert len(await _names(stack)) == 1
+        clock.advance(1)
+        await keeper.run_once()
+        assert await _names(stack) == []
+
+
+async def test_what_an_earlier_retention_left_goes_with_the_first_look(
+    make_stack: MakeStack, clock: ManualClock
+) -> None:
+    async with make_stack(clock=clock) as stack:
+        assert (await stack.upload(CONTENT)).status_code == 201
+        await _delete_all(stack)
+        assert await _names(stack) == [CONTENT.sha256]
+    clock.advance(60)
+    async with make_stack(clock=clock, trash_retention_seconds=0) as stack:
+        await TrashKeeper(stack.services.trash, stack.services.admission, clock).run_once()
+        assert await _names(stack) == []
+
+
 async def test_a_purge_waits_for_the_row_of_its_content(make_stack_on: MakeStack) -> None:
     """A merge of the same content that is just under way: both find their way."""
     async with make_stack_on() as stack:
@@ -229,7 +277,7 @@ async def test_the_trash_counts_as_free_disk(make_stack: MakeStack) -> None:
         assert before["trash_bytes"] == 0
         assert content.size <= after["trash_bytes"] <= content.size + 64 * KIB
         stack.services.gauges._asked_at = float("-inf")
-        assert f"uploader_trash_bytes {after['trash_bytes'] / 1e6}e+06" in (await stack.client.get("/metrics")).text
+        assert f"uploader_trash_bytes {after['trash_bytes'] / 1e6}e+06" in await stack.metrics()
 
 
 async def test_uploads_that_lost_their_row_come_back_where_it_is_open_again(stack: Stack) -> None:

@@ -196,6 +196,34 @@ async def test_core_the_method_is_that_of_the_header_whatever_the_actual_one_is(
         assert (answer.status, answer.headers["upload-offset"]) == (200, "2")
 
 
+@pytest.mark.parametrize("spelling", ["/resumable", "/resumable/"])
+async def test_core_uploads_are_created_at_an_address_with_a_slash_at_its_end_too(stack: Stack, spelling: str) -> None:
+    """As other servers and the examples of clients have it."""
+    asked = await stack.client.options(spelling)
+    assert (asked.status_code, asked.headers["tus-version"]) == (204, "1.0.0")
+    origin = {"Origin": "https://app.example"}
+    preflight = {**origin, "Access-Control-Request-Method": "POST"}
+    assert (await stack.client.options(spelling, headers=preflight)).status_code == 204
+    said = {**BYTES, **origin, "Upload-Length": "3"}
+    for method, more in (("POST", {}), ("PUT", {"X-HTTP-Method-Override": "POST"})):
+        response = await stack.client.request(method, spelling, content=b"1", headers={**said, **more})
+        assert (response.status_code, response.headers["upload-offset"]) == (201, "1")
+        assert response.headers["access-control-allow-origin"] == "https://app.example"
+        path = response.headers["location"].removeprefix("http://test")
+        assert path.startswith("/resumable/")
+        assert (await patch(stack, path, 1, b"23")).status_code == 204
+        assert (await stack.client.head(f"{path}/", headers=TUS)).status_code == 404
+    whole = await stack.client.post(spelling, content=b"456", headers={"Upload-Complete": "?1"})
+    assert (whole.status_code, whole.headers["upload-complete"]) == (201, "?1")
+    assert whole.headers["location"].startswith("/resumable/")
+    for method in ("GET", "HEAD", "PATCH", "PUT", "DELETE"):
+        response = await stack.client.request(method, spelling, headers=TUS)
+        assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert (await stack.client.post(spelling, headers={**said, "Tus-Resumable": "0.2"})).status_code == 412
+    anonymous = await stack.anonymous().post(spelling, headers=said)
+    assert anonymous.status_code == 401
+
+
 async def test_core_what_is_not_there_has_no_offset(stack: Stack) -> None:
     """Core Protocol, HEAD: "If the resource is not found, the Server SHOULD return either the 404 Not Found, 410 Gone or 403
     Forbidden status without the Upload-Offset header.\""""

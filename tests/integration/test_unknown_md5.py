@@ -19,7 +19,7 @@ from tests.support.rot import flip_bit
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
 from tests.support.stack import Stack
 from tests.support.twins import twins
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.database import models, queries, transactions
 from uploader.database.engine import Connection, Database
 from uploader.domain.upload import File, Upload
@@ -325,7 +325,7 @@ async def test_a_file_that_is_being_made_while_it_is_filled_in_has_it_too(databa
         return transactions.merge(connection, upload_id=upload.id, file_id=new_id(), **facts)
 
     making = asyncio.create_task(database.transact(merge))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await placed.wait()
     telling = asyncio.create_task(act.whole(file_row("bob", instant=False)))
     await asyncio.sleep(0.1)  # so that it is under way; if it is not, nothing is seen here

@@ -18,7 +18,7 @@ from tests.conftest import MakeStack
 from tests.support.content import KIB, MIB, Content
 from tests.support.sockets import Server, serving_stack
 from tests.support.stack import Stack
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.http.bodies.received import BodyBudget
 
 CLIENTS = 1000
@@ -46,7 +46,7 @@ async def test_a_thousand_vanishing_clients_leave_nothing_behind(
             numbers = range(begin, begin + AT_ONCE)
             await asyncio.gather(*(_vanish(server, requests[number % len(requests)], number) for number in numbers))
 
-        await eventually(lambda: _is_quiet(server, tasks), seconds=30)
+        await eventually(lambda: _is_quiet(server, tasks))
         # Stores keep connections, up to their bound; what belongs to clients and to files has gone.
         await eventually(lambda: _are_closed(stack, descriptors.keys(), idle))
         budgets = [known for known in gc.get_objects() if type(known) is BodyBudget]
@@ -146,7 +146,7 @@ async def _every_store_answers_what_it_is_asked(stack: Stack) -> None:
 
 
 async def _no_chunk_is_locked(stack: Stack) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         for number in range(OPEN.chunk_count):
             response = await stack.put(OPEN, number)
             assert response.status_code in (200, 201)

@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from uploader.database.transactions import blobs
 from uploader.domain.digest import ClaimedDigests
 from uploader.domain.upload import IfExists, State
 from uploader.errors import (
+    FileTooLarge,
     Md5Mismatch,
     NameTaken,
     QuotaExceeded,
@@ -67,6 +69,12 @@ async def send(stack: Stack, data: bytes, name: str = "a.bin", **more: object) -
     return await stack.services.whole.receive(new(name, **more), Sent(data), _NO_CLAIMS)  # type: ignore[arg-type]
 
 
+async def received(
+    stack: Stack, entries: AsyncIterator[tuple[NewFile, Body] | UploaderError]
+) -> list[Complete | UploaderError]:
+    return [outcome async for outcome in stack.services.whole.receive_many("alice", entries)]
+
+
 async def send_many(
     stack: Stack, members: Iterable[tuple[str, bytes]], if_exists: IfExists = IfExists.KEEP
 ) -> list[Complete | UploaderError]:
@@ -77,7 +85,7 @@ async def send_many(
             bodies.append(InPieces(data))
             yield new(name, if_exists=if_exists), bodies[-1]
 
-    outcomes = await stack.services.whole.receive_many("alice", entries())
+    outcomes = await received(stack, entries())
     assert all(body.keepers == 0 for body in bodies)
     return outcomes
 
@@ -349,7 +357,7 @@ async def test_a_body_that_can_not_be_read_back_harms_no_other(stack: Stack) -> 
         for number, body in enumerate(bodies):
             yield new(f"{number}"), body
 
-    outcomes = await stack.services.whole.receive_many("alice", entries())
+    outcomes = await received(stack, entries())
     assert [type(outcome) for outcome in outcomes] == [Complete, StorageFailed, Complete, Complete, Complete]
     assert all(body.keepers == 0 for body in bodies)
 
@@ -380,7 +388,7 @@ async def test_a_slow_batch_is_stored_while_it_comes(stack: Stack) -> None:
         await stored.wait()
         yield new("late"), InPieces(b"late")
 
-    receiving = asyncio.create_task(stack.services.whole.receive_many("alice", entries()))
+    receiving = asyncio.create_task(received(stack, entries()))
 
     async def is_given_up() -> bool:
         return body.keepers == 0
@@ -392,6 +400,29 @@ async def test_a_slow_batch_is_stored_while_it_comes(stack: Stack) -> None:
     assert await names(stack) == [("early", 5), ("late", 4)]
 
 
+async def test_outcomes_are_told_in_their_order_as_soon_as_they_are_known(stack: Stack) -> None:
+    """However many refusals come while a file waits for more of its group: they wait for it no longer than so many."""
+    told = 0
+    refused = FileTooLarge(limit=1)
+
+    async def entries() -> AsyncIterator[tuple[NewFile, Body] | UploaderError]:
+        yield refused
+        for name in ("first", "second"):
+            yield new(name), InPieces(name.encode())
+            for number in range(2000):
+                if number == 601:
+                    assert told > number
+                yield refused
+
+    outcomes: list[str] = []
+    async with aclosing(stack.services.whole.receive_many("alice", entries())) as told_of:
+        async for outcome in told_of:
+            told += 1
+            outcomes.append(outcome.file.name if isinstance(outcome, Complete) else outcome.code)
+    codes = [refused.code] * 2000
+    assert outcomes == [refused.code, "first", *codes, "second", *codes]
+
+
 async def test_what_came_before_a_batch_broke_off_is_stored(stack: Stack) -> None:
     bodies = [InPieces(str(number).encode()) for number in range(450)]
 
@@ -401,7 +432,7 @@ async def test_what_came_before_a_batch_broke_off_is_stored(stack: Stack) -> Non
         raise ConnectionResetError
 
     with pytest.raises(ConnectionResetError):
-        await stack.services.whole.receive_many("alice", entries())
+        await received(stack, entries())
     assert len(await names(stack)) == 450
     assert all(body.keepers == 0 for body in bodies)
 
@@ -417,7 +448,7 @@ async def test_a_batch_without_a_database_keeps_no_body(make_stack: MakeStack, s
     async with make_stack(database_url=sqlite_url) as stack:
         async with without_database(stack):
             with pytest.raises(Unavailable):
-                await stack.services.whole.receive_many("alice", entries())
+                await received(stack, entries())
         assert bodies
         assert all(body.keepers == 0 for body in bodies)
         assert await names(stack) == []

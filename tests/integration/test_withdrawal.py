@@ -123,7 +123,7 @@ async def test_another_process_finds_what_went_bad_after_the_one_that_took_the_l
             return bool(status["state"] == "uploading" and status["upload"]["missing"] == [[1, 1], [LAST, LAST]])
 
         with ended(worker):
-            await eventually(missing_again, seconds=30)
+            await eventually(missing_again)
             await checked_accounts(stack.services.database)
             assert (await stack.put(CONTENT, 1)).status_code == 200
             await _finished(stack, await stack.put(CONTENT, LAST))

@@ -11,6 +11,7 @@ MACHINE = "tests/stateful/test_accounting_machine.py"
 
 _ADDING = "tests/integration/test_adding_files.py"
 _APPENDS = "tests/integration/test_appends.py"
+_THESE_BYTES = "tests/integration/test_these_bytes.py"
 _CONCATENATION = "tests/integration/test_concatenation.py"
 _CROWDS = "tests/integration/test_crowds.py"
 _DEFERRED = "tests/integration/test_deferred_length.py"
@@ -414,7 +415,7 @@ if ENDED[state] then""",
     _mutant(
         "an offset from Redis",
         (
-            "Appends._append",
+            "Appends._take_or_complete",
             "_check_offset(stored, offset)",
             "known = (await self._pending.read(upload.id)).received\n"
             "if known != offset: raise OffsetMismatch(offset=known)",
@@ -425,6 +426,16 @@ if ENDED[state] then""",
         "a late append of an old request",
         ("AppendedStream._receive", "self._appender.is_claimed", "False"),
         tests=_APPENDS,
+    ),
+    _mutant(
+        "an append that takes the chunk of another for its own",
+        ("Appends._acknowledge", "if not stored.written:", "if False:"),
+        tests=_THESE_BYTES,
+    ),
+    _mutant(
+        "a merge that waits for a client which is gone",
+        ("Receiving.hold_and_record", "if result.settled:", "if False:"),
+        tests=_THESE_BYTES,
     ),
     _mutant("an append wherever it says", ("_check_offset", "stored.leading_bytes != offset", "False"), tests=_APPENDS),
     _mutant("a reservation that grew and is not given back", ("_reserve", "more < 0", "False"), tests=_DEFERRED),

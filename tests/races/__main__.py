@@ -57,7 +57,7 @@ async def _database(place: Path, mariadb: PrivateMariaDB, kind: str) -> AsyncIte
             await connection.execute(text("CREATE OR REPLACE DATABASE races"))
         await server.close()
         url = mariadb.url("races")
-    database = Database(url)
+    database = Database(url, creates=True)
     await migrate.upgrade(database)
     await database.close()
     yield url

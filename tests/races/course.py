@@ -22,6 +22,7 @@ from tests.races.table import Race
 from tests.support import forkserver
 from tests.support.at_rest import check_at_rest, rests_within
 from tests.support.process import environment
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.bootstrap import Services, create_services, running
 from uploader.database import models
 from uploader.database.engine import Connection
@@ -31,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 BATCH = 100
 _GIB = 1 << 30
 _HEAD_START_SECONDS = 0.02
-_REST_SECONDS = 60.0
+_REST_SECONDS = PATIENCE_SECONDS
 SETTINGS = {
     "QUIET_INTERVAL": "200ms",
     "CLAIM_LEASE": "2s",

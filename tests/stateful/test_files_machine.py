@@ -190,7 +190,7 @@ class FilesMachine(RuleBasedStateMachine):
                 yield _new(user_id, wanted), bodies[-1]
 
         try:
-            return [_said(outcome) for outcome in await self.services.whole.receive_many(user_id, entries())]
+            return [_said(outcome) async for outcome in self.services.whole.receive_many(user_id, entries())]
         finally:
             assert all(body.keepers == 0 for body in bodies), "a body was never given up"
 

@@ -19,7 +19,7 @@ COMMANDS: dict[str, Action | None] = {
     "cleanup": Action.UPLOAD_EXPIRED,
     "reset-unfinished": Action.UPLOAD_CANCELLED,
     "reconcile": Action.USER_REPAIRED,
-    "backup": None,
+    "backup": Action.BACKUP_MADE,
     "restore": Action.INSTALLATION_RESTORED,
     "report": None,
     "queue": None,

@@ -13,9 +13,9 @@ from uuid import uuid4
 from jsonschema import Draft202012Validator
 
 from tests.support.process import UPLOADER, Server, ended, environment, run_cli, run_to_end
+from tests.support.waiting import SERVER_SECONDS
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "events.schema.json"
-_TIMEOUT_SECONDS = 300
 
 
 class Commands:
@@ -32,7 +32,7 @@ class Commands:
     ) -> "subprocess.CompletedProcess[str]":
         """Run a command to its end."""
         return run_to_end(
-            arguments, self.environment, cwd=cwd or self.home, stdin=stdin, timeout_seconds=_TIMEOUT_SECONDS
+            arguments, self.environment, cwd=cwd or self.home, stdin=stdin, timeout_seconds=SERVER_SECONDS
         )
 
     def events(self, *arguments: str | Path, code: int = 0) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def checked_events(output: str) -> list[dict[str, Any]]:
 
 async def outcome(process: Process) -> tuple[int, str]:
     """The exit code of a command that was started, and all it printed."""
-    async with asyncio.timeout(_TIMEOUT_SECONDS):
+    async with asyncio.timeout(SERVER_SECONDS):
         stdout, stderr = await process.communicate()
     assert process.returncode is not None
     return process.returncode, stdout.decode() + stderr.decode()

@@ -1,8 +1,8 @@
 """A small HTTP server that says whatever a test wants about its files, as no upload server would; or as an old one does."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -48,21 +48,37 @@ def _listed(file: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in file.items() if name != "content"}
 
 
+# Status, headers and body of the answer to a target; the connection ends with it.
+Says = Callable[[str], tuple[int, dict[str, str], Iterable[bytes]]]
+
+
 @contextmanager
-def lying(files: Sequence[dict[str, Any]], *, old: bool = False) -> Iterator[Liar]:
-    """Serve these on a free port."""
+def lying(files: Sequence[dict[str, Any]] = (), *, old: bool = False, says: Says | None = None) -> Iterator[Liar]:
+    """Serve these on a free port; or nothing but what `says` says."""
     liar = Liar(files, old=old)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
+            if says is not None:
+                self._say(*says(self.path))
+                return
             status, body = liar.answer(self.command, self.path)
             self.rfile.read(int(self.headers.get("content-length", 0)))
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        def _say(self, status: int, headers: dict[str, str], body: Iterable[bytes]) -> None:
+            self.send_response(status)
+            for name, value in {**headers, "Connection": "close"}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            with suppress(ConnectionError):  # who has heard enough
+                for block in body:
+                    self.wfile.write(block)
 
         do_PATCH = do_DELETE = do_GET  # noqa: N815
 

@@ -16,23 +16,42 @@ import httpx2
 
 from tests.support import forkserver
 from tests.support.servers import free_port
+from tests.support.waiting import PATIENCE_SECONDS, SERVER_SECONDS
 
 UPLOADER = Path(sys.executable).with_name("uploader")
-_START_TIMEOUT_SECONDS = 30.0
 
 
 Settings = Mapping[str, str]
+# Where silence is tried, a test says how long it is waited for.
+_STORES_TIME = {"DATABASE_TIMEOUT": "60s", "REDIS_TIMEOUT": "60s"}
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """The environment of a process: nothing of UPLOADER_* but `settings`, given by their names without the prefix."""
+    """The environment of a process: nothing of UPLOADER_* but `settings`, given by their names without the prefix, and
+    time for servers on a busy machine."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("UPLOADER_")}
-    return clean | {f"UPLOADER_{name}": value for name, value in settings.items()}
+    return clean | {f"UPLOADER_{name}": value for name, value in (_STORES_TIME | dict(settings)).items()}
 
 
 def run_cli(settings: Settings, *arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end."""
-    return run_to_end(arguments, environment(settings), cwd=cwd, timeout_seconds=60)
+    return run_to_end(arguments, environment(settings), cwd=cwd, timeout_seconds=SERVER_SECONDS)
+
+
+def run_on_macos(
+    arguments: Sequence[str], environment: Mapping[str, str], cwd: Path, stdin: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end, on a Python that has nothing of Linux (`tests/support/macos.py`)."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.support.macos", *arguments],
+        env={**environment, "PYTHONPATH": str(Path(__file__).parents[2])},
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def run_to_end(
@@ -90,7 +109,7 @@ class Process:
     def stop(self) -> int:
         """SIGTERM; the exit code."""
         self.process.terminate()
-        return self.process.wait(timeout=40)
+        return self.process.wait(timeout=SERVER_SECONDS)
 
     def output(self) -> str:
         return self.log.read_text()
@@ -98,11 +117,11 @@ class Process:
 
 def answers(port: int, *, secure: bool = False) -> bool:
     """Whether the server on this port is ready, whatever its certificate."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     if secure:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=2, context=context)
+        connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=context)
     try:
         connection.request("GET", "/readyz")
         return connection.getresponse().status == 200
@@ -130,7 +149,7 @@ class Server(Process):
         self._wait_until_ready()
 
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + _START_TIMEOUT_SECONDS
+        deadline = time.monotonic() + SERVER_SECONDS
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.output()
             if answers(self.port, secure=self._is_secure):
@@ -183,7 +202,7 @@ def processes_in(directory: Path) -> list[int]:
     return found
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
     """Poll until `condition()` holds; fail if it does not in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

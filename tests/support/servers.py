@@ -18,9 +18,9 @@ from typing import Self
 from redis import Redis
 
 from tests.support.certificates import Authority
+from tests.support.waiting import SERVER_SECONDS
 from uploader.embedded import end_with_parent, find_binary
 
-_START_TIMEOUT_SECONDS = 30.0
 _PORTS = range(10_000, 32_768)
 # Where tests/run unpacks them.
 UNPACKED_MYSQL = Path(__file__).parents[2] / ".mysql"
@@ -92,7 +92,7 @@ class PrivateRedis:
             return line + replies.read(int(line[1:]) + 2) if line.startswith(b"$") else line
 
     def _connected(self) -> socket.socket:
-        plain = socket.create_connection(("127.0.0.1", self.port), timeout=_START_TIMEOUT_SECONDS)
+        plain = socket.create_connection(("127.0.0.1", self.port), timeout=SERVER_SECONDS)
         if self._authority is None:
             return plain
         return self._authority.client().wrap_socket(plain, server_hostname="127.0.0.1")
@@ -307,7 +307,7 @@ def _program(name: str) -> str:
 def wait_until(ready: Callable[[], bool], what: str) -> None:
     """Until it is ready. A connection that is refused or reset says "not yet": a Sentinel kills those of a replica
     that it promotes (`CLIENT KILL TYPE normal`)."""
-    deadline = time.monotonic() + _START_TIMEOUT_SECONDS
+    deadline = time.monotonic() + SERVER_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             if ready():

@@ -15,10 +15,10 @@ from starlette.types import ASGIApp
 
 from tests.conftest import MakeStack
 from tests.support.stack import Stack
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.bootstrap import build_application, server_config
 from uploader.bootstrap.application import listening_state
 
-_READ_TIMEOUT_SECONDS = 10.0
 # On the event loop of the server, too, which has a transport of its own.
 on_both_loops = pytest.mark.parametrize(
     "anyio_backend", ["asyncio", pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")], scope="session"
@@ -60,7 +60,7 @@ class Connection:
         await self.send(("\r\n".join(lines) + "\r\n\r\n").encode())
 
     async def answer(self, *, has_body: bool = True) -> Answer:
-        async with asyncio.timeout(_READ_TIMEOUT_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
             body = await self._reader.readexactly(int(headers.get("content-length", 0)) if has_body else 0)
@@ -68,7 +68,7 @@ class Connection:
 
     async def take(self, length: int) -> bytes:
         """The next bytes, fewer only at the end."""
-        async with asyncio.timeout(_READ_TIMEOUT_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             try:
                 return await self._reader.readexactly(length)
             except asyncio.IncompleteReadError as end:
@@ -76,12 +76,12 @@ class Connection:
 
     async def rest(self) -> bytes:
         """Everything until the server closes the connection."""
-        async with asyncio.timeout(_READ_TIMEOUT_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             return await self._reader.read()
 
     async def is_closed(self) -> bool:
         """Whether the server closes the connection without another byte."""
-        async with asyncio.timeout(_READ_TIMEOUT_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             try:
                 return await self._reader.read(1) == b""
             except ConnectionError:
@@ -166,7 +166,7 @@ async def serving_stack(
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve())
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 while not server.started:
                     await asyncio.sleep(0.01)
             yield Server(stack, server)

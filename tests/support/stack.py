@@ -13,11 +13,20 @@ import httpx2
 from tests.support.clock import ManualClock
 from tests.support.content import Content
 from tests.support.gateways import gateway_of_tests, prefix_of
+from tests.support.waiting import SERVER_SECONDS
 from uploader.bootstrap import Services, build_application, create_services, running
+from uploader.database.engine import Database
 from uploader.settings import Settings
 from uploader.storage.local.store import LocalStore
 
 GIB = 1 << 30
+# For servers on a busy machine, the most that may be set: where silence is tried, a test says how long it is waited for.
+STORES_TIME = {"database_timeout_seconds": 60.0, "redis_timeout_seconds": 60.0}
+
+
+def patient(database_url: str) -> Database:
+    """A database that is waited for as long as it takes, however busy its machine is."""
+    return Database(database_url, read_timeout_seconds=None, timeout_seconds=SERVER_SECONDS)
 
 
 @dataclass
@@ -29,6 +38,7 @@ class Stack:
     data: Path
     clock: ManualClock | None
     client: httpx2.AsyncClient = field(init=False)
+    _scraper: httpx2.AsyncClient | None = None
 
     async def client_of(
         self, user_id: str, *, admin: bool = False, total_space: int | None = None
@@ -44,6 +54,16 @@ class Stack:
 
     def anonymous(self) -> httpx2.AsyncClient:
         return self._client(None)
+
+    async def metrics(self) -> str:
+        """What `/metrics` tells whoever has a token for it."""
+        if self._scraper is None:
+            self._scraper = self._client(
+                await self.services.accounts.create_token("alice", admin=False, scope="metrics")
+            )
+        response = await self._scraper.get("/metrics")
+        assert response.status_code == 200, response.text
+        return response.text
 
     async def open(self, content: Content, client: httpx2.AsyncClient | None = None, **more: Any) -> httpx2.Response:
         body = {"name": content.name, "size": content.size, "chunk_size": content.chunk_size, **more}
@@ -124,6 +144,7 @@ async def running_stack(
     """A stack with the user `alice`; `settings` are fields of Settings. `adopts`: data, database and Redis belong together
     from now on, whatever they say."""
     defaults: dict[str, Any] = {"free_space_floor_bytes": 0, "min_chunk_size_bytes": 64 << 10}
+    defaults |= STORES_TIME
     defaults |= settings_of_store(data)
     in_force = Settings(data=data, database_url=database_url, redis_url=redis_url, **(defaults | settings))
     services = create_services(in_force, clock)

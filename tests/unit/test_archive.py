@@ -168,8 +168,12 @@ def test_a_name_is_as_it_was_written(kind: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS[1:], ids=FORMAT_NAMES[1:])
-def test_a_name_may_be_longer_than_any_that_we_take(kind: int) -> None:
-    assert only(archive(Entry("n" * 5000), kind=kind)).path == b"n" * 5000
+def test_a_name_longer_than_any_that_we_take_is_refused_and_cut(kind: int) -> None:
+    member = only(archive(Entry("n" * 4095), kind=kind))
+    assert (member.path, member.refused) == (b"n" * 4095, None)
+    for length in (4096, 5000):
+        member = only(archive(Entry("n" * length), kind=kind))
+        assert (member.path, member.refused) == (b"n" * 4096, "is longer than 1024 bytes")
 
 
 def test_the_prefix_of_ustar_goes_before_the_name() -> None:
@@ -441,6 +445,46 @@ def test_an_extension_has_a_bound() -> None:
     assert only(extended(record(b"comment", value)) + header(b"a")).path == b"a"
     for kind in (b"x", b"g", b"L", b"K"):
         assert read_until_refused(header(b"pax", MAX_EXTENSION_BYTES + 1, kind=kind)) == []
+
+
+def test_records_have_a_bound() -> None:
+    few, many = record(b"a", b"") * 4096, record(b"a", b"") * 4097
+    assert only(extended(few) + header(b"a")).path == b"a"
+    assert read_until_refused(extended(many) + header(b"a")) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "bytes_of_all"),
+    [
+        (extended(record(b"uploader.md5", b"x" * 60_000), record(b"uploader.sha256", b"x"), kind=b"g"), 4 * KIB),
+        (extended(record(b"path", b"x" * 60_000)), 4 * KIB),
+        (extended(record(b"GNU.sparse.name", b"x" * 60_000)), 4 * KIB),
+        (extended(record(b"linkpath", b"x" * 60_000)), KIB),
+        (header(b"././@LongLink", 60_000, kind=b"L") + padded(b"x" * 60_000), 4 * KIB),
+        (header(b"././@LongLink", 60_000, kind=b"K") + padded(b"x" * 60_000), KIB),
+    ],
+    ids=["digest", "path", "sparse", "link", "gnu-name", "gnu-link"],
+)
+def test_of_a_long_value_its_beginning_is_kept(said: bytes, bytes_of_all: int) -> None:
+    reader = ArchiveReader()
+    tracemalloc.start()
+    feed_all(reader, (said,), [], ends=False)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < bytes_of_all + 4 * KIB
+    found: list[Read] = []
+    feed_all(reader, (header(b"a", kind=b"2"), END), found)
+    (member,) = (each.member for each in found)
+    assert max(len(member.path), len(member.md5 or "")) <= 4 * KIB
+
+
+@pytest.mark.parametrize("key", [b"path", b"linkpath", b"size", b"GNU.sparse.major", b"GNU.sparse.name"])
+def test_what_can_be_true_of_one_member_alone_is_not_said_of_all(key: bytes) -> None:
+    for value in (b"1", b"x" * 60_000):
+        assert read_until_refused(HELLO + extended(record(key, value), kind=b"g") + header(b"a") + END) == [
+            Read(Member(b"hello", 5, EPOCH, None, None, None), b"world")
+        ]
+    assert only(extended(record(b"my." + key, b"1"), kind=b"g") + header(b"a")).path == b"a"
 
 
 def test_nothing_is_kept_of_what_means_nothing_here() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.http.server import batching
 from uploader.http.server.batching import ReadBatching
 
@@ -173,4 +174,4 @@ async def test_a_client_that_goes_away_is_noticed_at_once(patient: None) -> None
         reader.expect(BODY)
         await asyncio.get_running_loop().sock_sendall(client, b"x")
         client.close()
-        await asyncio.wait_for(reader.lost.wait(), 20)
+        await asyncio.wait_for(reader.lost.wait(), PATIENCE_SECONDS)

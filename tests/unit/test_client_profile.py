@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from uploader.cli.client.profile import DEFAULT_URL, Profile, load_profile, profile_path, save_profile
+from uploader.cli.client.profile import Profile, load_profile, profile_of_link, profile_path, save_profile
 
 
 @pytest.fixture
@@ -12,8 +12,42 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return {"XDG_CONFIG_HOME": str(tmp_path / "config")}
 
 
-def test_without_anything_it_is_a_server_on_this_machine(environment: dict[str, str]) -> None:
-    assert load_profile(environment) == Profile(DEFAULT_URL, None)
+def test_without_a_server_nobody_is_logged_in(environment: dict[str, str]) -> None:
+    assert load_profile(environment) is None
+    assert load_profile(environment | {"UPLOADER_TOKEN": "token"}) is None
+
+
+@pytest.mark.parametrize(
+    ("link", "profile"),
+    [
+        ("http://127.0.0.1:8000/#token=upl_a-b_c", Profile("http://127.0.0.1:8000", "upl_a-b_c")),
+        ("https://files.example/admin/#token=a.b.c", Profile("https://files.example", "a.b.c")),
+        ("https://files.example/up/#x=1&token=a%2Bb", Profile("https://files.example/up", "a+b")),
+        ("https://files.example/", None),
+        ("https://files.example/#token=", None),
+        ("https://files.example/#folder", None),
+    ],
+)
+def test_a_link_that_signs_in_has_a_server_and_a_token(link: str, profile: Profile | None) -> None:
+    assert profile_of_link(link) == profile
+
+
+@pytest.mark.parametrize(
+    ("url", "token", "is_readable"),
+    [
+        ("http://files.example:8000", "token", True),
+        ("HTTP://192.0.2.1", "token", True),
+        ("http://files.example", None, False),
+        ("https://files.example", "token", False),
+        ("http://localhost:8000", "token", False),
+        ("http://127.9.9.9", "token", False),
+        ("http://[::1]:8000", "token", False),
+    ],
+)
+def test_a_token_is_readable_on_the_way_to_another_machine_without_tls(
+    url: str, token: str | None, is_readable: bool
+) -> None:
+    assert Profile(url, token).is_readable_on_the_way == is_readable
 
 
 def test_what_was_kept_is_found_again(environment: dict[str, str]) -> None:

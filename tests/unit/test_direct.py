@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.http.bodies.intake import source_of
 from uploader.http.bodies.source import DIRECT_BODY
 from uploader.http.server.connections import CONNECTIONS_STATE, Connections
@@ -311,7 +312,7 @@ async def test_a_pour_ends_in_time_with_what_has_come() -> None:
 
     wire = Wire(HttpConnection, app)
     await wire.feed(put("/first", BODY)[:-50])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while wire.state.tasks:
             await asyncio.sleep(0.01)
     assert poured == [BODY[:-50], b""]

@@ -36,6 +36,12 @@ _ELSEWHERE = re.compile(
     r"|\b(?:pypi\.org|pythonhosted\.org|npmjs\.\w+|docker\.io|ghcr\.io|quay\.io|crates\.io|proxy\.golang\.org)\b"
     r"|\bregistry\.[\w.-]+"
 )
+# The distribution is `uploader-kit`: what PyPI has by the name of the package is another program.
+_STRANGER = re.compile(
+    r"\b(?:pip3?|pipx|uv)\b[^\n`]*\binstall\b[^\n`]*?(?<![\w./-])uploader(?![\w./-])"
+    r"|\buvx uploader(?![\w./-])"
+    r"|(?<![\w./-])uploader(?:\[[a-z0-9,]+\]| ?(?:[~=<>!]=|[<>]) ?\d| @ )"
+)
 
 
 def name_of(path: Path) -> str:
@@ -203,8 +209,12 @@ def test_the_decisions_are_numbered_without_gaps() -> None:
     assert [int(decision.name[:4]) for decision in DECISIONS] == list(range(1, len(DECISIONS) + 1))
 
 
-def test_the_changelog_has_the_version_of_the_package() -> None:
-    assert f"\n## [{uploader.__version__}] - " in (ROOT / "docs" / "changelog.md").read_text()
+def test_the_changelog_begins_with_the_version_of_the_package() -> None:
+    """What is not released is a development release of it (PEP 440)."""
+    newest = re.search(r"^## (.*)$", (ROOT / "docs" / "changelog.md").read_text(), flags=re.MULTILINE)
+    assert newest is not None
+    released, to_come = re.fullmatch(r"\[([0-9.]+)\] - [0-9-]{10}|([0-9.]+) \(unreleased\)", newest[1]).groups()  # type: ignore[union-attr]
+    assert uploader.__version__ == (released or f"{to_come}.dev0")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
@@ -230,6 +240,34 @@ def test_every_relative_link_leads_somewhere(document: Path) -> None:
 )
 def test_no_document_names_a_directory_of_one_machine_or_the_host_of_a_registry(document: Path) -> None:
     assert _ELSEWHERE.findall(document.read_text()) == []
+
+
+def test_nothing_installs_the_program_of_others_that_has_the_name_of_the_package() -> None:
+    texts = [*DOCUMENTS, *(ROOT / name for name in ("docker-compose.yml", "pyproject.toml", "tests/run"))]
+    texts += [path for path in (ROOT / "docs").rglob("*") if path.suffix in (".service", ".json", ".yml", ".toml")]
+    texts += [path for suffix in ("py", "html", "js") for path in Path(uploader.__file__).parent.rglob(f"*.{suffix}")]
+    found = {str(path.relative_to(ROOT)): _STRANGER.findall(path.read_text()) for path in texts}
+    assert {name: wrong for name, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("pip install 'uploader[s3]'", True),
+        ("pip install pyjwt uploader", True),
+        ("python3 -m pip install -U uploader", True),
+        ("uvx uploader serve", True),
+        ("needs uploader>=0.3", True),
+        ("uploader == 0.3.0", True),
+        ("`uploader[kafka]`", True),
+        ("pip install 'uploader-kit[s3]'", False),
+        ("pip install -q '.[s3]' && .venv/bin/uploader serve", False),
+        ("`pip install .`, then `uploader serve`", False),
+        ("/opt/uploader/bin/pip install --no-cache-dir .", False),
+    ],
+)
+def test_what_would_install_it_is_seen(text: str, wrong: bool) -> None:
+    assert bool(_STRANGER.search(text)) is wrong
 
 
 # What the code says about itself

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
+from tests.support import damages
 from tests.support.process import processes_in, wait_for
 from uploader import embedded
-from uploader.embedded import EmbeddedRedis, find_binary, socket_path, version_of
+from uploader.embedded import EmbeddedRedis, find_binary, list_aside, socket_path, version_of
 from uploader.errors import ConfigurationError
 
+THE_BINARY = find_binary()
 Make = Callable[[Path], EmbeddedRedis]
 
 
@@ -50,6 +52,18 @@ def a_program(path: Path, says: str) -> Path:
     path.write_text(f"#!/bin/sh\necho '{says}'\n")
     path.chmod(0o755)
     return path
+
+
+def a_stopped_one(directory: Path, make: Make) -> Path:
+    """The directory of a server that held something and was stopped."""
+    engine = make(directory)
+    engine.wait_until_ready()
+    with connect(directory) as redis:
+        redis.hset("hash", mapping={f"{number}": number for number in range(100)})
+        for number in range(100):
+            redis.set(f"key {number}", number)
+    engine.stop()
+    return directory
 
 
 def connect(directory: Path) -> "Redis":
@@ -146,11 +160,120 @@ def test_files_of_a_newer_server_are_refused_and_left_as_they_are(tmp_path: Path
     assert processes_in(directory) == []
 
 
-def test_a_server_that_cannot_start_is_told_with_its_reason(tmp_path: Path, make: Make) -> None:
+# What can't be loaded, and what can't start for another reason
+
+
+@pytest.mark.parametrize("damage", damages.WRONG, ids=lambda damage: damage.__name__)
+def test_what_the_server_cannot_load_is_set_aside_and_it_starts_empty(
+    tmp_path: Path, make: Make, damage: damages.Damage
+) -> None:
+    directory = a_stopped_one(tmp_path / "redis", make)
+    damage(directory)
+    make(directory).wait_until_ready()
+    assert len(list_aside(directory)) == 1
+    with connect(directory) as redis:
+        assert redis.dbsize() == 0
+        redis.set("key", "kept")
+
+
+@pytest.mark.parametrize("damage", damages.FORBIDDEN, ids=lambda damage: damage.__name__)
+def test_what_the_server_may_not_read_is_set_aside(tmp_path: Path, make: Make, damage: damages.Damage) -> None:
+    directory = a_stopped_one(tmp_path / "redis", make)
+    damage(directory)
+    program = (
+        "import sys; from pathlib import Path; from uploader.embedded import EmbeddedRedis;"
+        "engine = EmbeddedRedis(Path(sys.argv[1])); engine.start(); engine.wait_until_ready(); engine.stop()"
+    )
+    bound = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.getuid() == 0 else []
+    subprocess.run([*bound, sys.executable, "-c", program, str(directory)], check=True)
+    (aside,) = list_aside(directory)
+    aside.chmod(0o700)
+    assert (aside / "engine.json").exists()
+
+
+def test_files_that_are_ruined_under_a_server_are_set_aside_when_it_ends(tmp_path: Path, make: Make) -> None:
+    directory = a_stopped_one(tmp_path / "redis", make)
+    make(directory).wait_until_ready()
+    damages.append_zeros(directory)
+    os.kill(server_in(directory), signal.SIGKILL)
+    wait_for(lambda: len(list_aside(directory)) == 1 and answers(directory))
+    with connect(directory) as redis:
+        assert redis.dbsize() == 0
+
+
+def test_who_stood_by_takes_over_the_directory_that_took_the_place(tmp_path: Path, make: Make) -> None:
+    directory = tmp_path / "redis"
+    first = make(directory)
+    first.wait_until_ready()
+    second = make(directory)
+    second.wait_until_ready()
+    damages.append_zeros(directory)
+    os.kill(server_in(directory), signal.SIGKILL)
+    wait_for(lambda: len(list_aside(directory)) == 1 and answers(directory))
+    owned = server_in(directory)
+    first.stop()
+    wait_for(lambda: owned not in processes_in(directory) and answers(directory))
+    owned = server_in(directory)
+    make(directory).wait_until_ready()
+    assert server_in(directory) == owned, "two own it"
+
+
+def test_the_last_three_that_were_set_aside_are_kept(tmp_path: Path, make: Make) -> None:
+    directory = tmp_path / "redis"
+    for number in range(5):
+        a_stopped_one(directory, make)
+        (directory / "number").write_text(str(number))
+        damages.break_the_manifest(directory)
+    make(directory).wait_until_ready()
+    assert [(aside / "number").read_text() for aside in list_aside(directory)] == ["2", "3", "4"]
+
+
+def test_a_long_path_leads_to_the_directory_that_took_the_place(tmp_path: Path, make: Make) -> None:
+    directory = a_stopped_one(tmp_path / ("d" * 120) / "redis", make)
+    with connect(directory) as before:
+        damages.append_zeros(directory)
+        make(directory).wait_until_ready()
+        assert before.ping()
+
+
+@pytest.mark.parametrize("limits", ["ulimit -f 0", "ulimit -v 30000"], ids=["no space", "no memory"])
+def test_a_server_that_the_machine_does_not_let_start_is_told_and_its_files_stay(
+    tmp_path: Path, make: Make, path_only: Path, limits: str
+) -> None:
+    """The server's limits stand for those of the machine."""
+    program = path_only / "valkey-server"
+    program.write_text(f'#!/bin/sh\n[ "$1" = --version ] || {limits}\nexec {THE_BINARY} "$@"\n')
+    program.chmod(0o755)
     directory = tmp_path / "redis"
     (directory / "appendonlydir").mkdir(parents=True)
-    (directory / "appendonlydir" / "appendonly.aof.manifest").write_text("nonsense\n")
-    assert "it ended with 1" in refusal_of(make(directory))
+    assert "it ended with" in refusal_of(make(directory))
+    assert list_aside(directory) == []
+
+
+@pytest.mark.usefixtures("mounts")
+def test_a_full_disk_is_no_damage(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from uploader.embedded import *;"
+        "place = Path(sys.argv[1]); redis = place / 'redis'; engine = EmbeddedRedis(redis);"
+        "(redis / 'appendonlydir').mkdir(parents=True); engine._checked_binary();"
+        "(redis / 'server.log').write_text('so that there is room for a word\\n');"
+        "full = (place / 'full').open('wb', 0)\n"
+        "try:\n"
+        "    while True: full.write(bytes(4096))\n"
+        "except OSError: pass\n"
+        "engine.start()\n"
+        "try: engine.wait_until_ready()\n"
+        "except Exception as error: print(error)\n"
+        "print(list_aside(redis))\n"
+    )
+    script = f'mount -t tmpfs -o size=256k none {tmp_path} && exec {sys.executable} -c "$PROGRAM" {tmp_path}'
+    command = ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
+    told = subprocess.run(
+        command, env=os.environ | {"PROGRAM": program}, capture_output=True, text=True, check=True
+    ).stdout
+    assert "the embedded Valkey did not start: it ended with 1" in told
+    assert "No space left on device" in told
+    assert told.endswith("[]\n")
 
 
 # One owner

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from tests.support.waiting import PATIENCE_SECONDS
 from tests.unit import test_direct
 from tests.unit.test_direct import GET, LIMITS, Echo, Wire
 from uploader.http.server.http11 import HttpConnection
@@ -19,7 +20,7 @@ async def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
 
 
 async def is_closed(wire: Wire) -> bool:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not wire.closing:
             await asyncio.sleep(0.01)
     return True
@@ -28,7 +29,7 @@ async def is_closed(wire: Wire) -> bool:
 async def rang(wire: Wire) -> None:
     """The timer that was set for an earlier head has run out."""
     timer: Any = wire.protocol._http._head_timer
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while timer is not None and wire.protocol._http._head_timer is timer:
             await asyncio.sleep(0.01)
 

@@ -10,8 +10,15 @@ from importlib.resources import files
 from typing import Any
 
 from redis.asyncio import Redis, RedisCluster
+from redis.exceptions import (
+    AuthenticationError,
+    NoPermissionError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from uploader.accounting.keys import FORMAT
@@ -68,6 +75,11 @@ def away(redis: RedisConnection, error: Exception) -> Unavailable:
     how = "is read-only, as after a failover" if isinstance(error, ReadOnlyError) else "is away"
     inside = f"Redis at {_place_of(redis)} {how}: {str(error) or type(error).__name__}"
     return Unavailable(f"The accounting store {how}; nothing was acknowledged.", inside=inside)
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Whether Redis is there and does not let in who asks: waiting does not help."""
+    return isinstance(error, (AuthenticationError, NoPermissionError))
 
 
 def _place_of(redis: RedisConnection) -> str:

@@ -1,28 +1,37 @@
 """What is looked at and made ready before anything serves: the settings, the database, the owner."""
 
+import asyncio
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TypeVar
 
+from uploader.accounting import scripting
 from uploader.bootstrap.application import create_verifier
 from uploader.bootstrap.running import check_shards
 from uploader.bootstrap.services import Services, create_services
 from uploader.bootstrap.stores import database_url, sqlite_path
 from uploader.clock import Clock
 from uploader.database import migrate
-from uploader.database.engine import Database, unfitness
+from uploader.database.engine import Database, is_refusal, unfitness
+from uploader.database.meta import Mishap, note_mishap
 from uploader.errors import ConfigurationError, Unavailable
 from uploader.http.server.certificate import read_certificate
-from uploader.service.access.owner import owner_token
+from uploader.service.access.owner import OWNER_TOKEN_FILE, owner_token
 from uploader.settings import Settings
 from uploader.sinks.configuration import load_events
+from uploader.storage.disk import close_to_others
 from uploader.storage.local.marks import MARK
 
 T = TypeVar("T")
 
+# What a data directory has, but for the database.
+_KEPT = ("blobs", "temp", "trash", "spool", "metrics", "redis", MARK, OWNER_TOKEN_FILE)
+
 logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 1.0
 
 
 def check_settings(settings: Settings) -> None:
@@ -107,7 +116,8 @@ def _fit(settings: Settings) -> Iterator[None]:
 
 async def begin_installation(settings: Settings) -> None:
     """What a start looks at before it serves or works: that disk and database are fit and belong together; if they are new,
-    they do from now on. Raises ConfigurationError, Unavailable."""
+    they do from now on. It waits for a server of the database that is away. Raises ConfigurationError, and Unavailable if
+    waiting would not help."""
     await _with_services(settings, _begin)
 
 
@@ -116,18 +126,61 @@ async def _begin(services: Services) -> None:
     if services.storage.doubt is not None:
         logger.warning(services.storage.doubt)
     await services.spool.prepare()
-    await prepare_database(services.settings)
-    await services.installation.begin()
-    await check_shards(services)  # here, too: a server process that finds it out ends with a trace
+    # Before SQLite opens its file: what it makes beside it gets the same mode.
+    was_open = await asyncio.to_thread(_close_to_others, services.settings)
+
+    async def agree() -> None:
+        await prepare_database(services.settings)
+        await services.installation.begin()
+        await check_shards(services)  # here, too: a server process that finds it out ends with a trace
+        if was_open:
+            now = services.clock.now()
+            await services.database.transact(lambda connection: note_mishap(connection, Mishap.ACCESS, now))
+
+    await _once_there(services.settings, agree)
+
+
+async def _once_there(settings: Settings, work: Callable[[], Awaitable[None]]) -> None:
+    """Do what needs the database, once its server is there. Whoever starts it with others, as systemd and Kubernetes do, is
+    not to care which is faster."""
+    waits = False
+    while True:
+        try:
+            return await work()
+        except Unavailable as error:
+            # Those of a kind of their own tell of damage, or of another store.
+            comes = type(error) is Unavailable and sqlite_path(settings) is None and not is_refusal(error.__cause__)
+            if not comes:
+                raise
+            if not waits:
+                logger.warning("the start waits for the database", extra={"reason": error.reason})
+            waits = True
+        await asyncio.sleep(_RETRY_SECONDS)
+
+
+def _close_to_others(settings: Settings) -> bool:
+    """Return whether anything was open to others, as older versions and directories that were there before left it: the
+    database has the secret that signs links. What lies deeper is closed by what is above it."""
+    data = settings.data.resolve()
+    paths = [data, *(data / name for name in _KEPT)]
+    database = sqlite_path(settings)
+    if database is not None:
+        paths += [database.with_name(f"{database.name}{suffix}") for suffix in ("", "-wal", "-shm", "-journal")]
+    return close_to_others(paths)
 
 
 async def check_redis(settings: Settings) -> None:
-    """Whether Redis belongs to the rest. Raises ConfigurationError. Without Redis a server waits for it."""
+    """Whether Redis belongs to the rest. Without Redis a start goes on, and says so. Raises ConfigurationError, and
+    Unavailable if Redis lets nobody in."""
 
     async def check(services: Services) -> None:
-        with suppress(Unavailable):
+        try:
             await services.installation.check_database()
             await services.installation.check_redis()
+        except Unavailable as error:
+            if scripting.is_refusal(error.__cause__):
+                raise
+            logger.warning("the start goes on, and what needs this store waits for it", extra={"reason": error.reason})
 
     await _with_services(settings, check)
 

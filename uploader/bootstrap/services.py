@@ -1,6 +1,7 @@
 """Stores → services: everything that a server, a worker or a command needs, made once a process."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from uploader.accounting.audit import Audit
 from uploader.accounting.challenges import Budgets, Challenges
@@ -9,7 +10,7 @@ from uploader.accounting.marks import RedisMark
 from uploader.accounting.pending import Delays, Pending
 from uploader.accounting.scripting import RedisConnection
 from uploader.bootstrap.events import Bells, create_asking, create_outbox, create_relays
-from uploader.bootstrap.stores import create_redis, create_storage, database_url
+from uploader.bootstrap.stores import create_redis, create_storage, database_url, list_aside
 from uploader.clock import Clock
 from uploader.database.engine import Database
 from uploader.exposition import Exposition
@@ -153,7 +154,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
     )
     pending = Pending(redis, shards=shards, delays=delays)
     installation = Installation(database, storage, RedisMark(redis), clock)
-    closers = Closers(database, storage, pending, clock)
+    closers = Closers(database, storage, storage.trash, pending, clock)
     merging = Merging(
         database,
         storage,
@@ -198,6 +199,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
     goals = Goals(settings.scrub_first_seconds, settings.scrub_every_seconds, samples=samples)
     scrubbing = Scrubbing(database, healing, clock, goals)
     integrity = Integrity(database, scrubbing)
+    aside = partial(list_aside, settings)
     watching = Watching(tuple(events.sinks), database, clock)
     relays = create_relays(events, database, redis, clock, lambda: f"/uploader/{installation.id}")
     return Services(
@@ -238,9 +240,9 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         overview=Overview(database, storage, admission, clock),
         queues=Queues(database, pending, clock),
         links=Links(database, clock, settings.link_secret, lifetime_seconds=settings.link_lifetime_seconds),
-        gauges=Gauges(database, storage, pending, integrity, watching),
+        gauges=Gauges(database, storage, pending, integrity, watching, aside),
         exposition=Exposition(settings.data.absolute() / "metrics", alone=settings.workers == 1),
-        health=Health(database, storage, pending, integrity, installation, watching),
+        health=Health(database, storage, pending, integrity, installation, watching, aside, clock),
         sweeping=Sweeping(database, pending, closers),
         expiry=Expiry(database, closers, expiry_seconds=settings.upload_expiry_seconds),
         cleanup=Cleanup(database, storage, closers, trail, clock),
@@ -254,7 +256,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         reviewing=Reviewing({relay.name: relay for relay in relays}, database, clock),
         bells=bells,
         watching=watching,
-        backups=Backups(database, storage, installation, settings.data, clock),
+        backups=Backups(database, storage, installation, trail, settings.data, clock),
         restoring=Restoring(database, storage, pending, RedisMark(redis), settings.data),
         trail=trail,
         trail_reports=TrailReports(database),

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from uploader import embedded
 from uploader.accounting.connection import connect, connect_to_socket
 from uploader.accounting.scripting import RedisConnection
 from uploader.clock import Clock
 from uploader.database.engine import Database
-from uploader.embedded import socket_path
 from uploader.settings import Settings
 from uploader.settings.addresses import bucket_address
 from uploader.storage.local.store import LocalStore
@@ -30,12 +30,17 @@ def redis_directory(settings: Settings) -> Path:
     return settings.data.absolute() / "redis"
 
 
+def list_aside(settings: Settings) -> list[Path]:
+    """Directories of the embedded Valkey, if that is in force, that it could not load and that are still there; blocks."""
+    return [] if settings.redis_url is not None else embedded.list_aside(redis_directory(settings))
+
+
 def create_redis(settings: Settings) -> RedisConnection:
     """Connects to nothing yet."""
     connections, timeout_seconds = settings.redis_connections, settings.redis_timeout_seconds
     if settings.redis_url is not None:
         return connect(settings.redis_url, connections=connections, timeout_seconds=timeout_seconds)
-    path = socket_path(redis_directory(settings))
+    path = embedded.socket_path(redis_directory(settings))
     return connect_to_socket(path, connections=connections, timeout_seconds=timeout_seconds)
 
 

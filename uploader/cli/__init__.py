@@ -4,6 +4,7 @@ Refuses to decide anything about uploads: a command asks a service or a client, 
 """
 
 import os
+from functools import partial
 
 import click
 
@@ -26,14 +27,19 @@ class Commands(click.Group):
                     [
                         (name, each.get_short_help_str(limit))
                         for name, each in self.commands.items()
-                        if each.callback.__module__.startswith("uploader.cli.server.") is of_server
+                        if _is_of_server(each) is of_server
                     ]
                 )
 
 
+def _is_of_server(command: click.Command) -> bool:
+    return command.callback.__module__.startswith("uploader.cli.server.")
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="uploader")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """A resumable chunked-upload server, and its client.
 
     Those who upload talk to a server that runs anywhere: the one that `uploader login` keeps, or UPLOADER_URL and
@@ -45,6 +51,9 @@ def main() -> None:
     Exit codes of the client: 0 ok, 2 bad usage, 3 authentication, 4 quota,
     5 try again, 6 failed, 130 interrupted.
     """
+    if _is_of_server(main.commands[context.invoked_subcommand or ""]):
+        # Whatever they make, and what Valkey and SQLite make for them, is nobody else's to read.
+        context.call_on_close(partial(os.umask, os.umask(0o077)))
 
 
 for command in (

@@ -173,6 +173,24 @@ class Api:
         params = _without_none(limit=str(limit), after=after, prefix=prefix, q=part, delimiter=delimiter)
         return await self._call("GET", "/me/files", _PAGE, params=params)
 
+    async def pages(
+        self, prefix: str | None, limit: int, *, part: str | None = None, one_level: bool = False
+    ) -> AsyncIterator[FilePage]:
+        """Page after page. Raises BadAnswer for those that lead in a circle, or to nothing."""
+        after: str | None = None
+        seen = set()
+        while True:
+            page = await self.page(after, prefix, limit, part=part, one_level=one_level)
+            yield page
+            after = page.next
+            if after is None:
+                return
+            if after in seen or not (page.files or page.folders):
+                raise BadAnswer(
+                    "the server's list of files has no end: it leads to what was there before, or to nothing"
+                )
+            seen.add(after)
+
     async def delete_below(self, prefix: str) -> int:
         """How many there were. Raises ServerTooOld."""
         return await self._change("delete", "DELETE", {"prefix": prefix})
@@ -248,5 +266,5 @@ def _without_none(**members: Any) -> dict[str, Any]:
 def _decode(response: httpx2.Response, decoder: Decoder[T]) -> T:
     try:
         return decoder.decode(response.content)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadAnswer(f"{response.url} is not answered as an upload server does: {error}") from error

@@ -287,9 +287,7 @@ class AsyncClient:
         """All files whose name begins with `prefix`, and has `part` anywhere in it, newest first."""
         part = None if part is None else unicodedata.normalize("NFC", part)
         prefix = None if prefix is None else unicodedata.normalize("NFC", prefix)
-        page: FilePage | None = None
-        while page is None or page.next is not None:
-            page = await self._api.page(None if page is None else page.next, prefix, _PAGE, part=part)
+        async for page in self._api.pages(prefix, _PAGE, part=part):
             for file in page.files:
                 if not file.name.startswith(prefix or ""):
                     raise BadAnswer(f"asked for names that begin with {prefix!r}, the server gives {file.name!r}")
@@ -302,10 +300,7 @@ class AsyncClient:
 
     async def level(self, folder: str = "") -> AsyncIterator[Folder | File]:
         """The folders and files right below a folder, by name. Raises ServerTooOld."""
-        page: FilePage | None = None
-        while page is None or page.next is not None:
-            after = None if page is None else page.next
-            page = await self._api.page(after, folder_name(folder) or None, _PAGE, one_level=True)
+        async for page in self._api.pages(folder_name(folder) or None, _PAGE, one_level=True):
             if page.folders is None:
                 raise ServerTooOld("the server is too old to list one level of a folder")
             found: list[Folder | File] = [*page.folders, *page.files]

@@ -77,7 +77,8 @@ class FilePage(Struct, frozen=True):
     levels, and gives none."""
 
     files: list[File]
-    next: str | None
+    # It goes back in a URL; the longest is a name and an id.
+    next: Annotated[str, Meta(max_length=8192)] | None
     folders: list[Folder] | None = None
 
 

@@ -16,6 +16,7 @@ import httpx2
 
 from uploader import __version__
 from uploader.client.errors import (
+    BadAnswer,
     ClientError,
     NotFound,
     QuotaExceeded,
@@ -29,6 +30,10 @@ Token = str | Callable[[], str]
 OnRetry = Callable[[ClientError, float], None]
 
 _TIMEOUT_SECONDS = 60.0
+# A page of a thousand files is 3 MiB at most; the open uploads of a caller, and what a file of 3 TiB is made of, fit, too.
+_MOST_BYTES = 64 << 20
+# Of a problem, the longest of which tells what became of each member of a batch.
+_MOST_PROBLEM_BYTES = 2 << 20
 # Where the bytes of a file are read from: elsewhere.
 _SENT_ON_STATUS = 307
 # What a proxy says while the server behind it is away, with no problem of ours in the body.
@@ -108,7 +113,8 @@ class Transport:
         limits = httpx2.Limits(max_connections=connections + 4, max_keepalive_connections=connections + 4)
         self._http = httpx2.AsyncClient(
             base_url=_checked_url(url),
-            headers={"User-Agent": f"uploader-client/{__version__}"},
+            # Nothing that comes is larger than what went over the network.
+            headers={"User-Agent": f"uploader-client/{__version__}", "Accept-Encoding": "identity"},
             timeout=_timeout(_TIMEOUT_SECONDS),
             limits=limits,
             transport=http_transport,
@@ -150,19 +156,16 @@ class Transport:
         request = await self._request(
             method, path, json=body, content=content, headers=headers, params=params, timeout=timeout
         )
-        try:
-            response = await self._http.send(request)
-        except httpx2.RequestError as error:
-            raise unreachable(error, answered=self._answered) from error
-        self._answered = True
-        _raise_for_problem(response)
-        return response
+        async with self._streaming(request, answered=self._answered) as response:
+            self._answered = True
+            _raise_for_problem(response)
+            return await _read(response)
 
     @asynccontextmanager
     async def stream(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[httpx2.Response]:
         """One attempt to read an answer piece by piece, also from where the server sends us on to. Raises as
         `request_once`, also while it is read."""
-        request = await self._request("GET", path, headers={**headers, "Accept-Encoding": "identity"})
+        request = await self._request("GET", path, headers)
         async with self._streaming(request, answered=self._answered) as response:
             self._answered = True
             if response.status_code != _SENT_ON_STATUS:
@@ -179,9 +182,7 @@ class Transport:
             response = await self._http.send(request, stream=True)
             answered = True
             try:
-                if response.status_code >= 300:
-                    await response.aread()
-                yield response
+                yield response if response.status_code < 300 else await _read_problem(response)
             finally:
                 await response.aclose()
         except httpx2.RequestError as error:
@@ -216,6 +217,50 @@ class Transport:
                 )
             all_headers["Authorization"] = f"Bearer {token}"
         return self._http.build_request(method, path, headers=all_headers, **more)
+
+
+async def _read(response: httpx2.Response) -> httpx2.Response:
+    """The same, with its body. Raises BadAnswer for one that is too large, or encoded though nobody asked for that, as soon
+    as that is known."""
+    if _is_encoded(response):
+        raise BadAnswer(
+            f"{response.url} is answered in {response.headers['content-encoding']!r}, which was not asked for"
+        )
+    body = await _read_most(response, _MOST_BYTES)
+    if body is None:
+        raise BadAnswer(f"{response.url} is answered with more than {_MOST_BYTES >> 20} MiB")
+    return _with_body(response, body)
+
+
+async def _read_problem(response: httpx2.Response) -> httpx2.Response:
+    """As `_read`, of an answer whose status says enough: what can't be one of our problems is left out."""
+    return _with_body(
+        response, b"" if _is_encoded(response) else await _read_most(response, _MOST_PROBLEM_BYTES) or b""
+    )
+
+
+def _is_encoded(response: httpx2.Response) -> bool:
+    return response.headers.get("content-encoding", "").lower() not in ("", "identity")
+
+
+async def _read_most(response: httpx2.Response, most_bytes: int) -> bytes | None:
+    """The body; None if it is longer, whose rest is not read."""
+    body = bytearray()
+    async for block in response.aiter_bytes():  # they are as they came
+        body += block
+        if len(body) > most_bytes:
+            return None
+    return bytes(body)
+
+
+def _with_body(response: httpx2.Response, body: bytes) -> httpx2.Response:
+    return httpx2.Response(
+        response.status_code,
+        headers=response.headers,
+        content=body,
+        request=response.request,
+        extensions=response.extensions,
+    )
 
 
 def _checked_url(url: str) -> str:
@@ -297,7 +342,7 @@ def _problem_of(response: httpx2.Response) -> dict[str, Any] | None:
         return None
     try:
         problem = json.loads(response.content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return problem if isinstance(problem, dict) and "code" in problem else None
 

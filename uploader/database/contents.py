@@ -19,7 +19,15 @@ class Blob:
     size: int
     refs: int
     damaged: bool
+    # When it was last read back, or that failed.
     scrubbed_at: datetime | None
+    # When it is read again, after that failed.
+    reread_at: datetime | None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is known against its bytes: they are not damaged, and could be read."""
+        return not self.damaged and self.reread_at is None
 
 
 _BLOB_COLUMNS = [models.blob.c[field.name] for field in fields(Blob)]
@@ -56,17 +64,17 @@ _LOCKED_BLOB_BY_SHA256 = _BLOB_BY_SHA256.with_for_update()
 
 
 async def contents_by_md5(connection: AsyncConnection, user_id: str, md5s: list[str]) -> list[Blob]:
-    """The contents, none of them known to be damaged, that a user has files of with one of `md5s`."""
+    """The contents, all of them sound as far as is known, that a user has files of with one of `md5s`."""
     asked = {"user_id": user_id, "md5s": json.dumps(md5s)}
     rows = (await connection.execute(_OF_USER[connection.dialect.name], asked)).mappings()
-    return [blob for blob in (Blob(**row) for row in rows) if not blob.damaged]
+    return [blob for blob in (Blob(**row) for row in rows) if blob.is_sound]
 
 
 async def blobs_by_md5(connection: AsyncConnection, md5: str, size: int) -> list[Blob]:
-    """Blobs in use with this MD5 and size, none of them known to be damaged; several if it has twins."""
+    """Blobs in use with this MD5 and size, all of them sound as far as is known; several if it has twins."""
     rows = (await connection.execute(_BLOBS_BY_MD5, {"md5": md5, "size": size})).mappings()
     # Asked for those that are not damaged, SQLite walks over them all, by the index of `damaged`.
-    return [blob for blob in (Blob(**row) for row in rows) if blob.refs > 0 and not blob.damaged]
+    return [blob for blob in (Blob(**row) for row in rows) if blob.refs > 0 and blob.is_sound]
 
 
 async def md5_of(connection: AsyncConnection, sha256: str) -> str | None:
@@ -105,6 +113,13 @@ async def blobs_to_scrub(
     return found
 
 
+async def blobs_to_reread(connection: AsyncConnection, now: datetime, limit: int) -> list[Blob]:
+    """Blobs in use that could not be read, and are to be tried again by now, those that wait longest first."""
+    table = models.blob.c
+    query = _BLOB.where(table.refs > 0, table.reread_at <= now).order_by(table.reread_at).limit(limit)
+    return [Blob(**row) for row in (await connection.execute(query)).mappings()]
+
+
 async def unscrubbed_since(connection: AsyncConnection) -> tuple[datetime | None, datetime | None]:
     """Of the blobs in use that were never read back, when the oldest was placed; and of the others, when the one that
     waits longest was. None where there are none."""
@@ -117,6 +132,17 @@ async def unscrubbed_since(connection: AsyncConnection) -> tuple[datetime | None
 async def count_damaged_blobs(connection: AsyncConnection) -> int:
     query = select(func.count()).select_from(models.blob).where(models.blob.c.damaged, models.blob.c.refs > 0)
     return int((await connection.execute(query)).scalar_one())
+
+
+async def count_unreadable_blobs(connection: AsyncConnection) -> int:
+    """Those that could not be read when that was last tried, and are not known to be damaged."""
+    table = models.blob.c
+    query = select(func.count()).select_from(models.blob)
+    return int(
+        (
+            await connection.execute(query.where(table.reread_at.is_not(None), ~table.damaged, table.refs > 0))
+        ).scalar_one()
+    )
 
 
 async def blobs_without_refs(connection: AsyncConnection, limit: int) -> list[str]:

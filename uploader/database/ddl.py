@@ -11,6 +11,7 @@ from typing import Any
 
 from alembic import op
 from sqlalchemy import Column, inspect, text
+from sqlalchemy.exc import NoSuchTableError
 from sqlalchemy.types import TypeEngine
 
 from uploader.crashpoints import crash_point
@@ -59,8 +60,11 @@ def drop_index(name: str, table: str) -> None:
 
 
 def add_column(table: str, column: Column[Any]) -> None:
-    """Add a column unless it is there."""
-    if column.name not in columns(table):
+    """Add a column unless it is there. Raises NoSuchTableError."""
+    found = columns(table)
+    if not found:
+        raise NoSuchTableError(table)
+    if column.name not in found:
         _change(op.add_column, table, column)
 
 

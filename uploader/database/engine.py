@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 import sqlite3
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -54,6 +55,8 @@ _MYSQL_WANTS_TLS: dict[object, str] = {
     3159: "it wants TLS: add ssl_ca=… to the URL",
     1045: "or it wants TLS: ssl_ca=… in the URL",
 }
+# What a server says to whoever it does not let in, or not to this database.
+_MYSQL_REFUSALS = frozenset({1044, 1045, 1049, 1130, 1142, 1251, 1698, 3118, 3159, 3955})
 _SQLITE_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT})
 _ATTEMPTS = 10
 _MYSQL_PORT = 3306
@@ -255,7 +258,7 @@ async def _write_something(connection: AsyncConnection) -> None:
     await connection.execute(delete(models.meta).where(models.meta.c.name == name))
 
 
-def _code(error: Exception) -> object:
+def _code(error: BaseException | None) -> object:
     original = getattr(error, "orig", None)
     return original.args[0] if original is not None and original.args else None
 
@@ -267,6 +270,15 @@ def _is_duplicate(error: IntegrityError) -> bool:
 def is_retried(error: Exception) -> bool:
     """Whether its whole transaction is to be run again."""
     return _code(error) in _MYSQL_RETRIED
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Whether a MySQL is there and does not let in who asks, or is not the one that was meant: waiting does not help."""
+    if _code(error) in _MYSQL_REFUSALS:
+        return True
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = getattr(error, "orig", None) or error.__cause__ or error.__context__
+    return error is not None
 
 
 def unfitness(error: BaseException | None) -> str | None:

@@ -1,6 +1,7 @@
 """Facts about this installation that outlive its settings, and about the server that keeps them."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Insert, bindparam, delete, insert, select, text, update
@@ -17,6 +18,30 @@ _REPLACE: dict[str, Insert] = {
     "sqlite": sqlite_insert(models.meta).values(_GIVEN).on_conflict_do_update(index_elements=["name"], set_=_NEW),
     "mysql": mysql_insert(models.meta).values(_GIVEN).on_duplicate_key_update(**_NEW),
 }
+
+
+# How long a mishap is told: so that somebody sees it who looks once a week.
+_TOLD_DAYS = 7
+
+
+class Mishap(StrEnum):
+    """Mended by itself, but somebody should look into it; the value is what is told of it."""
+
+    ACCESS = "other accounts of this machine had access to what is kept here"
+    LOST_UPLOAD = "an open upload lost its files, and began anew"
+
+
+async def note_mishap(connection: AsyncConnection, mishap: Mishap, now: datetime) -> None:
+    """Let all processes tell, for a week, that it has come to this."""
+    await replace_fact(connection, mishap, now.isoformat())
+
+
+async def recent_mishaps(connection: AsyncConnection, now: datetime) -> list[str]:
+    """Return what was noted within the last week, in words, with the last time."""
+    query = select(models.meta.c.name, models.meta.c.value).where(models.meta.c.name.in_(list(Mishap)))
+    noted = {name: _moment(value, now) for name, value in await connection.execute(query)}
+    since = now - timedelta(days=_TOLD_DAYS)
+    return [f"{name}, last at {at:%Y-%m-%dT%H:%M:%SZ}: see the log" for name, at in noted.items() if at > since]
 
 
 async def durability(connection: AsyncConnection) -> dict[str, str]:

@@ -45,9 +45,17 @@ async def _current_revision(connection: AsyncConnection) -> str | None:
 async def check(database: Database) -> None:
     """Raises ConfigurationError if the database is not at this version's schema, Unavailable if it is away."""
     current, head = await current_revision(database), head_revision()
+    _refuse_newer(current, head)
     if current != head:
         raise ConfigurationError(
             f"the database is at revision {current or 'none'}, not {head}: run `uploader db upgrade`"
+        )
+
+
+def _refuse_newer(current: str | None, head: str) -> None:
+    if current is not None and current > head:
+        raise ConfigurationError(
+            f"the database is at revision {current}, newer than this version's {head}: install the newer version"
         )
 
 
@@ -56,8 +64,7 @@ async def upgrade(database: Database, revision: str = "head") -> None:
     current, head = await current_revision(database), head_revision()
     if current == head and revision == "head" and database.engine.dialect.name == "sqlite":
         return  # its migrations are whole or not at all
-    if current is not None and current > head:
-        raise ConfigurationError(f"the database is at revision {current}, newer than this version's {head}")
+    _refuse_newer(current, head)
 
     async def run(connection: AsyncConnection) -> None:
         await connection.run_sync(_run_alembic, "upgrade", revision)

@@ -120,10 +120,13 @@ blob = Table(
     # Where a store that is no local disk keeps them.
     Column("location", PathWord(255)),
     Column("damaged", Boolean, nullable=False, server_default=text("0")),
-    # When they were last read back from the disk; NULL: not since they were placed.
+    # When they were last read back from the disk, or that failed; NULL: not since they were placed.
     Column("scrubbed_at", UtcDateTime),
+    # When that is tried again; NULL: they could be read.
+    Column("reread_at", UtcDateTime),
     Index("ix_blob_damaged", "damaged"),
     Index("ix_blob_scrubbed", "scrubbed_at", "created_at"),
+    Index("ix_blob_reread", "reread_at"),
     Index("ix_blob_md5", "md5"),
     Index("ix_blob_refs", "refs"),
     Index("ix_blob_location", "location"),
@@ -161,6 +164,10 @@ token = Table(
     Column("admin", Boolean, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("revoked_at", UtcDateTime),
+    # All that it is good for, as words; NULL: for whatever its user may do.
+    Column("scope", Bytewise(255)),
+    # NULL if it was made before this was kept.
+    Column("made_by", Bytewise(280)),
     Index("ix_token_user", "user_id"),
     mysql_engine="InnoDB",
 )
@@ -238,6 +245,8 @@ trail = Table(
     Column("subject", Bytewise(255), nullable=False),
     # JSON.
     Column("details", LargeBinary, nullable=False),
+    # Who made the token, as `token` has it.
+    Column("token_made_by", Bytewise(280)),
     Index("ix_trail_created", "created_at", "id"),
     mysql_engine="InnoDB",
 )

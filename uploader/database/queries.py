@@ -38,6 +38,8 @@ class Token:
     admin: bool
     created_at: datetime
     revoked_at: datetime | None
+    scope: str | None = None
+    made_by: str | None = None
 
     @property
     def token_id(self) -> str:
@@ -213,7 +215,7 @@ async def promised_bytes(connection: AsyncConnection) -> int:
 def _newest_file(sound: bool, *facts: str) -> "Select[Any]":
     conditions: list[ColumnElement[bool]] = [models.file.c[fact] == bindparam(fact) for fact in facts]
     if sound:
-        conditions.append(~models.blob.c.damaged)
+        conditions += [~models.blob.c.damaged, models.blob.c.reread_at.is_(None)]
     return FILE.where(*conditions).order_by(models.file.c.id.desc()).limit(1)
 
 
@@ -227,8 +229,8 @@ async def newest_file(
     name: str | None = None,
     sound: bool = False,
 ) -> File | None:
-    """The newest file of a user with this MD5 and, where given, this size, SHA-256 and name. `sound`: not of damaged
-    content."""
+    """The newest file of a user with this MD5 and, where given, this size, SHA-256 and name. `sound`: not of
+    content that is damaged, or could not be read."""
     asked = {"user_id": user_id, "md5": md5, "size": size, "sha256": sha256, "name": name}
     given = {fact: value for fact, value in asked.items() if value is not None}
     row = await _first(connection, _newest_file(sound, *given), **given)

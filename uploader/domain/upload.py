@@ -80,6 +80,9 @@ class Reason(StrEnum):
     LENGTH_EXCEEDED = "length-exceeded"
 
 
+# In the place of a reason, of an upload that ended in a file whose bytes came in another way: its own are dropped.
+SUPERSEDED = "superseded"
+
 # From each state, the states that may follow. Only OPEN moves: every other state is final.
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.OPEN: frozenset({State.DONE, State.CANCELLED, State.EXPIRED, State.FAILED, State.CONSUMED}),

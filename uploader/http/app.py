@@ -131,7 +131,7 @@ class Application:
         address = self._proxies.client_address(Request(came_by))
         if identity is None:
             return Actor(Via.REQUEST, None, address=address)
-        return Actor(Via.REQUEST, identity.user_id or None, identity.token_id, address)
+        return Actor(Via.REQUEST, identity.user_id or None, identity.token_id, address, identity.token_made_by)
 
     def _dialect_of(self, request: Request) -> Dialect | None:
         dialect = self._dialect

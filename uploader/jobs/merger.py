@@ -2,9 +2,9 @@
 
 import asyncio
 
-from uploader.domain.upload import File
 from uploader.jobs.runner import Job
 from uploader.service.uploads.merging import Merging, UploadQueue
+from uploader.service.uploads.results import Complete
 
 # A merge is hashing: more at once than this only makes each slower.
 _MAX_MERGES = 4
@@ -18,7 +18,7 @@ class Merger:
     def __init__(self, queue: UploadQueue, merging: Merging) -> None:
         self._queue = queue
         self._merging = merging
-        self._running: set[asyncio.Task[File]] = set()
+        self._running: set[asyncio.Task[Complete]] = set()
 
     def as_job(self) -> Job:
         return Job(f"merger {self._queue.shard}", self.run_once, wake_channel=self._queue.wake_channel)

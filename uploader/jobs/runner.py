@@ -33,6 +33,8 @@ class Runner:
         """`wakes`: the event of each wake channel."""
         self._wakes = {job: (wakes or {}).get(job.wake_channel or "", asyncio.Event()) for job in jobs}
         self._stopping = False
+        # Why each waits that does.
+        self._waits: dict[Job, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -63,11 +65,12 @@ class Runner:
                 if failures:
                     logger.info("job works again", extra={"job": job.name, "failures": failures})
                 failures = 0
+                self._waits.pop(job, None)
                 delay *= random.uniform(0.9, 1.0)  # noqa: S311 (jitter)
             except Exception as error:
                 failures += 1
                 if failures == 1:
-                    _say(job, error)
+                    self._say(job, error)
                 delay = min(0.1 * 2 ** min(failures, 10), _MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1.0)  # noqa: S311
             await self._sleep(wake, delay)
 
@@ -78,11 +81,13 @@ class Runner:
         except TimeoutError:
             return
 
-
-def _say(job: Job, error: Exception) -> None:
-    if isinstance(error, Unavailable):
-        logger.warning("job waits for what it needs", extra={"job": job.name, "reason": error.reason})
-    elif isinstance(error, ConfigurationError):
-        logger.error("job does not run until this is put right", extra={"job": job.name, "reason": error.reason})
-    else:
-        logger.error("job failed, and is tried again", extra={"job": job.name}, exc_info=error)
+    def _say(self, job: Job, error: Exception) -> None:
+        if isinstance(error, Unavailable):
+            # What is away is away for all of them.
+            level = logging.DEBUG if error.reason in self._waits.values() else logging.WARNING
+            self._waits[job] = error.reason
+            logger.log(level, "job waits for what it needs", extra={"job": job.name, "reason": error.reason})
+        elif isinstance(error, ConfigurationError):
+            logger.error("job does not run until this is put right", extra={"job": job.name, "reason": error.reason})
+        else:
+            logger.error("job failed, and is tried again", extra={"job": job.name}, exc_info=error)

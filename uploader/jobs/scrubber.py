@@ -4,7 +4,8 @@ from uploader.jobs.runner import Job
 from uploader.service.upkeep.scrubbing import RateLimit, Scrubbing
 from uploader.storage.base import Stopping
 
-_INTERVAL_SECONDS = 60.0
+# What could not be read is tried again within a minute.
+_INTERVAL_SECONDS = 20.0
 _LOOKS_WITHIN_GOAL = 10
 
 

@@ -14,6 +14,8 @@ from uploader.storage.base import Stopping
 logger = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 60.0
+# Of a short retention, and of none where the store keeps things all the same.
+_SHORTEST_SECONDS = 1.0
 # To walk through a million entries takes seconds; what is wanted at once comes back when it is asked for.
 _WALK_SECONDS = 3600.0
 _GRACE_SECONDS = 3600.0
@@ -27,8 +29,10 @@ class TrashKeeper:
         self._admission = admission
         self._clock = clock
         retention = keeping.retention_seconds
-        self._walk_seconds = min(_WALK_SECONDS, retention / 2)
-        self._interval_seconds = max(min(_INTERVAL_SECONDS, self._walk_seconds), 0.1)
+        # Where nothing comes, there may be what another retention has left, of this process or of one that still runs.
+        shortest = _SHORTEST_SECONDS if keeping.keeps else _INTERVAL_SECONDS
+        self._walk_seconds = min(_WALK_SECONDS, max(retention / 2, shortest))
+        self._interval_seconds = min(_INTERVAL_SECONDS, self._walk_seconds)
         grace = min(_GRACE_SECONDS, retention)
         self._pause = Pause("the trash", clock, grace_seconds=grace, interval_seconds=self._interval_seconds)
         self._walked_at = float("-inf")

@@ -1,6 +1,7 @@
 """The use cases of finished files: list, rename, delete, download; and the caller's accounts."""
 
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
@@ -13,6 +14,7 @@ from uploader.errors import (
     FileNotFound,
     InvalidRequest,
     NameTaken,
+    StorageAway,
     StorageFailed,
     StorageFull,
     UploaderError,
@@ -60,13 +62,37 @@ class Files:
         """The content of a file, to read; the caller closes it. Raises FileNotFound, ContentDamaged, Unavailable."""
         if file.damaged:
             raise ContentDamaged()
-        with suppress(Gone):
-            return await self._storage.open_blob(file.sha256, file.size)
-        await self.get(file.user_id, file.id)  # the file may have been deleted at this moment
-        if await self._healing.is_whole(file.sha256, file.size):
+        async with self._noting(file):
             with suppress(Gone):
                 return await self._storage.open_blob(file.sha256, file.size)
+            await self.get(file.user_id, file.id)  # the file may have been deleted at this moment
+            if await self._healing.is_whole(file.sha256, file.size):
+                with suppress(Gone):
+                    return await self._storage.open_blob(file.sha256, file.size)
+        if not (await self.get(file.user_id, file.id)).damaged:
+            raise StorageFailed()  # it could only not be looked at
         raise ContentDamaged()
+
+    async def read_first(self, file: File, content: OpenBlob, length_bytes: int, offset: int) -> bytes:
+        """The first bytes of what is to be read of an open file, which is closed where they can't be read: then nothing
+        else of it is. Raises StorageFailed."""
+        async with self._noting(file):
+            try:
+                return await content.read(length_bytes, offset)
+            except BaseException:
+                await uninterrupted(content.close())
+                raise
+
+    @asynccontextmanager
+    async def _noting(self, file: File) -> AsyncIterator[None]:
+        """A content that can't be read now is looked at soon."""
+        try:
+            yield
+        except StorageAway:
+            raise
+        except StorageFailed:
+            await self._healing.note_unreadable(file.sha256)
+            raise
 
     async def rename(self, user_id: str, file_id: str, name: str) -> File:
         """Raises FileNotFound, NameTaken."""

@@ -314,8 +314,13 @@ class SettingsTable:
     shutdown_timeout_seconds: float = _setting(
         "SHUTDOWN_TIMEOUT", _duration, "30s", "how long requests in flight may take to end at a stop"
     )
-    # Who may read /metrics: open or admin. Default: open
-    metrics: str = _setting("METRICS", one_of("open", "admin"), "open", "who may read `/metrics`: `open` or `admin`")
+    # Who may read /metrics: administrators and tokens that are for that alone (admin), or everybody (open). Default: admin
+    metrics: str = _setting(
+        "METRICS",
+        one_of("open", "admin"),
+        "admin",
+        "who may read `/metrics`: `admin` (also tokens of `--metrics`) or `open`, to everybody",
+    )
     # Whether the web pages at / and /admin/ are served. Default: true
     web_pages: bool = _setting("WEB_PAGES", boolean, "true", "whether the web pages at `/` and `/admin/` are served")
     # Whether 104 (Upload Resumption Supported) is sent before an answer. Default: true

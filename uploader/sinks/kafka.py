@@ -30,7 +30,9 @@ class KafkaSink:
     def __init__(self, topic: str, options: Mapping[str, Any]) -> None:
         """Raises ConfigurationError."""
         if find_spec("confluent_kafka") is None:
-            raise ConfigurationError("UPLOADER_EVENTS: a sink of type kafka needs `pip install 'uploader[kafka]'`")
+            raise ConfigurationError(
+                "UPLOADER_EVENTS: a sink of type kafka needs confluent-kafka: install `uploader-kit[kafka]`"
+            )
         self._topic = topic
         self._options = {**options, **_PROMISED}
         self._producer: Any = None

@@ -53,7 +53,7 @@ class BlobTree:
         """In bytes; None if there is none."""
         try:
             with self._root.enter(f"blobs/{fan_out(sha256)}") as directory:
-                return directory.status(sha256).st_size
+                return directory.size(sha256)
         except FileNotFoundError:
             return None
 
@@ -107,12 +107,18 @@ class BackupDirectory:
         self._lock: int | None = None
         self.blobs = BlobTree(self._root)
 
+    def __str__(self) -> str:
+        """Its path as text; a path may have bytes that no text has."""
+        return os.fsencode(self.path).decode(errors="replace")
+
     @classmethod
     def claim(cls, path: Path, installation: str) -> Self:
-        """Open it to write, or make it, for the backups of an installation. Raises BackupRefused."""
+        """Open it to write, or make it, for the backups of an installation, closed to other accounts. Raises
+        BackupRefused."""
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         opened = cls(path)
         opened._claim(installation)
+        disk.close_to_others([opened.path.resolve()])
         return opened
 
     def _claim(self, installation: str) -> None:

@@ -113,6 +113,9 @@ class BlobBytes(Protocol):
 class Trash(Protocol):
     """Keeps for a while what would be deleted otherwise. What comes back from here is read and compared first."""
 
+    keeps: bool
+    """Whether what is put away stays until it is removed from here, however short the retention is."""
+
     async def put_away(self, found: Found) -> bool:
         """Move to the trash what a list or `find_blob` met, durably, unless it changed since; whether this call did it."""
 

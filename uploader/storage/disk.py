@@ -1,6 +1,7 @@
 """The only way to the files: each call names an entry of a directory that is held open, and none follows a symlink.
 
-So nothing that is planted below the data directory leads out of it: it gives an error. Owns how something is made durable
+So nothing that is planted below the data directory leads out of it: it gives an error. What is no regular file is no file,
+and is never waited for. Owns how something is made durable
 and how a range of a file is locked; when, is its users' to say.
 """
 
@@ -9,10 +10,13 @@ import errno
 import fcntl
 import logging
 import os
+import stat
 import struct
 import weakref
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from types import TracebackType
 from typing import Self
 
@@ -24,8 +28,11 @@ logger = logging.getLogger(__name__)
 # What a part of a disk says that went bad, and nothing else.
 DAMAGED = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+# What opening says of a directory, and of a socket or a device that can't be opened.
+_NO_FILE = frozenset({errno.EISDIR, errno.ENXIO, errno.ENODEV})
 _DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
+_OF_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 # Of one write: for a longer one the page cache takes larger blocks of memory, which are cold; above all in a virtual machine
 # that gives free ones back to its host, where each is a fault anew (docs/performance.md).
 _WRITE_BYTES = 128 << 10
@@ -128,11 +135,19 @@ class Directory:
     # Files
 
     def open_to_read(self, name: str) -> int:
-        return self._open(name, os.O_RDONLY)
+        """A descriptor of a file. Raises FileNotFoundError, also where the name stands for anything but a regular file."""
+        return self._open_file(name, os.O_RDONLY)
 
     def open_to_write(self, name: str) -> int:
-        """A descriptor to read and write a file that is there."""
-        return self._open(name, os.O_RDWR)
+        """A descriptor to read and write a file that is there. Raises as `open_to_read`."""
+        return self._open_file(name, os.O_RDWR)
+
+    def size(self, name: str) -> int:
+        """Of a file, in bytes. Raises FileNotFoundError, as `open_to_read`."""
+        found = self.status(name)
+        if not S_ISREG(found.st_mode):
+            raise _no_file(name)
+        return found.st_size
 
     def open_unnamed(self) -> int:
         """A new file that has no name and goes with its descriptor."""
@@ -187,6 +202,16 @@ class Directory:
             return False
         return True
 
+    def make_way(self, name: str) -> bool:
+        """Take a name away from anything but a regular file, of directories from an empty one; whether a file has it.
+        Raises FileNotFoundError if nothing does."""
+        kind = self.status(name).st_mode
+        if S_ISDIR(kind):
+            self.remove_directory(name)
+        elif not S_ISREG(kind):
+            self.unlink(name)
+        return S_ISREG(kind)
+
     def status(self, name: str) -> os.stat_result:
         """What a name stands for, be it a symlink."""
         return os.stat(_checked(name), dir_fd=self._descriptor, follow_symlinks=False)
@@ -203,6 +228,18 @@ class Directory:
 
     def _create(self, name: str) -> int:
         return self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+
+    def _open_file(self, name: str, flags: int) -> int:
+        try:
+            descriptor = self._open(name, flags | os.O_NONBLOCK)  # a named pipe is not waited for
+        except OSError as error:
+            if error.errno in _NO_FILE:
+                raise _no_file(name) from error
+            raise
+        if S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+        raise _no_file(name)
 
     def _open(self, name: str, flags: int) -> int:
         return os.open(_checked(name), flags | _SAFE, _FILE_MODE, dir_fd=self._descriptor)
@@ -239,10 +276,56 @@ def _make_path(path: Path) -> None:
             opened.sync()
 
 
+def close_to_others(paths: Iterable[Path]) -> bool:
+    """Take from other accounts what they may do with these files and directories, and say so in one line; what belongs to
+    another account, or can't be changed, is told in another. Return whether either is so. What is not there, and symlinks,
+    are passed over."""
+    closed: list[str] = []
+    open_still: list[str] = []
+    for path in paths:
+        with suppress(FileNotFoundError):
+            is_closed = _close_to_others(path)
+            if is_closed is not None:
+                (closed if is_closed else open_still).append(str(path))
+    if closed:
+        logger.warning(f"other accounts of this machine had access to {', '.join(closed)}: not any more")
+    if open_still:
+        logger.warning(
+            f"other accounts of this machine have access to {', '.join(open_still)}, and it can't be taken away"
+        )
+    return bool(closed or open_still)
+
+
+def _close_to_others(path: Path) -> bool | None:
+    """Whether they have no access any more; None if they had none."""
+    try:
+        # It opens nothing: to close a file that SQLite has open would give up SQLite's locks.
+        descriptor = os.open(path, os.O_PATH | _SAFE)
+    except PermissionError:
+        return False
+    try:
+        found = os.fstat(descriptor)
+        if stat.S_ISLNK(found.st_mode) or not found.st_mode & _OF_OTHERS:
+            return None
+        if found.st_uid != os.geteuid():
+            return False
+        try:
+            Path(f"/proc/self/fd/{descriptor}").chmod(found.st_mode & stat.S_IRWXU)
+        except OSError:
+            return False
+        return not os.fstat(descriptor).st_mode & _OF_OTHERS
+    finally:
+        os.close(descriptor)
+
+
 def _checked(name: str) -> str:
     if name in ("", ".", "..") or "/" in name:
         raise OSError(errno.EINVAL, "not the name of an entry", name)
     return name
+
+
+def _no_file(name: str) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, "not a regular file", name)
 
 
 # Open files

@@ -21,7 +21,7 @@ from tests.support.browser import visiting
 from tests.support.commands import Commands, serving, token_of_somebody
 from tests.support.content import KIB, MIB, Content
 from tests.support.process import UPLOADER, Server
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.client import Client
 
 TUS = {"Tus-Resumable": "1.0.0"}
@@ -30,7 +30,6 @@ SIZE = 20 * MIB + 77
 NAME = "film.mp4"
 SPACE = 64 * MIB
 SEEDS = itertools.count(195_000)
-pytestmark = pytest.mark.timeout(170)
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +212,7 @@ def test_tus_goes_on_with_what_a_command_began(somebody: Somebody) -> None:
     while json.loads(running.stdout.readline()).get("received_bytes", 0) == 0:
         pass
     running.send_signal(signal.SIGINT)
-    running.communicate(timeout=60)
+    running.communicate(timeout=PATIENCE_SECONDS)
     (upload,) = somebody.uploads()
     uploader = somebody.tus(f"{somebody.server.url}/resumable/{upload['id']}")
     assert 0 < uploader.offset == upload["received_bytes"] < SIZE

@@ -30,7 +30,6 @@ HER_OPEN = Content(300 * KIB, seed=2, name="=film.mov")
 HIS_OPEN = Content(200 * KIB, seed=3)
 OTHERS = 24  # with alice, bob and root more than a page of the table
 DAY_SECONDS = 86_400
-pytestmark = pytest.mark.timeout(170)
 
 
 @dataclass

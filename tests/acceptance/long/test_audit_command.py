@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from sqlalchemy import update
 
 from tests.conftest import MakeStack
@@ -24,8 +23,6 @@ from uploader.service.events import switching
 
 CONTENT = Content(100 * KIB)
 OTHER = Content(70 * KIB, seed=1)
-
-pytestmark = pytest.mark.timeout(300)
 
 
 async def _opened(stack: Stack) -> list[str]:
@@ -75,6 +72,10 @@ async def _token_id(stack: Stack) -> list[str]:
     return [(await stack.services.accounts.tokens_of("alice"))[0].token_id]
 
 
+async def _backups(stack: Stack) -> list[str]:
+    return [str(stack.data.parent / "backups")]
+
+
 async def _nothing(_stack: Stack) -> list[str]:
     return []
 
@@ -85,6 +86,7 @@ RUNS: dict[str, tuple[Callable[[Stack], Awaitable[list[str]]], list[str]]] = {
     "adopt": (_nothing, ["--yes"]),
     "cleanup": (_opened, ["--before", "9999-12", "--idle", "1ms"]),
     "reset-unfinished": (_opened, ["--yes"]),
+    "backup": (_backups, []),
     "reconcile": (_wrong_figures, ["--repair"]),
     "scrub": (_put_away, ["--restart"]),
     "trash restore": (_named, []),

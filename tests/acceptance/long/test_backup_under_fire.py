@@ -55,7 +55,6 @@ class Backups:
         return {file_id: content for client in self.clients for file_id, content in client.promises.files.items()}
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", [Setup.database])  # the one that is killed, too
 async def test_a_backup_that_is_made_while_everything_is_killed_has_all_that_was_finished(
     kind: str, tmp_path: Path

@@ -16,7 +16,7 @@ LEAST = Least(kills=150, kills_of_each=6, chunks=200, made=20, appends=40, files
 LEAST_OF_FAILOVERS = Least(kills=15, chunks=20, made=1, appends=3, files=5, audits=10, failovers=2)
 
 
-@pytest.mark.timeout(0 if MINUTES else 300)
+@pytest.mark.timeout(0 if MINUTES else 1800)
 @pytest.mark.parametrize("database", [Setup.database])  # the one that is killed, too
 async def test_nothing_drifts_and_nothing_is_lost_while_everything_is_killed(database: str, tmp_path: Path) -> None:
     summary = await run_round(tmp_path / database, seconds=_seconds(60), seed=1, setup=Setup(database), least=LEAST)
@@ -25,7 +25,7 @@ async def test_nothing_drifts_and_nothing_is_lost_while_everything_is_killed(dat
     assert min(summary.aof_cuts, summary.flushalls, summary.freezes, summary.clock_jumps) > 0
 
 
-@pytest.mark.timeout(0 if MINUTES else 300)
+@pytest.mark.timeout(0 if MINUTES else 1800)
 @pytest.mark.parametrize("database", ["mysql"])
 async def test_nothing_drifts_and_nothing_is_lost_while_stores_fail_over(database: str, tmp_path: Path) -> None:
     setup = Setup(database, failovers=True)

@@ -2,14 +2,11 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.flips.flipping import LIVE, STOPPED
 from tests.flips.result import as_table
 from tests.flips.round import run_round
 
 
-@pytest.mark.timeout(180)
 async def test_bytes_that_flip_are_never_served_as_right_and_harm_nobody_else(tmp_path: Path) -> None:
     summary = await run_round(tmp_path / "round", flips=6, seed=1)
     print(as_table(summary))

@@ -19,7 +19,6 @@ from tests.support.sockets import Server, serving_stack
 from uploader.database import models
 
 GIB = 1 << 30
-pytestmark = pytest.mark.timeout(170)
 
 
 async def _token(server: Server, user_id: str, *, admin: bool = False) -> str:
@@ -254,6 +253,11 @@ async def test_a_token_is_made_copied_and_revoked(make_stack: MakeStack, browser
         await page.get_by_role("dialog", name="Revoke the token?").get_by_role("button", name="Revoke").click()
         await expect(revoke).to_have_count(1)
         await expect(dialog.get_by_text(re.compile("^Revoked "))).to_have_count(1)
+        await expect(dialog.get_by_text("by administrator root")).to_have_count(1)
+        await server.stack.services.accounts.create_token("root", admin=False, scope="metrics")
+        await page.keyboard.press("Escape")
+        await visitor.press("root")
+        await expect(dialog.get_by_role("row").filter(has_text="Read metrics")).to_contain_text("by command ")
         assert await _status_with(server, token) == 401
 
 

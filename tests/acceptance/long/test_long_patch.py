@@ -6,12 +6,9 @@
 import tempfile
 from pathlib import Path
 
-import pytest
-
 from benchmarks.long_patch import MIB, measure
 
 
-@pytest.mark.timeout(300)
 def test_little_of_a_long_patch_is_sent_again(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=tmp_path) as directory:
         rows = measure(Path(directory), size=300 * MIB, kills=3, breaks=4, seed=2)

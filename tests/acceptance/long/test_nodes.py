@@ -19,7 +19,6 @@ def in_order_through_two(sending: Sending, _scale: Scale) -> None:
     sending.through(0)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("way", "scale", "most_read_bytes"),
     [

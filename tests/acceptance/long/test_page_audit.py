@@ -2,7 +2,6 @@
 
 import csv
 
-import pytest
 from playwright.async_api import Browser, expect
 
 from tests.conftest import MakeStack
@@ -11,7 +10,6 @@ from tests.support.content import KIB, Content
 from tests.support.sockets import serving_stack
 
 UPLOAD = Content(100 * KIB, name="=film.mov")
-pytestmark = pytest.mark.timeout(170)
 
 
 async def test_it_shows_who_did_what_page_by_page_of_one_user_and_as_csv(
@@ -35,6 +33,7 @@ async def test_it_shows_who_did_what_page_by_page_of_one_user_and_as_csv(
         await expect(expired.nth(0)).to_have_text("Upload expired")
         await expect(expired.nth(1)).to_contain_text("of alice")
         await expect(expired.nth(2)).to_contain_text("root")
+        await expect(expired.nth(2)).to_contain_text(", made by command ")
         await expect(expired.nth(3)).to_have_text("127.0.0.1")
         await expect(expired.nth(4)).to_contain_text("=film.mov")
         await expect(rows.filter(has_text="Quota changed")).to_contain_text("10 GiB → 5 GiB")

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 from playwright.async_api import Browser, Error, Locator, Route, expect
 from sqlalchemy import select
 
@@ -20,7 +19,6 @@ from uploader.database import models
 from uploader.service.ids import new_id
 
 PATIENCE_SECONDS = 60.0
-pytestmark = pytest.mark.timeout(170)
 
 FILES = {
     "a.txt": b"alpha",

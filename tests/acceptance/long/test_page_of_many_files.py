@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import pytest
 from playwright.async_api import Browser, Request, Route, expect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -32,7 +31,6 @@ PATIENCE_SECONDS = 60.0
 WHOLE_BYTES, LARGE_BYTES = 300 * KIB, 2 * MIB
 _PROBE_BYTES = 1024
 _BATCHES_AT_ONCE = 2
-pytestmark = pytest.mark.timeout(170)
 
 
 class HeldBatches:

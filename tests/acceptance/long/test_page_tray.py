@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
 from playwright.async_api import Browser, Locator, Route, expect
 
 from tests.conftest import MakeStack
@@ -18,7 +17,6 @@ from tests.support.waiting import eventually
 
 PATIENCE_SECONDS = 60.0
 PHONE = {"viewport": {"width": 390, "height": 780}, "has_touch": True, "is_mobile": True}
-pytestmark = pytest.mark.timeout(170)
 
 
 class Held:

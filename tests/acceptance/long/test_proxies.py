@@ -5,6 +5,7 @@ import json
 import re
 import socket
 import ssl
+from base64 import b64encode
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ CLIENT = "127.0.0.2"
 CHUNKS = Content(3 * MIB, seed=1, chunk_size=MIB)
 TUS = Content(2 * MIB, seed=2)
 WHOLE = Content(MIB, seed=3)
+TOLD = Content(2 * MIB, seed=4)
+# Their addresses are more than 8 KiB, which is what nginx has for a header of a request by itself.
+PARTS = 130
 
 
 @dataclass
@@ -76,13 +80,19 @@ async def test_a_proxy_as_it_is_printed(proxy: str, tmp_path: Path) -> None:
     async with consuming() as asked:
         events.write_text(f'[pre_create]\nurl = "{asked.url}"\nsecret_file = "may.secret"\n')
         settings = {"DATA": str(data), "EVENTS": str(events), "TRUSTED_PROXIES": "127.0.0.1", "MIN_CHUNK_SIZE": "64KiB"}
-        settings |= {"CHUNK_SIZE": "64KiB", "INTERIM_RESPONSES": "false" if proxy == "nginx" else "true"}
+        settings |= {
+            "MAX_OPEN_UPLOADS": str(2 * PARTS),
+            "CHUNK_SIZE": "64KiB",
+            "INTERIM_RESPONSES": "false" if proxy == "nginx" else "true",
+        }
         server = await asyncio.to_thread(Server, tmp_path / "log", settings)
         certified = authority.issue("proxy", HOST)
         with ended(server), running_proxy(proxy, tmp_path / proxy, certified, server.port) as port:
             curl = Curl(tmp_path, authority.file, port, owner_token(data))
             await chunks_arrive(curl)
             await whole_files_arrive(curl)
+            await tus_goes_on_whatever_its_metadata(curl)
+            await tus_puts_many_parts_together(curl, server)
             location = await tus_is_told_the_address_of_the_proxy(curl)
             said = {json.loads(request.body)["client_address"] for request in asked.requests}
             assert said == {CLIENT}
@@ -118,6 +128,52 @@ async def whole_files_arrive(curl: Curl) -> None:
     assert status == "HTTP/2 201"
     _, _, listed = await curl("/me/files")
     assert WHOLE.sha256 in {found["sha256"] for found in json.loads(listed)["files"]}
+
+
+async def tus_goes_on_whatever_its_metadata(curl: Curl) -> None:
+    """What a client told of its file, 4 KiB at the most, is in each answer to its question how far it is."""
+    metadata = f"filename {b64encode(b'told.bin').decode()},note "
+    metadata += b64encode(b"x" * ((4096 - len(metadata)) // 4 * 3)).decode()
+    assert 4090 <= len(metadata) <= 4096
+    _, created, _ = await curl(
+        "/resumable", "-X", "POST", *tus(f"Upload-Length: {TOLD.size}", f"Upload-Metadata: {metadata}")
+    )
+    path = created["location"].partition(str(curl.port))[2]
+    chunk = curl.directory / "told"
+    for offset in (0, MIB):
+        status, asked, _ = await curl(path, "-I", *tus())
+        assert (status, asked.get("upload-metadata"), asked.get("upload-offset")) == (
+            "HTTP/2 200",
+            metadata,
+            str(offset),
+        )
+        chunk.write_bytes(TOLD.data[offset : offset + MIB])
+        fields = (f"Upload-Offset: {offset}", "Content-Type: application/offset+octet-stream")
+        status, _, _ = await curl(path, "-X", "PATCH", "--data-binary", f"@{chunk}", *tus(*fields))
+        assert status == "HTTP/2 204"
+    _, _, listed = await curl("/me/files")
+    assert ("told.bin", TOLD.sha256) in {(found["name"], found["sha256"]) for found in json.loads(listed)["files"]}
+
+
+async def tus_puts_many_parts_together(curl: Curl, server: Server) -> None:
+    headers = {"Authorization": f"Bearer {curl.token}", "Tus-Resumable": "1.0.0"}
+    async with httpx2.AsyncClient(base_url=server.url, headers=headers) as client:
+        made = [
+            await client.post("/resumable", headers={"Upload-Concat": "partial", "Upload-Length": "1"})
+            for _ in range(PARTS)
+        ]
+    paths = [response.headers["location"].partition(str(server.port))[2] for response in made]
+    parts = "final;" + " ".join(f"https://{HOST}:{curl.port}{path}" for path in paths)
+    assert 8 * KIB < len(parts) < 16 * KIB
+    status, created, _ = await curl("/resumable", "-X", "POST", *tus(f"Upload-Concat: {parts}"))
+    assert status == "HTTP/2 201"
+    status, asked, _ = await curl(created["location"].partition(str(curl.port))[2], "-I", *tus())
+    assert (status, asked.get("upload-concat")) == ("HTTP/2 200", parts)
+
+
+def tus(*lines: str) -> list[str]:
+    """Arguments of curl."""
+    return [word for line in ("Tus-Resumable: 1.0.0", *lines) for word in ("-H", line)]
 
 
 async def tus_is_told_the_address_of_the_proxy(curl: Curl) -> str:

@@ -9,6 +9,7 @@ from sqlalchemy import text
 from tests.support.content import KIB, Content
 from tests.support.process import UPLOADER, Process, answers, client_of_owner, ended, wait_for
 from tests.support.servers import PrivateDatabase, PrivateRedis, free_port
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database.engine import Database
 
 README = Path(__file__).parents[3] / "README.md"
@@ -49,7 +50,7 @@ async def test_the_section_about_mysql_is_true(
             return process
 
         migrating = typed(upgrade)
-        assert migrating.process.wait(timeout=60) == 0, migrating.output()
+        assert migrating.process.wait(timeout=PATIENCE_SECONDS) == 0, migrating.output()
         assert "the database is at revision" in migrating.output()
         serving, working = typed(serve), typed(work)
         wait_for(lambda: answers(port) or serving.process.poll() is not None)

@@ -1,7 +1,6 @@
 """The web page where downloads are sent on to a bucket, in a real Chromium: what is saved comes from there, what is shown
 from here."""
 
-import pytest
 from playwright.async_api import Browser, expect
 
 from tests.conftest import MakeStack
@@ -11,7 +10,6 @@ from tests.support.gateways import Gateway, settings_of
 from tests.support.sockets import serving_stack
 from uploader.settings.addresses import BucketAddress
 
-pytestmark = pytest.mark.timeout(170)
 TEXT = b"alpha\n" * (MIB // 6)
 
 

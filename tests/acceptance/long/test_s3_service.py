@@ -19,6 +19,7 @@ from tests.support.deltas import copied, literal, read_signature
 from tests.support.gateways import PART_BYTES
 from tests.support.invariants import Account, checked_accounts
 from tests.support.stack import Stack
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import models, queries
 from uploader.errors import ConfigurationError
 from uploader.service.ids import new_id
@@ -409,7 +410,7 @@ async def test_parts_of_tus_become_one_file(node: Node, another: Node) -> None:
         "/resumable", headers={**TUS, "Upload-Concat": "final;" + " ".join(paths), "Upload-Metadata": "filename YQ=="}
     )
     assert final.status_code == 201, final.text
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not (await node.stack.client.get("/me/files")).json()["files"]:
             await asyncio.sleep(0.1)
     assert await node.download() == CONTENT.data

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 from playwright.async_api import Browser, Route, expect
 from sqlalchemy import select
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -33,7 +32,6 @@ from uploader.service.ids import new_id
 
 CONNECTIONS = 4
 PATIENCE_SECONDS = 60.0
-pytestmark = pytest.mark.timeout(170)
 _CHUNK = re.compile(r"/(?:uploads|files)/\w+/chunks/(\d+)")
 
 

@@ -26,6 +26,7 @@ EXIT_INTERRUPTED = 130
 # Of several failures the most telling one counts: what only a person can mend goes before what time may mend.
 _BY_WEIGHT = (EXIT_AUTHENTICATION, EXIT_QUOTA, EXIT_FAILED, EXIT_TRY_AGAIN)
 _SHORT_PATIENCE_SECONDS = 10.0
+_NOBODY = "nobody is logged in: run `uploader login URL`, or set UPLOADER_URL and UPLOADER_TOKEN"
 # Longer than any pause between two tries.
 _SAME_TROUBLE_SECONDS = 60.0
 
@@ -51,7 +52,8 @@ def worst_of(codes: set[int]) -> int:
     return next((code for code in _BY_WEIGHT if code in codes), EXIT_OK)
 
 
-def kept_profile() -> "Profile":
+def kept_profile() -> "Profile | None":
+    """Who is logged in."""
     from uploader.cli.client.profile import load_profile
 
     try:
@@ -73,7 +75,7 @@ def run_client(
     from uploader.cli.client.showing.failures import failed
     from uploader.client import AsyncClient, ClientError, Patience
 
-    profile = profile or kept_profile()
+    profile = profile or kept_profile() or fail(_NOBODY, EXIT_CONFIGURATION)
 
     async def run(reporter: "Reporter") -> int:
         retries = _Retries(reporter)

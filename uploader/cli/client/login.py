@@ -25,19 +25,24 @@ if TYPE_CHECKING:
 @click.argument("url", required=False)
 @shown_options
 def login(url: str | None, as_json: bool, quiet: bool) -> None:
-    """Keep a server's URL and your token, after trying them.
+    """Keep a server's URL and your token, after trying them. The URL may be a link that signs in, as `uploader serve` prints
+    it on a terminal: it has both.
 
-    The token is asked for on the terminal, or else read from standard input; it is never an argument, which others could
-    see. It is kept in ~/.config/uploader/client.toml (or below XDG_CONFIG_HOME), readable by you alone. UPLOADER_URL and
+    Without such a link the token is asked for on the terminal, or else read from standard input: others can see arguments.
+    It is kept in ~/.config/uploader/client.toml (or below XDG_CONFIG_HOME), readable by you alone. UPLOADER_URL and
     UPLOADER_TOKEN go before it.
     """
     profile = _ask(url)
 
     async def work(client: "AsyncClient", reporter: "Reporter") -> int:
         from uploader.cli.client.profile import save_profile
-        from uploader.cli.client.showing.events import Failed, LoggedIn
+        from uploader.cli.client.showing.events import Failed, LoggedIn, Noted
         from uploader.client import Unauthenticated
 
+        if profile.is_readable_on_the_way:
+            reporter.show(
+                Noted(f"{profile.url} is no https: on the way to it others can read your token, and all that you send")
+            )
         try:
             await client.usage()
             path = save_profile(profile)
@@ -53,12 +58,16 @@ def login(url: str | None, as_json: bool, quiet: bool) -> None:
 
 
 def _ask(url: str | None) -> "Profile":
-    from uploader.cli.client.profile import Profile
+    from uploader.cli.client.profile import DEFAULT_URL, Profile, profile_of_link
 
     try:
-        if not sys.stdin.isatty():
-            return Profile(url or kept_profile().url, sys.stdin.readline().strip() or None)
-        url = url or click.prompt("Server", default=kept_profile().url, err=True)
+        kept, asks = kept_profile(), sys.stdin.isatty()
+        offered = kept.url if kept is not None else DEFAULT_URL
+        url = url or (click.prompt("Server", default=offered, err=True) if asks else offered)
+        if linked := profile_of_link(url):
+            return linked
+        if not asks:
+            return Profile(url, sys.stdin.readline().strip() or None)
         return Profile(url, click.prompt("Token", hide_input=True, err=True).strip())
     except (click.Abort, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)

@@ -1,12 +1,15 @@
 """Which server the client commands talk to, and as whom: from the environment, or from what `uploader login` kept."""
 
+import ipaddress
 import json
 import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
+# Where `uploader serve` listens if nothing else is said.
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
@@ -17,6 +20,19 @@ class Profile:
     url: str
     token: str | None
 
+    @property
+    def is_readable_on_the_way(self) -> bool:
+        """Whether the token goes to another machine without TLS. Raises ValueError if the URL is none."""
+        parts = urlsplit(self.url)
+        return self.token is not None and parts.scheme == "http" and not _is_this_machine(parts.hostname or "")
+
+
+def profile_of_link(link: str) -> Profile | None:
+    """What a link that signs in names (`/#token=…` or `/admin/#token=…`); None for a URL without a token."""
+    url, _, fragment = link.partition("#")
+    tokens = parse_qs(fragment).get("token")
+    return Profile(url.rstrip("/").removesuffix("/admin"), tokens[0]) if tokens else None
+
 
 def profile_path(environment: Mapping[str, str]) -> Path:
     """Where `login` keeps it (XDG Base Directory Specification: a relative directory is ignored)."""
@@ -25,14 +41,17 @@ def profile_path(environment: Mapping[str, str]) -> Path:
     return directory / "uploader" / "client.toml"
 
 
-def load_profile(environment: Mapping[str, str] | None = None) -> Profile:
-    """`UPLOADER_URL` and `UPLOADER_TOKEN` go before the file. Raises ValueError, saying what is wrong with the file.
+def load_profile(environment: Mapping[str, str] | None = None) -> Profile | None:
+    """`UPLOADER_URL` and `UPLOADER_TOKEN` go before the file. None where neither names a server. Raises ValueError, saying
+    what is wrong with the file.
 
     A kept token is for the server it was kept with, and is never shown to another one.
     """
     environment = os.environ if environment is None else environment
     kept = _read(profile_path(environment))
-    url = environment.get("UPLOADER_URL") or kept.get("url") or DEFAULT_URL
+    url = environment.get("UPLOADER_URL") or kept.get("url")
+    if not url:
+        return None
     token = environment.get("UPLOADER_TOKEN")
     if not token and url.rstrip("/") == kept.get("url", "").rstrip("/"):
         token = kept.get("token")
@@ -53,6 +72,13 @@ def save_profile(profile: Profile, environment: Mapping[str, str] | None = None)
         opened.writelines(lines)
     new.replace(path)
     return path
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def _read(path: Path) -> dict[str, str]:

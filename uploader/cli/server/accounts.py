@@ -22,15 +22,22 @@ def token() -> None:
 @token.command("create")
 @click.argument("user")
 @click.option("--admin", is_flag=True, help="The token may use /admin.")
+@click.option("--metrics", is_flag=True, help="The token reads /metrics, and is good for nothing else.")
 @click.option("--total-space", type=SIZE, help="Quota of a user seen for the first time, such as 10GiB.")
-def token_create(user: str, admin: bool, total_space: int | None) -> None:
+def token_create(user: str, admin: bool, metrics: bool, total_space: int | None) -> None:
     """Make a token for USER, and the user if need be; print it as the last word.
 
     A second call adds a token and keeps the quota. Only the token's SHA-256 is stored: it can't be shown again.
     """
 
+    if admin and metrics:
+        raise click.UsageError("--admin and --metrics: one of them")
+
     async def run(services: "Services") -> str:
-        return await services.accounts.create_token(user, admin=admin, total_space=total_space)
+        from uploader.service.access.accounts import METRICS_SCOPE
+
+        scope = METRICS_SCOPE if metrics else None
+        return await services.accounts.create_token(user, admin=admin, total_space=total_space, scope=scope)
 
     made = with_services(load_settings(), run)
     click.echo(f"token of {user}: {made}" if sys.stdout.isatty() else made)
@@ -39,12 +46,13 @@ def token_create(user: str, admin: bool, total_space: int | None) -> None:
 @token.command("list")
 @click.argument("user", required=False)
 def token_list(user: str | None) -> None:
-    """List the tokens of USER, or of everybody: id, user, what it may do, when it was made."""
+    """List the tokens of USER, or of everybody: id, user, what it may do, when it was made, and by whom."""
 
     async def run(services: "Services") -> None:
         for row in await services.accounts.tokens(user):
-            kind = "revoked" if row.revoked_at else "admin" if row.admin else "user"
-            click.echo(f"{row.token_id}  {row.user_id}  {kind}  {row.created_at:%Y-%m-%dT%H:%M:%SZ}")
+            kind = "revoked" if row.revoked_at else "admin" if row.admin else row.scope or "user"
+            made = f"{row.created_at:%Y-%m-%dT%H:%M:%SZ}" + (f"  by {row.made_by}" if row.made_by else "")
+            click.echo(f"{row.token_id}  {row.user_id}  {kind}  {made}")
 
     with_services(load_settings(), run)
 

@@ -119,7 +119,7 @@ def restore(directory: Path, stamp: str | None) -> None:
                 wait_for_redis()
                 copied = await services.restoring.restore(plan, progress.tell)
             await services.storage.prepare()
-            details = {"backup": plan.stamp, "lacking": len(copied.lacking)}
+            details = {"backup": plan.stamp, "directory": str(plan.directory), "lacking": len(copied.lacking)}
             await services.trail.note(Action.INSTALLATION_RESTORED, subject=plan.installation, details=details)
             return plan.stamp, copied, await services.cleanup.count_lost()
         finally:

@@ -5,6 +5,7 @@ Imports are inside the functions, so that `--help` and the start of the server a
 
 import asyncio
 import os
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +26,12 @@ EXIT_FAILED = 1
 
 
 def load_settings(**overrides: Any) -> Settings:
+    """Read the settings in force. What can't be read ends the command, and so does a system that the server can't run on."""
+    if sys.platform != "linux":  # files without a name, locks of open files and more are Linux's alone
+        fail(
+            "the server needs Linux; `put`, `get`, `sync` and the other commands of a client run here, too",
+            EXIT_CONFIGURATION,
+        )
     try:
         return Settings.load(**overrides)
     except ConfigurationError as error:
@@ -75,9 +82,6 @@ def with_services(
 def with_everything(settings: Settings, work: "Callable[[Services], Awaitable[T]]") -> T:
     """Run a command that needs Redis and the disk, too."""
     from uploader import bootstrap
-    from uploader.observability import configure_logging
-
-    configure_logging(settings.log_level, settings.log_format)
 
     async def run() -> T:
         await bootstrap.prepare_database(settings)
@@ -102,7 +106,11 @@ def make_data_directory(settings: Settings) -> None:
 
 @contextmanager
 def embedded_redis(settings: Settings) -> "Iterator[Callable[[], None]]":
-    """Run the embedded Valkey, if none is given; yields a function that waits until it answers."""
+    """Run the embedded Valkey, if none is given; yields a function that waits until it answers. From here on there are logs:
+    it has things to tell at once."""
+    from uploader.observability import configure_logging
+
+    configure_logging(settings.log_level, settings.log_format)
     if settings.redis_url is not None:
         yield lambda: None
         return

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -53,14 +53,14 @@ def _serve(settings: Settings, wait_for_redis: "Callable[[], None]") -> None:
 
     from uploader import bootstrap
     from uploader.bootstrap.reloading import ServerProcesses
-    from uploader.observability import configure_logging
 
-    configure_logging(settings.log_level, settings.log_format)
     bootstrap.warn_of_settings(settings)
     try:
         bootstrap.check_settings(settings)
     except ConfigurationError as error:
         fail(error.detail, EXIT_CONFIGURATION)
+    # Here it only leads out of this function: uvicorn ends in its own order, then raises it again.
+    signal.signal(signal.SIGTERM, _leave)
     token = run_to_end(bootstrap.prepare_installation(settings))
     listener = _listen(settings)
     try:
@@ -71,8 +71,6 @@ def _serve(settings: Settings, wait_for_redis: "Callable[[], None]") -> None:
     config = bootstrap.server_config(settings)
     host, port = listener.getsockname()[:2]
     threading.Thread(target=announce, args=(settings, host, port, token), daemon=True).start()
-    # uvicorn ends in its own order on these, then raises them again; here they only lead out of this function.
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
     try:
         if settings.workers > 1:
             ServerProcesses(config, [listener]).run()
@@ -85,6 +83,10 @@ def _serve(settings: Settings, wait_for_redis: "Callable[[], None]") -> None:
         pass
     finally:
         listener.close()
+
+
+def _leave(_number: int, _frame: object) -> NoReturn:
+    sys.exit(0)
 
 
 def _listen(settings: Settings) -> "socket.socket":
@@ -109,13 +111,11 @@ def work() -> None:
     make_data_directory(settings)
     with embedded_redis(settings) as wait_for_redis:
         from uploader import bootstrap
-        from uploader.observability import configure_logging
-
-        configure_logging(settings.log_level, settings.log_format)
 
         async def run() -> None:
             await bootstrap.begin_installation(settings)
             wait_for_redis()
+            await bootstrap.check_redis(settings)
             stop = asyncio.Event()
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -124,4 +124,5 @@ def work() -> None:
                 sys.stdout.flush()
                 await stop.wait()
 
+        signal.signal(signal.SIGTERM, _leave)  # until the worker runs
         run_to_end(run())

@@ -61,14 +61,11 @@ async def read_target(api: Api, names: Sequence[str], if_exists: IfExists) -> Th
     found: list[File] = []
     pages_left = _FIRST_PAGES + len(names) // _FILES_OF_A_PAGE
     for prefix in prefixes_of(names):
-        after: str | None = None
-        while pages_left > 0:
-            pages_left -= 1
-            page = await api.page(after, prefix or None, _PAGE_FILES)
+        async for page in api.pages(prefix or None, _PAGE_FILES):
             found += page.files
-            after = page.next
-            if after is None:
-                break
+            pages_left -= 1
+            if pages_left <= 0:
+                return There(found, if_exists)
     return There(found, if_exists)
 
 

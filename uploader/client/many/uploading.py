@@ -9,25 +9,22 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 from uploader.client.api import Api
 from uploader.client.errors import (
     BadAnswer,
     ClientError,
     ContentDiffers,
-    InvalidName,
     NotFound,
     ServerTooOld,
     Unauthenticated,
     Unreachable,
 )
 from uploader.client.many.batch import Member, bytes_for, first_bytes, length_of, next_batch, pieces_of, read_batch
-from uploader.client.many.files import LocalFile, Outcome, Watcher
+from uploader.client.many.files import LocalFile, Outcome, Watcher, named_apart
 from uploader.client.many.there import There, read_target
 from uploader.client.model import File, How, IfExists, Line
 from uploader.client.transfers import plan
-from uploader.client.transfers.names import checked_name
 from uploader.client.transfers.progress import Meter, Progress
 from uploader.client.transfers.sending import all_or_none
 from uploader.client.transfers.shared import Shared
@@ -82,7 +79,9 @@ class ManyUploads:
     async def run(self, files: Sequence[LocalFile]) -> list[Outcome]:
         """What became of them; those that were not begun are not among it."""
         self._meter.tell()
-        named = self._named(files)
+        named, refused = named_apart(files, self._if_exists)
+        for local, error in refused:
+            self._end(Outcome(local, error=error))
         try:
             await self._look(named)
         except ClientError as error:
@@ -115,18 +114,6 @@ class ManyUploads:
         self._watcher.ended(outcome)
 
     # What there is to do
-
-    def _named(self, files: Sequence[LocalFile]) -> list[LocalFile]:
-        """The files under names as the server keeps them."""
-        named = []
-        for local in files:
-            try:
-                name = checked_name(local.name)
-            except InvalidName as error:
-                self._end(Outcome(local, error=error))
-            else:
-                named.append(local if name == local.name else replace(local, name=name))
-        return named
 
     async def _look(self, files: Sequence[LocalFile]) -> None:
         """Raises ServerTooOld, rather than do something else than what is wanted; ClientError."""

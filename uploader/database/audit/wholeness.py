@@ -23,7 +23,7 @@ _HEX_DIGITS = {
 }
 # Those texts that neither an index repeats nor a pattern tells.
 _TEXTS = [
-    *(("upload", "name"), ("upload", "temp_path"), ("meta", "value")),
+    *(("upload", "name"), ("upload", "temp_path"), ("meta", "value"), ("token", "scope"), ("token", "made_by")),
     *(("concatenation", "name"), ("concatenation", "ordered")),
     *(("multipart", "multipart_id"), ("multipart", "appender"), ("chunk", "etag")),
 ]

@@ -69,4 +69,4 @@ def place_sqlite(directory: Path, target: Path) -> None:
 
 
 def _opened(directory: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(str(directory / FILE))}?mode=ro", uri=True)
+    return sqlite3.connect(f"file:{quote(os.fsencode(directory / FILE))}?mode=ro", uri=True)

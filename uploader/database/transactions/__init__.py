@@ -7,7 +7,7 @@ those of many files at once in `folders`, those that make a whole of parts in `c
 
 from uploader.database.transactions import concatenations, folders, users
 from uploader.database.transactions.additions import Added, Verdict
-from uploader.database.transactions.blobs import collect_blob, note_scrub, relocate, with_blob_locked
+from uploader.database.transactions.blobs import collect_blob, note_scrub, note_unreadable, relocate, with_blob_locked
 from uploader.database.transactions.files import (
     add_instant_file,
     add_whole_file,
@@ -56,6 +56,7 @@ __all__ = [
     "grow",
     "merge",
     "note_scrub",
+    "note_unreadable",
     "open_upload",
     "purge_uploads",
     "relocate",

@@ -19,7 +19,7 @@ from uploader.database.transactions import statements
 from uploader.database.transactions.rows import BlobLost, add_refs, changed, close_row, insert_files
 from uploader.domain import events
 from uploader.domain.quota import Usage
-from uploader.domain.upload import File, IfExists, State, Upload
+from uploader.domain.upload import SUPERSEDED, File, IfExists, State, Upload
 from uploader.errors import NameTaken, QuotaExceeded
 
 
@@ -119,9 +119,14 @@ async def add_files(
     return changes
 
 
-async def close_by(connection: AsyncConnection, upload: Upload, added: Added, now: datetime) -> None:
-    """End an upload in a file. One that was there already is told of once more: this upload is finished by it."""
-    await close_row(connection, upload, State.DONE, now, file_id=added.file.id, md5=added.file.md5)
+async def close_by(
+    connection: AsyncConnection, upload: Upload, added: Added, now: datetime, *, is_superseded: bool = False
+) -> None:
+    """End an upload in a file; `is_superseded`: its bytes came in another way. One that was there already is told of once
+    more: this upload is finished by it."""
+    reason = SUPERSEDED if is_superseded else None
+    file = added.file
+    await close_row(connection, upload, State.DONE, now, close_reason=reason, file_id=file.id, md5=file.md5)
     if not added.is_new:
         await tell(connection, events.file_finished, added.file)
 

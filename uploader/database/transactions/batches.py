@@ -57,7 +57,7 @@ SELECT CAST(item.sha256 AS BINARY), CAST(item.md5 AS BINARY), item.size, 1, :now
   md5 VARCHAR(32) CHARACTER SET utf8mb4 PATH '$[1]',
   size BIGINT PATH '$[2]'
 )) AS item
-ON DUPLICATE KEY UPDATE refs = `blob`.refs + 1, damaged = 0, scrubbed_at = NULL, created_at = :now
+ON DUPLICATE KEY UPDATE refs = `blob`.refs + 1, damaged = 0, scrubbed_at = NULL, reread_at = NULL, created_at = :now
 """
 # By the key of the content: the rows without an MD5 may be very many.
 _SET_MD5S_MYSQL = """

@@ -104,8 +104,14 @@ async def note_scrub(
     kind = EventType.CONTENT_DAMAGED if damaged else EventType.CONTENT_HEALED
     before = await contents.blob_by_sha256(connection, sha256) if listens(connection, kind) else None
     found = update(models.blob).where(models.blob.c.sha256 == sha256)
-    await connection.execute(found.values(damaged=damaged, scrubbed_at=now))
+    await connection.execute(found.values(damaged=damaged, scrubbed_at=now, reread_at=None))
     if md5 is not None:
         await fill_md5s(connection, {sha256: md5})
     if before is not None and (restored or damaged != before.damaged):
         await tell_of_content(connection, kind, sha256)
+
+
+async def note_unreadable(connection: AsyncConnection, sha256: str, *, now: datetime, reread_at: datetime) -> None:
+    """Say of a blob that it could not be read, which says nothing of its bytes, and when that is tried again."""
+    found = update(models.blob).where(models.blob.c.sha256 == sha256)
+    await connection.execute(found.values(scrubbed_at=now, reread_at=reread_at))

@@ -56,7 +56,7 @@ async def _add_file(
     if replaced is None:
         await add_finished(connection, file.user_id, changes.finished_bytes)
     else:
-        await close_by(connection, replaced, added, file.created_at)
+        await close_by(connection, replaced, added, file.created_at, is_superseded=True)
         await settle_user(connection, replaced, finished=changes.finished_bytes)
     return added
 

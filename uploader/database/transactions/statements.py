@@ -56,7 +56,12 @@ LOCK_REFS = select(blob.c.refs, blob.c.size, blob.c.location).where(_OF_BLOB).wi
 DELETE_BLOB = delete(blob).where(_OF_BLOB)
 LOCK_DAMAGED = select(blob.c.damaged).where(_OF_BLOB).with_for_update()
 # Whoever adds a ref in this way places bytes of their own.
-_PLACED: dict[str, Any] = {"damaged": False, "scrubbed_at": None, "created_at": bindparam("placed_at")}
+_PLACED: dict[str, Any] = {
+    "damaged": False,
+    "scrubbed_at": None,
+    "reread_at": None,
+    "created_at": bindparam("placed_at"),
+}
 _MORE = {"refs": blob.c.refs + 1, **_PLACED}
 ADD_REF = {
     "sqlite": sqlite_insert(blob).on_conflict_do_update(index_elements=["sha256"], set_=_MORE),

@@ -32,7 +32,8 @@ async def set_total_space(connection: AsyncConnection, user_id: str, total_space
 async def create_token(connection: AsyncConnection, token: queries.Token, act: Act | None = None) -> None:
     values = {name: getattr(token, name) for name in queries.Token.__dataclass_fields__}
     await connection.execute(insert(models.token).values(**values))
-    await note(connection, act, admin=token.admin)
+    scope = {} if token.scope is None else {"scope": token.scope}
+    await note(connection, act, admin=token.admin, **scope)
 
 
 async def revoke_token(connection: AsyncConnection, token_sha256: str, now: datetime, act: Act | None = None) -> bool:

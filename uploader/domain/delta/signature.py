@@ -1,12 +1,15 @@
 """Signatures: a content, cut into pieces where its bytes say so, and a hash of each piece. An insertion moves no other cut.
 
-They tell a client what it need not send, and nothing else: whatever is made of them is compared with its digests in the end.
+They tell a client what it need not send, and the server whether what it copies is what it was; whatever is made of them is
+compared with its digests in the end.
 Pure; server and client cut by this alone, and so can others: `ALGORITHM` is FastCDC as its authors published it in 2020
 (normalised chunking of level 1, without a seed), with the sizes that the head of the signature says.
 """
 
 import hashlib
 import json
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct
@@ -60,4 +63,32 @@ def pieces_of(content: Readable, cuts: Cuts) -> Iterator[tuple[int, bytes]]:
 
     cutter = FastCDC(cuts.avg, min_size=cuts.min, max_size=cuts.max)
     for piece in cutter.cut_stream(content):
-        yield piece.length, hashlib.sha256(piece.data).digest()[:HASH_BYTES]
+        yield piece.length, hash_of(piece.data)
+
+
+def hash_of(piece: bytes | memoryview) -> bytes:
+    return hashlib.sha256(piece).digest()[:HASH_BYTES]
+
+
+class Pieces:
+    """Where the pieces of a content lie, and their hashes."""
+
+    def __init__(self, signature: bytes) -> None:
+        """`signature`: all of one."""
+        _, _, self._records = signature.partition(b"\n")
+        self._starts = array("Q", [0])
+        for length, _ in RECORD.iter_unpack(self._records):
+            self._starts.append(self._starts[-1] + length)
+
+    def at(self, offset: int) -> int:
+        """The number of the piece that a byte lies in."""
+        return bisect_right(self._starts, offset) - 1
+
+    def extent(self, number: int) -> tuple[int, int]:
+        """Where a piece begins, and its length in bytes."""
+        return self._starts[number], self._starts[number + 1] - self._starts[number]
+
+    def fits(self, number: int, content: bytes) -> bool:
+        """Whether these are the bytes of a piece."""
+        _, hashed = RECORD.unpack_from(self._records, number * RECORD.size)
+        return bool(hashed == hash_of(content))

@@ -26,6 +26,7 @@ class Action(StrEnum):
     CONTENT_HEALED = "content.healed"
     UPLOAD_RESTORED = "upload.restored"
     TRASH_EMPTIED = "trash.emptied"
+    BACKUP_MADE = "backup.made"
     DISK_CLEANED = "disk.cleaned"
     REDIS_RESET = "redis.reset"
     INSTALLATION_ADOPTED = "installation.adopted"
@@ -45,12 +46,17 @@ class Via(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Actor:
     """Who acts: the user of a request, the user of the operating system who runs a command, or a job by its name. Of a
-    request also with which token, and from where; None where that is not known."""
+    request also with which token, who made that, and from where; None where that is not known."""
 
     via: Via
     name: str | None
     token_id: str | None = None
     address: str | None = None
+    token_made_by: str | None = None
+
+    def __str__(self) -> str:
+        """Name who acts, as the one who made something; whoever makes things for others by requests is an administrator."""
+        return f"{'administrator' if self.via is Via.REQUEST else self.via.value} {self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +69,7 @@ class Act:
     via: str
     actor: str | None
     token_id: str | None
+    token_made_by: str | None = None
     address: str | None
     user_id: str | None
     subject: str

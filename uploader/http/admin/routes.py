@@ -52,7 +52,7 @@ _UPLOADS_PARAMETERS = (_IDLE_FOR, _OF_USER, _sort(UPLOAD_SORTS, "updated_at"), _
 def admin_operations(
     handlers: AdminHandlers, tokens: TokenHandlers, events: EventHandlers, trail: TrailHandlers
 ) -> list[Operation]:
-    """For administrators."""
+    """For administrators; and what they make for others, for these."""
 
     def admin(method: str, path: str, **more: Any) -> Operation:
         return Operation(method=method, path=path, tag="administration", access="admin", **more)
@@ -147,6 +147,15 @@ def admin_operations(
             responses={200: wire.UserFiles},
             problems=("not-found", "invalid-request"),
             parameters=(LIMIT, AFTER, PREFIX),
+        ),
+        Operation(
+            method="GET",
+            path="/me/tokens",
+            handler=tokens.own,
+            summary="Your tokens, newest first, revoked ones too, and who made them",
+            tag="files",
+            responses={200: wire.TokenList},
+            problems=("tokens-unused",),
         ),
         admin(
             "GET",

@@ -1,7 +1,7 @@
 """What goes over the wire under `/admin` beside the figures of reports. `as_of` is the moment that the figures are of."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -26,9 +26,10 @@ class SetTotalSpace(Struct, forbid_unknown_fields=True):
 
 
 class MakeToken(Struct, forbid_unknown_fields=True):
-    """What a token may do, and the quota of a user who is made by this."""
+    """What a token may do, and the quota of a user who is made by this. `scope`: all that it is good for."""
 
     admin: bool = False
+    scope: Literal["metrics"] | UnsetType = UNSET
     total_space: Size | UnsetType = UNSET
 
 
@@ -92,12 +93,15 @@ class UserAccount(Struct):
 
 
 class TokenSchema(Struct):
-    """A token, which itself is nowhere; `id` names it."""
+    """A token, which itself is nowhere; `id` names it. `scope`: all that it is good for; null: whatever its user may do.
+    `made_by`: how it was made and by whom; null where that is not known."""
 
     id: str
     admin: bool
     created_at: datetime
     revoked_at: datetime | None
+    scope: str | None
+    made_by: str | None
 
 
 class TokenList(Struct):
@@ -175,7 +179,7 @@ def file_of(file: File) -> UserFile:
 
 
 def token_of(token: Token) -> TokenSchema:
-    return TokenSchema(token.token_id, token.admin, token.created_at, token.revoked_at)
+    return TokenSchema(token.token_id, token.admin, token.created_at, token.revoked_at, token.scope, token.made_by)
 
 
 def new_token_of(token: Token, secret: str) -> NewToken:

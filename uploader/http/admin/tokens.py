@@ -1,4 +1,4 @@
-"""The handlers of users' tokens, for administrators."""
+"""The handlers of tokens: of anybody's for administrators, of one's own for everybody."""
 
 import logging
 from dataclasses import dataclass
@@ -22,6 +22,10 @@ class TokenHandlers:
     accounts: Accounts
     auth: str
 
+    async def own(self, call: Call) -> Response:
+        self._check_used()
+        return Json(wire.TokenList([wire.token_of(token) for token in await self.accounts.tokens_of(call.user_id)]))
+
     async def tokens(self, call: Call) -> Response:
         self._check_used()
         return Json(wire.TokenList([wire.token_of(token) for token in await self.accounts.tokens_of(user_of(call))]))
@@ -31,7 +35,9 @@ class TokenHandlers:
         user_id = user_of(call)
         body = await call.json(wire.MakeToken, optional=True)
         secret = new_token()
-        made = await self.accounts.add_token(secret, user_id, admin=body.admin, total_space=or_none(body.total_space))
+        made = await self.accounts.add_token(
+            secret, user_id, admin=body.admin, total_space=or_none(body.total_space), scope=or_none(body.scope)
+        )
         logger.info("token made", extra={"token_id": made.token_id, "of": user_id, "admin": made.admin})
         return Json(wire.new_token_of(made, secret), 201)
 

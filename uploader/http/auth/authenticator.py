@@ -49,17 +49,27 @@ class Authenticator:
                 return await self.reader(request)
             case "admin":
                 return await self.admin(request)
+            case "metrics":
+                return await self.metrics(request)
 
     async def user(self, request: Request) -> Identity:
-        """Raises Unauthenticated, TooManyRequests, Unavailable."""
-        identity = await self._identity(request)
-        user_of_log.set(identity.user_id)
+        """Raises Unauthenticated, TooManyRequests, Unavailable; Forbidden where the token is good for something else."""
+        identity = await self._known(request)
+        if identity.scope is not None:
+            raise Forbidden()
         return identity
 
     async def admin(self, request: Request) -> Identity:
         """Raises as `identify`."""
         identity = await self.user(request)
         if not identity.admin:
+            raise Forbidden()
+        return identity
+
+    async def metrics(self, request: Request) -> Identity:
+        """Raises as `identify`."""
+        identity = await self._known(request)
+        if not identity.may_read_metrics:
             raise Forbidden()
         return identity
 
@@ -75,6 +85,11 @@ class Authenticator:
         await self._links.check(owner, _subject_of(request), expires, signature)
         user_of_log.set(owner)
         return Identity(owner, admin=False)
+
+    async def _known(self, request: Request) -> Identity:
+        identity = await self._identity(request)
+        user_of_log.set(identity.user_id)
+        return identity
 
     async def _identity(self, request: Request) -> Identity:
         named = self._named_by_proxy(request)
@@ -103,7 +118,7 @@ class Authenticator:
             return await self._accounts.authenticate(token)
         claims = await self._verifier.verify(token)
         await self._accounts.admit(claims.user_id, claims.total_space)
-        return Identity(claims.user_id, claims.admin)
+        return Identity(claims.user_id, claims.admin, scope=claims.scope)
 
     def _named_by_proxy(self, request: Request) -> str | None:
         """The user that a proxy names; None where the header is not there, or comes from anybody else."""

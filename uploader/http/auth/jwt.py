@@ -17,6 +17,7 @@ from uploader.errors import InvalidRequest, Unauthenticated
 from uploader.http.auth.keys import Key, Keys
 from uploader.http.shared.operation import decode_json
 from uploader.http.shared.schemas import Size
+from uploader.service.access.accounts import METRICS_SCOPE
 from uploader.settings import Settings
 
 _MAX_TOKEN_BYTES = 8192
@@ -71,6 +72,8 @@ class Claims:
     user_id: str
     admin: bool
     total_space: int | None
+    # All that the token is good for; None: for whatever the user may do.
+    scope: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +145,10 @@ class Verifier:
             user_id = check_user_id(payload.sub)
         except ValueError as error:
             raise Unauthenticated(f"The token's subject {error}.") from error
-        scopes = "" if payload.scope is UNSET else payload.scope
+        scopes = [] if payload.scope is UNSET else payload.scope.split(" ")
         space = None if payload.total_space is UNSET else payload.total_space
-        return Claims(user_id, _ADMIN_SCOPE in scopes.split(" "), space)
+        admin = _ADMIN_SCOPE in scopes
+        return Claims(user_id, admin, space, METRICS_SCOPE if METRICS_SCOPE in scopes and not admin else None)
 
     def _now(self) -> float:
         return self._clock.now().timestamp()

@@ -1,7 +1,8 @@
 """Reads a tar archive as it comes, in pieces of any size: ustar, pax, and what GNU tar has of its own (tar(5); POSIX, pax).
 
-Pure: pieces in, members and their bytes out. It keeps a block, or a header of at most 64 KiB, and believes no figure more
-than that: what a member says of its size is only how far away the next header is.
+Pure: pieces in, members and their bytes out. It keeps a block, or a header of at most 64 KiB until it is whole, and no more
+than 4 KiB of a value in it. It believes no figure more than that: what a member says of its size is only how far away the
+next header is.
 """
 
 import re
@@ -10,12 +11,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
+from uploader.domain.names import MAX_NAME_BYTES
 from uploader.errors import InvalidArchive
 
 MAX_MEMBERS = 10_000
 # With directories, and what is said ahead of a member.
 MAX_HEADERS = 50_000
 MAX_EXTENSION_BYTES = 64 << 10
+# Of one header: more than the map of a sparse file has in so many bytes, and what they cost is a few milliseconds.
+MAX_RECORDS = 4096
+# What is kept of a path or another value: PATH_MAX of Linux, and more than any name that is taken has, in whatever form.
+MAX_VALUE_BYTES = 4 << 10
 # After the two blocks of zeros there are more, until the archive is as long as its writer's blocking factor wants it.
 MAX_PADDING_BYTES = 1 << 20
 _BLOCK_BYTES = 512
@@ -36,22 +42,31 @@ _EMPTY_KINDS = {
 }
 # Where old sparse files say that another block with the map of their bytes follows: in the header, and in such a block.
 _HAS_MAP_BLOCK, _HAS_NEXT_MAP_BLOCK = 482, 504
-_KNOWN = frozenset({b"path", b"size", b"mtime", b"uploader.md5", b"uploader.sha256"})
-_SPARSE, _SPARSE_NAME = b"GNU.sparse.", b"GNU.sparse.name"
+_SPARSE = b"GNU.sparse."
+# The records that mean something here, each with the one that it stands for.
+_KEPT = {key: key for key in (b"path", b"size", b"mtime", b"uploader.md5", b"uploader.sha256")} | {
+    b"GNU.sparse.name": b"path"
+}
+# What is never true of all members that follow.
+_OF_ONE_MEMBER = frozenset({b"path", b"linkpath", b"size"})
 _OCTAL = re.compile(rb"[0-7]*")
 _DIGITS = re.compile(rb"[0-9]{1,20}")
 _DECIMAL = re.compile(rb"(-?)([0-9]{1,20})(?:\.([0-9]*))?")
+# Of what a record says of its length, which is that of a header at the most.
+_LENGTH_DIGITS = 20
+_NEWLINE = ord("\n")
 
 
 @dataclass(slots=True)
 class Member:
-    """A file of an archive. `path` is as it stands there; `size` bytes of it follow unless `refused` says what it is."""
+    """A file of an archive. `path` is as it stands there, up to MAX_VALUE_BYTES; `size` bytes of it follow unless `refused`
+    says what it is."""
 
     path: bytes
     size: int
     # None: it is no moment that we have a word for.
     modified_at: datetime | None
-    # As they are claimed there.
+    # As they are claimed there, up to MAX_VALUE_BYTES.
     md5: str | None
     sha256: str | None
     refused: str | None
@@ -157,7 +172,7 @@ class ArchiveReader:
         self._members += 1
         if self._members > MAX_MEMBERS:
             raise InvalidArchive(f"There are more than {MAX_MEMBERS} members.")
-        refused = _refusal_of(kind, told)
+        refused = _refusal_of(kind, path, told)
         if refused is None:
             self._content, self._skipped = size, length - size
         elif kind == _OLD_SPARSE and block[_HAS_MAP_BLOCK]:
@@ -183,11 +198,11 @@ class ArchiveReader:
         content = block[:size]
         match kind:
             case b"g":
-                self._defaults |= _records(content)
+                self._defaults |= _records(content, of_all=True)
             case b"x" | b"X":
                 self._extended = _records(content)
             case b"L":
-                self._long_name = _text(content)
+                self._long_name = _text(content)[:MAX_VALUE_BYTES]
         self._expect(self._take_header)
 
 
@@ -217,11 +232,13 @@ def _path_of(block: bytes) -> bytes:
     return _text(prefix) + b"/" + name if block[257:263] == b"ustar\0" and prefix[0] else name
 
 
-def _refusal_of(kind: bytes, told: dict[bytes, bytes]) -> str | None:
+def _refusal_of(kind: bytes, path: bytes, told: dict[bytes, bytes]) -> str | None:
     """Why a member is no file that can be taken."""
     if kind == _OLD_SPARSE or _SPARSE in told:
         return "is a sparse file"
-    return None if kind in _REGULAR else _EMPTY_KINDS.get(kind, "is no regular file")
+    if kind not in _REGULAR:
+        return _EMPTY_KINDS.get(kind, "is no regular file")
+    return None if len(path) < MAX_VALUE_BYTES else f"is longer than {MAX_NAME_BYTES} bytes"
 
 
 def _modified_at(block: bytes, told: dict[bytes, bytes]) -> datetime | None:
@@ -252,22 +269,27 @@ def _size_of(told: dict[bytes, bytes], in_header: int) -> int:
     return int(text)
 
 
-def _records(content: bytes) -> dict[bytes, bytes]:
-    """Those that mean something here; an empty value takes back what was said before (POSIX, pax)."""
+def _records(content: bytes, *, of_all: bool = False) -> dict[bytes, bytes]:
+    """Those that mean something here; an empty value takes back what was said before (POSIX, pax). `of_all`: they are said
+    of all members that follow."""
     found: dict[bytes, bytes] = {}
-    at = 0
-    while at < len(content):
-        space = content.find(b" ", at)
+    at, count, most = 0, 0, len(content)
+    while at < most:
+        space = content.find(b" ", at, at + _LENGTH_DIGITS + 1)
         length = content[at:space]
-        end = at + int(length) if _DIGITS.fullmatch(length) else at
-        key, equals, value = content[space + 1 : end].partition(b"=")
-        if space < 0 or end > len(content) or not equals or not value.endswith(b"\n"):
+        end = at + int(length) if space > 0 and length.isdigit() else at
+        equals = content.find(b"=", space, end)
+        if equals < 0 or end > most or content[end - 1] != _NEWLINE:
             raise InvalidArchive("An extended header of the archive is malformed.")
-        if key in _KNOWN:
-            found[key] = value[:-1]
-        elif key.startswith(_SPARSE):
-            found[_SPARSE] = b""
-            if key == _SPARSE_NAME:
-                found[b"path"] = value[:-1]
-        at = end
+        key, at, count = content[space + 1 : equals], end, count + 1
+        if count > MAX_RECORDS:
+            raise InvalidArchive(f"An extended header has more than {MAX_RECORDS} records.")
+        if key in _OF_ONE_MEMBER or key.startswith(_SPARSE):
+            if of_all:
+                raise InvalidArchive("What can be true of one member alone is said of all that follow.")
+            if key.startswith(_SPARSE):
+                found[_SPARSE] = b""
+        if key in _KEPT:
+            start = equals + 1
+            found[_KEPT[key]] = content[start : min(end - 1, start + MAX_VALUE_BYTES)]
     return found

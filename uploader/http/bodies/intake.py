@@ -158,14 +158,14 @@ class Intake:
         self, body: ReceivedBody, source: BodySource, limit_bytes: int, goes_on: Callable[[], bool]
     ) -> BaseException | None:
         loop = asyncio.get_running_loop()
-        pace = self.pace()
+        pace, is_wanted = self.pace(), True
         try:
             while not source.ended and body.length < limit_bytes:
+                if not is_wanted:  # what was here already was taken, and is not all
+                    return a_newer_one()
                 is_wanted = goes_on()
                 look_again_at = await self._make_room(body, source, pace, _PATIENCE_SECONDS)
                 await source.pour(body, min(look_again_at, loop.time() + (_LOOK_SECONDS if is_wanted else 0.0)))
-                if not is_wanted:  # what was here already was taken
-                    return a_newer_one()
                 if loop.time() >= pace.late_at(source.progressed_at, body.length):
                     return BodyTimeout("The body came too slowly; what came of it is kept.")
         except (ClientDisconnect, asyncio.CancelledError) as ending:

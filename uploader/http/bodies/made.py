@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from uploader.domain.delta.instructions import Copy
 from uploader.domain.digest import ClaimedDigests
-from uploader.errors import BodyTimeout
+from uploader.errors import BaseUnusable, BodyTimeout
 from uploader.http.bodies.instructions import InstructionReader
 from uploader.http.bodies.intake import Intake, source_of
 from uploader.http.bodies.received import ReceivedBody
@@ -54,6 +54,9 @@ class MadeChunk:
                 body.close()
                 raise
             return body
+        except BaseUnusable:
+            await base.examine()
+            raise
         finally:
             await uninterrupted(base.content.close())
 
@@ -109,17 +112,8 @@ class _Carrying:
         # Others have their turn in any case.
         copied = iter(await uninterrupted(self._base.read(ranges)) if ranges else await asyncio.sleep(0, ()))
         for part in turn:
-            await self._append(memoryview(next(copied)) if isinstance(part, Copy) else part)
-
-    async def _append(self, content: memoryview) -> None:
-        body = self._body
-        while content:
-            await body.make_room(slow=self._loop.time() >= self._pace.slow_at)
-            room = body.room()
-            count = min(len(room), len(content))
-            room[:count] = content[:count]
-            body.advance(count)
-            content = content[count:]
+            content = memoryview(next(copied)) if isinstance(part, Copy) else part
+            await self._body.append(content, slow=self._loop.time() >= self._pace.slow_at)
 
 
 def _turns(parts: Iterator[Copy | memoryview]) -> Iterator[list[Copy | memoryview]]:

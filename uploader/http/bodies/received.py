@@ -135,6 +135,16 @@ class ReceivedBody:
         if self._spooled is not None:
             self._batched += count
 
+    async def append(self, content: memoryview, *, slow: bool) -> None:
+        """Add bytes that are here, of which there are no more than may be. Raises StorageFull."""
+        while content:
+            await self.make_room(slow=slow)
+            room = self.room()
+            count = min(len(room), len(content))
+            room[:count] = content[:count]
+            self.advance(count)
+            content = content[count:]
+
     async def end(self) -> None:
         """No more bytes will come. Raises StorageFull."""
         if self._batched:

@@ -54,6 +54,7 @@ class Unpacking(Generic[T]):
         reader = ArchiveReader()
         try:
             while not self._source.ended:
+                await asyncio.sleep(0)  # headers may take milliseconds, and not all pieces are waited for
                 for found in reader.feed(await self._read()):
                     entry = await self._begin(found) if isinstance(found, Member) else await self._add(found)
                     if entry is not None:
@@ -88,7 +89,7 @@ class Unpacking(Generic[T]):
         try:
             self._file = self._admit(member)
         except UploaderError as error:
-            return error
+            return error.with_traceback(None)  # which would keep all that was at hand here, until it is answered
         return None if member.size else await self._add(memoryview(b""))
 
     async def _add(self, content: memoryview) -> tuple[T, Body] | UploaderError | None:
@@ -116,13 +117,7 @@ class Unpacking(Generic[T]):
             self._body = self._intake.gathering(self._user_id, self._size)
             self._slow_at = self._loop.time() + GRACE_SECONDS
         body = self._body
-        while content:
-            await body.make_room(slow=self._loop.time() >= self._slow_at)
-            room = body.room()
-            count = min(len(room), len(content))
-            room[:count] = content[:count]
-            body.advance(count)
-            content = content[count:]
+        await body.append(content, slow=self._loop.time() >= self._slow_at)
         if body.length == self._size:
             await body.end()
         return body

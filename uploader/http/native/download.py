@@ -8,6 +8,7 @@ import base64
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -18,6 +19,7 @@ from uploader.domain.upload import File
 from uploader.errors import RangeNotSatisfiable
 from uploader.http.native.showing import headers_of, shown_as
 from uploader.http.shared.responses import ZERO_COPY_SEND
+from uploader.service.files import Files
 from uploader.storage.contents import FileBlob, OpenBlob, OpenSignature, PresigningBlob
 from uploader.tasks import uninterrupted
 
@@ -108,13 +110,13 @@ def _matches_etag(header: str, etag: str) -> bool:
 async def download(
     request: Request,
     file: File,
-    open_blob: Callable[[File], Awaitable[OpenBlob]],
+    files: Files,
     *,
     shown: bool = False,
     sends_on: bool = False,
 ) -> Response:
     """The answer to `GET` or `HEAD` of a file's content; `shown`: for a browser to show, where it may; `sends_on`: to where
-    the bytes are, where that can be. Raises RangeNotSatisfiable, and as `open_blob` does."""
+    the bytes are, where that can be. Raises RangeNotSatisfiable, and as `Files.open` does."""
     shown_type = shown_as(file.name) if shown else None
     headers = _headers(file)
     if shown_type is not None:
@@ -126,12 +128,20 @@ async def download(
         ranges = _ranges_of(request, file)
     except RangeNotSatisfiable as error:
         raise RangeNotSatisfiable(error.detail, size=file.size) from error
-    blob = await open_blob(file)
+    blob = await files.open(file)
     if request.method == "HEAD":
         await blob.close()
         return Response(status_code=200, headers={**headers, "Content-Length": str(file.size)}, media_type=media_type)
     if sends_on and not shown and isinstance(blob, PresigningBlob) and _is_simple(request, ranges):
         return await _sent_on(blob, headers["Content-Disposition"])
+    answer = _answer(blob, file, ranges, headers, media_type)
+    await answer.begin(request.scope, partial(files.read_first, file))
+    return answer
+
+
+def _answer(
+    blob: OpenBlob, file: File, ranges: list[Range] | None, headers: dict[str, str], media_type: str
+) -> "Download":
     if ranges is None:
         return Download(blob, [(b"", (0, file.size))], b"", 200, headers, media_type)
     if len(ranges) == 1:
@@ -173,7 +183,7 @@ def _ranges_of(request: Request, file: File) -> list[Range] | None:
     return parse_ranges(header, file.size)
 
 
-def _multipart(blob: OpenBlob, file: File, ranges: list[Range], headers: dict[str, str], media_type: str) -> Response:
+def _multipart(blob: OpenBlob, file: File, ranges: list[Range], headers: dict[str, str], media_type: str) -> "Download":
     boundary = secrets.token_hex(16)
     parts = []
     for number, (offset, length) in enumerate(ranges):
@@ -202,13 +212,26 @@ class Download(StreamingResponse):
         self._parts = parts
         self._tail = tail
         self._by_sendfile = False
+        # Of the first part, read before the answer began.
+        self._first = b""
         total = len(tail) + sum(len(head) + length for head, (_, length) in parts)
         super().__init__(self._pieces(), status_code, {**headers, "Content-Length": str(total)}, media_type)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def begin(self, scope: Scope, read: Callable[[OpenBlob, int, int], Awaitable[bytes]]) -> None:
+        """Read the first bytes, so that what can't be read is no answer that breaks off. Raises as `read` does."""
+        _, (offset, length) = self._parts[0]
+        self._choose_way(scope)
+        if length:
+            self._first = await read(self._blob, 1 if self._by_sendfile else min(length, _PIECE_BYTES), offset)
+
+    def _choose_way(self, scope: Scope) -> None:
         # What one reading takes in goes out with its headers, and as fast.
         is_large = any(length > _PIECE_BYTES for _, (_, length) in self._parts)
-        self._by_sendfile = is_large and ZERO_COPY_SEND in scope.get("extensions", {})
+        sends_files = ZERO_COPY_SEND in scope.get("extensions", {}) and isinstance(self._blob, FileBlob)
+        self._by_sendfile = is_large and sends_files
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._choose_way(scope)
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -232,7 +255,8 @@ class Download(StreamingResponse):
             end = offset + length
             left = length
             while left:
-                piece = await self._blob.read(min(left, _PIECE_BYTES), end - left)
+                piece, self._first = self._first, b""
+                piece = piece or await self._blob.read(min(left, _PIECE_BYTES), end - left)
                 if not piece:
                     raise EOFError("a blob is shorter than its row says")
                 left -= len(piece)

@@ -64,7 +64,7 @@ class FileHandlers:
     async def get_content(self, call: Call) -> Response:
         file = await self.files.get(call.user_id, self._id(call))
         shown = call.query_word("show", "", ("", "inline")) == "inline"
-        return await download(call.request, file, self.files.open, shown=shown, sends_on=self.sends_on)
+        return await download(call.request, file, self.files, shown=shown, sends_on=self.sends_on)
 
     async def get_signature(self, call: Call) -> Response:
         opened = await self.bases.open_signature(call.user_id, self._id(call))

@@ -102,7 +102,14 @@ _WHOLE_PROBLEMS = (
     "too-many-requests",
     "storage-full",
 )
-_BATCH_PROBLEMS = ("body-timeout", "unsupported-media-type", "invalid-request", "invalid-archive", "too-many-requests")
+_BATCH_PROBLEMS = (
+    "body-timeout",
+    "unsupported-media-type",
+    "invalid-request",
+    "invalid-archive",
+    "too-many-requests",
+    "storage-full",
+)
 _STATUS = {200: (schemas.UploadState, schemas.FileState)}
 _FIND_PROBLEMS = ("upload-not-found", "upload-gone", "invalid-request")
 

@@ -1,6 +1,6 @@
 """The handlers of files that come whole: one as the body of a request, or many as an archive."""
 
-import asyncio
+from collections import deque
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from uploader.domain.digest import parse_hex
+from uploader.domain.names import MAX_NAME_BYTES
 from uploader.domain.upload import IfExists
 from uploader.errors import FileTooLarge, InvalidMd5, InvalidRequest, UploaderError
 from uploader.http.bodies.archive import Member
@@ -20,7 +22,7 @@ from uploader.http.native import schemas
 from uploader.http.native.uploads import answer
 from uploader.http.shared.operation import Call, checked_name
 from uploader.http.shared.problem import STATUS, problem_of
-from uploader.http.shared.responses import Json
+from uploader.http.shared.responses import Json, Results
 from uploader.service.uploads.results import Complete, NewFile
 from uploader.service.uploads.whole import WholeFiles
 
@@ -56,34 +58,40 @@ class WholeHandlers:
         batch = _Batch(call.user_id, _folder(call), _if_exists(call), self.whole.max_bytes)
         call.claims()
         unpacking = Unpacking(call.intake, source_of(call.request), call.user_id, batch.admit)
-        async with aclosing(unpacking.entries()) as entries:
-            results = await self.whole.receive_many(call.user_id, entries)
-        # There may be ten thousand.
-        lines = msgspec.Raw(await asyncio.to_thread(_encoded, batch.names, results))
-        match unpacking.failure:
-            case None:
-                return Json({"results": lines})
-            case UploaderError() as error:
-                error.fields["results"] = lines
-                raise error
-            case gone:
-                raise gone
+        results = Results(call.intake, call.user_id)
+        try:
+            async with (
+                aclosing(unpacking.entries()) as entries,
+                aclosing(self.whole.receive_many(call.user_id, entries)) as outcomes,
+            ):
+                async for outcome in outcomes:
+                    await results.add(_line(batch.names.popleft(), outcome))
+            await results.end()
+            if isinstance(unpacking.failure, ClientDisconnect):
+                raise unpacking.failure
+        except BaseException:
+            results.close()
+            raise
+        if unpacking.failure is None:
+            return results.answer({}, 200, {}, Json.media_type)
+        unpacking.failure.fields["results"] = results
+        raise unpacking.failure
 
 
 class _Batch:
-    """What all members of an archive have in common, and the name of each there."""
+    """What all members of an archive have in common, and the name there of each that was not answered yet."""
 
     def __init__(self, user_id: str, folder: str, if_exists: IfExists, max_file_bytes: int) -> None:
         self._user_id = user_id
         self._folder = folder
         self._if_exists = if_exists
         self._max_file_bytes = max_file_bytes
-        self.names: list[str] = []
+        self.names: deque[str] = deque()
 
     def admit(self, member: Member) -> NewFile:
         """The file that a member is to be. Raises InvalidRequest, FileTooLarge."""
         name = member.path.decode(errors="replace")
-        self.names.append(name)
+        self.names.append(name.encode()[:MAX_NAME_BYTES].decode(errors="ignore"))
         if member.refused is not None:
             raise InvalidRequest.field("name", member.refused)
         try:
@@ -101,11 +109,6 @@ class _Batch:
         if member.size > self._max_file_bytes:
             raise FileTooLarge(limit=self._max_file_bytes)
         return new
-
-
-def _encoded(names: list[str], results: list[Complete | UploaderError]) -> bytes:
-    """A member that broke off has a name and no result."""
-    return msgspec.json.encode([_line(name, result) for name, result in zip(names, results, strict=False)])
 
 
 def _line(name: str, result: Complete | UploaderError) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from uploader.settings import Settings
 def open_operations(handlers: OpsHandlers, settings: Settings) -> list[Operation]:
     """What needs no token."""
     get = _open_get
-    metrics_access = "open" if settings.metrics == "open" else "admin"
+    metrics_access = "open" if settings.metrics == "open" else "metrics"
     return [
         get("/livez", handlers.live, "Whether the process lives", responses={200: schemas.HealthSchema}),
         get(

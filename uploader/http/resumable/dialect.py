@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from uploader.errors import UploaderError
-from uploader.http.resumable.common import PREFIX, override_method
+from uploader.http.resumable.common import PREFIX, override_method, take_off_slash
 from uploader.http.resumable.rufh.dialect import RufhDialect
 from uploader.http.resumable.rufh.drafts import MARKS
 from uploader.http.resumable.tus import BYTES, TusDialect
@@ -36,6 +36,7 @@ class ResumableDialect:
 
     def begin(self, request: Request) -> Response | None:
         override_method(request)
+        take_off_slash(request)
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=self._tus.facts() | self._rufh.facts())
         return self._of(request).begin(request)

@@ -16,8 +16,8 @@ class Dialect(Protocol):
         """What its paths begin with."""
 
     def begin(self, request: Request) -> Response | None:
-        """Look at a request before anything else does, and perhaps answer it at once; its method may be another one after
-        this."""
+        """Look at a request before anything else does, and perhaps answer it at once; its method and its path may be others
+        after this."""
 
     def refuse(self, request: Request, error: UploaderError, headers: dict[str, str]) -> Response:
         """Its answer to a request that failed with `error`; `headers` are what every answer has that says this."""

@@ -161,14 +161,15 @@ def _responses(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
 
 
 def _problems(operation: Operation) -> list[str]:
-    common = [] if operation.access == "open" else ["unauthenticated"]
-    common += ["forbidden"] if operation.access == "admin" else []
+    # 403: also of a token that is good for something else alone.
+    common = [] if operation.access == "open" else ["unauthenticated", "forbidden"]
     # What is refused before the application sees it, on every path; 429: too many JSON bodies of a user at once.
     body = ("body-timeout", "too-many-requests") if operation.takes is not None else ()
-    return [
+    codes = (
         *("bad-request", "target-too-long", "headers-too-large"),
         *common,
         *body,
         *operation.problems,
         *(("unavailable",) if 503 not in operation.responses else ()),
-    ]
+    )
+    return list(dict.fromkeys(codes))

@@ -29,8 +29,8 @@ _MAX_FORM_FIELDS = 8
 _MAX_DEPTH = 64
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{}\]]')
 
-# "reader": the user, or whoever has a signed link.
-Access = Literal["open", "user", "reader", "admin"]
+# "reader": the user, or whoever has a signed link; "metrics": an administrator, or whoever's token is good for that alone.
+Access = Literal["open", "user", "reader", "admin", "metrics"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

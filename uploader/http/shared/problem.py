@@ -9,6 +9,7 @@ from starlette.responses import HTMLResponse, Response
 
 from uploader import errors
 from uploader.errors import UploaderError, message_of
+from uploader.http.shared.responses import Results
 from uploader.observability import request_id
 
 STATUS: dict[str, int] = {
@@ -59,6 +60,7 @@ STATUS: dict[str, int] = {
     "storage-full": 507,
 }
 
+_MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER_SECONDS = {423: "1", 429: "1", 503: "2"}
 
 
@@ -103,9 +105,12 @@ def problem_response(
         all_headers["Retry-After"] = _RETRY_AFTER_SECONDS[status]
     if status == 401:
         all_headers["WWW-Authenticate"] = "Bearer"
-    return Response(
-        msgspec.json.encode(problem_of(error, status) | members), status, all_headers, "application/problem+json"
-    )
+    said = problem_of(error, status) | members
+    results = said.get("results")
+    if isinstance(results, Results):
+        del said["results"]
+        return results.answer(said, status, all_headers, _MEDIA_TYPE)
+    return Response(msgspec.json.encode(said), status, all_headers, _MEDIA_TYPE)
 
 
 async def explain(request: Request) -> Response:

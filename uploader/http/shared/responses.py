@@ -1,15 +1,24 @@
 """The shapes of answers."""
 
-from typing import Protocol
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
 
 import msgspec
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from uploader.http.bodies.intake import Intake
 
 # The message of the ASGI extension by which a part of a file is sent
 # (asgi.readthedocs.io/en/latest/extensions.html#zero-copy-send), where the server offers it.
 ZERO_COPY_SEND = "http.response.zerocopysend"
 # Under this name `scope["extensions"]` holds `{"responses": an Interim}`, where the server offers that for a request.
 INTERIM = "uploader.interim"
+# Of an answer of many lines: what is sent at a time, and what it gathers before it asks for memory.
+_PIECE_BYTES = 256 << 10
+_TAIL_BYTES = 64 << 10
 
 
 class Interim(Protocol):
@@ -28,3 +37,62 @@ class Json(Response):
 
     media_type = "application/json"
     render = staticmethod(msgspec.json.encode)  # type: ignore[assignment]
+
+
+class Results:
+    """What became of each of many things, a line each, encoded as soon as it is known: all but the last 64 KiB are in memory
+    within the budget, or in the spool. To be answered, or closed."""
+
+    def __init__(self, intake: Intake, user_id: str) -> None:
+        self._body = intake.gathering(user_id, sys.maxsize)  # how many lines there may be is for others to say
+        self._pace = intake.pace()
+        self._tail = bytearray()
+
+    async def add(self, line: dict[str, Any]) -> None:
+        """Raises StorageFull."""
+        if self._body.length or self._tail:
+            self._tail += b","
+        self._tail += msgspec.json.encode(line)
+        if len(self._tail) >= _TAIL_BYTES:
+            slow = asyncio.get_running_loop().time() >= self._pace.slow_at
+            await self._body.append(memoryview(self._tail), slow=slow)
+            self._tail = bytearray()
+
+    async def end(self) -> None:
+        """No more lines will come. Raises StorageFull."""
+        await self._body.end()
+
+    def answer(self, members: dict[str, Any], status: int, headers: dict[str, str], media_type: str) -> Response:
+        """A JSON object of these members, and `results`."""
+        before = msgspec.json.encode(members)[:-1] + (b"," if members else b"") + b'"results":['
+        self._tail += b"]}"
+        length = len(before) + self._body.length + len(self._tail)
+        headers = {**headers, "Content-Length": str(length)}
+        return _Streamed(self, self._pieces(before), status, headers, media_type)
+
+    def close(self) -> None:
+        """Give back what the lines take."""
+        self._body.close()
+
+    async def _pieces(self, before: bytes) -> AsyncIterator[bytes]:
+        for start in range(0, self._body.length, _PIECE_BYTES):
+            length = min(_PIECE_BYTES, self._body.length - start)
+            yield before + await asyncio.to_thread(b"".join, self._body.pieces_of(start, length))
+            before = b""
+        yield before + self._tail
+
+
+class _Streamed(StreamingResponse):
+    """Sends results piece by piece, and closes them however that ends."""
+
+    def __init__(
+        self, results: Results, pieces: AsyncIterator[bytes], status: int, headers: dict[str, str], media_type: str
+    ) -> None:
+        self._results = results
+        super().__init__(pieces, status, headers, media_type)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._results.close()

@@ -25,6 +25,8 @@ from uploader.service.trail.acting import act, actor
 _BELIEVED_SECONDS = 15.0
 _MAX_BELIEVED = 10_000
 LOCAL_USER = "local"
+# A word of a scope: whoever calls may read /metrics.
+METRICS_SCOPE = "metrics"
 # The name under which the edge knows it.
 Token = queries.Token
 
@@ -39,6 +41,13 @@ class Identity:
     admin: bool
     # Of the token that was shown; None where it is not one of ours.
     token_id: str | None = None
+    token_made_by: str | None = None
+    # All that the token is good for, as words; None: for whatever the user may do.
+    scope: str | None = None
+
+    @property
+    def may_read_metrics(self) -> bool:
+        return self.admin if self.scope is None else METRICS_SCOPE in self.scope.split(" ")
 
 
 class _Believed(Generic[T]):
@@ -93,7 +102,7 @@ class Accounts:
             self._believed.drop(token_sha256)
             raise Unauthenticated()
         await self.ensure_user(row.user_id)
-        identity = Identity(row.user_id, row.admin, row.token_id)
+        identity = Identity(row.user_id, row.admin, row.token_id, row.made_by, row.scope)
         self._believed.put(token_sha256, identity)
         return identity
 
@@ -138,17 +147,31 @@ class Accounts:
 
     # Tokens
 
-    async def create_token(self, user_id: str, *, admin: bool, total_space: int | None = None) -> str:
-        """A new token for a user, who is made if need be; a user that is there keeps its quota."""
+    async def create_token(
+        self, user_id: str, *, admin: bool, total_space: int | None = None, scope: str | None = None
+    ) -> str:
+        """Make a token as `add_token`, and return it."""
         token = new_token()
-        await self.add_token(token, user_id, admin=admin, total_space=total_space)
+        await self.add_token(token, user_id, admin=admin, total_space=total_space, scope=scope)
         return token
 
-    async def add_token(self, token: str, user_id: str, *, admin: bool, total_space: int | None = None) -> Token:
-        """Put a token into force. Raises Duplicate if it is there already, InvalidRequest for an id that can't be."""
+    async def add_token(
+        self, token: str, user_id: str, *, admin: bool, total_space: int | None = None, scope: str | None = None
+    ) -> Token:
+        """Put a token into force, for a user who is made if need be; one that is there keeps its quota. `scope`: all that
+        the token is good for. Raises Duplicate if it is there already, InvalidRequest for an id that can't be, or for the
+        token of an administrator with a scope."""
+        if admin and scope is not None:
+            raise InvalidRequest.field("scope", "is not for an administrator's token")
         await self.ensure_user(user_id, total_space)
         row = Token(
-            token_sha256=_hash(token), user_id=user_id, admin=admin, created_at=self._clock.now(), revoked_at=None
+            token_sha256=_hash(token),
+            user_id=user_id,
+            admin=admin,
+            created_at=self._clock.now(),
+            revoked_at=None,
+            scope=scope,
+            made_by=str(actor()),
         )
         made = act(Action.TOKEN_CREATED, row.created_at, subject=row.token_id, user_id=user_id)
         await self._database.transact(lambda connection: users.create_token(connection, row, made))

@@ -2,7 +2,8 @@
 
 It is cut at the borders of chunks. A whole chunk goes the way of every chunk; what comes last and is none stays as the tail,
 whatever ends the stream. One appends at a time, and the newest request wins, whatever process it came to. The offset is read
-from the map, and kept nowhere else.
+from the map, and kept nowhere else. A stream of which a byte was stored by somebody else fails with the offset as it is now:
+nobody compares what it brought with what is there.
 """
 
 import asyncio
@@ -80,11 +81,20 @@ class Appends:
                 case Upload(is_whole=True):
                     raise Forbidden(_MADE_OF_PARTS)
                 case Upload() as upload:
-                    with suppress(Gone, NotOpen):
-                        async with self._appending(upload) as (_, stored):
-                            return Appended(offset=stored.leading_bytes, status=await self._uploads.status_of(upload))
+                    with suppress(NotOpen):
+                        try:
+                            async with self._appending(upload) as (_, stored):
+                                status = await self._uploads.status_of(upload)
+                                return Appended(offset=stored.leading_bytes, status=status)
+                        except Gone:
+                            await self._mend(upload)
             await asyncio.sleep(PAUSE_SECONDS)  # it was closed between the two looks
         raise Unavailable("The bytes of this upload can't be found.")
+
+    async def _mend(self, upload: Upload) -> None:
+        """Its bytes were not found: they are lost, or it was closed."""
+        with suppress(Gone, NotOpen):
+            await self._closers.mend(upload)
 
     async def cancel(self, target: Target) -> None:
         """Cancel an open upload: whoever appends to it ends first. Raises UploadNotFound, UploadGone, UploadBusy."""
@@ -138,33 +148,70 @@ class Appends:
         self, target: Target, offset: int, said: Said, taking: AbstractAsyncContextManager[AppendSource]
     ) -> Appended | StillMerging | Complete:
         match await self._uploads.find(target):
-            case Complete(file=file) as complete:
-                return _append_nothing(complete, file.size, offset, said)
             case Upload(is_whole=True):
                 raise Forbidden(_MADE_OF_PARTS)
-            case Upload() as upload:
+            case found:
                 pass
+        if isinstance(found, Upload):
+            try:
+                found = await self._heed(found, offset, said)
+            except (Gone, NotOpen):
+                found = await self._complete(target)
+        async with taking as source:
+            if isinstance(found, Upload):
+                taken = await self._take_or_complete(found, target, offset, said, source)
+            else:
+                taken = found
+            if isinstance(taken, Complete):
+                return await _append_nothing(taken, target.user_id, offset, said, source)
+        # The merge may take a while: nobody is kept from asking meanwhile.
+        return await self._answer(target, *taken)
+
+    async def _take_or_complete(
+        self, upload: Upload, target: Target, offset: int, said: Said, source: AppendSource
+    ) -> tuple[Upload, int] | Complete:
+        """The upload that has all of the stream, and where it ends now; or what it became before anything of that was taken.
+        Raises OffsetMismatch where others have stored what this stream was to store."""
+        begun = False
         try:
-            upload = await self._heed(upload, offset, said)
-            async with taking as source, self._appending(upload) as (appender, stored):
+            async with self._appending(upload) as (appender, stored):
                 _check_offset(stored, offset)
-                upload = await self._take(upload, offset, source, appender)
-                end = (await appender.read_map()).leading_bytes
-                if said.ends:
-                    upload = await self._end(upload, end)
-            # The merge may take a while: nobody is kept from asking meanwhile.
-            if upload.length_known and end == upload.size and upload.is_part:
-                await self._part_completed(upload)
-                return Appended(offset=end, status=self._uploads.of_complete_part(upload))
-            if upload.length_known and end == upload.size:
-                return await self._uploads.merge_now(upload)
-            return Appended(offset=end, status=await self._uploads.status_of(upload))
+                begun = True
+                upload, end = await self._take(upload, offset, source, appender)
+                end = await _end_of(upload, end, appender)
+                return (await self._end(upload, end) if said.ends else upload), end
         except (Gone, NotOpen) as error:
-            match await self.status(target):  # raises what became of an upload that is closed
-                case Appended(offset=end):
-                    raise OffsetMismatch(offset=end) from error
-                case complete:
-                    return complete
+            if isinstance(error, Gone):
+                await self._mend(upload)
+            complete = await self._complete(target)
+            if begun:
+                raise OffsetMismatch(offset=complete.file.size) from error
+            return complete
+
+    async def _complete(self, target: Target) -> Complete:
+        """What an upload became that was closed meanwhile. Raises OffsetMismatch if it is open all the same, and what else
+        became of it."""
+        match await self.status(target):
+            case Appended(offset=end):
+                raise OffsetMismatch(offset=end)
+            case complete:
+                return complete
+
+    async def _answer(self, target: Target, upload: Upload, end: int) -> Appended | StillMerging | Complete:
+        """To whoever stored all of its stream in an upload that ends there now."""
+        if upload.length_known and end == upload.size and upload.is_part:
+            await self._part_completed(upload)
+            return Appended(offset=end, status=self._uploads.of_complete_part(upload))
+        if not (upload.length_known and end == upload.size):
+            try:
+                return Appended(offset=end, status=await self._uploads.status_of(upload))
+            except (Gone, NotOpen):
+                await self._complete(target)
+        match await self._uploads.merge_now(upload):
+            case Complete(created=False, file=file):  # of other bytes, which came whole
+                raise OffsetMismatch(offset=file.size)
+            case told:
+                return told
 
     async def _heed(self, upload: Upload, offset: int, said: Said) -> Upload:
         """The upload as it is once that counts which was said before the stream. Raises OffsetMismatch, SizeMismatch,
@@ -241,7 +288,7 @@ class Appends:
             raise OffsetMismatch(offset=end)
         return limit - end, excess
 
-    async def _take(self, upload: Upload, offset: int, source: AppendSource, appender: Appender) -> Upload:
+    async def _take(self, upload: Upload, offset: int, source: AppendSource, appender: Appender) -> tuple[Upload, int]:
         """While the server stops, it waits for the end of this."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._streams.add(ended)
@@ -265,11 +312,10 @@ class Appends:
             await asyncio.wait(self._streams, timeout=10)
 
     async def store(self, upload: Upload, number: int, start: int, body: Body) -> None:
-        """Put a part of a chunk where it belongs, and account for it. Not to be cancelled. Raises Gone, NotOpen,
-        StorageFull, Unavailable."""
+        """Put a part of a chunk where it belongs, and account for it. Not to be cancelled. Raises Gone, also where somebody
+        else's chunk is there already, NotOpen, StorageFull, Unavailable."""
         if start + body.length == chunk_length(number, upload.extent, upload.chunk_size):
-            stored = await self._receiving.hold_and_record(upload, number, body, start=start)
-            await self._acknowledge(stored)
+            await self._acknowledge(await self._receiving.hold_and_record(upload, number, body, start=start))
         else:
             await self._store_tail(upload, number, start, body)
 
@@ -277,11 +323,13 @@ class Appends:
         if stored.result.outcome not in COUNTED:
             raise NotOpen(stored.upload.id)
         await self._receiving.acknowledge(stored)
+        if not stored.written:
+            raise Gone(stored.upload.id)
 
     async def _store_tail(self, upload: Upload, number: int, start: int, body: Body) -> None:
         held = await self._storage.hold_chunk(upload, number, body, start=start)
         try:
-            # A chunk of somebody else's has come meanwhile: its bytes are there already.
+            # Else a chunk of somebody else's has come meanwhile.
             if held.written:
                 tail = Tail(number, start + body.length)
                 result = await self._pending.record_tail(upload.id, tail)
@@ -294,14 +342,35 @@ class Appends:
             await self._closers.hydrate(upload)  # which counts it: it is on the map
         elif result.outcome not in COUNTED:
             raise NotOpen(upload.id)
-        BYTES_RECEIVED.inc(body.length if held.written else 0)
+        BYTES_RECEIVED.inc(body.length)
 
 
-def _append_nothing(complete: Complete, size: int, offset: int, said: Said) -> Complete:
-    """What is left to be said of an upload that is a file. Raises OffsetMismatch, SizeMismatch, FileTooLarge."""
+async def _end_of(upload: Upload, end: int, appender: Appender) -> int:
+    """Where an upload ends in which the bytes of a stream end there: chunks may lie beyond already. Raises Gone."""
+    if upload.length_known and end == upload.size:
+        return end
+    try:
+        return (await appender.read_map()).leading_bytes
+    except Gone:
+        if upload.is_part or not upload.length_known:
+            raise
+        return upload.size  # with this stream it was whole, and is merged by now: the merge says what became of it
+
+
+async def _append_nothing(complete: Complete, user_id: str, offset: int, said: Said, source: AppendSource) -> Complete:
+    """What is left to be said of an upload that is a file. Raises OffsetMismatch, SizeMismatch, FileTooLarge, and what ended
+    the stream before its end."""
+    size = complete.file.size
     if offset != size:
         raise OffsetMismatch(offset=size)
-    if said.stream_bytes:
+    if said.stream_bytes is None:
+        part = await source.receive_part(user_id, 1, lambda: True)
+        part.body.close()
+        if part.body.length:
+            raise LengthExceeded(limit=size)
+        if part.error is not None:
+            raise part.error
+    elif said.stream_bytes:
         raise LengthExceeded(limit=size)
     if said.length not in (None, size):
         raise SizeMismatch("The upload has another length.", size=size)

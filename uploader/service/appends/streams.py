@@ -41,24 +41,26 @@ class AppendedStream:
         self._appender = appender
         self._storing: asyncio.Task[None] | None = None
 
-    async def take(self) -> Upload:
-        """Store all of it that comes; returns the upload as it is then. Raises what ended it before its end, and as the
-        storing of its parts."""
+    async def take(self) -> tuple[Upload, int]:
+        """Store all of it that comes; returns the upload as it is then, and where the bytes of this stream end in it. Raises
+        what ended it before its end, and as the storing of its parts."""
         try:
+            if self._position == self._limit_bytes:
+                await self._refuse_any()
             more = True
             while more and self._position < self._limit_bytes:
                 more = await self._take_part()
         finally:
             await self._end_of_storing()
-        return self._upload
+        return self._upload, self._position
 
     async def _take_part(self) -> bool:
         """Whether there may be more."""
         number, start = divmod(self._position, self._upload.chunk_size)
         part = await self._receive(chunk_length(number, self._limit_bytes, self._upload.chunk_size) - start)
         try:
-            if self._position + part.body.length == self._limit_bytes:
-                await self._refuse_excess(part)
+            if self._position + part.body.length == self._limit_bytes and not part.ended and part.error is None:
+                part = replace(part, error=await self._look_beyond())
             await self._end_of_storing()
             self._source.stored(self._position)
         except asyncio.CancelledError as ending:
@@ -76,16 +78,20 @@ class AppendedStream:
     async def _receive(self, limit: int) -> Part:
         return await self._source.receive_part(self._upload.user_id, limit, lambda: not self._appender.is_claimed)
 
-    async def _refuse_excess(self, part: Part) -> None:
-        """Before the last bytes are stored, which make a file. Raises FileTooLarge, CancelledError."""
-        if part.ended or part.error is not None:
-            return
+    async def _refuse_any(self) -> None:
+        """Where nothing more can be stored. Raises FileTooLarge, and what ended the stream before its end."""
+        error = None if self._source.declared_bytes == 0 else await self._look_beyond()
+        if error is not None:
+            raise error
+
+    async def _look_beyond(self) -> BaseException | None:
+        """What ended the stream before its end, though all that may be stored has come: asked before the last bytes are
+        stored, which make a file. Raises FileTooLarge."""
         further = await self._receive(1)
         further.body.close()
         if further.body.length:
             raise length_exceeded(self._upload, self._limit_bytes)
-        if isinstance(further.error, asyncio.CancelledError):
-            raise further.error
+        return None if further.ended else further.error
 
     async def _store(self, number: int, start: int, body: Body) -> None:
         try:

@@ -16,12 +16,14 @@ from pathlib import Path
 from uploader import __version__
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
+from uploader.database import contents, queries
 from uploader.database.dumps.dumping import Dumped, write_dump
 from uploader.database.dumps.listing import LISTING, read_listing
-from uploader.database.engine import Database
+from uploader.database.engine import Connection, Database
 from uploader.errors import StorageFailed
 from uploader.service.backups.copying import Copied, Copying, Tell, left_there
 from uploader.service.installation import Installation
+from uploader.service.trail.keeping import Action, Trail
 from uploader.storage.backups import BackupDirectory, BackupRefused
 from uploader.storage.base import Gone
 from uploader.storage.contents import FileBlob, OpenBlob
@@ -45,11 +47,12 @@ class Backups:
     """Several at once into one directory are refused."""
 
     def __init__(
-        self, database: Database, storage: Store, installation: Installation, data: Path, clock: Clock
+        self, database: Database, storage: Store, installation: Installation, trail: Trail, data: Path, clock: Clock
     ) -> None:
         self._database = database
         self._storage = storage
         self._installation = installation
+        self._trail = trail
         self._data = data
         self._clock = clock
 
@@ -61,7 +64,7 @@ class Backups:
         """
         owner = self._installation.id
         if owner is None:
-            raise BackupRefused("there is nothing to back up: no server was started on this data directory yet")
+            raise BackupRefused(await self._database.read(_why_there_is_no_id))
         if _is_within(path, self._data) or _is_within(self._data, path):
             raise BackupRefused(f"{path} and the data directory {self._data} are not apart")
         directory = await asyncio.to_thread(BackupDirectory.claim, path, owner)
@@ -90,6 +93,10 @@ class Backups:
             "bytes": copied.bytes,
             "lacking": copied.lacking,
         }
+        # Before it is whole: a copy of everything that nobody was told of would be none.
+        details = {"directory": str(directory), "blobs": copied.blobs, "lacking": len(copied.lacking)}
+        await self._trail.note(Action.BACKUP_MADE, subject=stamp, details=details)
+        crash_point("backup.after_note")
         await asyncio.to_thread(directory.complete, stamp, facts)
         removed = (0, 0)
         if keeps is not None and not copied.lacking and dumped.doubt is None:
@@ -106,6 +113,15 @@ class Backups:
                 with suppress(Gone, StorageFailed):
                     async with _opened(self._storage.trash.open(found)) as descriptor:
                         yield descriptor
+
+
+async def _why_there_is_no_id(connection: Connection) -> str:
+    if await contents.blobs_in_use(connection, after="", limit=1) or await queries.count_all_open_uploads(connection):
+        return (
+            "there is no id of the installation, as 0.1.0 gave none: start a server or a worker of this version once, then "
+            "back up"
+        )
+    return "there is nothing to back up: no server was started on this data directory yet"
 
 
 @asynccontextmanager

@@ -1,5 +1,6 @@
 """Looks whether the bytes of a content are what they should be, says so in its row, and heals them from the trash.
 
+Damaged is only what was read and is something else, or is not there. What can't be read may be as it was: it is tried again.
 What is read and hashed takes long, so no row is locked meanwhile. What came of it counts only if, under the lock of the row,
 the same bytes are still at their place.
 """
@@ -7,6 +8,7 @@ the same bytes are still at their place.
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 
 from uploader.clock import Clock
@@ -25,13 +27,16 @@ from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
 
+# When what could not be read is tried again: twice as much later each time, up to the last.
+_REREAD_SECONDS, _LAST_REREAD_SECONDS = 30.0, 86_400.0
+
 
 class BlobProblem(StrEnum):
     """What is wrong with a blob."""
 
     ALTERED = "altered"  # its bytes have another SHA-256
     MISSING = "missing"  # it has a row with refs, and no bytes
-    UNREADABLE = "unreadable"  # the disk reports an error
+    UNREADABLE = "unreadable"  # the store reports an error, which says nothing of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,36 +74,72 @@ class Healing:
 
     async def examine(self, sha256: str, pace: Pace | None = None) -> Damage | None:
         """Read a content back from the disk; heal it, or mark it, if it is not what it should be. None if it is, or if
-        nobody has it. Raises Unavailable, Stopping."""
-        blob = await self._database.read(lambda connection: contents.blob_by_sha256(connection, sha256))
-        if blob is None or blob.refs == 0:
+        nobody has it. One that can't be read is not damaged: it is healed, or tried again soon.
+
+        Raises StorageAway, after it has noted that; Unavailable, Stopping.
+        """
+        blob = await self._in_use(sha256)
+        if blob is None:
             return None
-        found = await self._blobs.find_blob(sha256)
-        seen = await self._look_at(blob, found, pace)
+        pace = None if pace is None else _with_own_errors(pace)
+        try:
+            found, seen = await self._look_at(blob, pace)
+        except StorageAway:  # so are all others, and all copies
+            await self._note_unreadable(blob)
+            raise
         if isinstance(seen, Digests):
             await self._note(blob, found, seen)
             return None
         healed = await self._heal(blob, found, pace)
-        if not healed and not await self._note(blob, found, None):
+        if not healed and seen is BlobProblem.UNREADABLE:
+            await self._note_unreadable(blob)
+        elif not healed and not await self._note(blob, found, None):
             return None  # other bytes took their place meanwhile, or nobody has it any more
         files = await self._database.read(lambda connection: queries.files_by_sha256(connection, sha256))
         return Damage(sha256, blob.size, seen, files, healed) if files else None
 
-    async def _look_at(self, blob: contents.Blob, found: Found | None, pace: Pace | None) -> BlobProblem | Digests:
-        """What is wrong with the bytes; or their digests, with the MD5 where it is not known yet."""
-        if found is None:
-            return BlobProblem.MISSING
-        if await self._size(blob.sha256) != blob.size:
-            return BlobProblem.ALTERED
+    async def note_unreadable(self, sha256: str) -> None:
+        """Somebody could not read a content: it is looked at soon. Raises Unavailable."""
+        blob = await self._in_use(sha256)
+        if blob is not None and blob.reread_at is None:
+            await self._note_unreadable(blob)
+
+    async def _in_use(self, sha256: str) -> contents.Blob | None:
+        blob = await self._database.read(lambda connection: contents.blob_by_sha256(connection, sha256))
+        return None if blob is None or blob.refs == 0 else blob
+
+    async def _look_at(self, blob: contents.Blob, pace: Pace | None) -> tuple[Found | None, BlobProblem | Digests]:
+        """The bytes, and what is wrong with them; or their digests, with the MD5 where it is not known yet. Raises
+        StorageAway."""
+        found: Found | None = None
         try:
+            found = await self._blobs.find_blob(blob.sha256)
+            if found is None:
+                return None, BlobProblem.MISSING
+            # None: the disk does not tell.
+            if await self._size(blob.sha256) not in (None, blob.size):
+                return found, BlobProblem.ALTERED
             actual = await self._blobs.hash_blob(found, pace, with_md5=blob.md5 is None)
         except StorageAway:
-            raise  # it has told nothing of these bytes
+            raise
         except StorageFailed:
-            return BlobProblem.UNREADABLE
+            return found, BlobProblem.UNREADABLE
         if actual is None:
-            return BlobProblem.MISSING
-        return actual if actual.sha256 == blob.sha256 else BlobProblem.ALTERED
+            return found, BlobProblem.MISSING
+        return found, actual if actual.sha256 == blob.sha256 else BlobProblem.ALTERED
+
+    async def _note_unreadable(self, blob: contents.Blob) -> None:
+        """Without a look at the bytes, which might fail: if others have taken their place, the next one tells."""
+        now, wait_seconds = self._clock.now(), _REREAD_SECONDS
+        if blob.reread_at is None:
+            logger.error("a content can't be read", extra={"sha256": blob.sha256})
+        elif blob.scrubbed_at is not None:
+            waited_seconds = (blob.reread_at - blob.scrubbed_at).total_seconds()
+            wait_seconds = min(max(2 * waited_seconds, _REREAD_SECONDS), _LAST_REREAD_SECONDS)
+        reread_at = now + timedelta(seconds=wait_seconds)
+        await self._database.transact(
+            lambda connection: transactions.note_unreadable(connection, blob.sha256, now=now, reread_at=reread_at)
+        )
 
     async def _note(self, blob: contents.Blob, found: Found | None, good: Digests | None) -> bool:
         """Whether these bytes are still those of the blob, and the row says now how they are; `good`: the digests of bytes
@@ -167,6 +208,18 @@ class Healing:
             return True
 
         return await uninterrupted(self._database.transact(transaction, alone=True))
+
+
+def _with_own_errors(pace: Pace) -> Pace:
+    """Errors of the pace are no errors of the disk, also where they look like one."""
+
+    def keep_pace(read_bytes: int) -> None:
+        try:
+            pace(read_bytes)
+        except OSError as error:
+            raise RuntimeError("the pace of reading failed") from error
+
+    return keep_pace
 
 
 def _tell(sha256: str, *, damaged: bool) -> None:

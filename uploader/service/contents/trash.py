@@ -52,6 +52,7 @@ class TrashKeeping:
         self._trail = trail
         self._clock = clock
         self.retention_seconds = retention_seconds
+        self.keeps = storage.trash.keeps
 
     async def entries(self) -> list[Found]:
         """All that is there, the oldest first."""
@@ -80,14 +81,16 @@ class TrashKeeping:
             return False
 
     async def _lacking(self, copies: list[Found]) -> set[str]:
-        """The contents of these whose row has refs, and that are damaged or not there; unless that is known, and the copy
+        """The contents of these whose row has refs, and that are not sound or not there; unless that is known, and the copy
         was there when it was found out: then it is as bad."""
         sha256s = sorted({copy.name for copy in copies})
         rows = await self._database.read(lambda connection: contents.blobs_by_sha256(connection, sha256s))
         wanted = [blob for blob in rows.values() if blob.refs]
         sizes = await self._storage.blob_sizes([blob.sha256 for blob in wanted])
         lacking = {
-            blob.sha256: blob for blob, size in zip(wanted, sizes, strict=True) if blob.damaged or size != blob.size
+            blob.sha256: blob
+            for blob, size in zip(wanted, sizes, strict=True)
+            if not blob.is_sound or size != blob.size
         }
         return {copy.name for copy in copies if copy.name in lacking and not _was_tried(copy, lacking[copy.name])}
 
@@ -168,7 +171,7 @@ class TrashKeeping:
         async def unless_needed(blob: contents.Blob | None) -> bool:
             if blob is not None and blob.refs:
                 (size,) = await self._storage.blob_sizes([blob.sha256])
-                if blob.damaged or size != blob.size:
+                if not blob.is_sound or size != blob.size:
                     return False
             return await self._storage.trash.remove(found)
 
@@ -191,4 +194,4 @@ class TrashKeeping:
 
 
 def _was_tried(copy: Found, blob: contents.Blob) -> bool:
-    return blob.damaged and blob.scrubbed_at is not None and copy.changed_at <= blob.scrubbed_at.timestamp()
+    return not blob.is_sound and blob.scrubbed_at is not None and copy.changed_at <= blob.scrubbed_at.timestamp()

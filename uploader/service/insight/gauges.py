@@ -3,7 +3,8 @@
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 from prometheus_client import Gauge
 
@@ -21,6 +22,7 @@ from uploader.observability import (
     PENDING_BYTES,
     QUEUE_LAG_SECONDS,
     QUEUE_TASKS,
+    REDIS_SET_ASIDE,
     TRASH_BYTES,
     UNSCRUBBED_SECONDS,
     WAITING_EVENTS,
@@ -40,8 +42,16 @@ class Gauges:
     """Sets the gauges that no process can know by itself."""
 
     def __init__(
-        self, database: Database, storage: Bounded, pending: Pending, integrity: Integrity, watching: Watching
+        self,
+        database: Database,
+        storage: Bounded,
+        pending: Pending,
+        integrity: Integrity,
+        watching: Watching,
+        list_aside: Callable[[], Sequence[Path]],
     ) -> None:
+        """`list_aside`: the directories of Redis that it could not load; blocks."""
+        self._list_aside = list_aside
         self._database = database
         self._storage = storage
         self._pending = pending
@@ -63,6 +73,7 @@ class Gauges:
                 _patiently(self._ask_disk, (FREE_DISK_BYTES, TRASH_BYTES)),
                 _patiently(self._ask_integrity, (DAMAGED_BLOBS, KEPT_STRAYS, UNSCRUBBED_SECONDS)),
                 _patiently(self._ask_events, self._event_gauges),
+                _patiently(self._ask_data_directory, (REDIS_SET_ASIDE,)),
                 _patiently(self._ask_redis, (PENDING_BYTES, *_QUEUE_GAUGES)),
             )
             self._asked_at = time.monotonic()
@@ -87,6 +98,9 @@ class Gauges:
             WAITING_EVENTS.labels(name).set(state.waiting)
             DEAD_EVENTS.labels(name).set(state.dead)
             EVENT_LAG_SECONDS.labels(name).set(self._watching.lag_seconds(state))
+
+    async def _ask_data_directory(self) -> None:
+        REDIS_SET_ASIDE.set(len(await asyncio.to_thread(self._list_aside)))
 
     async def _ask_redis(self) -> None:
         measured = await self._pending.measure_all()

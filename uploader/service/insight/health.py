@@ -3,14 +3,17 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from uploader.accounting.pending import Pending
+from uploader.clock import Clock
 from uploader.database import migrate
 from uploader.database.engine import Database
-from uploader.database.meta import durability
-from uploader.errors import UploaderError
+from uploader.database.meta import durability, recent_mishaps
+from uploader.errors import Unavailable, UploaderError
 from uploader.service.events.watching import Watching
 from uploader.service.insight.integrity import Integrity
 from uploader.service.installation import Installation
@@ -42,7 +45,12 @@ class Health:
         integrity: Integrity,
         installation: Installation,
         watching: Watching,
+        list_aside: Callable[[], Sequence[Path]],
+        clock: Clock,
     ) -> None:
+        """`list_aside`: the directories of Redis that it could not load; blocks."""
+        self._list_aside = list_aside
+        self._clock = clock
         self._watching = watching
         self._installation = installation
         self._database = database
@@ -125,11 +133,17 @@ class Health:
         return _warning_of(found, wanted)
 
     async def _storage_warning(self) -> str | None:
-        return self._storage.doubt
+        mishaps: list[str] = []
+        with suppress(Unavailable):  # the database is a check of its own
+            mishaps = await self._database.read(lambda connection: recent_mishaps(connection, self._clock.now()))
+        return "; ".join(filter(None, (self._storage.doubt, *mishaps))) or None
 
     async def _redis_warning(self) -> str | None:
         wanted = {"appendonly": ("yes",), "appendfsync": ("everysec", "always"), "maxmemory-policy": ("noeviction",)}
-        return _warning_of(await self._pending.configuration(*wanted), wanted)
+        odd = _warning_of(await self._pending.configuration(*wanted), wanted)
+        aside = [path.name for path in await asyncio.to_thread(self._list_aside)]
+        lost = f"could not be loaded, all was rebuilt; find out why, and remove: {', '.join(aside)}" if aside else None
+        return "; ".join(filter(None, (odd, lost))) or None
 
 
 def _warning_of(found: Mapping[str, str], wanted: Mapping[str, tuple[str, ...]]) -> str | None:

@@ -14,6 +14,7 @@ class Seen:
     """What was found so far."""
 
     damaged_blobs: int
+    unreadable_blobs: int
     kept_strays: int
     age: Age
 
@@ -28,7 +29,8 @@ class Integrity:
     async def look(self) -> Seen:
         """Raises Unavailable."""
         damaged = await self._database.read(contents.count_damaged_blobs)
-        return Seen(damaged, await kept_strays(self._database), await self._scrubbing.age())
+        unreadable = await self._database.read(contents.count_unreadable_blobs)
+        return Seen(damaged, unreadable, await kept_strays(self._database), await self._scrubbing.age())
 
     async def warning(self) -> str | None:
         """What somebody should look at, in words. Raises Unavailable."""
@@ -36,6 +38,8 @@ class Integrity:
         warnings = []
         if seen.damaged_blobs:
             warnings.append(f"damaged contents: {seen.damaged_blobs}, see `uploader scrub`")
+        if seen.unreadable_blobs:
+            warnings.append(f"contents that can't be read: {seen.unreadable_blobs}, see the log")
         if seen.kept_strays:
             warnings.append(
                 f"blobs that no row names: {seen.kept_strays}, too many to be what crashes left; is this their database? "

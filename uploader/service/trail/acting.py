@@ -48,6 +48,7 @@ def act(
         user_id=user_id,
         subject=subject,
         details=details or {},
+        token_made_by=by.token_made_by,
     )
 
 

@@ -24,6 +24,8 @@ from uploader.storage.contents import Pace
 logger = logging.getLogger(__name__)
 
 _BATCH = 200
+# At one go, so that what can't be read does not hold up the rest.
+_REREADS = 20
 _POSITION = "scrub"
 _REMEMBER_INTERVAL_SECONDS = 5.0
 _LEASE = "scrubber"
@@ -89,12 +91,14 @@ class Scrubbing:
         self.progress = ScrubProgress()
 
     async def scrub_due(self, pace: Pace) -> bool:
-        """Read back the contents that are due, one after the other; whether there may be more.
+        """Read back the contents that are due, one after the other, with those that could not be read before; whether there
+        may be more.
 
         Of several workers one does it at a time. Raises Unavailable, Stopping.
         """
         if not await self._lease():
             return False
+        await self._reread(pace)
         if self.goals.samples:
             await self._scrub_sample(pace)
             return False
@@ -111,7 +115,14 @@ class Scrubbing:
             await self._examine(blob.sha256, pace)
             if not await self._lease():
                 return False
+            await self._reread(pace)
         return len(due) == _BATCH
+
+    async def _reread(self, pace: Pace) -> None:
+        """Read again what could not be read, where it is time."""
+        now = self._clock.now()
+        for blob in await self._database.read(lambda connection: contents.blobs_to_reread(connection, now, _REREADS)):
+            await self._examine(blob.sha256, pace)
 
     async def _scrub_sample(self, pace: Pace) -> None:
         """Read back any content, if the last time is long ago."""

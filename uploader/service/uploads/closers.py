@@ -14,16 +14,17 @@ from typing import TypeVar
 from uploader.accounting.pending import Outcome, Pending, RecordResult
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import queries, transactions
-from uploader.database.engine import Database
+from uploader.database import meta, queries, transactions
+from uploader.database.engine import Connection, Database
 from uploader.database.transactions import LengthTold, NotOpen
 from uploader.domain.chunks import chunk_count, received_bytes, to_bitmap
 from uploader.domain.upload import REDIS_WORDS, STATE_OF_REASON, Reason, State, Upload
 from uploader.errors import StorageFailed, Unavailable, Unverified, UploaderError
-from uploader.observability import REBUILDS
+from uploader.observability import LOST_UPLOADS, REBUILDS
 from uploader.patience import in_passing
 from uploader.service.trail.endings import act_of_ending
 from uploader.storage.base import Closer, Gone, PresentChunks, Withdrawing, WithdrawingCloser
+from uploader.storage.contents import Trash
 from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
@@ -37,9 +38,10 @@ _HYDRATE_ATTEMPTS = 5
 class Closers:
     """Takes all locks of an upload for each of its methods, which run to their ends even if their callers are cancelled."""
 
-    def __init__(self, database: Database, storage: Withdrawing, pending: Pending, clock: Clock) -> None:
+    def __init__(self, database: Database, storage: Withdrawing, trash: Trash, pending: Pending, clock: Clock) -> None:
         self._database = database
         self._storage = storage
+        self._trash = trash
         self._pending = pending
         self._clock = clock
         # Of closed uploads whose bytes this process could not remove.
@@ -222,12 +224,69 @@ class Closers:
                 raise
 
     async def hydrate(self, upload: Upload) -> RecordResult:
-        """Rebuild Redis from the map of an upload. Raises Gone, NotOpen, Unavailable."""
+        """Rebuild Redis from the map of an upload. One whose map is gone has everything missing. Raises Gone, NotOpen,
+        Unavailable."""
         return await uninterrupted(self._hydrate(upload))
 
     async def _hydrate(self, upload: Upload) -> RecordResult:
-        async with self._storage.closing(upload) as closer:
-            return await self._hydrate_held(upload, closer)
+        try:
+            async with self._storage.closing(upload) as closer:
+                return await self._hydrate_held(upload, closer)
+        except Gone:
+            generation = await self._begin_anew(upload)
+        try:
+            async with self._storage.closing(upload) as closer:
+                await closer.withdraw([], generation=generation)  # the digests are of what was
+                return await self._hydrate_held(upload, closer)
+        except NotOpen:
+            await self._tidy(upload.id)  # it was closed while its files were made
+            raise
+
+    async def mend(self, upload: Upload) -> None:
+        """Somebody did not find the bytes of an open upload. Where they are lost, all of it is missing from here on, and can
+        be sent again; else only Redis is rebuilt. Raises Gone, NotOpen, Unavailable."""
+        await uninterrupted(self._mend(upload))
+
+    async def _mend(self, upload: Upload) -> None:
+        with suppress(Gone):
+            async with self._storage.closing(upload) as closer:
+                if await closer.is_lost():
+                    stored = await closer.read_map(verified=False)
+                    numbers = [number for number, there in enumerate(stored.present) if there]
+                    await self._withdraw_held(upload, closer, numbers, verified=False)
+        await self._hydrate(upload)
+
+    async def _begin_anew(self, upload: Upload) -> int:
+        """Let an open upload without files have new ones; returns its generation from here on. Each step may be repeated
+        after a crash at any other, and done by several at once. Raises Gone, NotOpen, StorageFull, Unavailable."""
+        row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
+        if row is None or row.state is not State.OPEN:
+            raise NotOpen(upload.id)
+        if row.is_whole:
+            raise Gone(upload.id)  # what it was made of is gone with it
+        await self.announce(row)
+
+        async def withdraw(connection: Connection) -> int:
+            now = self._clock.now()
+            await meta.note_mishap(connection, meta.Mishap.LOST_UPLOAD, now)
+            return await transactions.withdraw(connection, row.id, 0, now)
+
+        # The generation comes first, as where chunks are withdrawn.
+        generation = await self._database.transact(withdraw)
+        if not await self._restore(row):
+            await self._storage.begin_anew(row)
+        self._unmergeable.discard(row.id)
+        logger.error("an upload lost its files, and begins anew", extra={"upload_id": row.id, "user_id": row.user_id})
+        LOST_UPLOADS.inc()
+        return generation
+
+    async def _restore(self, upload: Upload) -> bool:
+        """Whether the trash had its files."""
+        async for batch in self._trash.list_all():
+            for found in batch:
+                if found.name == upload.id and await self._trash.restore_upload(found, upload):
+                    return True
+        return False
 
     async def _hydrate_held(self, upload: Upload, closer: WithdrawingCloser) -> RecordResult:
         chunk_map = await self._read_held(upload, closer)  # this may withdraw chunks, and so renew the generation
@@ -274,14 +333,14 @@ class Closers:
             return told
 
     async def read_map(self, upload: Upload) -> PresentChunks:
-        """Which chunks are stored and whole. If the machine was restarted since chunks came without a sync, or a file of the
-        upload is damaged, their checksums are compared first.
+        """Which chunks are stored and whole: none where the files of the upload are lost. If the machine was restarted since
+        chunks came without a sync, or a file of the upload is damaged, their checksums are compared first.
 
         Raises Gone, NotOpen, Unavailable.
         """
         try:
             return await self._storage.read_map(upload)
-        except Unverified:
+        except (Gone, Unverified):
             await self.hydrate(upload)
             return await self._storage.read_map(upload)
 

@@ -18,7 +18,7 @@ from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import ClaimsChanged, NotOpen, Received
 from uploader.domain.chunks import as_ranges, missing_ranges
-from uploader.domain.upload import File, Reason, State, Upload
+from uploader.domain.upload import SUPERSEDED, File, Reason, State, Upload
 from uploader.errors import (
     ChunksMissing,
     Forbidden,
@@ -34,6 +34,7 @@ from uploader.errors import (
 from uploader.observability import MERGE_SECONDS, MERGES
 from uploader.service.ids import new_id
 from uploader.service.uploads.closers import Closers
+from uploader.service.uploads.results import Complete
 from uploader.storage.base import Busy, Gone, Stopping, Withdrawing
 from uploader.storage.contents import Digests
 from uploader.tasks import ended, uninterrupted
@@ -70,10 +71,10 @@ class Merging:
         self._clock = clock
         self._wait_seconds = wait_seconds
         self._lease_seconds = lease_seconds
-        self._running: dict[str, asyncio.Task[File]] = {}
+        self._running: dict[str, asyncio.Task[Complete]] = {}
         self._stopping = False
 
-    def start(self, upload_id: str) -> "asyncio.Task[File]":
+    def start(self, upload_id: str) -> "asyncio.Task[Complete]":
         """Begin the merge of an upload, or join the one that runs here."""
         task = self._running.get(upload_id)
         if task is None:
@@ -81,11 +82,11 @@ class Merging:
             task.add_done_callback(lambda done: self._ended(upload_id, done))
         return task
 
-    async def start_due(self, queue: UploadQueue, limit: int) -> "list[asyncio.Task[File]]":
+    async def start_due(self, queue: UploadQueue, limit: int) -> "list[asyncio.Task[Complete]]":
         """Begin at most so many merges that are due in a queue. Raises Unavailable."""
         return [self.start(claim.upload_id) for claim in await queue.claim(limit)]
 
-    def _ended(self, upload_id: str, task: "asyncio.Task[File]") -> None:
+    def _ended(self, upload_id: str, task: "asyncio.Task[Complete]") -> None:
         self._running.pop(upload_id, None)
         if task.cancelled():
             return
@@ -93,19 +94,21 @@ class Merging:
         if error is not None and not isinstance(error, (UploaderError, Stopping)):
             logger.error("merge failed", extra={"upload_id": upload_id}, exc_info=error)
 
-    async def wait(self, upload_id: str) -> File | None:
-        """Merge, and give the file; None if it takes longer than a request waits.
+    async def wait(self, upload_id: str) -> Complete | None:
+        """Merge, and give the file, which is `created` by that unless it came in another way; None if it takes longer than a
+        request waits.
 
         Raises Md5Mismatch, Sha256Mismatch, NameTaken, ChunksMissing, UploadGone, Unavailable.
         """
         task = self.start(upload_id)
         await asyncio.wait({task}, timeout=self._wait_seconds)
-        if not task.done():
-            return None
-        try:
-            return task.result()
-        except Stopping as error:
-            raise Unavailable("The server is stopping; the merge goes on after its start.") from error
+        return _result_of(task) if task.done() else None
+
+    async def finish(self, upload_id: str) -> Complete:
+        """As `wait`, for as long as it takes."""
+        task = self.start(upload_id)
+        await asyncio.wait({task})
+        return _result_of(task)
 
     async def close(self) -> None:
         """Wait for the merges of this process; long ones end with Stopping once the storage was told to stop."""
@@ -113,7 +116,7 @@ class Merging:
         if self._running:
             await asyncio.wait(self._running.values(), timeout=10)
 
-    async def _merge(self, upload_id: str) -> File:
+    async def _merge(self, upload_id: str) -> Complete:
         started = time.perf_counter()
         lost, pause = 0, _FIRST_PAUSE_SECONDS
         while True:
@@ -123,7 +126,7 @@ class Merging:
             if upload is None:
                 raise UploadGone(reason=Reason.CANCELLED.value)
             if upload.state is not State.OPEN:
-                return await self._result_of(upload)
+                return await self._what_became_of(upload)
             try:
                 file = await self._attempt(upload)
             except (NotOpen, Gone, ClaimsChanged, Duplicate) as error:
@@ -140,9 +143,9 @@ class Merging:
             else:
                 MERGES.labels("complete").inc()
                 MERGE_SECONDS.observe(time.perf_counter() - started)
-                return file
+                return Complete(file=file, created=True)
 
-    async def _result_of(self, upload: Upload) -> File:
+    async def _what_became_of(self, upload: Upload) -> Complete:
         """What became of an upload that is closed; what is left of it elsewhere is tidied."""
         await self._closers.tidy(upload.id)
         if upload.state is State.DONE and upload.file_id is not None:
@@ -151,7 +154,8 @@ class Merging:
                 lambda connection: queries.file_by_id(connection, upload.user_id, file_id), brief=True
             )
             if file is not None:
-                return file
+                return Complete(file=file, created=upload.close_reason != SUPERSEDED)
+            raise UploadGone(reason=Reason.CANCELLED.value)
         raise UploadGone(reason=upload.close_reason or Reason.CANCELLED.value)
 
     async def _attempt(self, upload: Upload) -> File:
@@ -262,3 +266,10 @@ class Merging:
             await self._closers.clear(upload, State.DONE, closer)
         logger.info("upload merged", extra={"upload_id": upload.id, "user_id": upload.user_id, "size": upload.size})
         return file
+
+
+def _result_of(task: "asyncio.Task[Complete]") -> Complete:
+    try:
+        return task.result()
+    except Stopping as error:
+        raise Unavailable("The server is stopping; the merge goes on after its start.") from error

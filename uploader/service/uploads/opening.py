@@ -108,9 +108,7 @@ class Openings:
         if md5 is not None:
             if existing is not None:
                 _check_claims(existing, opening.size, opening.sha256)
-            known = _completed(opening, existing)
-            complete = await self._instant.finish(known, md5, found.source, existing)
-            at_once = complete or await self._instant.challenge(opening, md5)
+            at_once = None if opening.brings_bytes else await self._finish_at_once(opening, md5, found)
             if at_once is not None:
                 return at_once
         elif existing is not None and existing.state is not State.OPEN:
@@ -124,6 +122,11 @@ class Openings:
             question = Question(opening.user_id, opening.name, size, md5=opening.md5, sha256=opening.sha256)
             await self._asking.ask(question)
         return await self._open_new(opening)
+
+    async def _finish_at_once(self, opening: Opening, md5: str, found: _Found) -> Complete | Challenge | None:
+        known = _completed(opening, found.existing)
+        complete = await self._instant.finish(known, md5, found.source, found.existing)
+        return complete or await self._instant.challenge(opening, md5)
 
     async def _look(self, connection: Connection, opening: Opening) -> _Found:
         """All that the database has to say, at one go."""

@@ -7,7 +7,7 @@ Redis, and answered; the last chunk merges. A chunk that was acknowledged before
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -61,7 +61,8 @@ class ChunkSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A chunk that is on disk and counts; `written` says whether this call put it there."""
+    """A chunk that is on disk and counts; `written` says whether this call put it there: else nobody has compared the bytes
+    that came with those that are there."""
 
     upload: Upload
     number: int
@@ -204,7 +205,11 @@ class Receiving:
         for _ in range(2):
             try:
                 stored = await uninterrupted(self.hold_and_record(upload, number, body))
-            except (Gone, NotOpen):
+            except Gone:
+                stored = None
+                with suppress(Gone, NotOpen):
+                    await self._closers.mend(upload)
+            except NotOpen:
                 stored = None
             if stored is not None and stored.result.outcome in COUNTED:
                 CHUNK_SECONDS.observe(time.perf_counter() - started)
@@ -235,6 +240,8 @@ class Receiving:
             # A crash may have kept Redis from hearing of the length; then it knows of another number of chunks.
             is_known = result.outcome not in COUNTED or result.chunk_count == count
             if result.outcome is not Outcome.REHYDRATE and is_known:
+                if result.settled:  # whoever sent it may go away at any moment
+                    self._uploads.begin_merge(upload)
                 return Stored(upload=upload, number=number, result=result, written=written, length_bytes=length - start)
             # Hydrating adds the chunk: it is on the map. It is recorded again to learn where the upload stands.
             await self._closers.hydrate(upload)
@@ -254,16 +261,16 @@ class Receiving:
             )
         match await self._uploads.merge_now(stored.upload):
             case Complete() as complete:
-                return replace(complete, created=new)
+                return replace(complete, created=new and complete.created)
             case still_merging:
                 return still_merging
 
     async def acknowledge(self, stored: Stored) -> bool:
-        """Whether a chunk that counts is new; then its sender waits for the digests. Raises Unavailable."""
+        """Whether a chunk that counts is new: of these bytes. Then its sender waits for the digests. Raises Unavailable."""
         if self._database.is_lost:
             raise Unavailable("The database is lost; nothing is acknowledged.")
         result = stored.result
-        new = stored.written or result.outcome is Outcome.RECORDED
+        new = stored.written
         CHUNKS.labels("recorded" if new else result.outcome.value).inc()
         if new:
             BYTES_RECEIVED.inc(stored.length_bytes)

@@ -42,6 +42,8 @@ class Opening:
     metadata: str | None = None
     length_known: bool = True
     computes_md5: bool = True
+    # They come with the request, and are to be looked at: no file that is there already answers it.
+    brings_bytes: bool = False
     kind: UploadKind | None = None
 
 

@@ -148,13 +148,6 @@ class Uploads:
                 await asyncio.sleep(PAUSE_SECONDS)  # it was closed between the two looks
         raise Unavailable("The bytes of this upload can't be found.")
 
-    async def _status_unless_closed(self, upload: Upload) -> UploadStatus | Complete:
-        """As `status`; the database is asked only if the upload was closed meanwhile."""
-        try:
-            return await self.status_of(upload)
-        except (Gone, NotOpen):
-            return await self.status(Target(upload.user_id, upload_id=upload.id))
-
     async def status_of(self, upload: Upload) -> UploadStatus:
         chunk_map = await self._closers.read_map(upload)
         last_write = await self._storage.last_write(upload)
@@ -272,15 +265,19 @@ class Uploads:
                 return complete
 
     async def merge_now(self, upload: Upload) -> StillMerging | Complete:
-        """Merge an upload that is complete, as long as a request waits. Raises as the merge does."""
-        file = await self._merging.wait(upload.id)
-        if file is not None:
-            return Complete(file=file, created=True)
-        match await self._status_unless_closed(upload):
-            case UploadStatus() as status:
-                return StillMerging(status)
-            case complete:
-                return complete
+        """Merge an upload that is complete, as long as a request waits: a file is `created` by that, unless it came in
+        another way. Raises as the merge does."""
+        complete = await self._merging.wait(upload.id)
+        if complete is not None:
+            return complete
+        try:
+            return StillMerging(await self.status_of(upload))
+        except (Gone, NotOpen):
+            return await self._merging.finish(upload.id)  # it is closed: only what became of it is left to be read
+
+    def begin_merge(self, upload: Upload) -> None:
+        """Merge an upload that is complete, whoever waits for that."""
+        self._merging.start(upload.id)
 
     # Cancelling
 

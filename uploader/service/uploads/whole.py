@@ -3,7 +3,8 @@ while the next group arrives.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +22,8 @@ _GROUP_FILES = 200
 _GROUP_BYTES = 8 << 20
 # How long a group that is not full waits for more.
 _PATIENCE_SECONDS = 1.0
+# Outcomes that are held until those before them are known: of two groups, and of what was refused between their files.
+_MOST_UNTOLD = 3 * _GROUP_FILES
 
 # One of many: what is said of it, and its bytes; or why it is none.
 Entry = tuple[NewFile, Body] | UploaderError
@@ -73,13 +76,18 @@ class _Groups:
 
     def __init__(self, store: Callable[[_Group], Awaitable[list[Outcome]]]) -> None:
         self._store = store
-        self._outcomes: list[Outcome | None] = []
+        # Of the files from this place on; those before have been told.
+        self._told = 0
+        self._outcomes: deque[Outcome | None] = deque()
         self._group = _Group()
         self._storing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def refuse(self, error: UploaderError) -> None:
+    async def refuse(self, error: UploaderError) -> None:
+        """Raises what storing an earlier group raises."""
         self._outcomes.append(error)
+        if len(self._outcomes) > _MOST_UNTOLD:
+            await self._store_all()
 
     async def add(self, new: NewFile, body: Body) -> None:
         """Raises what storing an earlier group raises; the body is taken over all the same."""
@@ -87,7 +95,7 @@ class _Groups:
         if full:
             self._waits_no_longer()
             full_group, self._group = self._group, _Group()
-        self._group.add(len(self._outcomes), new, body)
+        self._group.add(self._told + len(self._outcomes), new, body)
         self._outcomes.append(None)
         if full:
             await self._store_next(full_group)
@@ -96,15 +104,25 @@ class _Groups:
 
     async def end(self) -> None:
         """Store what is left. Raises what storing raises."""
-        self._waits_no_longer()
         try:
-            await self._store_next(self._group)
+            await self._store_all()
         finally:
             if self._storing is not None:
                 await self._storing
 
-    def outcomes(self) -> list[Outcome]:
-        return [outcome for outcome in self._outcomes if outcome is not None]
+    def outcomes(self) -> Iterator[Outcome]:
+        """Those that are known by now and were not told, up to the first that is not known."""
+        while self._outcomes and (outcome := self._outcomes[0]) is not None:
+            self._outcomes.popleft()
+            self._told += 1
+            yield outcome
+
+    async def _store_all(self) -> None:
+        self._waits_no_longer()
+        group, self._group = self._group, _Group()
+        await self._store_next(group)
+        if self._storing is not None:
+            await uninterrupted(self._storing)
 
     async def _store_next(self, group: _Group) -> None:
         """Begin with a group, once the one before it is stored."""
@@ -136,7 +154,7 @@ class _Groups:
         try:
             if group.files:
                 for place, outcome in zip(group.places, await self._store(group), strict=True):
-                    self._outcomes[place] = outcome
+                    self._outcomes[place - self._told] = outcome
         finally:
             group.close()
 
@@ -172,8 +190,9 @@ class WholeFiles:
             raise outcome
         return outcome
 
-    async def receive_many(self, user_id: str, entries: AsyncIterator[Entry]) -> list[Outcome]:
-        """Take many files of one user; what became of each, in their order. It takes their bodies over.
+    async def receive_many(self, user_id: str, entries: AsyncIterator[Entry]) -> AsyncGenerator[Outcome, None]:
+        """Take many files of one user; what became of each, in their order, as soon as it is known. It takes their bodies
+        over. To be closed (`aclosing`), if not read to its end.
 
         What was received is stored also where `entries` breaks off. Raises what that raises, TooManyRequests, Unavailable.
         """
@@ -182,12 +201,15 @@ class WholeFiles:
             try:
                 async for entry in entries:
                     if isinstance(entry, UploaderError):
-                        groups.refuse(entry)
+                        await groups.refuse(entry)
                     else:
                         await groups.add(*entry)
+                    for outcome in groups.outcomes():
+                        yield outcome
             finally:
                 await uninterrupted(groups.end())
-        return groups.outcomes()
+            for outcome in groups.outcomes():
+                yield outcome
 
     async def _store_group(self, group: _Group) -> list[Outcome]:
         if await self._storing.has_room(group.files[0].user_id, group.bytes):

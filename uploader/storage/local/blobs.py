@@ -81,7 +81,7 @@ class Blobs:
                 disk.close(descriptor)
             crash_point("blob.after_draft")
             with suppress(FileNotFoundError):
-                self._trash.keep(target, sha256, sha256)
+                self._make_way(target, sha256)
             target.rename(draft, sha256)
             target.sync()
             return target.status(sha256)
@@ -94,10 +94,15 @@ class Blobs:
             except FileExistsError:
                 if not _is_same_file(source, name, target, sha256):
                     # Bytes that were just verified win over bytes that are there, whatever they are.
-                    self._trash.keep(target, sha256, sha256)
+                    self._make_way(target, sha256)
                     _replace(source, name, target, sha256, draft)
             target.sync()
         crash_point("blob.after_directory_sync")
+
+    def _make_way(self, target: Directory, sha256: str) -> None:
+        """Keep the bytes that are there. What is no file has none, and goes."""
+        if target.make_way(sha256):
+            self._trash.keep(target, sha256, sha256)
 
     def open(self, sha256: str, size: int | None = None) -> int:
         """A descriptor to read a blob. Raises Gone if it is not there, or has another size than was given."""
@@ -134,7 +139,7 @@ class Blobs:
         """In bytes; None if there is no such blob, or nobody can tell."""
         try:
             with self._directory(sha256) as directory:
-                return directory.status(sha256).st_size
+                return directory.size(sha256)
         except OSError as error:
             if error.errno == errno.ENOENT or error.errno in disk.DAMAGED:
                 return None

@@ -19,7 +19,7 @@ from uploader.storage import disk
 from uploader.storage.base import Body, Busy, Gone
 from uploader.storage.disk import is_locked, try_lock, unlock_all
 from uploader.storage.local import formats
-from uploader.storage.local.temp import OpenFiles, new_upload_directory, upload_directory
+from uploader.storage.local.temp import OpenFiles, made_upload_directory, new_upload_directory, upload_directory
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,24 @@ class ChunkFiles:
             if add is not None:
                 add(directory)
             return directory.status("map").st_mtime
+
+    def begin_anew(self, upload: Upload) -> None:
+        """The files of an upload that lost its map, or all of them, durably. The map takes its name when the rest is there
+        and it is whole: of several who do this at once, one does it, and what came since stays. Old data may lie beside it:
+        no record is of them."""
+        with made_upload_directory(self._root, upload) as directory:
+            for name, size_bytes in (("data", upload.size), ("digest", 0)):
+                with suppress(FileExistsError):
+                    directory.create_empty(name, size_bytes)
+            descriptor = directory.open_unnamed()
+            try:
+                boot_id = "" if self._durable else self._boot_id
+                disk.write(descriptor, memoryview(formats.new_map(boot_id, shape_of(upload))), 0)
+                disk.sync_data(descriptor)
+                with suppress(FileExistsError):
+                    directory.link_open(descriptor, "map")
+            finally:
+                disk.close(descriptor)
 
     # Chunks
 
@@ -219,7 +237,7 @@ class ChunkFiles:
                 disk.close(descriptor)
             data_bytes = None
             with suppress(FileNotFoundError):
-                data_bytes = directory.status("data").st_size
+                data_bytes = directory.size("data")
         chunk_map = formats.parse_map(content, shape, data_bytes)
         if verified and (chunk_map.defect or not chunk_map.settled or chunk_map.boot_id not in ("", self._boot_id)):
             raise Unverified()

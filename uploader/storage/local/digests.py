@@ -165,6 +165,8 @@ def _open(directory: disk.Directory) -> int:
     with suppress(FileNotFoundError):
         return directory.open_to_write("digest")
     directory.status("map")
+    with suppress(FileNotFoundError):
+        directory.make_way("digest")
     with suppress(FileExistsError):
         directory.create_empty("digest")
     return directory.open_to_write("digest")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from uploader.domain.chunks import chunk_length
 from uploader.domain.upload import Upload
-from uploader.errors import ConfigurationError, StorageFull, Unavailable
+from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable
 from uploader.storage import disk, fitness
 from uploader.storage.base import Body, Gone, Space, Stopping
 from uploader.storage.contents import Digests, Found, OpenSignature, Pace
@@ -59,6 +59,10 @@ class LocalCloser:
 
     async def find_bad_chunks(self) -> list[int]:
         return await self._store.find_bad_chunks(self._upload)
+
+    async def is_lost(self) -> bool:
+        """Its map is there: else nobody would hold its locks."""
+        return False
 
     async def withdraw(self, numbers: list[int], *, generation: int, verified: bool = False) -> None:
         await self._store.locked.withdraw(self._upload, numbers, generation=generation, verified=verified)
@@ -177,6 +181,11 @@ class LocalStore:
     async def create(self, upload: Upload) -> float:
         return await self.disk.run(self._chunks.create, upload)
 
+    async def begin_anew(self, upload: Upload) -> None:
+        if (await self.marks.read()).installation is None:
+            raise StorageFailed(inside="the mark of the installation is not there, so nothing is believed to be lost")
+        await self.disk.run(self._chunks.begin_anew, upload)
+
     async def discard(self, upload: Upload) -> bool:
         return await self._disk_for(upload.size).run(self._discard, upload, self._kept.take_all(upload.id))
 
@@ -273,6 +282,8 @@ class LocalStore:
 
     def place_blob(self, upload: Upload, sha256: str) -> None:
         self._digests.check(upload, sha256)
+        if not self._chunks.read_map(upload, verified=False).complete:
+            raise Gone(upload.id)  # its files were lost meanwhile, and others made
         self.blobs.place(upload, sha256)
 
     async def open_blob(self, sha256: str, size: int) -> LocalBlob:

@@ -65,6 +65,23 @@ def new_upload_directory(root: Directory, upload: Upload) -> Iterator[Directory]
             raise
 
 
+@contextmanager
+def made_upload_directory(root: Directory, upload: Upload) -> Iterator[Directory]:
+    """The directory of an upload, made unless it is there, durable at the end with what was made in it. It may go meanwhile:
+    then FileNotFoundError is raised as Gone."""
+    path, _, name = upload.place.rpartition("/")
+    try:
+        with suppress(FileExistsError):
+            _make(root, path, name).close()
+        with root.enter(path) as month:
+            with month.enter(name) as directory:
+                yield directory
+                directory.sync()
+            month.sync()
+    except FileNotFoundError as error:
+        raise Gone(upload.id) from error
+
+
 def _make(root: Directory, path: str, name: str) -> Directory:
     """Make the directory of an upload; returns that of its month."""
     for _ in range(_MAKE_ATTEMPTS):
@@ -111,7 +128,9 @@ def _remove(month: Directory, name: str) -> None:
     with month.enter(name) as directory:
         # The map goes first: a writer that waits for its lock sees by it that the upload is gone.
         for file in FILES:
-            directory.unlink(file)
+            with suppress(FileNotFoundError):
+                if directory.make_way(file):
+                    directory.unlink(file)
             crash_point("discard.after_unlink")
         try:
             month.remove_directory(name)

@@ -29,13 +29,13 @@ class TrashFiles:
     def __init__(self, root: Directory, *, keeps: bool) -> None:
         """`keeps`: whether anything is kept at all."""
         self._root = root
-        self._keeps = keeps
+        self.keeps = keeps
         # On the disk, by a walk of a moment ago and what this process did since.
         self.held_bytes = 0
 
     def keep(self, directory: Directory, name: str, sha256: str) -> None:
         """Give a file that is about to lose its name another one here, durably."""
-        if not self._keeps:
+        if not self.keeps:
             return
         with self._make(f"blobs/{sha256[:2]}") as trash:
             directory.link(name, trash, _unique(sha256))
@@ -45,7 +45,7 @@ class TrashFiles:
 
     def put_away(self, found: Found) -> bool:
         """Move what was found here, unless it changed since; whether this call did it."""
-        if not self._keeps or found.is_draft:
+        if not self.keeps or found.is_draft:
             return walking.remove(self._root, found)
         if not walking.is_still(self._root, found):
             return False
@@ -56,7 +56,8 @@ class TrashFiles:
                     self._move_directory(directory, name)
                     self.held_bytes += found.disk_bytes
                 else:
-                    self.keep(directory, name, found.name)
+                    if directory.make_way(name):
+                        self.keep(directory, name, found.name)
                     walking.unlink_blob(directory, name)  # a power cut may undo it: then it has both names
         except FileNotFoundError:
             return False  # somebody else was faster
@@ -103,6 +104,7 @@ class LocalTrash:
         disk: Pool,
         in_batches: Callable[[Iterator[Found]], AsyncIterator[list[Found]]],
     ) -> None:
+        self.keeps = files.keeps
         self._root = root
         self._files = files
         self._restore_blob = restore_blob

@@ -28,7 +28,7 @@ MAX_CONNECTIONS = 64
 def check_installed() -> None:
     """Raises ConfigurationError if the SDK is not here."""
     if find_spec("boto3") is None:
-        raise ConfigurationError("UPLOADER_STORAGE: a store on S3 needs `pip install 'uploader[s3]'`")
+        raise ConfigurationError("UPLOADER_STORAGE: a store on S3 needs boto3: install `uploader-kit[s3]`")
 
 
 def make_client(address: BucketAddress, *, brief: bool = False) -> "S3Client":

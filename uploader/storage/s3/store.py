@@ -60,6 +60,9 @@ class S3Closer:
     async def find_bad_chunks(self) -> list[int]:
         return await self._store.find_bad_chunks(self._upload)
 
+    async def is_lost(self) -> bool:
+        return await self._store.completing.is_lost(self._upload.id)
+
     async def withdraw(self, numbers: list[int], *, generation: int, verified: bool = False) -> None:
         await self._store.completing.withdraw(self._upload, numbers)
 
@@ -144,6 +147,10 @@ class S3Store:
 
     async def create(self, upload: Upload) -> float:
         return await self._parts.create(upload)
+
+    async def begin_anew(self, upload: Upload) -> None:
+        """What is written down of an upload lies beside its row: neither is lost without the other."""
+        raise Gone(upload.id)
 
     async def discard(self, upload: Upload) -> bool:
         return await self.completing.remove(upload.id)

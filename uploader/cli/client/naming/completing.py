@@ -31,6 +31,8 @@ async def _level(folder: str) -> "list[Folder | File]":
     from uploader.client import AsyncClient, Patience
 
     profile, found = load_profile(), list["Folder | File"]()
+    if profile is None:
+        return found
     async with (
         asyncio.timeout(_SECONDS),
         AsyncClient(profile.url, profile.token, patience=Patience(give_up_after_seconds=0)) as client,

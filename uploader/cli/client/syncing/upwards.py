@@ -13,7 +13,6 @@ from uploader.cli.client.syncing.telling import SyncTelling
 from uploader.cli.client.syncing.tree import Tree, has_content, read_tree
 from uploader.cli.readable import shown_path
 from uploader.client import (
-    AmbiguousName,
     AsyncClient,
     ClientError,
     File,
@@ -22,8 +21,8 @@ from uploader.client import (
     Unauthenticated,
     Unreachable,
 )
+from uploader.client.many.files import named_apart
 from uploader.client.many.there import There
-from uploader.client.transfers.names import checked_name
 from uploader.client.transfers.sending import all_or_none
 
 _DELETIONS_AT_ONCE = 4
@@ -77,23 +76,14 @@ class Upwards:
     def _named(self, tree: Tree) -> dict[str, LocalFile]:
         """The files by the names that they get; what can get none is told."""
         self._told.files = len(tree.files)
-        named: dict[str, LocalFile] = {}
-        twins: set[str] = set()
-        for path, status in sorted(tree.files.items()):
-            here = tree.root / path
-            try:
-                name = checked_name(self._prefix + path)
-            except ClientError as error:
-                self._told.fail(shown_path(here), error)
-                continue
-            if name in named:
-                twins.add(name)
-                self._told.fail(shown_path(here), AmbiguousName(f"two files here would be {name!r} on the server"))
-            named[name] = LocalFile(here, name, status.st_size, status.st_mtime_ns)
-        for name in twins:
-            twin = named.pop(name)
-            self._told.fail(shown_path(twin.path), AmbiguousName(f"two files here would be {name!r} on the server"))
-        return named
+        found = [
+            LocalFile(tree.root / path, self._prefix + path, status.st_size, status.st_mtime_ns)
+            for path, status in sorted(tree.files.items())
+        ]
+        named, refused = named_apart(found, "replace")
+        for local, error in refused:
+            self._told.fail(shown_path(local.path), error)
+        return {local.name: local for local in named}
 
     def _tell_missing(self, tree: Tree) -> None:
         """What was listed and is not there, and what is there and can't be on a server."""

@@ -27,8 +27,8 @@ def audit(
 ) -> None:
     """Print who did what to whom, the newest first. Works while the server runs.
 
-    Of tokens, users, quotas, expiries, repairs, adoptions and restores. UPLOADER_AUDIT_RETENTION says for how long it is
-    kept.
+    Of tokens, users, quotas, expiries, repairs, adoptions, backups and restores. UPLOADER_AUDIT_RETENTION says for how long
+    it is kept.
 
     Exit codes: 0 ok, 1 failed, 2 bad usage or configuration.
     """
@@ -65,7 +65,7 @@ def _line(act: Act) -> str:
         words.append(f"of {act.user_id}")
     words.append(f"by {act.via} {act.actor or 'of nobody known'}")
     if act.token_id:
-        words.append(f"token {act.token_id}")
+        words.append(f"token {act.token_id}" + (f" made by {act.token_made_by}" if act.token_made_by else ""))
     if act.address:
         words.append(f"from {act.address}")
     if act.details:

@@ -63,6 +63,8 @@ class RufhHandlers:
             case UploadStatus(upload=other):
                 raise UploadExists(id=other.id)
             case Complete(created=created) as told:
+                if await has_content(call):
+                    raise LengthExceeded(limit=told.file.size)
                 facts = {"Location": place} if created else {}
             case challenge:
                 raise TypeError(challenge)  # only where it was asked for

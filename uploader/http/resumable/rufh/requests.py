@@ -43,6 +43,7 @@ def opening_of(call: Call, complete: bool) -> Opening:
         id=upload_id,
         metadata=None if complete else INCOMPLETE,
         computes_md5=False,
+        brings_bytes=content_length(call) != 0,
     )
 
 

@@ -65,11 +65,14 @@ class BadChunks:
         return [number for number in stored if found[number] != checksums[number]]
 
     def _checksum(self, data: int, upload: Upload, number: int, length: int | None) -> int | None:
-        """Of a chunk, or of so many bytes of it. None if the disk does not give them back."""
+        """Of a chunk, or of so many bytes of it. None if the disk does not give them back; an error that says nothing of
+        these bytes is raised."""
         self._check_stopping()
         try:
             return _read_checksum(data, upload, number, length)
-        except OSError:
+        except OSError as error:
+            if error.errno not in disk.DAMAGED:
+                raise
             return None
 
     def withdraw(self, upload: Upload, numbers: list[int], *, verified: bool) -> None:
@@ -126,6 +129,8 @@ def _read_checksum(data: int, upload: Upload, number: int, length: int | None) -
 def _mend_data(directory: disk.Directory, size_bytes: int | None) -> None:
     """Give a data file its size, if that is known, and make durable what is in it: afterwards the map says that all of it
     is."""
+    with suppress(FileNotFoundError):
+        directory.make_way("data")
     with suppress(FileExistsError):
         directory.create_empty("data", size_bytes or 0)
     directory.sync()

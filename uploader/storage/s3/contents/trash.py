@@ -18,7 +18,9 @@ _LIST_BATCH = 250
 
 
 class S3Trash:
-    """As `Trash`."""
+    """As `Trash`. An object goes after the transaction that let go of it, whatever the retention is."""
+
+    keeps = True
 
     def __init__(self, bucket: Bucket, ledger: Ledger, pool: Pool, blobs: S3Blobs, clock: Clock) -> None:
         self._bucket = bucket

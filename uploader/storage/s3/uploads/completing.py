@@ -226,6 +226,13 @@ class Completing:
             word = await self._parts.begin_multipart(upload)
         await self._ledger.withdraw(upload.id, numbers, multipart_id=word)
 
+    async def is_lost(self, upload_id: str) -> bool:
+        """Whether the multipart upload is no more, and nobody completes it, or has."""
+        entry = await self._ledger.entry(upload_id)
+        if entry is None or entry.frozen or entry.multipart_id is None or await self._is_open(entry.multipart_id):
+            return False
+        return await self._size(multipart_of(entry.multipart_id).key) is None
+
     async def _is_open(self, word: str) -> bool:
         multipart = multipart_of(word)
         try:

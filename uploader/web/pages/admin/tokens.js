@@ -62,8 +62,8 @@ export class Tokens {
   #columns() {
     return [
       { label: t("tokens.id"), header: true, cell: (token) => element("code", {}, token.id) },
-      { label: t("tokens.may"), cell: (token) => t(token.admin ? "tokens.of-admin" : "tokens.of-user") },
-      { label: t("tokens.created"), wide: true, className: "moment", cell: (token) => formatTime(token.created_at) },
+      { label: t("tokens.may"), cell: (token) => t(token.admin ? "tokens.of-admin" : token.scope === "metrics" ? "tokens.of-metrics" : "tokens.of-user") },
+      { label: t("tokens.created"), wide: true, className: "moment", cell: made },
       { label: element("span", { class: "visually-hidden" }, t("tokens.revoke")), number: true, cell: (token) => this.#end(token) },
     ];
   }
@@ -84,6 +84,11 @@ export class Tokens {
       this.tell(t("tokens.gone", { id }));
     });
   }
+}
+
+/** When a token was made, and by whom, if that is known. */
+function made({ created_at: time, made_by: maker }) {
+  return element("div", {}, formatTime(time), maker !== null && element("div", { class: "muted" }, t("tokens.made-by", { maker })));
 }
 
 /** A text with its name, and a button that copies it. */

@@ -70,8 +70,9 @@ function subject({ subject: name, user_id: user }) {
 }
 
 /** The actor, and how it came to act: with which token, by a command, as a job. */
-function who({ actor, via, token_id: id }) {
-  return element("div", {}, actor ?? t("none"), element("div", { class: "muted" }, id === null ? t(`audit.${via}`) : t("audit.token", { id })));
+function who({ actor, via, token_id: id, token_made_by: maker }) {
+  const how = id === null ? t(`audit.${via}`) : maker === null ? t("audit.token", { id }) : t("audit.token-made", { id, maker });
+  return element("div", {}, actor ?? t("none"), element("div", { class: "muted" }, how));
 }
 
 /** What else its transaction knew, in its own words. */

@@ -1,0 +1,29 @@
+"""Tokens know what alone they are good for, and who made them; acts, who made the token that was shown.
+
+Revision: 0012
+"""
+
+import sqlalchemy as sa
+
+from uploader.database import ddl
+
+revision = "0012"
+down_revision = "0011"
+branch_labels = None
+depends_on = None
+
+
+def bytewise(length: int) -> sa.types.TypeEngine[bytes]:
+    return sa.VARBINARY(length).with_variant(sa.LargeBinary(), "sqlite")
+
+
+def upgrade() -> None:
+    ddl.add_column("token", sa.Column("scope", bytewise(255)))
+    ddl.add_column("token", sa.Column("made_by", bytewise(280)))
+    ddl.add_column("trail", sa.Column("token_made_by", bytewise(280)))
+
+
+def downgrade() -> None:
+    ddl.drop_column("trail", "token_made_by")
+    ddl.drop_column("token", "made_by")
+    ddl.drop_column("token", "scope")

@@ -1,0 +1,29 @@
+"""Contents that could not be read say when they are read again. Earlier versions called them damaged, as what was altered:
+each that is called so is read again soon.
+
+Revision: 0013
+"""
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects.mysql import DATETIME
+
+from uploader.database import ddl
+
+revision = "0013"
+down_revision = "0012"
+branch_labels = None
+depends_on = None
+
+MOMENT = sa.DateTime().with_variant(DATETIME(fsp=6), "mysql", "mariadb")
+
+
+def upgrade() -> None:
+    ddl.add_column("blob", sa.Column("reread_at", MOMENT))
+    ddl.create_index("ix_blob_reread", "blob", "reread_at")
+    op.execute(sa.text("UPDATE `blob` SET reread_at = created_at WHERE damaged = 1"))
+
+
+def downgrade() -> None:
+    ddl.drop_index("ix_blob_reread", "blob")
+    ddl.drop_column("blob", "reread_at")
