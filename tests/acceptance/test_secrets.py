@@ -8,7 +8,7 @@ import httpx2
 
 from tests.support.content import KIB, Content
 from tests.support.jwts import Signer
-from tests.support.process import UPLOADER, Server, ended, run_cli
+from tests.support.process import UPLOADER, Process, Server, ended, run_cli, wait_for
 
 JWT_SECRET = "jwt-secret-of-the-installation-0123456789"
 LINK_SECRET = "link-secret-of-the-installation-012345678"
@@ -77,8 +77,11 @@ def test_the_settings_are_shown_without_secrets(tmp_path: Path) -> None:
         "LINK_SECRET": LINK_SECRET,
         "DATABASE_URL": f"mysql+asyncmy://uploader:{DATABASE_PASSWORD}@127.0.0.1:1/uploader",
     }
-    shown, failed = run_cli(settings, "config"), run_cli(settings, "serve")
+    shown, failed = run_cli(settings, "config"), run_cli(settings, "token", "list")
     assert (shown.returncode, failed.returncode) == (0, 1), "there is no such database"
     assert "UPLOADER_JWT_SECRET=***" in shown.stdout
+    waiting = Process(tmp_path / "log", settings, "serve", "--port", "0")
+    with ended(waiting):
+        wait_for(lambda: "the start waits for the database" in waiting.output())
     for secret in (JWT_SECRET, LINK_SECRET, DATABASE_PASSWORD):
-        assert secret not in shown.stdout + shown.stderr + failed.stdout + failed.stderr
+        assert secret not in shown.stdout + shown.stderr + failed.stdout + failed.stderr + waiting.output()

@@ -210,6 +210,8 @@ async def test_the_command_says_in_one_line_that_the_database_is_too_new(empty_u
     async with database.engine.begin() as connection:
         await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     await database.close()
+    for file in tmp_path.glob("empty.db"):
+        file.chmod(0o600)  # as our commands make it
     settings = {"DATA": str(tmp_path / "data"), "DATABASE_URL": empty_url}
     head = migrate.head_revision()
     for command in (("db", "upgrade"), ("token", "list"), ("serve",)):

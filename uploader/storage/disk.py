@@ -236,10 +236,13 @@ class Directory:
             if error.errno in _NO_FILE:
                 raise _no_file(name) from error
             raise
-        if S_ISREG(os.fstat(descriptor).st_mode):
-            return descriptor
-        os.close(descriptor)
-        raise _no_file(name)
+        try:
+            if not S_ISREG(os.fstat(descriptor).st_mode):
+                raise _no_file(name)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def _open(self, name: str, flags: int) -> int:
         return os.open(_checked(name), flags | _SAFE, _FILE_MODE, dir_fd=self._descriptor)
