@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from playwright.async_api import Browser
 from redis import Redis
 from sqlalchemy import exists, literal_column, select, text
@@ -31,6 +32,15 @@ from uploader.database import migrate, models
 from uploader.database.engine import Database
 from uploader.settings.addresses import BucketAddress
 from uploader.storage.store import Store
+
+# A busy machine is no finding: no example fails because it took long.
+settings.register_profile(
+    "patient",
+    settings.get_profile(settings.get_current_profile_name()),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("patient")
 
 MakeStack = Callable[..., AbstractAsyncContextManager[Stack]]
 

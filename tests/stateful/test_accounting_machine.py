@@ -88,7 +88,6 @@ OPENING_DEATHS, WITHDRAWAL_DEATHS, MERGE_DEATHS = _deaths(8), _deaths(7), _death
 SETTINGS = settings(
     max_examples=int(os.environ.get("UPLOADER_TEST_EXAMPLES", "24")),
     stateful_step_count=20,
-    deadline=None,
     derandomize=True,
     database=None,
     report_multiple_bugs=False,

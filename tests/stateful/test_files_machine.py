@@ -52,7 +52,6 @@ DEATHS = st.one_of(st.none(), st.none(), st.integers(1, 8))
 SETTINGS = settings(
     max_examples=int(os.environ.get("UPLOADER_TEST_EXAMPLES", "24")),
     stateful_step_count=20,
-    deadline=None,
     derandomize=True,
     database=None,
     report_multiple_bugs=False,

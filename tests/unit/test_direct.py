@@ -219,7 +219,7 @@ async def test_requests_torn_at_every_byte_are_answered_as_uvicorn_answers_them(
     assert await answers_of(HttpConnection, [stream[at : at + 1] for at in range(len(stream))]) == wanted
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     names=st.lists(st.sampled_from(sorted(set(STREAMS) - {"gone in the middle"})), min_size=1, max_size=4),
     cuts=st.lists(st.integers(0, 1500), max_size=12),
