@@ -253,12 +253,11 @@ async def test_what_a_download_can_not_read_is_looked_at_soon(make_stack: MakeSt
         problem(await _download(stack), 500, "content-damaged")
 
 
-@pytest.mark.parametrize(
-    ("scrub", "expected"), [("all", [30, 90, 210, 450, 930]), ("sample", [30, 150, 390, 870, 1830])]
-)
+@pytest.mark.parametrize("scrub", ["all", "sample"])
 async def test_what_can_not_be_read_is_tried_less_and_less_often(
-    make_stack: MakeStack, clock: ManualClock, scrub: str, expected: list[int]
+    make_stack: MakeStack, clock: ManualClock, scrub: str
 ) -> None:
+    """Whoever looks at it in between puts that off for nobody."""
     async with make_stack(clock=clock, scrub=scrub) as stack:
         assert (await stack.upload(CONTENT)).status_code == 201
         scrubbing = stack.services.scrubbing
@@ -266,11 +265,12 @@ async def test_what_can_not_be_read_is_tried_less_and_less_often(
         with _unreadable(stack) as fault:
             await _scrub(stack)
             for seconds in range(30, 30 * 62, 30):
+                await stack.services.scrubbing._healing.examine(CONTENT.sha256)
                 clock.advance(30)
                 before = fault.hits
                 assert not await scrubbing.scrub_due(lambda _: None)
                 tries += [seconds] if fault.hits > before else []
-        assert tries == expected
+        assert tries == [30, 90, 210, 450, 930]
         assert await _reason(stack) is not None
 
 

@@ -53,11 +53,12 @@ class Somebody:
         self.path = self.home / NAME
         self.path.write_bytes(self.content.data)
 
-    def tus(self, url: str | None = None) -> Any:
+    def tus(self, url: str | None = None, *, retries: int = 0) -> Any:
         """tuspy, with the file."""
         client = TusClient(f"{self.server.url}/resumable", headers={"Authorization": f"Bearer {self.token}"})
         said = {"metadata": {"filename": NAME}} if url is None else {"url": url}
-        return client.uploader(file_stream=io.BytesIO(self.content.data), chunk_size=3 * MIB, **said)
+        stream = io.BytesIO(self.content.data)
+        return client.uploader(file_stream=stream, chunk_size=3 * MIB, retries=retries, retry_delay=0, **said)
 
     def begun_by_tus(self, sent_bytes: int) -> str:
         """The id of an upload of which so much is there."""
@@ -227,11 +228,9 @@ def test_tus_goes_on_with_chunks_of_the_api_in_any_order(somebody: Somebody) -> 
     for number in (0, 1, 4, 20):
         chunk = somebody.content.data[number * MIB : (number + 1) * MIB]
         assert somebody.http.put(f"/uploads/{upload_id}/chunks/{number}", content=chunk).status_code == 200
-    uploader = somebody.tus(f"{somebody.server.url}/resumable/{upload_id}")
+    uploader = somebody.tus(f"{somebody.server.url}/resumable/{upload_id}", retries=1)
     assert uploader.offset == 2 * MIB, "where the first byte is missing"
-    uploader.upload_chunk()
-    assert uploader.offset == 5 * MIB
-    uploader.upload()
+    uploader.upload()  # a chunk that is there is 409 with the offset behind it, and it asks
     somebody.check_file()
 
 

@@ -133,6 +133,8 @@ class Healing:
         now, wait_seconds = self._clock.now(), _REREAD_SECONDS
         if blob.reread_at is None:
             logger.error("a content can't be read", extra={"sha256": blob.sha256})
+        elif blob.reread_at > now:
+            return  # many may ask meanwhile, and none of them puts that off
         elif blob.scrubbed_at is not None:
             waited_seconds = (blob.reread_at - blob.scrubbed_at).total_seconds()
             wait_seconds = min(max(2 * waited_seconds, _REREAD_SECONDS), _LAST_REREAD_SECONDS)
