@@ -192,7 +192,13 @@ class EmbeddedRedis:
                     return os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def _set_aside(self, damage: Unloadable) -> None:
-        """Let an empty directory take its place: everything is rebuilt. The last few are kept, for somebody to look at."""
+        """Let an empty directory take its place: everything is rebuilt. The last few are kept, for somebody to look at.
+
+        Raises ConfigurationError.
+        """
+        if isinstance(damage.__cause__, PermissionError) and not self._is_own():
+            # The server of that account may be running there.
+            raise ConfigurationError(f"{self._directory} belongs to another account: {damage}")
         aside = self._directory.with_name(f"{self._directory.name}{_ASIDE}{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
         try:
             self._directory.rename(aside)
@@ -210,6 +216,10 @@ class EmbeddedRedis:
                 shutil.rmtree(oldest, ignore_errors=True)
             else:
                 oldest.unlink(missing_ok=True)
+
+    def _is_own(self) -> bool:
+        """Whether it belongs to this account, or lies where this account decides."""
+        return any(path.lstat().st_uid == os.geteuid() for path in (self._directory, self._directory.parent))
 
     def _become_owner(self, lock: int) -> bool:
         """Wait for the lock of the owner; False if this process is to stop before, or if it is the lock of a directory that

@@ -84,6 +84,43 @@ def open_to_others(directory: Path) -> list[Path]:
     return [path for path in (directory, *directory.rglob("*")) if path.lstat().st_mode & 0o077]
 
 
+@pytest.mark.usefixtures("common_umask")
+def test_a_directory_in_which_others_keep_something_stays_as_it_is(tmp_path: Path) -> None:
+    for name, mode in (("of others", 0o755), ("sticky", 0o1777)):
+        data = tmp_path / name
+        data.mkdir()
+        data.chmod(mode)
+        theirs = data / "theirs"
+        if name == "of others":
+            theirs.write_text("")
+        server = Server(tmp_path / "log", {"DATA": str(data)}, program=(UPLOADER,))
+        with ended(server):
+            assert stat.S_IMODE(data.stat().st_mode) == mode
+            assert set(open_to_others(data)) - {theirs} == {data}
+            assert server.stop() == 0
+
+
+@pytest.mark.usefixtures("common_umask")
+def test_the_database_behind_a_link_is_closed_and_a_new_directory_is_no_leak(tmp_path: Path) -> None:
+    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    for directory in (data, elsewhere):
+        directory.mkdir()
+    settings = {"DATA": str(data)}
+    server = Server(tmp_path / "log", settings, program=(UPLOADER,))
+    with ended(server):
+        assert stat.S_IMODE(data.stat().st_mode) == 0o700
+        assert httpx2.get(f"{server.url}/readyz").json()["checks"]["storage"]["reason"] is None
+        assert server.stop() == 0
+    database = (data / "uploader.db").rename(elsewhere / "uploader.db")
+    (data / "uploader.db").symlink_to(database)
+    database.chmod(0o644)
+    server = Server(tmp_path / "log", settings, program=(UPLOADER,))
+    with ended(server):
+        assert stat.S_IMODE(database.stat().st_mode) == 0o600
+        assert httpx2.get(f"{server.url}/readyz").json()["checks"]["storage"]["reason"].startswith("other accounts")
+        assert server.stop() == 0
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory to another account")
 def test_a_directory_of_another_account_is_told_and_served_from(tmp_path: Path) -> None:
     data = tmp_path / "data"

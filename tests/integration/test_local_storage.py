@@ -138,7 +138,7 @@ def test_what_is_open_to_others_is_closed_and_no_link_is_followed(
     link.symlink_to(outside)
     paths = [link, wide, shared, tmp_path / "missing"]
     close_to_others(paths)
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (outside, wide, shared)] == [0o664, 0o600, 0o700]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (outside, wide, shared)] == [0o664, 0o600, 0o2700]
     [said] = caplog.messages
     assert said == f"other accounts of this machine had access to {wide}, {shared}: not any more"
     close_to_others(paths)

@@ -180,15 +180,33 @@ def test_what_the_server_cannot_load_is_set_aside_and_it_starts_empty(
 def test_what_the_server_may_not_read_is_set_aside(tmp_path: Path, make: Make, damage: damages.Damage) -> None:
     directory = a_stopped_one(tmp_path / "redis", make)
     damage(directory)
+    assert started_as_others_are(directory).returncode == 0
+    (aside,) = list_aside(directory)
+    aside.chmod(0o700)
+    assert (aside / "engine.json").exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+def test_what_another_account_keeps_to_itself_is_left_alone(tmp_path: Path, make: Make) -> None:
+    """Its server may be running."""
+    directory = a_stopped_one(tmp_path / "redis", make)
+    for path in (directory, tmp_path):
+        os.chown(path, 12345, -1)
+    tmp_path.chmod(0o777)
+    refused = started_as_others_are(directory)
+    assert f"{directory} belongs to another account" in refused.stderr
+    assert (refused.returncode, list_aside(directory)) == (1, [])
+
+
+def started_as_others_are(directory: Path) -> "subprocess.CompletedProcess[str]":
+    """A process that may read what its account may, and no more."""
     program = (
         "import sys; from pathlib import Path; from uploader.embedded import EmbeddedRedis;"
         "engine = EmbeddedRedis(Path(sys.argv[1])); engine.start(); engine.wait_until_ready(); engine.stop()"
     )
     bound = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.getuid() == 0 else []
-    subprocess.run([*bound, sys.executable, "-c", program, str(directory)], check=True)
-    (aside,) = list_aside(directory)
-    aside.chmod(0o700)
-    assert (aside / "engine.json").exists()
+    command = [*bound, sys.executable, "-c", program, str(directory)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_files_that_are_ruined_under_a_server_are_set_aside_when_it_ends(tmp_path: Path, make: Make) -> None:

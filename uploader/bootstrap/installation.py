@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 import logging
+import stat
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -16,6 +17,7 @@ from uploader.clock import Clock
 from uploader.database import migrate
 from uploader.database.engine import Database, is_refusal, unfitness
 from uploader.database.meta import Mishap, note_mishap
+from uploader.embedded import list_aside
 from uploader.errors import ConfigurationError, Unavailable
 from uploader.http.server.certificate import read_certificate
 from uploader.service.access.owner import OWNER_TOKEN_FILE, owner_token
@@ -159,14 +161,21 @@ async def _once_there(settings: Settings, work: Callable[[], Awaitable[None]]) -
 
 
 def _close_to_others(settings: Settings) -> bool:
-    """Return whether anything was open to others, as older versions and directories that were there before left it: the
-    database has the secret that signs links. What lies deeper is closed by what is above it."""
+    """Return whether what an installation has here was open to others, as older versions left it: the database has the
+    secret that signs links. What lies deeper is closed by what is above it; a directory in which others keep something stays
+    as it is."""
     data = settings.data.resolve()
-    paths = [data, *(data / name for name in _KEPT)]
-    database = sqlite_path(settings)
-    if database is not None:
-        paths += [database.with_name(f"{database.name}{suffix}") for suffix in ("", "-wal", "-shm", "-journal")]
-    return close_to_others(paths)
+    ours = [*(data / name for name in _KEPT), *list_aside(data / "redis")]
+    was_there = (data / MARK).exists()
+    path = sqlite_path(settings)
+    if path is not None:
+        path = path.resolve()  # SQLite keeps the rest beside what a link leads to
+        was_there = was_there or path.exists()
+        ours += [path.with_name(f"{path.name}{suffix}") for suffix in ("", "-wal", "-shm", "-journal")]
+    status = data.stat()
+    if not status.st_mode & stat.S_ISVTX and set(data.iterdir()) <= set(ours):
+        ours = [data, *ours]
+    return close_to_others(ours) and was_there
 
 
 async def check_redis(settings: Settings) -> None:

@@ -281,8 +281,8 @@ def _make_path(path: Path) -> None:
 
 def close_to_others(paths: Iterable[Path]) -> bool:
     """Take from other accounts what they may do with these files and directories, and say so in one line; what belongs to
-    another account, or can't be changed, is told in another. Return whether either is so. What is not there, and symlinks,
-    are passed over."""
+    another account, or can't be changed, is told in another. Return whether anything was taken. What is not there, and
+    symlinks, are passed over."""
     closed: list[str] = []
     open_still: list[str] = []
     for path in paths:
@@ -296,7 +296,7 @@ def close_to_others(paths: Iterable[Path]) -> bool:
         logger.warning(
             f"other accounts of this machine have access to {', '.join(open_still)}, and it can't be taken away"
         )
-    return bool(closed or open_still)
+    return bool(closed)
 
 
 def _close_to_others(path: Path) -> bool | None:
@@ -313,7 +313,7 @@ def _close_to_others(path: Path) -> bool | None:
         if found.st_uid != os.geteuid():
             return False
         try:
-            Path(f"/proc/self/fd/{descriptor}").chmod(found.st_mode & stat.S_IRWXU)
+            Path(f"/proc/self/fd/{descriptor}").chmod(stat.S_IMODE(found.st_mode) & ~_OF_OTHERS)
         except OSError:
             return False
         return not os.fstat(descriptor).st_mode & _OF_OTHERS
