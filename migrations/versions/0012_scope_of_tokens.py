@@ -4,6 +4,7 @@ Revision: 0012
 """
 
 import sqlalchemy as sa
+from alembic import op
 
 from uploader.database import ddl
 
@@ -26,4 +27,6 @@ def upgrade() -> None:
 def downgrade() -> None:
     ddl.drop_column("trail", "token_made_by")
     ddl.drop_column("token", "made_by")
+    if "scope" in ddl.columns("token"):
+        op.execute(sa.text("DELETE FROM token WHERE scope IS NOT NULL"))  # they would be good for everything
     ddl.drop_column("token", "scope")

@@ -93,7 +93,8 @@ async def test_users_see_who_made_their_tokens_and_what_these_are_good_for(make_
         assert [each["id"] for each in own[:2]] == [made["id"], metrics["id"]]
         assert own == await _list(root, "alice")
         assert (await _as(stack, metrics).get("/metrics")).status_code == 200
-        problem(await _as(stack, metrics).get("/me/tokens"), 403, "forbidden")
+        refused = problem(await _as(stack, metrics).get("/me/tokens"), 403, "forbidden")
+        assert refused["detail"] == "This token is good for /metrics, and for nothing else."
         (roots,) = (await root.get("/me/tokens")).json()["tokens"]
         assert roots["admin"]
 

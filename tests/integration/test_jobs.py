@@ -710,6 +710,30 @@ async def test_jobs_that_wait_for_the_same_say_so_once_an_outage(caplog: pytest.
     await runner.stop()
 
 
+async def test_a_second_outage_is_told_though_some_have_not_seen_the_end_of_the_first(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    results: Iterator[Exception | float] = iter(
+        [Unavailable("Redis is away."), 0.0, Unavailable("Redis is away."), 0.0]
+    )
+
+    async def waits() -> float:
+        await asyncio.sleep(0)
+        raise Unavailable("Redis is away.")
+
+    async def sees_both() -> float:
+        await asyncio.sleep(0)
+        result = next(results)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    runner = Watched([Job("waits", waits), Job("sees both", sees_both)], rounds=8)
+    with caplog.at_level(logging.INFO):
+        await finished(runner)
+    assert caplog.messages == [*["job waits for what it needs", "job works again"] * 2]
+
+
 async def test_a_failing_job_does_not_hold_up_another() -> None:
     runs = 0
 

@@ -68,6 +68,18 @@ async def test_up_makes_every_table_and_down_leaves_none(empty: Database) -> Non
         assert await ask(empty, tables_of) == {"alembic_version"}
 
 
+async def test_a_token_for_the_metrics_does_not_become_one_for_everything(empty: Database) -> None:
+    await migrate.upgrade(empty)
+    async with empty.engine.begin() as connection:
+        await connection.execute(insert(models.user_info).values(user_id="u"))
+        for name, scope in (("whole", None), ("metrics", "metrics")):
+            row = {"token_sha256": name, "user_id": "u", "admin": False, "created_at": NOW, "scope": scope}
+            await connection.execute(insert(models.token).values(row))
+    await migrate.downgrade(empty, "0011")
+    async with empty.engine.connect() as connection:
+        assert (await connection.execute(text("SELECT user_id, admin FROM token"))).all() == [(b"u", 0)]
+
+
 async def test_the_migrated_schema_is_that_of_the_models(empty: Database) -> None:
     await migrate.upgrade(empty)
     assert await ask(empty, differences) == []

@@ -65,7 +65,7 @@ class Runner:
                 if failures:
                     logger.info("job works again", extra={"job": job.name, "failures": failures})
                 failures = 0
-                self._waits.pop(job, None)
+                self._ended(self._waits.get(job))
                 delay *= random.uniform(0.9, 1.0)  # noqa: S311 (jitter)
             except Exception as error:
                 failures += 1
@@ -80,6 +80,11 @@ class Runner:
                 await wake.wait()
         except TimeoutError:
             return
+
+    def _ended(self, reason: str | None) -> None:
+        """What one of them waited for is there again: others may not know yet, and it is told once more if it goes."""
+        if reason is not None:
+            self._waits = {job: why for job, why in self._waits.items() if why != reason}
 
     def _say(self, job: Job, error: Exception) -> None:
         if isinstance(error, Unavailable):

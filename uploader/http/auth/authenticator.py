@@ -56,7 +56,7 @@ class Authenticator:
         """Raises Unauthenticated, TooManyRequests, Unavailable; Forbidden where the token is good for something else."""
         identity = await self._known(request)
         if identity.scope is not None:
-            raise Forbidden()
+            raise Forbidden(f"This token is good for /{identity.scope}, and for nothing else.")
         return identity
 
     async def admin(self, request: Request) -> Identity:
