@@ -3,6 +3,8 @@
 import asyncio
 import errno
 
+import pytest
+
 from tests.conftest import MakeStack
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, Content
@@ -11,7 +13,8 @@ from tests.support.merging import merge_held_up
 from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
-from tests.support.waiting import PATIENCE_SECONDS
+from tests.support.waiting import PATIENCE_SECONDS, eventually
+from uploader.service.uploads.receiving import Stored
 
 CONTENT = Content(200 * KIB)
 URL = f"/files/{CONTENT.md5}"
@@ -138,6 +141,30 @@ async def test_a_merge_that_takes_longer_is_answered_with_come_back(make_stack: 
             assert (reopened.status_code, reopened.json()["state"]) == (200, "merging")
             states = await stack.client.post("/files/status", json={"md5s": [CONTENT.md5]})
             assert states.json() == {CONTENT.md5: {"state": "merging"}}
+
+
+async def test_who_sent_the_last_chunk_of_wrong_bytes_is_told_so_however_fast_the_merge_was(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, body = f"/files/{'0' * 32}", {"name": "a", "size": CONTENT.size, "chunk_size": CONTENT.chunk_size}
+    await stack.client.post(url, json=body)
+    receiving = stack.services.receiving
+    real = receiving.acknowledge
+
+    async def is_closed() -> bool:
+        return (await stack.client.get(url)).status_code == 410
+
+    async def acknowledge_late(stored: Stored) -> bool:
+        new = await real(stored)
+        if stored.result.settled:
+            await eventually(is_closed)
+        return new
+
+    monkeypatch.setattr(receiving, "acknowledge", acknowledge_late)
+    *_, last = [await stack.client.put(f"{url}/chunks/{number}", content=CONTENT.chunk(number)) for number in range(4)]
+    assert problem(last, 422, "md5-mismatch")["actual"] == CONTENT.md5
+    again = await stack.client.put(f"{url}/chunks/3", content=CONTENT.chunk(3))
+    assert problem(again, 410, "upload-gone")["reason"] == "md5-mismatch"
 
 
 async def test_a_merge_of_wrong_bytes_is_refused_once_and_then_gone(stack: Stack) -> None:

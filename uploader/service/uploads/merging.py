@@ -48,6 +48,9 @@ _LONG_MERGE_BYTES = 64 << 20
 _FIRST_PAUSE_SECONDS = 0.005
 _LONGEST_PAUSE_SECONDS = 0.1
 _LOST_ATTEMPTS = 20
+# What closes an upload is kept for so long: whoever sent its last bytes asks only once they are acknowledged.
+_FINAL = (Md5Mismatch, Sha256Mismatch, NameTaken)
+_TOLD_SECONDS = 10.0
 
 
 class Merging:
@@ -87,10 +90,11 @@ class Merging:
         return [self.start(claim.upload_id) for claim in await queue.claim(limit)]
 
     def _ended(self, upload_id: str, task: "asyncio.Task[Complete]") -> None:
-        self._running.pop(upload_id, None)
-        if task.cancelled():
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, _FINAL):
+            asyncio.get_running_loop().call_later(_TOLD_SECONDS, self._running.pop, upload_id, None)
             return
-        error = task.exception()
+        self._running.pop(upload_id, None)
         if error is not None and not isinstance(error, (UploaderError, Stopping)):
             logger.error("merge failed", extra={"upload_id": upload_id}, exc_info=error)
 
