@@ -75,7 +75,7 @@ class InvalidArchive(InvalidRequest):
 
 
 class InvalidDelta(InvalidRequest):
-    """The body is no instructions to make the chunk from this base: send the chunk whole."""
+    """The body is no instructions to make the chunk from this base, or copies from too many places: send the chunk whole."""
 
     code = "invalid-delta"
 

@@ -222,6 +222,27 @@ async def test_wrong_instructions_make_no_chunk(stack: Stack, body: bytes, code:
     assert (await put(stack, 0, file_id, body)).json()["duplicate"] is True
 
 
+async def test_a_chunk_of_too_many_places_is_not_made(stack: Stack) -> None:
+    """Nor is its base read for it, beyond the bound."""
+    base = Content(8 * MIB, seed=2)
+    file_id = await base_of(stack, base)
+    assert (await stack.client.get(f"/me/files/{file_id}/signature")).status_code == 200
+    await stack.open(CONTENT)
+    blob, lengths = blob_path(stack.data, base.sha256), [0]
+
+    def around(call: Call) -> object:
+        if call.name == "pread" and call.path == blob:
+            lengths.append(call.arguments[1])
+        return call.make()
+
+    body = b"".join(copied(at * base.size // CHUNK, 1) for at in range(CHUNK))
+    with intercepting(around):
+        answer = problem(await put(stack, 0, file_id, body), 422, "invalid-delta")
+    assert "5242880 bytes" in answer["detail"]
+    assert sum(lengths) <= 6 * MIB
+    assert (await stack.put(CONTENT, 0)).status_code == 200, "the upload goes on"
+
+
 async def test_the_digests_are_of_the_body_as_it_is_sent(stack: Stack) -> None:
     file_id = await base_of(stack)
     await stack.open(CONTENT)

@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from struct import Struct
 from typing import Protocol
 
@@ -21,6 +22,7 @@ HASH = "sha-256-128"
 HASH_BYTES = 16
 # A piece: its length in bytes, and its hash.
 RECORD = Struct(f">I{HASH_BYTES}s")
+_LENGTH = Struct(f">I{HASH_BYTES}x")
 _SMALLEST_AVERAGE_BYTES, _LARGEST_AVERAGE_BYTES = 64 << 10, 1 << 20
 # Beyond 40 GiB there are more, one for each MiB.
 _PIECES = 40_000
@@ -76,19 +78,27 @@ class Pieces:
     def __init__(self, signature: bytes) -> None:
         """`signature`: all of one."""
         _, _, self._records = signature.partition(b"\n")
-        self._starts = array("Q", [0])
-        for length, _ in RECORD.iter_unpack(self._records):
-            self._starts.append(self._starts[-1] + length)
+        lengths = chain.from_iterable(_LENGTH.iter_unpack(self._records))
+        self._starts = array("Q", accumulate(lengths, initial=0))
 
-    def at(self, offset: int) -> int:
-        """The number of the piece that a byte lies in."""
-        return bisect_right(self._starts, offset) - 1
+    def split(self, offset: int, length: int) -> list[tuple[int, int, int]]:
+        """A range of the content where its pieces are cut: of each part the number of its piece, its offset and length."""
+        number, end = bisect_right(self._starts, offset) - 1, offset + length
+        parts = []
+        while offset < end:
+            until = min(end, self._starts[number + 1])
+            parts.append((number, offset, until - offset))
+            number, offset = number + 1, until
+        return parts
 
     def extent(self, number: int) -> tuple[int, int]:
         """Where a piece begins, and its length in bytes."""
         return self._starts[number], self._starts[number + 1] - self._starts[number]
 
-    def fits(self, number: int, content: bytes) -> bool:
-        """Whether these are the bytes of a piece."""
+    def fit(self, numbers: list[int], contents: list[bytes]) -> bool:
+        """Whether these are the bytes of these pieces."""
+        return all(self._fits(*each) for each in zip(numbers, contents, strict=True))
+
+    def _fits(self, number: int, content: bytes) -> bool:
         _, hashed = RECORD.unpack_from(self._records, number * RECORD.size)
         return bool(hashed == hash_of(content))

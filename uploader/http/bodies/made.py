@@ -1,7 +1,7 @@
 """Chunks that are made from a base, by instructions that are carried out while they arrive.
 
 What is made gathers as every body does, in memory within the budget or in the spool. Beside that no more is held than one
-piece of what was sent, and as much of the base.
+piece of what was sent, and as much of the base; while that is compared, some MiB of it.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ class MadeChunk:
     declared_bytes = None
 
     def __init__(
-        self, intake: Intake, request: Request, claims: ClaimedDigests, open_base: Callable[[], Awaitable[Base]]
+        self, intake: Intake, request: Request, claims: ClaimedDigests, open_base: Callable[[int], Awaitable[Base]]
     ) -> None:
-        """`claims` are of the body as it is sent."""
+        """`claims` are of the body as it is sent; `open_base` is told the length of the chunk."""
         self._intake = intake
         self._request = request
         self._claims = claims
@@ -44,7 +44,7 @@ class MadeChunk:
     async def receive(self, user_id: str, expected_bytes: int) -> Body:
         """As `ChunkSource.receive`. The base is opened before the body is asked for."""
         comparing = Comparing(self._claims)
-        base = await self._open_base()
+        base = await self._open_base(expected_bytes)
         try:
             body = self._intake.gathering(user_id, expected_bytes)
             carrying = _Carrying(self._intake, source_of(self._request), comparing, base, body, expected_bytes)
@@ -109,8 +109,8 @@ class _Carrying:
 
     async def _add(self, turn: list[Copy | memoryview]) -> None:
         ranges = [(part.offset, part.length) for part in turn if isinstance(part, Copy)]
-        # Others have their turn in any case.
-        copied = iter(await uninterrupted(self._base.read(ranges)) if ranges else await asyncio.sleep(0, ()))
+        await asyncio.sleep(0)  # others have their turn in any case: not all that is copied is waited for
+        copied = iter(await self._base.read(ranges))
         for part in turn:
             content = memoryview(next(copied)) if isinstance(part, Copy) else part
             await self._body.append(content, slow=self._loop.time() >= self._pace.slow_at)

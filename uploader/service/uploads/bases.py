@@ -1,18 +1,45 @@
 """Finished files of a caller that others are to be made from: their signatures, and their bytes while a chunk is made."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 
-from uploader.domain.delta.signature import Pieces
+from uploader.domain.delta.signature import Pieces, cuts_for
 from uploader.domain.upload import File
-from uploader.errors import BaseUnusable, ContentDamaged, FileNotFound, StorageAway, StorageFailed, Unavailable
+from uploader.errors import (
+    BaseUnusable,
+    ContentDamaged,
+    FileNotFound,
+    InvalidDelta,
+    StorageAway,
+    StorageFailed,
+    Unavailable,
+)
 from uploader.service.contents.healing import Healing
 from uploader.service.files import Files
 from uploader.service.ids import ID
 from uploader.storage.base import Gone, Stopping
 from uploader.storage.contents import BlobBytes, OpenBlob, OpenSignature
 from uploader.tasks import uninterrupted
+
+# A part of a piece: its number, an offset in the base and a length.
+_Part = tuple[int, int, int]
+
+# Compared at a time, and one piece more at the most.
+_BATCH_BYTES = 1 << 20
+# Of a piece that was copied from, until the next copy, for which a client may be waited.
+_KEPT_BYTES = 256 << 10
+# How much of a base is compared for a chunk: so many times what the chunk and one of the largest pieces have. Whoever copies
+# whole pieces, as our client does, needs the chunk and two pieces more. Blocks that were found at any byte cost the pieces
+# that they lie in: if all of them moved, about twelve times the chunk for blocks of 8 KiB, which rsync takes for 64 MiB.
+# They are larger in larger files, and smaller files have no more to compare.
+_MOST_TIMES = 16
+
+
+def most_compared(size: int, chunk_bytes: int) -> int:
+    """How many bytes of a base of this size are compared for a chunk."""
+    return _MOST_TIMES * (chunk_bytes + cuts_for(size).max)
 
 
 class Base:
@@ -21,46 +48,88 @@ class Base:
     What rotted is told before it is copied: of each piece that is met, once.
     """
 
-    def __init__(self, content: OpenBlob, size: int, pieces: Pieces, examine: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, content: OpenBlob, size: int, pieces: Pieces, most: int, examine: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`most`: how many bytes may be compared."""
         self.content = content
         self.size = size
         # What to do once it was unusable: look why.
         self.examine = examine
         self._pieces = pieces
+        self._most = self._left = most
         self._compared: set[int] = set()
-        # The piece that was compared last.
-        self._start, self._piece = 0, b""
+        # The piece that was met last: who copies a run goes on in it.
+        self._kept, self._piece = -1, b""
 
     async def read(self, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """The bytes of some ranges, each an offset and a length. Raises BaseUnusable, StorageAway."""
+        """The bytes of some ranges, each an offset and a length, that fit into memory together. Raises InvalidDelta,
+        BaseUnusable, StorageAway."""
+        split = [self._pieces.split(*extent) for extent in ranges]
         try:
-            return [b"".join([part async for part in self._parts(*extent)]) for extent in ranges]
+            found = await self._find(dict.fromkeys(chain.from_iterable(split)))
         except StorageAway:
             raise
         except (Gone, StorageFailed) as error:
             raise BaseUnusable() from error
+        return [b"".join([found[part] for part in parts]) for parts in split]
 
-    async def _parts(self, offset: int, length: int) -> AsyncIterator[bytes]:
-        end = offset + length
-        while offset < end:
-            number = self._pieces.at(offset)
-            start, piece_length = self._pieces.extent(number)
-            until = min(end, start + piece_length)
-            if number not in self._compared:
-                await self._compare(number)
-            if self._start == start:
-                yield self._piece[offset - start : until - start]
-            else:  # it was compared before others
-                yield (await self.content.read_all([(offset, until - offset)]))[0]
-            offset = until
+    async def _find(self, parts: Iterable[_Part]) -> dict[_Part, bytes]:
+        """The bytes of parts in the order in which they are copied: cut from their piece where it is at hand, else read."""
+        wanted: dict[int, list[_Part]] = {}
+        for part in parts:
+            wanted.setdefault(part[0], []).append(part)
+        last = next(reversed(wanted), -1)
+        found = self._cut(self._kept, self._piece, wanted)
+        for numbers in self._batches(self._to_compare(wanted)):
+            for number, piece in zip(numbers, await uninterrupted(self._compare(numbers)), strict=True):
+                found |= self._cut(number, piece, wanted)
+                if number == last and len(piece) <= _KEPT_BYTES:
+                    self._kept, self._piece = number, piece
+        rest = list(chain.from_iterable(wanted.values()))
+        if rest:
+            read = await uninterrupted(self.content.read_all([(offset, length) for _, offset, length in rest]))
+            found |= zip(rest, read, strict=True)
+        return found
 
-    async def _compare(self, number: int) -> None:
-        start, length = self._pieces.extent(number)
-        (piece,) = await self.content.read_all([(start, length)])
-        if not await asyncio.to_thread(self._pieces.fits, number, piece):
+    def _cut(self, number: int, piece: bytes, wanted: dict[int, list[_Part]]) -> dict[_Part, bytes]:
+        """What is wanted of a piece that is at hand, and then no more."""
+        parts = wanted.pop(number, None)
+        if parts is None:
+            return {}
+        start, _ = self._pieces.extent(number)
+        return {part: piece[part[1] - start : part[1] - start + part[2]] for part in parts}
+
+    def _to_compare(self, numbers: Iterable[int]) -> list[int]:
+        """Those of some pieces that were not compared yet, in order. Raises InvalidDelta if they are too much."""
+        new = sorted(number for number in numbers if number not in self._compared)
+        self._left -= sum(self._pieces.extent(number)[1] for number in new)
+        if self._left < 0:
+            raise InvalidDelta(
+                f"The instructions copy from so many places that more than {self._most} bytes of the base would have to be "
+                f"looked at: {_MOST_TIMES} times the chunk, and {_MOST_TIMES} of the largest pieces."
+            )
+        return new
+
+    def _batches(self, numbers: list[int]) -> Iterator[list[int]]:
+        """Pieces that are read together."""
+        batch: list[int] = []
+        length = 0
+        for number in numbers:
+            batch.append(number)
+            length += self._pieces.extent(number)[1]
+            if length >= _BATCH_BYTES:
+                yield batch
+                batch, length = [], 0
+        if batch:
+            yield batch
+
+    async def _compare(self, numbers: list[int]) -> list[bytes]:
+        pieces = await self.content.read_all([self._pieces.extent(number) for number in numbers])
+        if not await asyncio.to_thread(self._pieces.fit, numbers, pieces):
             raise BaseUnusable()
-        self._compared.add(number)
-        self._start, self._piece = start, piece
+        self._compared.update(numbers)
+        return pieces
 
 
 class Bases:
@@ -71,9 +140,9 @@ class Bases:
         self._storage = storage
         self._healing = healing
 
-    async def open(self, user_id: str, file_id: str) -> Base:
-        """A base to copy from; the caller closes its content. Takes as long as reading it where its signature is not kept.
-        Raises FileNotFound, BaseUnusable, StorageFull, Unavailable."""
+    async def open(self, user_id: str, file_id: str, chunk_bytes: int) -> Base:
+        """A base to copy a chunk from; the caller closes its content. Takes as long as reading it where its signature is not
+        kept. Raises FileNotFound, BaseUnusable, StorageFull, Unavailable."""
         file = await self._find(user_id, file_id)
         try:
             content = await self._files.open(file)
@@ -86,7 +155,8 @@ class Bases:
         except BaseException:
             await uninterrupted(content.close())
             raise
-        return Base(content, file.size, pieces, partial(self._examine, file.sha256))
+        most = most_compared(file.size, chunk_bytes)
+        return Base(content, file.size, pieces, most, partial(self._examine, file.sha256))
 
     async def _pieces(self, file: File) -> Pieces:
         opened = await self._open_signature(file)
