@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from uploader.cores import run_anywhere
 
@@ -56,6 +56,26 @@ async def all_or_none(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     finally:
         for task in tasks:
             task.cancel()
+
+
+class OnePerKey(Generic[T]):
+    """Work of which there is one at a time for each key: whoever asks meanwhile waits for the same."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[str, asyncio.Future[T]] = {}
+
+    async def run(self, key: str, begin: Callable[[], Awaitable[T]]) -> T:
+        """What the work gives. It goes on when whoever asked for it goes away: the next one need not wait."""
+        work = self._under_way.get(key)
+        if work is None:
+            work = self._under_way[key] = asyncio.ensure_future(begin())
+            work.add_done_callback(lambda done: self._end(key, done))
+        return await asyncio.shield(work)
+
+    def _end(self, key: str, done: "asyncio.Future[T]") -> None:
+        del self._under_way[key]
+        if not done.cancelled():
+            done.exception()  # seen, if nobody waits any more
 
 
 def _end_of(task: "asyncio.Task[Any]") -> "asyncio.Future[None]":

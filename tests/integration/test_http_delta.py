@@ -6,6 +6,7 @@ import errno
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -19,6 +20,7 @@ from tests.support.problems import problem
 from tests.support.rot import NO_FILES, flip_bit
 from tests.support.stack import Stack
 from uploader.domain.delta import signature
+from uploader.service.uploads.bases import Bases
 
 BASE = Content(300 * KIB, seed=1)
 CHUNK = 64 * KIB
@@ -337,6 +339,40 @@ async def test_a_base_that_rotted_is_not_copied_from_and_looked_at(stack: Stack,
     for number in range(CONTENT.chunk_count):
         last = await stack.put(CONTENT, number)
     assert last.json()["file"]["sha256"] == CONTENT.sha256, "the upload goes on"
+
+
+async def test_a_base_that_many_find_rotted_at_once_is_looked_at_once(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_id = await base_of(stack)
+    assert (await stack.client.get(f"/me/files/{file_id}/signature")).status_code == 200
+    await stack.open(CONTENT)
+    flip_bit(blob_path(stack.data, BASE.sha256), 8 * 5)
+    looked, asked = 0, asyncio.Event()
+    storage = stack.services.storage
+    real_hash, real_examine = storage.hash_blob, Bases._examine
+
+    async def hashing(*arguments: Any, **options: Any) -> object:
+        nonlocal looked
+        looked += 1
+        await asked.wait()
+        return await real_hash(*arguments, **options)
+
+    waiting = 0
+
+    async def examining(bases: Bases, sha256: str) -> None:
+        nonlocal waiting
+        waiting += 1
+        if waiting == 4:
+            asked.set()
+        await real_examine(bases, sha256)
+
+    monkeypatch.setattr(storage, "hash_blob", hashing)
+    monkeypatch.setattr(Bases, "_examine", examining)
+    for answer in await asyncio.gather(*(put(stack, 0, file_id, FIRST) for _ in range(4))):
+        problem(answer, 409, "base-unusable")
+    assert looked == 1
+    assert (await stack.client.get(f"/me/files/{file_id}")).json()["damaged"] is True
 
 
 async def test_a_base_that_the_trash_has_is_healed_and_copied_from(make_stack: MakeStack) -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from uploader.tasks import ended, uninterrupted
+from uploader.tasks import OnePerKey, ended, uninterrupted
 
 
 class Work:
@@ -161,3 +161,28 @@ async def test_the_end_of_a_task_that_failed_raises_nothing() -> None:
     await let_all_run()
     await ended(task)
     assert isinstance(task.exception(), ValueError)
+
+
+async def test_work_of_one_key_is_done_once_at_a_time() -> None:
+    works, begun = OnePerKey[str](), [Work(), Work(), Work()]
+    unused = iter(begun)
+    callers = [asyncio.create_task(works.run(key, lambda: next(unused).run())) for key in ("a", "a", "b", "a")]
+    await let_all_run()
+    assert [work.started.is_set() for work in begun] == [True, True, False]
+    callers[0].cancel()
+    await let_all_run()
+    assert callers[0].cancelled(), "nobody waits for what goes on"
+    for work in begun:
+        work.go_on.set()
+    assert await asyncio.gather(*callers[1:]) == ["done"] * 3
+    assert await works.run("a", lambda: next(unused).run()) == "done"
+    assert begun[2].ended, "what comes later is work of its own"
+
+
+async def test_work_of_one_key_fails_for_all_who_wait() -> None:
+    works, work = OnePerKey[None](), Work()
+    callers = [asyncio.create_task(works.run("a", work.fail)) for _ in range(2)]
+    await let_all_run()
+    work.go_on.set()
+    outcomes = await asyncio.gather(*callers, return_exceptions=True)
+    assert [str(outcome) for outcome in outcomes] == ["broken"] * 2

@@ -21,7 +21,7 @@ from uploader.service.files import Files
 from uploader.service.ids import ID
 from uploader.storage.base import Gone, Stopping
 from uploader.storage.contents import BlobBytes, OpenBlob, OpenSignature
-from uploader.tasks import uninterrupted
+from uploader.tasks import OnePerKey, uninterrupted
 
 # A part of a piece: its number, an offset in the base and a length.
 _Part = tuple[int, int, int]
@@ -139,6 +139,7 @@ class Bases:
         self._files = files
         self._storage = storage
         self._healing = healing
+        self._examining = OnePerKey[object]()
 
     async def open(self, user_id: str, file_id: str, chunk_bytes: int) -> Base:
         """A base to copy a chunk from; the caller closes its content. Takes as long as reading it where its signature is not
@@ -192,8 +193,9 @@ class Bases:
             raise BaseUnusable() from error
 
     async def _examine(self, sha256: str) -> None:
+        """Once for all who find it unusable at the same time: it takes as long as hashing it, in threads that merges use."""
         try:
-            await self._healing.examine(sha256)
+            await self._examining.run(sha256, lambda: self._healing.examine(sha256))
         except Stopping as error:
             raise Unavailable() from error
 

@@ -4,7 +4,6 @@ Nothing is lost with such a file. It is believed only if its checksum is right a
 else it is made anew. Nobody makes it durable.
 """
 
-import asyncio
 import hashlib
 import secrets
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from uploader.storage.disk import Directory
 from uploader.storage.local.blobs import Blobs, LocalBlob, fan_out
 from uploader.storage.local.walking import signature_name
 from uploader.storage.threads import Threads
+from uploader.tasks import OnePerKey
 
 # In front, with the version of the format; at the end follows the CRC-32 of all between.
 _MAGIC = b"uploader signature 1\n"
@@ -37,30 +37,17 @@ class LocalSignatures:
         self._blobs = blobs
         self._threads = threads
         self._check_stopping = check_stopping
-        self._under_way: dict[str, asyncio.Future[None]] = {}
+        self._making = OnePerKey[None]()
 
     async def open(self, sha256: str, size: int) -> OpenSignature:
         """As `BlobBytes.open_signature`."""
         kept = await self._threads.reading.run(self._open, sha256, size)
         if kept is None:
-            await asyncio.shield(self._making(sha256, size))
+            await self._making.run(sha256, lambda: self._threads.signing.run(self._make, sha256, size))
             kept = await self._threads.reading.run(self._open, sha256, size)
         if kept is None:
             raise Gone(sha256)
         return kept
-
-    def _making(self, sha256: str, size: int) -> asyncio.Future[None]:
-        """Goes on when whoever asked for it goes away: the next one need not wait."""
-        making = self._under_way.get(sha256)
-        if making is None:
-            making = self._under_way[sha256] = self._threads.signing.run(self._make, sha256, size)
-            making.add_done_callback(lambda done: self._end(sha256, done))
-        return making
-
-    def _end(self, sha256: str, done: asyncio.Future[None]) -> None:
-        del self._under_way[sha256]
-        if not done.cancelled():
-            done.exception()  # seen, if nobody waits any more
 
     def _open(self, sha256: str, size: int) -> OpenSignature | None:
         """The one that is kept; None if there is none that is whole."""

@@ -3,7 +3,6 @@
 Nothing is lost with such an object: one that is not as it should be is made anew. It is small enough to be in memory.
 """
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
@@ -19,7 +18,7 @@ from uploader.storage.s3.bucket import Bucket
 from uploader.storage.s3.contents.blobs import S3Blobs
 from uploader.storage.s3.contents.reading import pieces_of
 from uploader.storage.s3.streams import BytesBody
-from uploader.tasks import Pool
+from uploader.tasks import OnePerKey, Pool
 
 _CHECKSUM = Struct(">I")
 
@@ -51,7 +50,7 @@ class S3Signatures:
         self._pool = pool
         self._signing = signing
         self._check_stopping = check_stopping
-        self._under_way: dict[str, asyncio.Future[bytes]] = {}
+        self._making = OnePerKey[bytes]()
 
     async def open(self, sha256: str, size: int) -> OpenSignature:
         """As `BlobBytes.open_signature`."""
@@ -59,7 +58,7 @@ class S3Signatures:
         await blob.close()
         content = await self._pool.run(self._kept, blob.key, signature.head_of(size, sha256))
         if content is None:
-            content = await asyncio.shield(self._making(blob.key, sha256, size))
+            content = await self._making.run(blob.key, lambda: self._signing.run(self._make, blob.key, sha256, size))
         return OpenSignature(BytesBlob(content), 0, len(content))
 
     def _kept(self, key: str, head: bytes) -> bytes | None:
@@ -74,19 +73,6 @@ class S3Signatures:
             return None
         content, checksum = stored[: -_CHECKSUM.size], stored[-_CHECKSUM.size :]
         return content if content.startswith(head) and _CHECKSUM.pack(crc32(content)) == checksum else None
-
-    def _making(self, key: str, sha256: str, size: int) -> "asyncio.Future[bytes]":
-        """Goes on when whoever asked for it goes away: the next one need not wait."""
-        making = self._under_way.get(key)
-        if making is None:
-            making = self._under_way[key] = self._signing.run(self._make, key, sha256, size)
-            making.add_done_callback(lambda done: self._end(key, done))
-        return making
-
-    def _end(self, key: str, done: "asyncio.Future[bytes]") -> None:
-        del self._under_way[key]
-        if not done.cancelled():
-            done.exception()  # seen, if nobody waits any more
 
     def _make(self, key: str, sha256: str, size: int) -> bytes:
         """In a thread. Raises Gone if the bytes are others than they should be."""
