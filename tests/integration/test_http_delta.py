@@ -4,6 +4,7 @@ import asyncio
 import base64
 import errno
 import hashlib
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.support.rot import NO_FILES, flip_bit
 from tests.support.stack import Stack
 from uploader.domain.delta import signature
 from uploader.service.uploads.bases import Bases
+from uploader.storage.local.derived.signatures import LocalSignatures
 
 BASE = Content(300 * KIB, seed=1)
 CHUNK = 64 * KIB
@@ -111,6 +113,36 @@ async def test_a_signature_that_is_asked_for_by_many_is_computed_once(
     monkeypatch.setattr(signature, "pieces_of", counting)
     answers = await asyncio.gather(*(stack.client.get(url) for _ in range(8)))
     assert {answer.status_code for answer in answers} == {200}
+    assert computed == 1
+
+
+async def test_a_signature_that_another_made_meanwhile_is_not_made_again(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"/me/files/{await base_of(stack)}/signature"
+    first_looked, second_answered = threading.Event(), threading.Event()
+    real_open, real_pieces = LocalSignatures._open, signature.pieces_of
+    computed = 0
+
+    def slow_at_first(self: LocalSignatures, sha256: str, size: int) -> object:
+        kept = real_open(self, sha256, size)
+        if not first_looked.is_set():
+            first_looked.set()
+            assert second_answered.wait(30)
+        return kept
+
+    def counting(*arguments: Any) -> object:
+        nonlocal computed
+        computed += 1
+        return real_pieces(*arguments)
+
+    monkeypatch.setattr(LocalSignatures, "_open", slow_at_first)
+    monkeypatch.setattr(signature, "pieces_of", counting)
+    first = asyncio.create_task(stack.client.get(url))
+    assert await asyncio.to_thread(first_looked.wait, 30)
+    second = await stack.client.get(url)
+    second_answered.set()
+    assert (await first).content == second.content
     assert computed == 1
 
 

@@ -62,6 +62,8 @@ class LocalSignatures:
 
     def _make(self, sha256: str, size: int) -> None:
         """In a thread. Raises Gone if the bytes are others than they should be."""
+        if self._open(sha256, size) is not None:
+            return  # made by others since it was looked for
         source = self._blobs.open(sha256, size)
         try:
             with self._root.enter(f"blobs/{fan_out(sha256)}") as directory:
