@@ -602,7 +602,12 @@ def gone(*files: str) -> Damage:
     return damage
 
 
-LOSSES = {"the directory": gone(), "the map": gone("map"), "all files": gone("map", "data", "digest")}
+LOSSES = {
+    "the directory": gone(),
+    "the map": gone("map"),
+    "all files": gone("map", "data", "digest"),
+    **{f"a {kind} for the map": become("map", instead) for kind, instead in NO_FILES.items()},
+}
 WHO = ["state", "list", "opening", "chunk", "merge", "sweep", "reconcile"]
 
 
@@ -694,6 +699,24 @@ async def test_nothing_is_taken_back_for_an_error_that_passes(stack: Stack, erro
     answer = (await stack.client.get(f"/files/{content.md5}")).json()["upload"]
     assert answer["missing"] == [[2, COUNT - 1]]
     assert (await upload_of(stack, content)).generation == 0
+
+
+async def test_nothing_is_lost_where_the_data_directory_is_away(stack: Stack) -> None:
+    content = a_content(0)
+    upload = await sent(stack, content, 0, 1)
+    await flush_all(stack)
+    hidden = [(stack.data / name, stack.data.with_name(name)) for name in ("temp", "installation")]
+    for path, away in hidden:
+        path.rename(away)
+    for _ in range(2):
+        response = await stack.client.get(f"/files/{content.md5}")
+        assert (response.status_code, response.json()["code"]) == (503, "unavailable")
+    assert (await upload_of(stack, content)).generation == upload.generation
+    assert (await stack.usage("alice"))["unfinished"] == 2 * CHUNK
+    for path, away in hidden:
+        away.rename(path)
+    assert (await stack.client.get(f"/files/{content.md5}")).json()["upload"]["missing"] == [[2, COUNT - 1]]
+    assert (await stack.client.get("/readyz")).json()["checks"]["storage"]["reason"] is None
 
 
 async def test_what_the_trash_has_of_a_lost_upload_comes_back(stack: Stack) -> None:
@@ -821,14 +844,41 @@ async def test_an_upload_whose_multipart_upload_is_gone_begins_anew(
     settings = settings_of(s3_address) | {"min_chunk_size_bytes": content.chunk_size}
     async with make_stack(**settings) as stack:
         upload = await sent(stack, content, *first)
-        storage = stack.services.storage
-        assert isinstance(storage, S3Store)
-        entry = await storage._ledger.entry(upload.id)
-        assert entry is not None
-        assert entry.multipart_id is not None
-        multipart = multipart_of(entry.multipart_id)
-        await asyncio.to_thread(storage._bucket.abort, multipart.key, multipart.id)
+        await abort(stack, upload)
         response = await stack.put(content, 2)
         assert (response.status_code, response.json()["received_bytes"]) == (200, 5)
         await finished(stack, content)
         await checked_accounts(stack.services.database)
+
+
+async def test_of_many_who_mend_an_upload_in_a_bucket_none_takes_what_came_since(
+    make_stack: MakeStack, s3_address: BucketAddress
+) -> None:
+    content = Content(25 * MIB + 5, chunk_size=5 * MIB)
+    settings = settings_of(s3_address) | {"min_chunk_size_bytes": content.chunk_size}
+    async with make_stack(**settings) as stack:
+        upload = await sent(stack, content, 0)
+        storage = await abort(stack, upload)
+        async with storage.closing(upload) as asleep:
+            lost = await asleep.find_lost()
+            assert lost == [0]
+            answers = await asyncio.gather(*(stack.put(content, number) for number in (1, 2, 3)))
+            assert [(answer.status_code, answer.json()["duplicate"]) for answer in answers] == [(200, False)] * 3
+            await asleep.withdraw(lost, generation=upload.generation + 2)
+        answer = (await stack.client.get(f"/files/{content.md5}")).json()["upload"]
+        assert answer["missing"] == [[0, 0], [4, 5]]
+        assert (await upload_of(stack, content)).generation == upload.generation + 1
+        await finished(stack, content)
+        await checked_accounts(stack.services.database)
+
+
+async def abort(stack: Stack, upload: Upload) -> S3Store:
+    """What somebody does who clears up a bucket."""
+    storage = stack.services.storage
+    assert isinstance(storage, S3Store)
+    entry = await storage._ledger.entry(upload.id)
+    assert entry is not None
+    assert entry.multipart_id is not None
+    multipart = multipart_of(entry.multipart_id)
+    await asyncio.to_thread(storage._bucket.abort, multipart.key, multipart.id)
+    return storage

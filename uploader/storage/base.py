@@ -184,8 +184,9 @@ class WithdrawingCloser(Closer, Protocol):
     async def find_bad_chunks(self) -> list[int]:
         """As `Withdrawing.find_bad_chunks`."""
 
-    async def is_lost(self) -> bool:
-        """Whether nothing can be stored for this upload any more, though what is written down of it is there."""
+    async def find_lost(self) -> list[int] | None:
+        """The chunks that are written down, if nothing can be stored for this upload any more until they are withdrawn;
+        else None."""
 
     async def withdraw(self, numbers: list[int], *, generation: int, verified: bool = False) -> None:
         """Take chunks off the map, durably, with the tail if it is of one of them or comes after one, and forget the
@@ -277,9 +278,13 @@ class Withdrawing(UploadBytes, Protocol):
         """The chunks whose bytes, as they are read from the disk now, do not have the checksum they were stored with, or
         can't be read; that of the tail, too. Raises Gone, Stopping, StorageFailed."""
 
+    async def check_lost(self, upload: Upload) -> None:
+        """Nothing, where bytes that are not found are lost. Raises StorageFailed if it may be the store that is not there,
+        Gone if no bytes are ever lost so."""
+
     async def begin_anew(self, upload: Upload) -> None:
         """Make room for an open upload whose bytes are gone, as for a new one, durably; nothing happens if it is there by
-        now. Its generation was renewed before. Repeatable. Raises Gone, StorageFull, StorageFailed."""
+        now. Its generation was renewed before. Repeatable. Raises as `check_lost`, and StorageFull."""
 
     async def forget_digests(self, upload: Upload) -> None:
         """Let the digests be computed anew from the bytes that are stored, none of which is bad. Raises Gone, Busy."""

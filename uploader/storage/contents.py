@@ -125,6 +125,9 @@ class Trash(Protocol):
     async def copies(self, sha256: str) -> list[Found]:
         """The bytes that are there of a content, those that came last first."""
 
+    async def put_away_of(self, upload: Upload) -> list[Found]:
+        """What is there of an upload."""
+
     async def open(self, found: Found) -> OpenBlob:
         """Bytes from here, to read. Raises Gone."""
 

@@ -71,9 +71,17 @@ class ObjectRows:
             await self._database.sync()
         return None if found is None else replace(found, newly_frozen=freezes)
 
-    async def withdraw(self, upload_id: str, numbers: Sequence[int], *, multipart_id: str | None) -> None:
-        await self._database.transact(
-            partial(uploads.withdraw_chunks, upload_id=upload_id, numbers=numbers, multipart_id=multipart_id)
+    async def withdraw(
+        self, upload_id: str, numbers: Sequence[int], *, multipart_id: str | None, instead_of: str | None = None
+    ) -> bool:
+        return await self._done(
+            partial(
+                uploads.withdraw_chunks,
+                upload_id=upload_id,
+                numbers=numbers,
+                multipart_id=multipart_id,
+                instead_of=instead_of,
+            )
         )
 
     async def save_digest(self, upload_id: str, fence: int, digest: SavedDigest) -> bool:

@@ -118,12 +118,17 @@ async def freeze(connection: AsyncConnection, upload_id: str) -> tuple[Entry | N
 
 
 async def withdraw_chunks(
-    connection: AsyncConnection, upload_id: str, numbers: Sequence[int], multipart_id: str | None
-) -> None:
-    """Take chunks back, with the tail if it is of one of them or comes after one, and let others come."""
+    connection: AsyncConnection,
+    upload_id: str,
+    numbers: Sequence[int],
+    multipart_id: str | None,
+    instead_of: str | None = None,
+) -> bool:
+    """Take chunks back, with the tail if it is of one of them or comes after one, and let others come. Return whether that
+    was done: not where another multipart upload than `instead_of` has come meanwhile, of which the chunks may be."""
     row = (await connection.execute(statements.LOCK, {"of_upload": upload_id})).mappings().first()
-    if row is None:
-        return
+    if row is None or (instead_of is not None and row["multipart_id"] not in (instead_of, multipart_id)):
+        return False
     if numbers:
         await connection.execute(statements.WITHDRAW_CHUNKS, {"of_upload": upload_id, "numbers": list(numbers)})
     tail = _tail_of(row)
@@ -131,6 +136,7 @@ async def withdraw_chunks(
         tail = None
     values = {"of_upload": upload_id, "new_multipart_id": multipart_id, **_columns_of(tail)}
     await connection.execute(statements.WITHDRAW, values)
+    return True
 
 
 async def save_digest(connection: AsyncConnection, upload_id: str, fence: int, digest: SavedDigest) -> bool:

@@ -15,7 +15,7 @@ from uploader.accounting.pending import Outcome, Pending, RecordResult
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import meta, queries, transactions
-from uploader.database.engine import Connection, Database
+from uploader.database.engine import Database
 from uploader.database.transactions import LengthTold, NotOpen
 from uploader.domain.chunks import chunk_count, received_bytes, to_bitmap
 from uploader.domain.upload import REDIS_WORDS, STATE_OF_REASON, Reason, State, Upload
@@ -25,7 +25,7 @@ from uploader.patience import in_passing
 from uploader.service.trail.endings import act_of_ending
 from uploader.storage.base import Closer, Gone, PresentChunks, Withdrawing, WithdrawingCloser
 from uploader.storage.contents import Trash
-from uploader.tasks import uninterrupted
+from uploader.tasks import OnePerKey, uninterrupted
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class Closers:
         self._trash = trash
         self._pending = pending
         self._clock = clock
+        self._mending = OnePerKey[None]()
         # Of closed uploads whose bytes this process could not remove.
         self._left: set[str] = set()
         # Complete, but no digests come of their bytes, though none of those is bad.
@@ -245,15 +246,14 @@ class Closers:
     async def mend(self, upload: Upload) -> None:
         """Somebody did not find the bytes of an open upload. Where they are lost, all of it is missing from here on, and can
         be sent again; else only Redis is rebuilt. Raises Gone, NotOpen, Unavailable."""
-        await uninterrupted(self._mend(upload))
+        await uninterrupted(self._mending.run(upload.id, lambda: self._mend(upload)))
 
     async def _mend(self, upload: Upload) -> None:
         with suppress(Gone):
             async with self._storage.closing(upload) as closer:
-                if await closer.is_lost():
-                    stored = await closer.read_map(verified=False)
-                    numbers = [number for number, there in enumerate(stored.present) if there]
-                    await self._withdraw_held(upload, closer, numbers, verified=False)
+                lost = await closer.find_lost()
+                if lost is not None:
+                    await self._withdraw_held(upload, closer, lost, verified=False)
         await self._hydrate(upload)
 
     async def _begin_anew(self, upload: Upload) -> int:
@@ -264,28 +264,32 @@ class Closers:
             raise NotOpen(upload.id)
         if row.is_whole:
             raise Gone(upload.id)  # what it was made of is gone with it
+        await self._storage.check_lost(row)
         await self.announce(row)
-
-        async def withdraw(connection: Connection) -> int:
-            now = self._clock.now()
-            await meta.note_mishap(connection, meta.Mishap.LOST_UPLOAD, now)
-            return await transactions.withdraw(connection, row.id, 0, now)
-
         # The generation comes first, as where chunks are withdrawn.
-        generation = await self._database.transact(withdraw)
+        generation = await self._database.transact(
+            lambda connection: transactions.withdraw(connection, row.id, 0, self._clock.now())
+        )
         if not await self._restore(row):
             await self._storage.begin_anew(row)
         self._unmergeable.discard(row.id)
-        logger.error("an upload lost its files, and begins anew", extra={"upload_id": row.id, "user_id": row.user_id})
-        LOST_UPLOADS.inc()
+        await self._tell_lost(row)
         return generation
+
+    async def _tell_lost(self, upload: Upload) -> None:
+        logger.error(
+            "an upload lost its files, and begins anew", extra={"upload_id": upload.id, "user_id": upload.user_id}
+        )
+        LOST_UPLOADS.inc()
+        now = self._clock.now()
+        with suppress(Unavailable):  # the log has it
+            await self._database.transact(lambda connection: meta.note_mishap(connection, meta.Mishap.LOST_UPLOAD, now))
 
     async def _restore(self, upload: Upload) -> bool:
         """Whether the trash had its files."""
-        async for batch in self._trash.list_all():
-            for found in batch:
-                if found.name == upload.id and await self._trash.restore_upload(found, upload):
-                    return True
+        for found in await self._trash.put_away_of(upload):
+            if await self._trash.restore_upload(found, upload):
+                return True
         return False
 
     async def _hydrate_held(self, upload: Upload, closer: WithdrawingCloser) -> RecordResult:

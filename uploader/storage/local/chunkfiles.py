@@ -19,7 +19,7 @@ from uploader.storage import disk
 from uploader.storage.base import Body, Busy, Gone
 from uploader.storage.disk import is_locked, try_lock, unlock_all
 from uploader.storage.local import formats
-from uploader.storage.local.temp import OpenFiles, made_upload_directory, new_upload_directory, upload_directory
+from uploader.storage.local.temp import FILES, OpenFiles, made_upload_directory, new_upload_directory, upload_directory
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +85,9 @@ class ChunkFiles:
         and it is whole: of several who do this at once, one does it, and what came since stays. Old data may lie beside it:
         no record is of them."""
         with made_upload_directory(self._root, upload) as directory:
+            for name in FILES:
+                with suppress(FileNotFoundError):
+                    directory.make_way(name)
             for name, size_bytes in (("data", upload.size), ("digest", 0)):
                 with suppress(FileExistsError):
                     directory.create_empty(name, size_bytes)

@@ -60,9 +60,9 @@ class LocalCloser:
     async def find_bad_chunks(self) -> list[int]:
         return await self._store.find_bad_chunks(self._upload)
 
-    async def is_lost(self) -> bool:
-        """Its map is there: else nobody would hold its locks."""
-        return False
+    async def find_lost(self) -> list[int] | None:
+        """None: its map is there, or nobody would hold its locks."""
+        return None
 
     async def withdraw(self, numbers: list[int], *, generation: int, verified: bool = False) -> None:
         await self._store.locked.withdraw(self._upload, numbers, generation=generation, verified=verified)
@@ -181,9 +181,12 @@ class LocalStore:
     async def create(self, upload: Upload) -> float:
         return await self.disk.run(self._chunks.create, upload)
 
-    async def begin_anew(self, upload: Upload) -> None:
+    async def check_lost(self, upload: Upload) -> None:
         if (await self.marks.read()).installation is None:
             raise StorageFailed(inside="the mark of the installation is not there, so nothing is believed to be lost")
+
+    async def begin_anew(self, upload: Upload) -> None:
+        await self.check_lost(upload)
         await self.disk.run(self._chunks.begin_anew, upload)
 
     async def discard(self, upload: Upload) -> bool:

@@ -123,6 +123,9 @@ class LocalTrash:
         found = await self._disk.run(lambda: list(walking.trashed(self._root, sha256)))
         return sorted(found, key=lambda each: each.changed_at, reverse=True)
 
+    async def put_away_of(self, upload: Upload) -> list[Found]:
+        return await self._disk.run(lambda: list(walking.trashed_uploads(self._root, upload.id)))
+
     async def open(self, found: Found) -> OpenBlob:
         return await self._disk.run(self._open_found, found)
 

@@ -178,7 +178,13 @@ def trashed(root: Directory, sha256: str | None = None) -> Iterator[Found]:
             if sha256 in (None, name.partition(".")[0]):
                 yield from _look_in_trash(root, f"trash/blobs/{fan}/{name}")
     if sha256 is None:
-        for name in _directories(root, "trash/uploads", _TRASHED_UPLOAD):
+        yield from trashed_uploads(root)
+
+
+def trashed_uploads(root: Directory, upload_id: str | None = None) -> Iterator[Found]:
+    """The directories of uploads that lie in the trash; of one upload, if its id is given."""
+    for name in _directories(root, "trash/uploads", _TRASHED_UPLOAD):
+        if upload_id in (None, name.partition(".")[0]):
             yield from _look_in_trash(root, f"trash/uploads/{name}")
 
 

@@ -53,9 +53,12 @@ class Ledger(Protocol):
         """Let no part be written down any more, and no tail: the fence grows, unless it is frozen already. What is written
         down then, and whether it was frozen by this call (`newly_frozen`)."""
 
-    async def withdraw(self, upload_id: str, numbers: Sequence[int], *, multipart_id: str | None) -> None:
+    async def withdraw(
+        self, upload_id: str, numbers: Sequence[int], *, multipart_id: str | None, instead_of: str | None = None
+    ) -> bool:
         """Take chunks back, and the tail if it is of one of them or comes after one. The fence grows, the upload is not
-        frozen any more, its digests are forgotten. `multipart_id`: of its multipart upload from now on. Repeatable."""
+        frozen any more, its digests are forgotten. `multipart_id`: of its multipart upload from now on; not if another one
+        than `instead_of` has come meanwhile. Whether it was done. Repeatable."""
 
     async def save_digest(self, upload_id: str, fence: int, digest: SavedDigest) -> bool:
         """Save how far the digests have come, if the fence is the same and nobody has come further; whether it was done."""

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 
 from uploader.clock import Clock
+from uploader.domain.objects import Entry
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFull, Unverified
 from uploader.storage import disk
@@ -47,6 +48,7 @@ class S3Closer:
         self._store = store
         self._upload = upload
         self._place: str | None = None  # where its content lies, once it is one
+        self._lost: Entry | None = None
 
     async def read_map(self, *, verified: bool = True) -> PartMap:
         return await self._store.read_map(self._upload, verified=verified)
@@ -60,11 +62,12 @@ class S3Closer:
     async def find_bad_chunks(self) -> list[int]:
         return await self._store.find_bad_chunks(self._upload)
 
-    async def is_lost(self) -> bool:
-        return await self._store.completing.is_lost(self._upload.id)
+    async def find_lost(self) -> list[int] | None:
+        self._lost = await self._store.completing.find_lost(self._upload.id)
+        return None if self._lost is None else sorted(self._lost.parts)
 
     async def withdraw(self, numbers: list[int], *, generation: int, verified: bool = False) -> None:
-        await self._store.completing.withdraw(self._upload, numbers)
+        await self._store.completing.withdraw(self._upload, numbers, self._lost)
 
     async def settle_length(self, upload: Upload) -> bool:
         self._upload = upload
@@ -148,9 +151,12 @@ class S3Store:
     async def create(self, upload: Upload) -> float:
         return await self._parts.create(upload)
 
-    async def begin_anew(self, upload: Upload) -> None:
+    async def check_lost(self, upload: Upload) -> None:
         """What is written down of an upload lies beside its row: neither is lost without the other."""
         raise Gone(upload.id)
+
+    async def begin_anew(self, upload: Upload) -> None:
+        await self.check_lost(upload)
 
     async def discard(self, upload: Upload) -> bool:
         return await self.completing.remove(upload.id)

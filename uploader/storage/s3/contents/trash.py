@@ -41,6 +41,9 @@ class S3Trash:
     async def copies(self, sha256: str) -> list[Found]:
         return [_found(put) for put in await self._ledger.copies(sha256)]
 
+    async def put_away_of(self, upload: Upload) -> list[Found]:
+        return []
+
     async def open(self, found: Found) -> S3Blob:
         return self._blobs.open_found(found)
 

@@ -213,25 +213,34 @@ class Completing:
             return [] if is_whole else sorted(entry.parts)
         return [number for number, part in sorted(entry.parts.items()) if not _is_there(part.etag, there.get(number))]
 
-    async def withdraw(self, upload: Upload, numbers: list[int]) -> None:
-        """Take chunks back. Where their multipart upload is no more, it takes all of them: raises StorageFailed for some."""
-        entry = await self._ledger.entry(upload.id)
+    async def withdraw(self, upload: Upload, numbers: list[int], lost: Entry | None = None) -> None:
+        """Take chunks back. Where their multipart upload is no more, it takes all of them: raises StorageFailed for some.
+        `lost`: what `find_lost` has said, which counts only as long as nobody else has begun another one."""
+        entry = lost or await self._ledger.entry(upload.id)
         if entry is None:
             raise Gone(upload.id)
         self._frontier.forget(upload.id)
         word = entry.multipart_id
-        if word is not None and not await self._is_open(word):
-            if not set(entry.parts) <= set(numbers):
-                raise StorageFailed(inside=f"S3 has lost all parts of upload {upload.id}, not some")
-            word = await self._parts.begin_multipart(upload)
-        await self._ledger.withdraw(upload.id, numbers, multipart_id=word)
+        if word is None or await self._is_open(word):
+            if lost is None:
+                await self._ledger.withdraw(upload.id, numbers, multipart_id=word, instead_of=word)
+            return
+        if not set(entry.parts) <= set(numbers):
+            raise StorageFailed(inside=f"S3 has lost all parts of upload {upload.id}, not some")
+        begun = await self._parts.begin_multipart(upload)
+        if not await self._ledger.withdraw(upload.id, numbers, multipart_id=begun, instead_of=word):
+            multipart = multipart_of(begun)
+            await self._pool.run(self._bucket.abort, multipart.key, multipart.id)
 
-    async def is_lost(self, upload_id: str) -> bool:
-        """Whether the multipart upload is no more, and nobody completes it, or has."""
+    async def find_lost(self, upload_id: str) -> Entry | None:
+        """What is written down of an upload whose multipart upload is no more, if nobody completes it, or has."""
         entry = await self._ledger.entry(upload_id)
         if entry is None or entry.frozen or entry.multipart_id is None or await self._is_open(entry.multipart_id):
-            return False
-        return await self._size(multipart_of(entry.multipart_id).key) is None
+            return None
+        if await self._size(multipart_of(entry.multipart_id).key) is not None:
+            return None
+        now = await self._ledger.entry(upload_id)  # it may have been completed between the two looks, or begun anew
+        return None if now is None or now.frozen or now.multipart_id != entry.multipart_id else now
 
     async def _is_open(self, word: str) -> bool:
         multipart = multipart_of(word)
