@@ -15,7 +15,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from tests.support.certificates import Authority
-from tests.support.servers import PrivateRedis, free_port, wait_until
+from tests.support.servers import PrivateRedis, free_port, send_signal, wait_until
 from uploader.embedded import end_with_parent
 from uploader.settings.addresses import BucketAddress
 from uploader.storage.s3.client import make_client
@@ -188,7 +188,7 @@ class JuiceGateway(PrivateGateway):
 
     def send_signal(self, number: int) -> None:
         assert self._process is not None
-        self._process.send_signal(number)
+        send_signal(self._process, number)
 
     def limit_files(self, count: int) -> None:
         """Let it be full as soon as it has so many files and directories; it hears of that within seconds."""

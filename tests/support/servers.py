@@ -6,6 +6,7 @@ import fcntl
 import functools
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -116,11 +117,26 @@ class PrivateRedis:
     def send_signal(self, number: int) -> None:
         """SIGSTOP, SIGCONT and the like."""
         assert self._process is not None
-        self._process.send_signal(number)
+        send_signal(self._process, number)
 
     def append_only_files(self) -> list[Path]:
         """What was appended to since the last rewrite, oldest first."""
         return sorted(self._directory.glob("appendonlydir/*.incr.aof"))
+
+
+def send_signal(process: "subprocess.Popen[bytes]", number: int) -> None:
+    """After SIGSTOP none of its threads runs any more: on a busy machine they end later what they are at."""
+    process.send_signal(number)
+    if number == signal.SIGSTOP:
+        wait_until(lambda: _threads_stand_still(process.pid), f"the stop of process {process.pid}")
+
+
+def _threads_stand_still(pid: int) -> bool:
+    try:
+        states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except OSError:  # one of them ended
+        return False
+    return set(states) <= {"T", "t", "Z"}
 
 
 # Servers are killed here, machines are not: what a process wrote is there, synced or not.
@@ -191,7 +207,7 @@ class PrivateDatabase(ABC):
     def send_signal(self, number: int) -> None:
         """SIGSTOP, SIGCONT and the like."""
         assert self._process is not None
-        self._process.send_signal(number)
+        send_signal(self._process, number)
 
 
 class PrivateMariaDB(PrivateDatabase):
