@@ -189,6 +189,22 @@ async def test_what_is_withdrawn_is_missing_again(ledger: Ledger, at: int, stays
     assert await ledger.add_part(upload_id, 2, part(3), NOW) is PartNoted.ADDED
 
 
+async def test_a_multipart_upload_that_takes_the_place_of_another_takes_all_and_nothing_that_came_since(
+    ledger: Ledger,
+) -> None:
+    upload_id = await opened(ledger, 0, 1)
+    assert await ledger.withdraw(upload_id, [0], multipart_id="n", instead_of="m")  # 1 came at that moment
+    assert (await read(ledger, upload_id)).parts == {}
+    assert await ledger.add_part(upload_id, 1, part(2), NOW) is PartNoted.ADDED
+    assert await ledger.withdraw(upload_id, [0], multipart_id="n", instead_of="m"), "the same once more"
+    assert not await ledger.withdraw(upload_id, [0, 2], multipart_id="o", instead_of="m")
+    found = await read(ledger, upload_id)
+    assert (set(found.parts), found.multipart_id, found.fence) == ({2}, "n", 1)
+    assert await ledger.withdraw(upload_id, [2], multipart_id="n", instead_of="n")
+    assert (await read(ledger, upload_id)).parts == {}
+    assert not await ledger.withdraw(ID, [1], multipart_id="n", instead_of="m")
+
+
 async def test_withdrawing_may_be_repeated_and_takes_none_but_those(ledger: Ledger) -> None:
     await ledger.withdraw(ID, [1], multipart_id="n")
     assert await ledger.entry(ID) is None

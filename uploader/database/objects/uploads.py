@@ -125,13 +125,21 @@ async def withdraw_chunks(
     instead_of: str | None = None,
 ) -> bool:
     """Take chunks back, with the tail if it is of one of them or comes after one, and let others come. Return whether that
-    was done: not where another multipart upload than `instead_of` has come meanwhile, of which the chunks may be."""
-    row = (await connection.execute(statements.LOCK, {"of_upload": upload_id})).mappings().first()
-    if row is None or (instead_of is not None and row["multipart_id"] not in (instead_of, multipart_id)):
+    was done.
+
+    A multipart upload that takes the place of `instead_of` takes all chunks back, also one that came at this moment; none
+    where it has that place already, or another one has.
+    """
+    found = await _entry(connection, upload_id, statements.LOCK)
+    if found is None:
         return False
+    if instead_of is not None and found.multipart_id != instead_of:
+        return found.multipart_id == multipart_id
+    if instead_of is not None and multipart_id != instead_of:
+        numbers = list(found.parts)
     if numbers:
         await connection.execute(statements.WITHDRAW_CHUNKS, {"of_upload": upload_id, "numbers": list(numbers)})
-    tail = _tail_of(row)
+    tail = found.tail
     if tail is not None and numbers and tail.number >= min(numbers):
         tail = None
     values = {"of_upload": upload_id, "new_multipart_id": multipart_id, **_columns_of(tail)}

@@ -57,8 +57,12 @@ class Ledger(Protocol):
         self, upload_id: str, numbers: Sequence[int], *, multipart_id: str | None, instead_of: str | None = None
     ) -> bool:
         """Take chunks back, and the tail if it is of one of them or comes after one. The fence grows, the upload is not
-        frozen any more, its digests are forgotten. `multipart_id`: of its multipart upload from now on; not if another one
-        than `instead_of` has come meanwhile. Whether it was done. Repeatable."""
+        frozen any more, its digests are forgotten. `multipart_id`: of its multipart upload from now on. Whether it was done.
+        Repeatable.
+
+        One that takes the place of `instead_of` takes all parts back, also one that came at this moment; none where another
+        one was faster.
+        """
 
     async def save_digest(self, upload_id: str, fence: int, digest: SavedDigest) -> bool:
         """Save how far the digests have come, if the fence is the same and nobody has come further; whether it was done."""
