@@ -284,7 +284,17 @@ async def test_a_server_that_dies_between_two_durable_effects_loses_and_invents_
     for seed, armed in zip(count(), deaths, strict=False):
         contents.append(Content(size + seed, seed=seed, name=f"{seed}.bin", chunk_size=CHUNK))
         await installation.die_serving(armed, send_all)
-    await installation.run(send_all)
+
+    async def send_all_and_rest(client: Client) -> None:
+        await send_all(client)
+
+        async def merged() -> bool:
+            uploads = (await client.expect("GET", "/uploads", 200)).json()["uploads"]
+            return all(upload["state"] != "merging" for upload in uploads)
+
+        await eventually(merged)  # also what a request began that died with its server
+
+    await installation.run(send_all_and_rest)
 
     await clean_up(installation, redis_url, monkeypatch)
     sizes = 0 if way == "cancel" else sum(content.size for content in contents)
