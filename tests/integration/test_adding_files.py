@@ -19,7 +19,7 @@ from tests.support.servers import PRIVATE_DATABASES
 from tests.support.waiting import eventually
 from uploader.database import models, queries, transactions
 from uploader.database.engine import Database, Duplicate
-from uploader.database.transactions import Added, BlobLost, NotOpen, blobs, folders, users
+from uploader.database.transactions import Added, BlobLost, NotOpen, blobs, delete_files, users
 from uploader.database.transactions.additions import NamesChanged
 from uploader.domain.upload import File, IfExists, Reason, State
 from uploader.errors import NameTaken, QuotaExceeded
@@ -180,7 +180,7 @@ async def test_a_file_that_is_renamed_meanwhile_is_not_replaced(act_beside: Tran
 async def test_a_file_that_is_renamed_meanwhile_does_not_go_with_its_folder(act: Transactions) -> None:
     away, there = [(await act.whole(file_row(seed=seed, name=f"folder/{seed}", size=5))).file for seed in "ab"]
     await act.rename(away, "away")
-    gone = await act.database.transact(lambda connection: folders.delete_files(connection, [away, there]))
+    gone = await act.database.transact(lambda connection: delete_files(connection, [away, there]))
     assert gone == 1
     assert await files_of(act) == [("away", away.sha256)]
     assert (await checked_accounts(act.database))["alice"] == Account(finished=5)

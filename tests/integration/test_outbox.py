@@ -17,7 +17,7 @@ from tests.support.telling import Woken, Written, outbox_of, written
 from uploader.database import models, queries, transactions
 from uploader.database.audit import wholeness
 from uploader.database.engine import Database
-from uploader.database.transactions import BlobLost, NotOpen, folders, note_scrub, rows
+from uploader.database.transactions import BlobLost, NotOpen, delete_files, move_files, note_scrub, rows
 from uploader.domain.events import EventType
 from uploader.domain.upload import File, IfExists, Reason, Upload
 from uploader.errors import NameTaken, QuotaExceeded, TooManyUploads, Unavailable
@@ -157,9 +157,9 @@ async def test_folders_that_go_and_move_are_told_of_file_by_file(act: Transactio
     twin = (await act.whole(file_row(seed="a", name="to/a", size=1))).file
     names = {file.id: file.name.replace("from/", "to/") for file in files}
     transact = act.database.transact
-    assert await transact(lambda connection: folders.move_files(connection, files, names)) == 2
+    assert await transact(lambda connection: move_files(connection, files, names)) == 2
     moved = replace(files[1], name="to/b")
-    assert await transact(lambda connection: folders.delete_files(connection, [twin, moved, files[0]])) == 2
+    assert await transact(lambda connection: delete_files(connection, [twin, moved, files[0]])) == 2
     events = (await written(act.database))[3:]
     assert [(event.type, event.subject, event.data.get("reason")) for event in events] == [
         ("file.deleted", files[0].id, "replaced"),

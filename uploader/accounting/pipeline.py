@@ -183,8 +183,8 @@ class _Pipe(asyncio.Protocol):
         if self._watch is not None:
             self._watch.cancel()
         self._transport.abort()
-        for waiting, _ in self._outstanding:
-            _refuse(waiting, error)
+        for call, _ in self._outstanding:
+            _refuse(call, error)
         self._outstanding.clear()
 
 

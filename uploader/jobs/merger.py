@@ -3,7 +3,8 @@
 import asyncio
 
 from uploader.jobs.runner import Job
-from uploader.service.uploads.merging import Merging, UploadQueue
+from uploader.service.upkeep.flushing import UploadQueue
+from uploader.service.uploads.merging import Merging
 from uploader.service.uploads.results import Complete
 
 # A merge is hashing: more at once than this only makes each slower.

@@ -47,7 +47,7 @@ class Folders:
         """Delete what is selected; returns how many files that were."""
         deleted = 0
         async for files in self._selected(user_id, selection):
-            deleted += await self._database.transact(partial(transactions.folders.delete_files, files=files))
+            deleted += await self._database.transact(partial(transactions.delete_files, files=files))
         return deleted
 
     async def move(self, user_id: str, prefix: str, new_prefix: str) -> int:
@@ -88,7 +88,7 @@ class Folders:
     async def _move(self, files: list[File], names: dict[str, str]) -> int:
         for _ in range(_ATTEMPTS):
             try:
-                return await self._database.transact(partial(transactions.folders.move_files, files=files, names=names))
+                return await self._database.transact(partial(transactions.move_files, files=files, names=names))
             except Duplicate:
                 await asyncio.sleep(_PAUSE_SECONDS)  # a twin came at this moment: next time it is there
         raise Unavailable("Files of these names are changing too fast; try again.")

@@ -1,13 +1,18 @@
 """The transactions, one function each: every change of uploads, files, blobs and users, and of the accounts by them.
 
 Rows are locked in one order everywhere: upload, blob, file, user. Each function runs inside `Database.transact`, so it
-may be run again from its start; what it raises rolls everything back. Those of users and tokens are in `users`,
-those of many files at once in `folders`, those that make a whole of parts in `concatenations`.
+may be run again from its start; what it raises rolls everything back. Those of users and tokens are in `users`.
 """
 
-from uploader.database.transactions import concatenations, folders, users
+from uploader.database.transactions import users
 from uploader.database.transactions.additions import Added, Verdict
 from uploader.database.transactions.blobs import collect_blob, note_scrub, note_unreadable, relocate, with_blob_locked
+from uploader.database.transactions.concatenations import (
+    drop_waiting,
+    join_concatenation,
+    order_concatenation,
+    settle_concatenation,
+)
 from uploader.database.transactions.files import (
     add_instant_file,
     add_whole_file,
@@ -15,6 +20,7 @@ from uploader.database.transactions.files import (
     delete_file,
     rename_file,
 )
+from uploader.database.transactions.folders import delete_files, move_files
 from uploader.database.transactions.rows import BlobLost, ClaimsChanged, NotOpen
 from uploader.database.transactions.uploads import (
     Flushed,
@@ -48,19 +54,23 @@ __all__ = [
     "choose",
     "close_upload",
     "collect_blob",
-    "concatenations",
     "delete_file",
+    "delete_files",
+    "drop_waiting",
     "flush",
-    "folders",
     "forget_metadata",
     "grow",
+    "join_concatenation",
     "merge",
+    "move_files",
     "note_scrub",
     "note_unreadable",
     "open_upload",
+    "order_concatenation",
     "purge_uploads",
     "relocate",
     "rename_file",
+    "settle_concatenation",
     "tell_digests",
     "tell_length",
     "users",

@@ -18,7 +18,7 @@ from uploader.errors import TooManyUploads
 _PLANS, _PARTS = models.concatenation.c, models.concatenation_part.c
 
 
-async def order(connection: AsyncConnection, ordered: Concatenation, *, max_waiting: int) -> None:
+async def order_concatenation(connection: AsyncConnection, ordered: Concatenation, *, max_waiting: int) -> None:
     """Note that parts are to become a whole once they are complete. Raises Duplicate (from the engine), NotOpen,
     TooManyUploads."""
     await _lock_parts(connection, ordered)
@@ -35,7 +35,7 @@ async def order(connection: AsyncConnection, ordered: Concatenation, *, max_wait
     await connection.execute(insert(models.concatenation_part), places)
 
 
-async def join(
+async def join_concatenation(
     connection: AsyncConnection,
     whole: Upload,
     *,

@@ -105,7 +105,7 @@ class Joining:
                     return False
                 await self._closers.announce(part)
             await self._database.transact(
-                lambda connection: transactions.concatenations.join(
+                lambda connection: transactions.join_concatenation(
                     connection,
                     whole,
                     expires_at=whole.created_at + self._expiry,

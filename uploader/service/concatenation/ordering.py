@@ -136,7 +136,7 @@ class Concatenations:
             created_at=self._clock.now(),
         )
         await self._database.transact(
-            lambda connection: transactions.concatenations.order(connection, ordered, max_waiting=self._max_waiting)
+            lambda connection: transactions.order_concatenation(connection, ordered, max_waiting=self._max_waiting)
         )
         crash_point("order.after_commit")
         return ordered
@@ -201,9 +201,7 @@ class Concatenations:
         return ordered
 
     async def _drop(self, concatenation_id: str) -> bool:
-        return await self._database.transact(
-            lambda connection: transactions.concatenations.drop_waiting(connection, concatenation_id)
-        )
+        return await self._database.transact(lambda connection: transactions.drop_waiting(connection, concatenation_id))
 
     # Bringing further
 
@@ -240,9 +238,7 @@ class Concatenations:
         if upload is None and not await self._join(ordered):
             return None
         if upload is not None and upload.state is not State.OPEN:
-            await self._database.transact(
-                lambda connection: transactions.concatenations.settle_concatenation(connection, ordered.id)
-            )
+            await self._database.transact(lambda connection: transactions.settle_concatenation(connection, ordered.id))
             return None
         return self._filling.start(ordered.id)
 

@@ -39,8 +39,6 @@ from uploader.storage.base import Busy, Gone, Stopping, Withdrawing
 from uploader.storage.contents import Digests
 from uploader.tasks import ended, uninterrupted
 
-__all__ = ["Merging", "UploadQueue"]
-
 logger = logging.getLogger(__name__)
 
 # If so much is left to hash, it takes so long that the bytes are accounted before it.
