@@ -33,16 +33,16 @@ from tests.support.process import Server, owner_token
 from tests.support.rows import Transactions, file_row
 from tests.support.servers import PrivateRedis
 from tests.support.waiting import eventually
-from uploader.accounting.connection import connect
-from uploader.bootstrap.events import create_asking
+from uploader.accounting.redis import connect
+from uploader.bootstrap.services import create_precreate_hook
 from uploader.clock import Clock
 from uploader.database import migrate
 from uploader.database.engine import Database
-from uploader.database.events.outbox import Outbox
+from uploader.database.outbox import Outbox
 from uploader.domain.events import EventType
-from uploader.service.events.asking import Question
-from uploader.service.events.relaying import Relay
+from uploader.service.events import Relay
 from uploader.service.ids import new_id
+from uploader.service.precreate import Question
 from uploader.sinks.base import EventSink
 from uploader.sinks.configuration import EventSettings, WebhookSettings, load_events
 from uploader.sinks.stream import StreamSink
@@ -172,7 +172,7 @@ def _ask(connection: http.client.HTTPConnection, method: str, path: str, body: b
 
 async def _unasked(scale: Scale) -> Row:
     """What an opening pays for the question that is asked of nobody."""
-    asking, costs = create_asking(EventSettings(), Clock()), []
+    asking, costs = create_precreate_hook(EventSettings(), Clock()), []
     for _ in range(scale.rounds):
         began = time.process_time()
         for _ in range(scale.events):

@@ -30,7 +30,7 @@ _CHUNKS = 3
 _SETTLED_SECONDS = 1.0
 _PACKAGE = Path(uploader.__file__).parent
 # What goes on whether a chunk comes or not.
-_BESIDE = ("exposition.py",)
+_BESIDE = ("observability.py",)
 
 
 @dataclass(frozen=True, slots=True)

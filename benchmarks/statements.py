@@ -17,10 +17,10 @@ from sqlalchemy import Connection, Executable
 
 from tests.support.faults import sync_nothing
 from tests.support.rows import Transactions, upload_row
-from uploader.database import contents, migrate, queries
+from uploader.database import migrate, queries
 from uploader.database.engine import Database
 from uploader.database.sqlite import SqliteEngine
-from uploader.database.transactions import statements
+from uploader.database.transactions import rows
 
 _ROUNDS, _TIMES = 9, 500
 
@@ -34,10 +34,10 @@ def _asked(upload: Any) -> dict[str, tuple[Executable, dict[str, Any]]]:
         "usage": (queries._USAGE, user),
         "count of open uploads": (queries._COUNT_OF_OPEN_UPLOADS, user),
         "token by hash": (queries._TOKEN_BY_HASH, {"token_sha256": "0" * 64}),
-        "blobs by MD5": (contents._BLOBS_BY_MD5, {"md5": upload.md5, "size": upload.size}),
-        "reserve": (statements.RESERVE, {"of_user": upload.user_id, "more": 0}),
+        "blobs by MD5": (queries._BLOBS_BY_MD5, {"md5": upload.md5, "size": upload.size}),
+        "reserve": (rows.RESERVE, {"of_user": upload.user_id, "more": 0}),
         "settle the user": (
-            statements.SETTLE_USER,
+            rows.SETTLE_USER,
             {"of_user": upload.user_id, "flushed": 0, "size": 0, "finished": 0},
         ),
     }

@@ -12,7 +12,7 @@ from uploader.database.models import metadata
 
 def run(connection: Connection) -> None:
     # One transaction for all: on SQLite, whose DDL is transactional, a failed migration leaves nothing behind. MySQL and
-    # MariaDB commit it with each statement, see `uploader.database.ddl`.
+    # MariaDB commit it with each statement, see `uploader.database.migrate`.
     context.configure(connection=connection, target_metadata=metadata, transactional_ddl=True)
     with context.begin_transaction():
         context.run_migrations()

@@ -14,10 +14,9 @@ from benchmarks.accounting.scale import Scale
 from benchmarks.accounting.stores import DELAYS, upload_id, valkey
 from benchmarks.report import Row, compared
 from tests.support.servers import PrivateCluster
-from uploader.accounting.connection import connect
 from uploader.accounting.keys import Shards
 from uploader.accounting.pending import Outcome, Pending
-from uploader.accounting.scripting import RedisConnection
+from uploader.accounting.redis import RedisConnection, connect
 
 _CALLERS = 16
 _CHUNK_BYTES = 64 << 10

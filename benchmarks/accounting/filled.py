@@ -14,7 +14,7 @@ from benchmarks.accounting.stores import cpu_seconds, upload_id, valkey
 from benchmarks.accounting.wire import Wire, pack
 from tests.support.servers import PrivateRedis
 from uploader.accounting.keys import FLUSH_QUEUE, upload_keys, upload_queue_keys
-from uploader.accounting.scripting import PRELUDES, assembled
+from uploader.accounting.redis import PRELUDES, assembled
 
 _HERE = Path(__file__).parent
 _SCRIPTS = _HERE.parents[1] / "uploader" / "accounting" / "scripts"

@@ -14,9 +14,9 @@ from benchmarks.accounting.worker import TimedQueue, Worker, worker
 from benchmarks.report import Row, amount, at_least, at_most, compared, percentile
 from tests.support.servers import PrivateMySQL
 from tests.support.waiting import eventually
-from uploader.accounting.queues import Claim
-from uploader.jobs.flusher import Flusher
+from uploader.accounting.queue import Claim
 from uploader.jobs.runner import Runner
+from uploader.jobs.uploads import Flusher
 
 # Of another client than the worker: what others feel of it.
 _OTHERS_A_SECOND = 2000

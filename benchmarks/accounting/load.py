@@ -15,7 +15,7 @@ import redis
 from benchmarks.accounting.wire import pack
 from benchmarks.report import percentile
 from uploader.accounting.keys import upload_keys
-from uploader.accounting.scripting import Script
+from uploader.accounting.redis import Script
 
 CONNECTIONS = 50
 _UPLOADS = 2000

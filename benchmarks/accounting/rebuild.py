@@ -11,7 +11,7 @@ from tests.support.bodies import InPieces
 from tests.support.rows import Transactions, upload_row
 from uploader.bootstrap import Services, create_services, running
 from uploader.domain.upload import Upload
-from uploader.service.uploads.results import Target
+from uploader.service.results import Target
 from uploader.settings import Settings
 
 _CHUNK_BYTES = 1024

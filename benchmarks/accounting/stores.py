@@ -12,9 +12,8 @@ from pathlib import Path
 from sqlalchemy import text
 
 from tests.support.servers import PRIVATE_DATABASES, PrivateRedis
-from uploader.accounting.connection import connect
 from uploader.accounting.pending import Delays
-from uploader.accounting.scripting import RedisConnection
+from uploader.accounting.redis import RedisConnection, connect
 from uploader.database import migrate
 from uploader.database.engine import Database
 from uploader.embedded import find_binary, version_of

@@ -10,16 +10,15 @@ from pathlib import Path
 from benchmarks.accounting.filled import Filled, Shape
 from benchmarks.accounting.stores import DELAYS, connected, cpu_seconds, database_server, open_uploads, valkey
 from tests.support.invariants import checked_accounts
-from uploader.accounting.delay import MAX_CLAIM
 from uploader.accounting.keys import FLUSH_QUEUE, Shards
 from uploader.accounting.pending import Delays, Pending
-from uploader.accounting.queues import Claim, UploadQueue
-from uploader.accounting.scripting import RedisConnection
+from uploader.accounting.queue import MAX_CLAIM, Claim, UploadQueue
+from uploader.accounting.redis import RedisConnection
 from uploader.clock import Clock
 from uploader.database.engine import Database
-from uploader.jobs.flusher import Flusher
-from uploader.service.upkeep.flushing import Flushing
-from uploader.service.uploads.closers import Closers
+from uploader.jobs.uploads import Flusher
+from uploader.service.close import Closers
+from uploader.service.flush import Flushing
 from uploader.storage.local.store import LocalStore
 
 _NEVER = 1 << 40

@@ -11,13 +11,12 @@ import redis
 
 from benchmarks.ingest.scale import KIB
 from uploader.accounting.keys import upload_keys
-from uploader.accounting.scripting import Script
+from uploader.accounting.redis import Script
 from uploader.bootstrap import create_services, redis_directory
 from uploader.database import models
 from uploader.database.engine import Connection
 from uploader.database.transactions.rows import row_of
-from uploader.domain.chunks import chunk_count
-from uploader.domain.upload import State, Upload
+from uploader.domain.upload import State, Upload, chunk_count
 from uploader.embedded import socket_path
 from uploader.service.ids import new_id
 from uploader.settings import Settings

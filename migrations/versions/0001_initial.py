@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import DATETIME
 
-from uploader.database import ddl
+from uploader.database import migrate
 
 revision = "0001"
 down_revision = None
@@ -29,7 +29,7 @@ def bytes_column(name: str) -> sa.Column[int]:
 
 
 def upgrade() -> None:
-    ddl.create_table(
+    migrate.create_table(
         "user_info",
         sa.Column("user_id", bytewise(255), primary_key=True),
         bytes_column("total_space"),
@@ -37,7 +37,7 @@ def upgrade() -> None:
         bytes_column("use_space_unfinished"),
         bytes_column("reserved"),
     )
-    ddl.create_table(
+    migrate.create_table(
         "upload",
         sa.Column("id", bytewise(32), primary_key=True),
         sa.Column("user_id", bytewise(255), nullable=False),
@@ -61,10 +61,10 @@ def upgrade() -> None:
         sa.UniqueConstraint("user_id", "md5", "open_flag", name="uq_upload_open"),
         sa.UniqueConstraint("user_id", "idempotency_key", name="uq_upload_idempotency"),
     )
-    ddl.create_index("ix_upload_user_open", "upload", "user_id", "open_flag")
-    ddl.create_index("ix_upload_open_updated", "upload", "open_flag", "updated_at")
-    ddl.create_index("ix_upload_closed", "upload", "closed_at")
-    ddl.create_table(
+    migrate.create_index("ix_upload_user_open", "upload", "user_id", "open_flag")
+    migrate.create_index("ix_upload_open_updated", "upload", "open_flag", "updated_at")
+    migrate.create_index("ix_upload_closed", "upload", "closed_at")
+    migrate.create_table(
         "blob",
         sa.Column("sha256", bytewise(64), primary_key=True),
         sa.Column("md5", bytewise(32), nullable=False),
@@ -72,9 +72,9 @@ def upgrade() -> None:
         bytes_column("refs"),
         sa.Column("created_at", MOMENT, nullable=False),
     )
-    ddl.create_index("ix_blob_md5", "blob", "md5")
-    ddl.create_index("ix_blob_refs", "blob", "refs")
-    ddl.create_table(
+    migrate.create_index("ix_blob_md5", "blob", "md5")
+    migrate.create_index("ix_blob_refs", "blob", "refs")
+    migrate.create_table(
         "file",
         sa.Column("id", bytewise(32), primary_key=True),
         sa.Column("user_id", bytewise(255), nullable=False),
@@ -86,9 +86,9 @@ def upgrade() -> None:
         sa.Column("created_at", MOMENT, nullable=False),
         sa.UniqueConstraint("user_id", "sha256", "name", name="uq_file_content_name"),
     )
-    ddl.create_index("ix_file_md5", "file", "md5")
-    ddl.create_index("ix_file_user", "file", "user_id", "id")
-    ddl.create_table(
+    migrate.create_index("ix_file_md5", "file", "md5")
+    migrate.create_index("ix_file_user", "file", "user_id", "id")
+    migrate.create_table(
         "token",
         sa.Column("token_sha256", bytewise(64), primary_key=True),
         sa.Column("user_id", bytewise(255), nullable=False),
@@ -96,8 +96,8 @@ def upgrade() -> None:
         sa.Column("created_at", MOMENT, nullable=False),
         sa.Column("revoked_at", MOMENT),
     )
-    ddl.create_index("ix_token_user", "token", "user_id")
-    ddl.create_table(
+    migrate.create_index("ix_token_user", "token", "user_id")
+    migrate.create_table(
         "usage_daily",
         sa.Column("day", sa.Date, primary_key=True),
         sa.Column("user_id", bytewise(255), primary_key=True),
@@ -107,7 +107,7 @@ def upgrade() -> None:
         bytes_column("reserved"),
         bytes_column("files"),
     )
-    ddl.create_table(
+    migrate.create_table(
         "meta",
         sa.Column("name", bytewise(64), primary_key=True),
         sa.Column("value", bytewise(1024), nullable=False),
@@ -116,4 +116,4 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     for name in ("meta", "usage_daily", "token", "file", "blob", "upload", "user_info"):
-        ddl.drop_table(name)
+        migrate.drop_table(name)

@@ -6,7 +6,7 @@ Revision: 0002
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import DATETIME
 
-from uploader.database import ddl
+from uploader.database import migrate
 
 revision = "0002"
 down_revision = "0001"
@@ -37,9 +37,9 @@ def figure(name: str) -> sa.Column[int]:
 
 
 def upgrade() -> None:
-    if "user_id" in ddl.columns("usage_daily"):
-        ddl.drop_table("usage_daily")
-    ddl.create_table(
+    if "user_id" in migrate.columns("usage_daily"):
+        migrate.drop_table("usage_daily")
+    migrate.create_table(
         "usage_daily",
         sa.Column("day", sa.Date, primary_key=True),
         sa.Column("taken_at", MOMENT, nullable=False),
@@ -48,9 +48,9 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    if "taken_at" in ddl.columns("usage_daily"):
-        ddl.drop_table("usage_daily")
-    ddl.create_table(
+    if "taken_at" in migrate.columns("usage_daily"):
+        migrate.drop_table("usage_daily")
+    migrate.create_table(
         "usage_daily",
         sa.Column("day", sa.Date, primary_key=True),
         sa.Column("user_id", sa.VARBINARY(255).with_variant(sa.LargeBinary(), "sqlite"), primary_key=True),

@@ -3,7 +3,7 @@
 Revision: 0003
 """
 
-from uploader.database import ddl
+from uploader.database import migrate
 
 revision = "0003"
 down_revision = "0002"
@@ -12,8 +12,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    ddl.create_index("ix_file_sha256", "file", "sha256")
+    migrate.create_index("ix_file_sha256", "file", "sha256")
 
 
 def downgrade() -> None:
-    ddl.drop_index("ix_file_sha256", "file")
+    migrate.drop_index("ix_file_sha256", "file")

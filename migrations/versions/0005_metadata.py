@@ -5,7 +5,7 @@ Revision: 0005
 
 import sqlalchemy as sa
 
-from uploader.database import ddl
+from uploader.database import migrate
 
 revision = "0005"
 down_revision = "0004"
@@ -14,8 +14,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    ddl.add_column("upload", sa.Column("metadata", sa.VARBINARY(4096).with_variant(sa.LargeBinary(), "sqlite")))
+    migrate.add_column("upload", sa.Column("metadata", sa.VARBINARY(4096).with_variant(sa.LargeBinary(), "sqlite")))
 
 
 def downgrade() -> None:
-    ddl.drop_column("upload", "metadata")
+    migrate.drop_column("upload", "metadata")

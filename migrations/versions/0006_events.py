@@ -6,7 +6,7 @@ Revision: 0006
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import DATETIME
 
-from uploader.database import ddl
+from uploader.database import migrate
 
 revision = "0006"
 down_revision = "0005"
@@ -21,7 +21,7 @@ def bytewise(length: int) -> sa.types.TypeEngine[bytes]:
 
 
 def upgrade() -> None:
-    ddl.create_table(
+    migrate.create_table(
         "outbox",
         sa.Column("id", bytewise(32), primary_key=True),
         sa.Column("type", bytewise(32), nullable=False),
@@ -30,7 +30,7 @@ def upgrade() -> None:
         sa.Column("created_at", MOMENT, nullable=False),
         sa.Column("data", sa.LargeBinary, nullable=False),
     )
-    ddl.create_table(
+    migrate.create_table(
         "delivery",
         sa.Column("outbox_id", bytewise(32), primary_key=True),
         sa.Column("sink", bytewise(64), primary_key=True),
@@ -39,9 +39,9 @@ def upgrade() -> None:
         sa.Column("state", bytewise(16), nullable=False),
         sa.Column("last_error", bytewise(1024)),
     )
-    ddl.create_index("ix_delivery_due", "delivery", "state", "sink", "due_at")
+    migrate.create_index("ix_delivery_due", "delivery", "state", "sink", "due_at")
 
 
 def downgrade() -> None:
-    ddl.drop_table("delivery")
-    ddl.drop_table("outbox")
+    migrate.drop_table("delivery")
+    migrate.drop_table("outbox")

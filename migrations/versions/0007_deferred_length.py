@@ -5,7 +5,7 @@ Revision: 0007
 
 import sqlalchemy as sa
 
-from uploader.database import ddl
+from uploader.database import migrate
 
 revision = "0007"
 down_revision = "0006"
@@ -14,8 +14,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    ddl.add_column("upload", sa.Column("length_known", sa.Boolean, nullable=False, server_default=sa.text("1")))
+    migrate.add_column("upload", sa.Column("length_known", sa.Boolean, nullable=False, server_default=sa.text("1")))
 
 
 def downgrade() -> None:
-    ddl.drop_column("upload", "length_known")
+    migrate.drop_column("upload", "length_known")

@@ -6,7 +6,7 @@ Revision: 0008
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import DATETIME
 
-from uploader.database import ddl
+from uploader.database import migrate
 
 revision = "0008"
 down_revision = "0007"
@@ -21,8 +21,8 @@ def bytewise(length: int) -> sa.types.TypeEngine[bytes]:
 
 
 def upgrade() -> None:
-    ddl.add_column("upload", sa.Column("kind", bytewise(8)))
-    ddl.create_table(
+    migrate.add_column("upload", sa.Column("kind", bytewise(8)))
+    migrate.create_table(
         "concatenation",
         sa.Column("id", bytewise(32), primary_key=True),
         sa.Column("user_id", bytewise(255), nullable=False),
@@ -34,17 +34,17 @@ def upgrade() -> None:
         sa.Column("open_flag", sa.SmallInteger()),
         sa.UniqueConstraint("user_id", "parts_sha256", name="uq_concatenation_parts"),
     )
-    ddl.create_index("ix_concatenation_open", "concatenation", "open_flag", "id")
-    ddl.create_table(
+    migrate.create_index("ix_concatenation_open", "concatenation", "open_flag", "id")
+    migrate.create_table(
         "concatenation_part",
         sa.Column("concatenation_id", bytewise(32), primary_key=True),
         sa.Column("position", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("part_id", bytewise(32), nullable=False),
     )
-    ddl.create_index("ix_concatenation_part", "concatenation_part", "part_id")
+    migrate.create_index("ix_concatenation_part", "concatenation_part", "part_id")
 
 
 def downgrade() -> None:
-    ddl.drop_table("concatenation_part")
-    ddl.drop_table("concatenation")
-    ddl.drop_column("upload", "kind")
+    migrate.drop_table("concatenation_part")
+    migrate.drop_table("concatenation")
+    migrate.drop_column("upload", "kind")

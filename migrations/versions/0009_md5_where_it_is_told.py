@@ -7,7 +7,7 @@ Revision: 0009
 
 import sqlalchemy as sa
 
-from uploader.database import ddl
+from uploader.database import migrate
 
 revision = "0009"
 down_revision = "0008"
@@ -16,8 +16,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    ddl.add_column("upload", sa.Column("computes_md5", sa.Boolean, nullable=False, server_default=sa.text("1")))
+    migrate.add_column("upload", sa.Column("computes_md5", sa.Boolean, nullable=False, server_default=sa.text("1")))
 
 
 def downgrade() -> None:
-    ddl.drop_column("upload", "computes_md5")
+    migrate.drop_column("upload", "computes_md5")

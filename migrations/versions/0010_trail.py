@@ -6,7 +6,7 @@ Revision: 0010
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import DATETIME
 
-from uploader.database import ddl
+from uploader.database import migrate
 
 revision = "0010"
 down_revision = "0009"
@@ -21,7 +21,7 @@ def bytewise(length: int) -> sa.types.TypeEngine[bytes]:
 
 
 def upgrade() -> None:
-    ddl.create_table(
+    migrate.create_table(
         "trail",
         sa.Column("id", bytewise(32), primary_key=True),
         sa.Column("created_at", MOMENT, nullable=False),
@@ -34,8 +34,8 @@ def upgrade() -> None:
         sa.Column("subject", bytewise(255), nullable=False),
         sa.Column("details", sa.LargeBinary, nullable=False),
     )
-    ddl.create_index("ix_trail_created", "trail", "created_at", "id")
+    migrate.create_index("ix_trail_created", "trail", "created_at", "id")
 
 
 def downgrade() -> None:
-    ddl.drop_table("trail")
+    migrate.drop_table("trail")

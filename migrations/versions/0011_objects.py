@@ -6,7 +6,7 @@ Revision: 0011
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import DATETIME
 
-from uploader.database import ddl
+from uploader.database import migrate
 
 revision = "0011"
 down_revision = "0010"
@@ -21,7 +21,7 @@ def bytewise(length: int) -> sa.types.TypeEngine[bytes]:
 
 
 def upgrade() -> None:
-    ddl.create_table(
+    migrate.create_table(
         "multipart",
         sa.Column("upload_id", bytewise(32), primary_key=True),
         sa.Column("multipart_id", bytewise(1024)),
@@ -38,9 +38,9 @@ def upgrade() -> None:
         sa.Column("opened_at", MOMENT, nullable=False),
         sa.Column("written_at", MOMENT, nullable=False),
     )
-    ddl.create_index("ix_multipart_opened", "multipart", "opened_at", "upload_id")
-    ddl.create_index("ix_multipart_tail", "multipart", "tail_key")
-    ddl.create_table(
+    migrate.create_index("ix_multipart_opened", "multipart", "opened_at", "upload_id")
+    migrate.create_index("ix_multipart_tail", "multipart", "tail_key")
+    migrate.create_table(
         "chunk",
         sa.Column("upload_id", bytewise(32), primary_key=True),
         sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
@@ -48,29 +48,29 @@ def upgrade() -> None:
         sa.Column("object_key", bytewise(255)),
         sa.Column("created_at", MOMENT, nullable=False),
     )
-    ddl.create_index("ix_chunk_key", "chunk", "object_key")
-    ddl.create_table(
+    migrate.create_index("ix_chunk_key", "chunk", "object_key")
+    migrate.create_table(
         "piece",
         sa.Column("whole_id", bytewise(32), primary_key=True),
         sa.Column("position", sa.BigInteger, primary_key=True, autoincrement=False),
         sa.Column("object_key", bytewise(255), nullable=False),
         sa.Column("size", sa.BigInteger, nullable=False),
     )
-    ddl.create_index("ix_piece_key", "piece", "object_key")
-    ddl.create_table(
+    migrate.create_index("ix_piece_key", "piece", "object_key")
+    migrate.create_table(
         "put_away",
         sa.Column("object_key", bytewise(255), primary_key=True),
         sa.Column("name", bytewise(64), nullable=False),
         sa.Column("size", sa.BigInteger, nullable=False),
         sa.Column("created_at", MOMENT, nullable=False),
     )
-    ddl.create_index("ix_put_away_name", "put_away", "name")
-    ddl.create_index("ix_blob_location", "blob", "location")
+    migrate.create_index("ix_put_away_name", "put_away", "name")
+    migrate.create_index("ix_blob_location", "blob", "location")
 
 
 def downgrade() -> None:
-    ddl.drop_index("ix_blob_location", "blob")
-    ddl.drop_table("put_away")
-    ddl.drop_table("piece")
-    ddl.drop_table("chunk")
-    ddl.drop_table("multipart")
+    migrate.drop_index("ix_blob_location", "blob")
+    migrate.drop_table("put_away")
+    migrate.drop_table("piece")
+    migrate.drop_table("chunk")
+    migrate.drop_table("multipart")

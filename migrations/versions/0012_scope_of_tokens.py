@@ -6,7 +6,7 @@ Revision: 0012
 import sqlalchemy as sa
 from alembic import op
 
-from uploader.database import ddl
+from uploader.database import migrate
 
 revision = "0012"
 down_revision = "0011"
@@ -19,14 +19,14 @@ def bytewise(length: int) -> sa.types.TypeEngine[bytes]:
 
 
 def upgrade() -> None:
-    ddl.add_column("token", sa.Column("scope", bytewise(255)))
-    ddl.add_column("token", sa.Column("made_by", bytewise(280)))
-    ddl.add_column("trail", sa.Column("token_made_by", bytewise(280)))
+    migrate.add_column("token", sa.Column("scope", bytewise(255)))
+    migrate.add_column("token", sa.Column("made_by", bytewise(280)))
+    migrate.add_column("trail", sa.Column("token_made_by", bytewise(280)))
 
 
 def downgrade() -> None:
-    ddl.drop_column("trail", "token_made_by")
-    ddl.drop_column("token", "made_by")
-    if "scope" in ddl.columns("token"):
+    migrate.drop_column("trail", "token_made_by")
+    migrate.drop_column("token", "made_by")
+    if "scope" in migrate.columns("token"):
         op.execute(sa.text("DELETE FROM token WHERE scope IS NOT NULL"))  # they would be good for everything
-    ddl.drop_column("token", "scope")
+    migrate.drop_column("token", "scope")

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.mysql import DATETIME
 
-from uploader.database import ddl
+from uploader.database import migrate
 
 revision = "0013"
 down_revision = "0012"
@@ -19,11 +19,11 @@ MOMENT = sa.DateTime().with_variant(DATETIME(fsp=6), "mysql", "mariadb")
 
 
 def upgrade() -> None:
-    ddl.add_column("blob", sa.Column("reread_at", MOMENT))
-    ddl.create_index("ix_blob_reread", "blob", "reread_at")
+    migrate.add_column("blob", sa.Column("reread_at", MOMENT))
+    migrate.create_index("ix_blob_reread", "blob", "reread_at")
     op.execute(sa.text("UPDATE `blob` SET reread_at = created_at WHERE damaged = 1"))
 
 
 def downgrade() -> None:
-    ddl.drop_index("ix_blob_reread", "blob")
-    ddl.drop_column("blob", "reread_at")
+    migrate.drop_index("ix_blob_reread", "blob")
+    migrate.drop_column("blob", "reread_at")

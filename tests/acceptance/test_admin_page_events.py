@@ -13,7 +13,7 @@ from tests.support.consumer import consuming, events_file, webhook
 from tests.support.sockets import serving_stack
 from tests.support.stack import Stack
 from uploader.database import models
-from uploader.service.events.relaying import RETRY_SECONDS
+from uploader.service.events import RETRY_SECONDS
 
 ODD = b"no <b>bold</b> songs"
 

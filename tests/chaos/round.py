@@ -17,7 +17,7 @@ from tests.chaos.monkey import Monkey
 from tests.support.in_bucket import BucketBytes
 from uploader.clock import Clock
 from uploader.database.engine import Database
-from uploader.service.access.accounts import Accounts
+from uploader.service.access import Accounts
 
 _CLIENTS = 16
 _FINISH_SECONDS = 60.0

@@ -12,12 +12,10 @@ from tests.support.content import KIB, MIB
 from tests.support.held import HeldUpload, held_of
 from tests.support.invariants import Shape, check_pending
 from tests.support.servers import PrivateRedis
-from uploader.accounting.audit import Audit
-from uploader.accounting.delay import MAX_CLAIM
 from uploader.accounting.keys import Shards, shard_of
-from uploader.accounting.pending import TOMBSTONE_SECONDS, Delays, Outcome, Pending, RecordResult
-from uploader.accounting.queues import Claim, Measured, MinuteBucket, UploadQueue
-from uploader.domain.chunks import Tail, chunk_count, chunk_length, to_bitmap
+from uploader.accounting.pending import TOMBSTONE_SECONDS, Audit, Delays, Outcome, Pending, RecordResult
+from uploader.accounting.queue import MAX_CLAIM, Claim, Measured, MinuteBucket, UploadQueue
+from uploader.domain.upload import Tail, chunk_count, chunk_length, to_bitmap
 
 # The clock of these tests is in seconds from here, the first millisecond of a minute.
 MINUTE = 30_000_000

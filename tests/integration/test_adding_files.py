@@ -20,7 +20,7 @@ from tests.support.waiting import eventually
 from uploader.database import models, queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import Added, BlobLost, NotOpen, blobs, delete_files, users
-from uploader.database.transactions.additions import NamesChanged
+from uploader.database.transactions.files import NamesChanged
 from uploader.domain.upload import File, IfExists, Reason, State
 from uploader.errors import NameTaken, QuotaExceeded
 

@@ -32,7 +32,7 @@ from uploader.errors import (
     UploadNotFound,
 )
 from uploader.http.bodies.slices import Reread
-from uploader.service.uploads.results import Appended, Complete, Opening, Target, UploadStatus
+from uploader.service.results import Appended, Complete, Opening, Target, UploadStatus
 from uploader.storage import disk
 from uploader.storage.local import formats
 from uploader.storage.local.uploads import appending

@@ -23,17 +23,14 @@ from tests.support.layout import blob_path
 from tests.support.rot import flip_bit
 from tests.support.stack import Stack, running_stack
 from uploader.bootstrap import create_services, prepare_database
-from uploader.database import migrate, models
-from uploader.database.dumps import sqlite_file, tables
-from uploader.database.dumps.dumping import Dumped, check_empty, load_dump, write_dump
+from uploader.database import dump, migrate, models
+from uploader.database.dump import Dumped, check_empty, load_dump, write_dump
 from uploader.database.engine import Connection, Database
-from uploader.domain.trail.acts import Act
+from uploader.domain.audit_log import Act
 from uploader.errors import ConfigurationError
-from uploader.service.audit import reconciling
-from uploader.service.backups import making, restoring
-from uploader.service.backups.copying import Copied
-from uploader.service.backups.making import BackedUp
-from uploader.service.insight.trail import Wanted
+from uploader.service import backup, reconcile
+from uploader.service.audit_log import Wanted
+from uploader.service.backup import BackedUp, Copied
 from uploader.settings import Settings
 from uploader.storage.backups import BackupDirectory, BackupRefused
 from uploader.storage.disk import Directory
@@ -80,7 +77,7 @@ def dying_at(name: str) -> Iterator[None]:
             raise Death(name)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(restoring, "crash_point", pass_or_die)
+        patched.setattr(backup, "crash_point", pass_or_die)
         yield
 
 
@@ -117,7 +114,7 @@ async def uploading(stack: Stack) -> AsyncIterator[None]:
 async def test_what_was_finished_before_a_backup_is_there_after_a_restore(
     make_stack_on: MakeStack, blank_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconciling, "_PAUSE_SECONDS", 0.001)  # nothing moves then
+    monkeypatch.setattr(reconcile, "_PAUSE_SECONDS", 0.001)  # nothing moves then
     async with make_stack_on() as stack:
         for content in CONTENTS:
             assert (await stack.upload(content)).status_code == 201
@@ -157,7 +154,7 @@ async def test_a_file_that_is_deleted_while_it_is_backed_up_comes_from_the_trash
             await stack.services.files.collect_all()
             return dumped
 
-        monkeypatch.setattr(making, "write_dump", dump_and_delete)
+        monkeypatch.setattr(backup, "write_dump", dump_and_delete)
         assert (await back_up(stack, tmp_path / "backups")).copied.lacking == {}
         assert await bytes_of_files(stack) == {}
         token = stack.client.headers["Authorization"]
@@ -380,7 +377,7 @@ async def test_a_dump_of_an_older_version_is_migrated(blank_mariadb_url: str, tm
             text("INSERT INTO outbox VALUES ('1', 'a', 'b', 'c', '2026-11-22 21:05:00.25', x'00ff')")
         )
         await connection.execute(text("INSERT INTO usage_daily (day, taken_at) VALUES ('2026-11-22', '2026-11-22')"))
-        await tables.dump_tables(connection, tmp_path, "0008", lambda *_: None)
+        await dump.dump_tables(connection, tmp_path, "0008", lambda *_: None)
 
     async def rows(connection: Connection) -> list[Any]:
         names = (models.user_info, models.outbox, models.usage_daily)
@@ -441,7 +438,7 @@ async def test_nothing_is_written_over(make_on_sqlite: MakeStack, redis_url: str
 async def test_writers_go_on_while_a_sqlite_is_copied_and_the_copy_is_of_one_moment(
     make_on_sqlite: MakeStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_file, "_PAGES_AT_ONCE", 5)
+    monkeypatch.setattr(dump, "_PAGES_AT_ONCE", 5)
     async with make_on_sqlite() as stack:
         await stack.upload(CONTENTS[0])
         loop, parts = asyncio.get_running_loop(), 0

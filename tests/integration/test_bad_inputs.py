@@ -13,7 +13,7 @@ from tests.integration.bad_inputs_wire import bad_inputs
 from tests.support.content import KIB, Content
 from tests.support.sockets import Answer, Server, serving_stack
 from tests.support.stack import Stack
-from uploader.service.insight.reports import Order
+from uploader.service.reports import Order
 
 INPUTS = bad_inputs()
 UPLOAD = Content(100 * KIB, name="open.bin")

@@ -27,10 +27,10 @@ from tests.support.waiting import eventually
 from uploader.database import models, queries, transactions
 from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed
-from uploader.jobs.cleanup import Cleaner
-from uploader.service.audit.drift import Kind
+from uploader.jobs.maintenance import Cleaner
+from uploader.service.cleanup import Cleaned
 from uploader.service.ids import new_id
-from uploader.service.upkeep.cleanup import Cleaned
+from uploader.service.reconcile import Kind
 from uploader.storage.local.temp import month_path
 from uploader.storage.store import Store
 
@@ -762,7 +762,7 @@ async def test_a_stop_ends_a_cleanup_and_the_next_start_begins_it_anew(
 async def test_a_server_with_jobs_cleans_up_a_while_after_its_start(
     make_stack: MakeStack, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uploader.jobs.cleanup._GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("uploader.jobs.maintenance._CLEANUP_GRACE_SECONDS", 0.1)
     clock.advance(80 * DAY)
     async with make_stack(clock=clock) as stack:
         directory = await a_stray_directory(stack)

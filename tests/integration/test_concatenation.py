@@ -20,8 +20,8 @@ from tests.support.content import KIB, Content
 from tests.support.invariants import Account, checked_accounts
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS, eventually
-from uploader.database import concatenations, transactions
-from uploader.service.uploads.results import Target
+from uploader.database import queries, transactions
+from uploader.service.results import Target
 
 CONTENT = Content(3 * 70 * KIB + 1234)
 TUS = {"Tus-Resumable": "1.0.0"}
@@ -392,7 +392,7 @@ async def test_whoever_finds_an_order_ends_it(stack: Stack, monkeypatch: pytest.
     await wholes.advance_due()
     await eventually(lambda: is_finished(stack, path))
     await wholes.advance_due()
-    assert await stack.services.database.read(partial(concatenations.due, after="", limit=9)) == []
+    assert await stack.services.database.read(partial(queries.due_concatenations, after="", limit=9)) == []
     (file,) = await files(stack)
     assert file["sha256"] == CONTENT.sha256
     assert await at_rest(stack) == {"alice": Account(finished=CONTENT.size)}

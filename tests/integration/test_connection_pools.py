@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.support.servers import PrivateCluster, PrivateRedis, PrivateSentinel
-from uploader.accounting.connection import connect
+from uploader.accounting.redis import connect
 from uploader.database.engine import Database
 from uploader.database.mysql import SYNCING_CONNECTIONS
 

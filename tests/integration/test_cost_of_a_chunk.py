@@ -13,7 +13,7 @@ from tests.support.content import KIB, Content
 from tests.support.stack import Stack
 from tests.support.statements import statements
 from tests.support.waiting import PATIENCE_SECONDS
-from uploader.accounting.scripting import Script
+from uploader.accounting.redis import Script
 
 CONTENT = Content(20 * 64 * KIB)
 RECORD_CHUNK = Script("record_chunk").sha

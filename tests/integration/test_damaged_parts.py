@@ -25,10 +25,10 @@ from tests.support.waiting import eventually
 from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed
-from uploader.jobs.collector import Collector
-from uploader.jobs.sweeper import Sweeper
-from uploader.service.audit import reconciling
-from uploader.service.audit.drift import Drift, Kind
+from uploader.jobs.maintenance import Collector
+from uploader.jobs.uploads import Sweeper
+from uploader.service import reconcile
+from uploader.service.reconcile import Drift, Kind
 from uploader.settings.addresses import BucketAddress
 from uploader.storage.base import Busy
 from uploader.storage.contents import Digests
@@ -118,7 +118,7 @@ DIGEST_DAMAGES: list[Damage] = [
 async def stack(
     make_stack: MakeStack, sqlite_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Stack]:
-    monkeypatch.setattr(reconciling, "_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(reconcile, "_PAUSE_SECONDS", 0.001)
     async with make_stack(database_url=sqlite_url, clock=clock, max_pending_bytes=1, max_open_uploads=1000) as made:
         yield made
 

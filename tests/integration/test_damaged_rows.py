@@ -20,9 +20,9 @@ from tests.support.stack import Stack
 from uploader.database import meta, models
 from uploader.database.engine import Connection
 from uploader.errors import DatabaseDamaged
-from uploader.service.audit import reconciling
-from uploader.service.audit.drift import Kind
+from uploader.service import reconcile
 from uploader.service.ids import greatest
+from uploader.service.reconcile import Kind
 
 CHUNK = 64 * KIB
 BOBS = Content(CHUNK, seed=1, name="bob-is.bin")
@@ -93,7 +93,7 @@ def clock() -> ManualClock:
 async def stack(
     make_stack: MakeStack, sqlite_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Stack]:
-    monkeypatch.setattr(reconciling, "_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(reconcile, "_PAUSE_SECONDS", 0.001)
     async with make_stack(database_url=sqlite_url, clock=clock, max_pending_bytes=1) as made:
         yield made
 

@@ -21,8 +21,8 @@ from uploader.crashpoints import NAMES
 from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.errors import FileTooLarge, OffsetMismatch, QuotaExceeded, SizeMismatch, StorageFull, UploadBusy
-from uploader.service.appends import growing
-from uploader.service.uploads.results import Appended, Complete, Opening, Target, UploadStatus
+from uploader.service import append as service_append
+from uploader.service.results import Appended, Complete, Opening, Target, UploadStatus
 from uploader.storage.local import formats
 
 CHUNK = 64 * KIB
@@ -32,7 +32,7 @@ STEP = 2 * CHUNK
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing, "FIRST_STEP_BYTES", STEP)
+    monkeypatch.setattr(service_append, "FIRST_STEP_BYTES", STEP)
 
 
 @pytest.fixture

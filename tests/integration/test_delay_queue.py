@@ -9,9 +9,8 @@ from redis import Redis as SyncRedis
 
 from tests.support.servers import PrivateRedis
 from tests.support.waiting import PATIENCE_SECONDS
-from uploader.accounting.connection import connect
-from uploader.accounting.delay import DelayQueue, Task
-from uploader.accounting.scripting import RedisConnection
+from uploader.accounting.queue import DelayQueue, Task
+from uploader.accounting.redis import RedisConnection, connect
 from uploader.errors import Unavailable
 
 START_MS = 1_800_000_000_000

@@ -28,7 +28,7 @@ from tests.support.journey import SETTINGS, STEP_BYTES, WAYS, Chunk, Journey
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import queries
-from uploader.domain import chunks
+from uploader.domain import upload as domain_upload
 
 ATTEMPTS = 4
 DISK_FULL = itertools.cycle([errno.ENOSPC, errno.EDQUOT])
@@ -81,7 +81,7 @@ async def stack(
     caplog: pytest.LogCaptureFixture,
 ) -> AsyncIterator[Stack]:
     """Small chunks, and nobody cuts the power: nothing waits for the disk of this machine."""
-    monkeypatch.setattr(chunks, "CHUNK_SIZE_STEP_BYTES", STEP_BYTES)
+    monkeypatch.setattr(domain_upload, "CHUNK_SIZE_STEP_BYTES", STEP_BYTES)
     caplog.set_level(logging.CRITICAL, "uploader")
     clock.advance(2 * 3600)  # what is made now is old enough for the cleanup
     async with make_stack(database_url=sqlite_url, clock=clock, max_concurrent_chunks=1, **SETTINGS) as made:

@@ -30,7 +30,7 @@ from uploader.database import queries, transactions
 from uploader.database.transactions import NotOpen
 from uploader.domain.upload import Reason, Upload
 from uploader.errors import StorageFailed
-from uploader.service.uploads import merging
+from uploader.service import merge
 from uploader.storage.base import Busy, Gone
 from uploader.storage.contents import Digests
 from uploader.storage.disk import try_lock
@@ -716,7 +716,7 @@ async def _merged_bytes(stack: Stack) -> int:
 async def test_bytes_are_accounted_before_a_merge_that_has_much_left_to_hash(
     make_stack_on: MakeStack, monkeypatch: pytest.MonkeyPatch, in_order: bool
 ) -> None:
-    monkeypatch.setattr(merging, "_LONG_MERGE_BYTES", 4 * CHUNK)
+    monkeypatch.setattr(merge, "_LONG_MERGE_BYTES", 4 * CHUNK)
     accounted: list[str] = []
     real = transactions.flush
 

@@ -23,8 +23,8 @@ from tests.support.problems import problem
 from tests.support.rot import NO_FILES, flip_bit
 from tests.support.stack import Stack
 from uploader.database import models
-from uploader.jobs.scrubber import Scrubber
-from uploader.service.contents.healing import BlobProblem
+from uploader.jobs.maintenance import Scrubber
+from uploader.service.heal import BlobProblem
 from uploader.storage.contents import Digests, Found, Pace
 
 CONTENT = Content(3 * 64 * KIB - 100)

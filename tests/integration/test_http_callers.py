@@ -12,7 +12,7 @@ from tests.support.content import KIB, Content
 from tests.support.problems import problem
 from tests.support.stack import Stack
 from tests.support.statements import statements
-from uploader.service.insight.reports import Order
+from uploader.service.reports import Order
 
 PROXY = {"trusted_header": "X-Remote-User", "trusted_proxies": ("10.1.2.0/24", "::1")}
 FOREIGN = ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"})

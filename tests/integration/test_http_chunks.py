@@ -19,7 +19,7 @@ from tests.support.stack import Stack
 from tests.support.stalling import send_stalled
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.domain.upload import Upload
-from uploader.service.uploads.results import Target
+from uploader.service.results import Target
 
 CONTENT = Content(200 * KIB)  # four chunks, the last one shorter
 URL = f"/files/{CONTENT.md5}"

@@ -20,8 +20,8 @@ from tests.support.layout import blob_path
 from tests.support.problems import problem
 from tests.support.rot import NO_FILES, flip_bit
 from tests.support.stack import Stack
-from uploader.domain.delta import signature
-from uploader.service.uploads.bases import Bases
+from uploader.domain import delta
+from uploader.service.delta import DeltaBases
 from uploader.storage.local.derived.signatures import LocalSignatures
 
 BASE = Content(300 * KIB, seed=1)
@@ -103,14 +103,14 @@ async def test_a_signature_that_is_asked_for_by_many_is_computed_once(
 ) -> None:
     url = f"/me/files/{await base_of(stack)}/signature"
     computed = 0
-    real = signature.pieces_of
+    real = delta.pieces_of
 
     def counting(*arguments: object) -> object:
         nonlocal computed
         computed += 1
         return real(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(signature, "pieces_of", counting)
+    monkeypatch.setattr(delta, "pieces_of", counting)
     answers = await asyncio.gather(*(stack.client.get(url) for _ in range(8)))
     assert {answer.status_code for answer in answers} == {200}
     assert computed == 1
@@ -121,7 +121,7 @@ async def test_a_signature_that_another_made_meanwhile_is_not_made_again(
 ) -> None:
     url = f"/me/files/{await base_of(stack)}/signature"
     first_looked, second_answered = threading.Event(), threading.Event()
-    real_open, real_pieces = LocalSignatures._open, signature.pieces_of
+    real_open, real_pieces = LocalSignatures._open, delta.pieces_of
     computed = 0
 
     def slow_at_first(self: LocalSignatures, sha256: str, size: int) -> object:
@@ -137,7 +137,7 @@ async def test_a_signature_that_another_made_meanwhile_is_not_made_again(
         return real_pieces(*arguments)
 
     monkeypatch.setattr(LocalSignatures, "_open", slow_at_first)
-    monkeypatch.setattr(signature, "pieces_of", counting)
+    monkeypatch.setattr(delta, "pieces_of", counting)
     first = asyncio.create_task(stack.client.get(url))
     assert await asyncio.to_thread(first_looked.wait, 30)
     second = await stack.client.get(url)
@@ -382,7 +382,7 @@ async def test_a_base_that_many_find_rotted_at_once_is_looked_at_once(
     flip_bit(blob_path(stack.data, BASE.sha256), 8 * 5)
     looked, asked = 0, asyncio.Event()
     storage = stack.services.storage
-    real_hash, real_examine = storage.hash_blob, Bases._examine
+    real_hash, real_examine = storage.hash_blob, DeltaBases._examine
 
     async def hashing(*arguments: Any, **options: Any) -> object:
         nonlocal looked
@@ -392,7 +392,7 @@ async def test_a_base_that_many_find_rotted_at_once_is_looked_at_once(
 
     waiting = 0
 
-    async def examining(bases: Bases, sha256: str) -> None:
+    async def examining(bases: DeltaBases, sha256: str) -> None:
         nonlocal waiting
         waiting += 1
         if waiting == 4:
@@ -400,7 +400,7 @@ async def test_a_base_that_many_find_rotted_at_once_is_looked_at_once(
         await real_examine(bases, sha256)
 
     monkeypatch.setattr(storage, "hash_blob", hashing)
-    monkeypatch.setattr(Bases, "_examine", examining)
+    monkeypatch.setattr(DeltaBases, "_examine", examining)
     for answer in await asyncio.gather(*(put(stack, 0, file_id, FIRST) for _ in range(4))):
         problem(answer, 409, "base-unusable")
     assert looked == 1

@@ -14,8 +14,8 @@ from tests.support.consumer import consuming, events_file, webhook
 from tests.support.problems import problem
 from tests.support.stack import Stack
 from uploader.database import models
-from uploader.service.events import reviewing
-from uploader.service.events.relaying import RETRY_SECONDS
+from uploader.service import events
+from uploader.service.events import RETRY_SECONDS
 
 
 async def sinks(root: httpx2.AsyncClient) -> dict[str, Any]:
@@ -71,7 +71,7 @@ async def test_each_sink_is_shown_with_what_is_wrong_with_it(
 async def test_dead_ones_are_told_once_more(
     make_stack_on: MakeStack, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reviewing, "_AT_ONCE", 2)
+    monkeypatch.setattr(events, "_AT_ONCE", 2)
     async with consuming() as one, consuming() as other:
         path = events_file(tmp_path / "events", webhook("one", one.url) + webhook("other", other.url))
         async with make_stack_on(events=path, clock=clock) as stack:

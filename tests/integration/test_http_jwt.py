@@ -30,7 +30,7 @@ from tests.support.jwts import (
 from tests.support.problems import problem
 from tests.support.stack import Stack
 from tests.support.statements import statements
-from uploader.service.insight.reports import Order
+from uploader.service.reports import Order
 
 ISSUER, AUDIENCE = "https://login.example.com", "uploader"
 SIGNERS: dict[str, Callable[[], Signer]] = {

@@ -17,7 +17,7 @@ from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
 from uploader import observability
-from uploader.service.insight import health
+from uploader.service import health
 
 
 async def test_a_live_and_ready_server_says_so(stack: Stack) -> None:

@@ -20,10 +20,9 @@ from tests.support.problems import problem
 from tests.support.rows import file_row
 from tests.support.stack import GIB, Stack
 from uploader.database import models, queries
-from uploader.jobs.snapshot import Snapshot
-from uploader.service.audit import recounting
-from uploader.service.insight import reports
-from uploader.service.insight.cursors import cursor
+from uploader.jobs.maintenance import Snapshot
+from uploader.service import reconcile, reports
+from uploader.service.ids import cursor
 
 SHARED = Content(100 * KIB)
 HERS = Content(70 * KIB, seed=1)
@@ -345,7 +344,7 @@ async def test_one_user_is_looked_at_closely_if_there_is_such_a_user(office: Off
 async def test_a_recount_finds_what_drifted_and_changes_nothing(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recounting, "_SLICE", 1)
+    monkeypatch.setattr(reconcile, "_SLICE", 1)
     found = (await office.root.post("/admin/usage/recount")).json()
     assert (found["checked"], found["drifts"], found["notes"]) == ({"users": 3, "blobs": 2}, [], [])
     users = models.user_info.c

@@ -14,7 +14,7 @@ from tests.support.problems import problem
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS, eventually
-from uploader.service.uploads.receiving import Stored
+from uploader.service.chunk import Stored
 
 CONTENT = Content(200 * KIB)
 URL = f"/files/{CONTENT.md5}"

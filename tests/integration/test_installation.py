@@ -20,12 +20,12 @@ from tests.support.waiting import eventually
 from uploader.accounting import keys
 from uploader.accounting.keys import INSTALLATION
 from uploader.bootstrap import create_services, reset_redis
-from uploader.bootstrap.running import _jobs
+from uploader.bootstrap.application import _jobs
 from uploader.bootstrap.services import Services
 from uploader.database import meta
 from uploader.errors import ConfigurationError
+from uploader.service.cleanup import Cleanup
 from uploader.service.installation import FACT
-from uploader.service.upkeep.cleanup import Cleanup
 from uploader.settings import Settings
 from uploader.storage.local.marks import FORMAT
 

@@ -22,17 +22,15 @@ from tests.support.rows import NOW
 from tests.support.servers import PrivateDatabase, PrivateRedis
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS, eventually
-from uploader.accounting.queues import UploadQueue
+from uploader.accounting.queue import UploadQueue
 from uploader.database import models, queries, transactions
 from uploader.domain.upload import File, Reason, Upload
 from uploader.errors import Unavailable
-from uploader.jobs.collector import Collector
-from uploader.jobs.expirer import Expirer
-from uploader.jobs.flusher import Flusher
-from uploader.jobs.merger import Merger
+from uploader.jobs.maintenance import Collector
 from uploader.jobs.runner import Job, Runner
+from uploader.jobs.uploads import Expirer, Flusher, Merger
+from uploader.service.cleanup import Expiry
 from uploader.service.ids import new_id
-from uploader.service.upkeep.expiry import Expiry
 
 CONTENT = Content(5 * 64 * KIB - 100)
 CHUNK = CONTENT.chunk_size

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import event
 
 from tests.support.rows import file_row
-from uploader.database import listing, models
+from uploader.database import models, queries
 from uploader.database.engine import Connection, Database
 
 NAMES = ("a/b", "a/c", "b", "\u00e9/%b_", "B", "b/" + "x" * 250, "a/b")
@@ -26,7 +26,7 @@ async def _fill(database: Database) -> None:
 
 async def _names(database: Database, *, limit: int = 100, **asked: str | None) -> list[str]:
     more = {"after": None, "prefix": None, "part": None} | asked
-    found = await database.read(lambda connection: listing.files(connection, "alice", limit=limit, **more))
+    found = await database.read(lambda connection: queries.files(connection, "alice", limit=limit, **more))
     return [file.name for file in found]
 
 

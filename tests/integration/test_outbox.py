@@ -14,8 +14,7 @@ from tests.support.lost_commits import LostCommit
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
 from tests.support.statements import statements
 from tests.support.telling import Woken, Written, outbox_of, written
-from uploader.database import models, queries, transactions
-from uploader.database.audit import wholeness
+from uploader.database import models, queries, recount, transactions
 from uploader.database.engine import Database
 from uploader.database.transactions import BlobLost, NotOpen, delete_files, move_files, note_scrub, rows
 from uploader.domain.events import EventType
@@ -263,12 +262,12 @@ async def test_a_row_of_an_event_that_is_whole_is_called_so_and_one_that_is_not_
     act = Transactions(database)
     await act.create_user()
     await act.upload_and_merge()
-    assert await database.read(wholeness.malformed) == []
+    assert await database.read(recount.malformed) == []
     broken = update(models.outbox).values(data=models.outbox.c.data.concat(b"}"))
     await database.transact(
         lambda connection: connection.execute(broken.where(models.outbox.c.type == "file.finished"))
     )
-    assert [(each.table, each.column) for each in await database.read(wholeness.malformed)] == [("outbox", "data")]
+    assert [(each.table, each.column) for each in await database.read(recount.malformed)] == [("outbox", "data")]
     await database.close()
 
 

@@ -18,10 +18,9 @@ from tests.support.certificates import self_signed
 from tests.support.crowds import many_of_whom_some_give_up
 from tests.support.servers import PrivateRedis
 from tests.support.waiting import eventually
-from uploader.accounting.connection import connect
 from uploader.accounting.keys import Shards
 from uploader.accounting.pending import Delays, Pending
-from uploader.accounting.scripting import Script
+from uploader.accounting.redis import Script, connect
 from uploader.errors import Unavailable
 
 ECHO = "return ARGV[1]"

@@ -15,7 +15,7 @@ from redis.exceptions import NoScriptError, RedisError
 from tests.support.crowds import many_of_whom_some_give_up
 from tests.support.servers import PrivateCluster, PrivateRedis
 from tests.support.waiting import eventually
-from uploader.accounting.connection import connect
+from uploader.accounting.redis import connect
 
 WRITE = "return redis.call('SET', KEYS[1], ARGV[1])"
 COUNT = "return redis.call('INCR', KEYS[1])"

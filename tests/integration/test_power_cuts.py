@@ -58,9 +58,9 @@ from tests.support.stack import running_stack
 from uploader.bootstrap import Services, create_services
 from uploader.bootstrap import services as services_module
 from uploader.database.engine import Database
-from uploader.domain import chunks
+from uploader.domain import upload as domain_upload
 from uploader.errors import ChunksMissing
-from uploader.service.uploads.results import Complete, Opening, Target, UploadStatus
+from uploader.service.results import Complete, Opening, Target, UploadStatus
 from uploader.settings import Settings
 from uploader.storage import disk
 from uploader.storage.local.marks import FORMAT
@@ -400,7 +400,7 @@ async def _send_missing(services: Services, target: Target, content: Content, an
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
-    monkeypatch.setattr(chunks, "CHUNK_SIZE_STEP_BYTES", STEP_BYTES)
+    monkeypatch.setattr(domain_upload, "CHUNK_SIZE_STEP_BYTES", STEP_BYTES)
     clock.advance(2 * 3600)  # what is made now is old enough for the cleanup
 
 

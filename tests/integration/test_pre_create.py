@@ -17,8 +17,8 @@ from tests.support.proofs import proof_by
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.errors import Unavailable
-from uploader.service.events import asking
-from uploader.service.events.asking import Question
+from uploader.service import precreate
+from uploader.service.precreate import Question
 
 NEW, THERE = Content(3000, seed=1, name="new.bin"), Content(8 * KIB, seed=2, name="there.bin")
 EMPTY = Content(0, name="empty.bin")
@@ -157,8 +157,8 @@ async def test_whoever_waits_for_a_turn_waits_no_longer_than_for_an_answer(
     make_stack: MakeStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And of those that are asked together, nobody goes on asking for the others when one is not to be had."""
-    monkeypatch.setattr("uploader.bootstrap.events.TIMEOUT_SECONDS", 0.5)
-    monkeypatch.setattr(asking, "_AT_ONCE", 1)
+    monkeypatch.setattr("uploader.bootstrap.services.TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(precreate, "_AT_ONCE", 1)
     async with consuming() as consumer, make_stack(events=events_file(tmp_path / "e", asked_of(consumer.url))) as stack:
         consumer.going_on.clear()
         body = archive(*(Entry(f"{number}.bin", bytes([number])) for number in range(20)))
@@ -189,8 +189,8 @@ async def test_a_proof_does_for_the_next_attempt_when_nobody_could_say(make_stac
 async def test_where_nobody_answers_the_settings_decide(
     make_stack: MakeStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str, on_failure: str
 ) -> None:
-    monkeypatch.setattr("uploader.bootstrap.events.TIMEOUT_SECONDS", 0.2)
-    assert asking.TIMEOUT_SECONDS == 2.0
+    monkeypatch.setattr("uploader.bootstrap.services.TIMEOUT_SECONDS", 0.2)
+    assert precreate.TIMEOUT_SECONDS == 2.0
     async with consuming() as consumer:
         url = "http://127.0.0.1:9/" if failure == "nobody" else consumer.url
         match failure:

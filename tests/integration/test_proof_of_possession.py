@@ -21,7 +21,7 @@ from tests.support.stack import Stack
 from tests.support.twins import twins
 from uploader.accounting.keys import challenge_keys
 from uploader.errors import ProofFailed
-from uploader.service.uploads.results import Opening, Target
+from uploader.service.results import Opening, Target
 
 CONTENT = Content(MIB, chunk_size=512 * KIB)
 SMALL = Content(10 * KIB)

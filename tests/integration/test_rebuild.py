@@ -13,7 +13,7 @@ from tests.support.servers import PrivateCluster, PrivateRedis, PrivateSentinel
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
 from uploader.accounting.keys import tag_of
-from uploader.bootstrap.running import reset_redis
+from uploader.bootstrap.application import reset_redis
 from uploader.database import meta
 from uploader.errors import ConfigurationError
 

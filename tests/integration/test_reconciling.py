@@ -23,18 +23,16 @@ from tests.support.layout import blob_path
 from tests.support.process import Server, client_of_owner, ended, run_cli
 from tests.support.rows import file_row, upload_row
 from tests.support.stack import Stack, go_on
-from uploader.accounting.audit import AuditedUpload
 from uploader.accounting.keys import upload_keys
+from uploader.accounting.pending import AuditedUpload
 from uploader.database import models, queries, transactions
 from uploader.database.engine import Connection, Database
-from uploader.domain.chunks import from_bitmap, to_bitmap
-from uploader.domain.upload import IfExists, Upload
-from uploader.jobs.reconciler import Reconciler
+from uploader.domain.upload import IfExists, Upload, from_bitmap, to_bitmap
+from uploader.jobs.maintenance import Reconciler
 from uploader.observability import DRIFTS
-from uploader.service.audit import reconciling
-from uploader.service.audit.comparing import drifts_of_upload
-from uploader.service.audit.drift import Drift, Findings, Kind
-from uploader.service.upkeep.flushing import FlushedBatch
+from uploader.service import reconcile
+from uploader.service.flush import FlushedBatch
+from uploader.service.reconcile import Drift, Findings, Kind, drifts_of_upload
 from uploader.storage.local.formats import ChunkMap, MapShape
 
 CHUNK = 64 * KIB
@@ -103,7 +101,7 @@ class Scene:
 
 @pytest.fixture
 async def scene(make_stack_on: MakeStack, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
-    monkeypatch.setattr(reconciling, "_PAUSE_SECONDS", 0.001)  # nothing moves here
+    monkeypatch.setattr(reconcile, "_PAUSE_SECONDS", 0.001)  # nothing moves here
     async with make_stack_on(quiet_interval_seconds=30.0) as stack:
         assert (await stack.upload(DONE)).status_code == 201
         await stack.open(OPEN)
@@ -234,7 +232,7 @@ async def test_there_is_no_false_alarm_while_traffic_runs(make_stack_on: MakeSta
 async def test_a_chunk_between_disk_and_redis_is_motion_and_no_drift(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconciling, "_LOOKS", 1)  # the lock alone has to do
+    monkeypatch.setattr(reconcile, "_LOOKS", 1)  # the lock alone has to do
     services = scene.stack.services
     held = await services.storage.hold_chunk(scene.open, 5, InPieces(OPEN.chunk(5)))
     looking = asyncio.create_task(scene.reconcile())
@@ -248,7 +246,7 @@ async def test_a_chunk_between_disk_and_redis_is_motion_and_no_drift(
 async def test_an_upload_that_is_about_to_be_rebuilt_is_motion_and_no_drift(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconciling, "_PAUSE_SECONDS", 0.5)
+    monkeypatch.setattr(reconcile, "_PAUSE_SECONDS", 0.5)
     await _redis_lost(scene)
     looking = asyncio.create_task(scene.reconcile())
     await asyncio.sleep(0.1)
@@ -700,7 +698,7 @@ async def test_the_job_reports_each_drift_as_a_warning_and_counts_them(
     job = Reconciler(scene.stack.services.reconciling)
     await _refs(scene)
     await _reserved(scene)
-    with caplog.at_level(logging.WARNING, "uploader.jobs.reconciler"):
+    with caplog.at_level(logging.WARNING, "uploader.jobs.maintenance"):
         assert await job.run_once() == 3600
     said = [vars(record) for record in caplog.records if record.getMessage() == "drift"]
     assert [(line["subject"], line["kind"], line["expected"], line["actual"]) for line in said] == [
@@ -718,11 +716,11 @@ async def test_the_job_reports_each_drift_as_a_warning_and_counts_them(
 async def test_the_job_floods_no_log_and_ends_with_its_process(
     scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uploader.jobs.reconciler._MAX_LINES", 1)
+    monkeypatch.setattr("uploader.jobs.maintenance._MAX_LINES", 1)
     job = Reconciler(scene.stack.services.reconciling)
     await _refs(scene)
     await _reserved(scene)
-    with caplog.at_level(logging.WARNING, "uploader.jobs.reconciler"):
+    with caplog.at_level(logging.WARNING, "uploader.jobs.maintenance"):
         await job.run_once()
     assert [record.getMessage() for record in caplog.records] == ["drift", "more drifts"]
     assert caplog.records[1].drifts == 2  # type: ignore[attr-defined]

@@ -23,15 +23,13 @@ from tests.support.content import Content
 from tests.support.servers import PrivateRedis
 from tests.support.stack import Stack, running_stack
 from tests.support.waiting import eventually
-from uploader.database import models
+from uploader.database import deliveries, models
 from uploader.database.engine import Connection, Database
-from uploader.database.events import deliveries
-from uploader.database.events.outbox import delivery_row
+from uploader.database.outbox import delivery_row
 from uploader.errors import ConfigurationError, Unavailable
-from uploader.jobs.events.relay import EventKeeper
-from uploader.service.events import relaying, switching
-from uploader.service.events.relaying import RETRY_SECONDS, Relay
-from uploader.service.events.watching import Watching
+from uploader.jobs.events import EventKeeper
+from uploader.service import events
+from uploader.service.events import RETRY_SECONDS, Relay, Watching
 from uploader.sinks import webhook as webhooks
 
 _JITTER = 0.1
@@ -119,7 +117,7 @@ async def has(consumer: Consumer, count: int) -> bool:
 async def test_a_sink_that_hangs_holds_up_no_other_which_each_commit_wakes(
     make_stack: MakeStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relaying, "POLL_SECONDS", 3600.0)  # nobody looks unasked
+    monkeypatch.setattr(events, "POLL_SECONDS", 3600.0)  # nobody looks unasked
     async with consuming() as hanging, consuming() as good:
         hanging.going_on.clear()
         text = webhook("hanging", hanging.url) + webhook("good", good.url)
@@ -251,7 +249,7 @@ async def test_a_sink_that_is_gone_is_told_nothing_until_it_is_put_in_force_agai
             assert [(row["state"], row["attempt"]) for row in await rows(database)] == [("waiting", 0)] * 2
             assert await stack.services.watching.warning() == "hook said that it wants no more"
             consumer.status = 200
-            await database.transact(lambda connection: switching.switch_on(connection, "hook"))
+            await database.transact(lambda connection: events.switch_on(connection, "hook"))
             await relay_all(relay)
     assert len(set(ids_of(consumer))) == 2
 

@@ -18,7 +18,7 @@ from tests.support.stack import GIB, Stack
 from tests.support.streams import Sending
 from tests.support.waiting import eventually
 from uploader.http.resumable.rufh.drafts import filename_in
-from uploader.service.uploads.results import Target
+from uploader.service.results import Target
 from uploader.storage.local.uploads import appending
 
 CONTENT = Content(130 * KIB)

@@ -12,12 +12,10 @@ from tests.support.content import KIB, Content
 from tests.support.gateways import JuiceGateway, settings_of
 from tests.support.stack import Stack, running_stack
 from uploader.bootstrap import create_services
-from uploader.database.dumps.dumping import load_dump
+from uploader.database.dump import load_dump
 from uploader.errors import ConfigurationError
-from uploader.service.audit import reconciling
-from uploader.service.backups import restoring
-from uploader.service.backups.copying import Copied
-from uploader.service.backups.making import BackedUp
+from uploader.service import backup, reconcile
+from uploader.service.backup import BackedUp, Copied
 from uploader.settings import Settings
 from uploader.settings.addresses import BucketAddress
 from uploader.storage.backups import BackupRefused
@@ -75,7 +73,7 @@ async def test_a_database_is_restored_beside_its_bucket(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reconciling, "_PAUSE_SECONDS", 0.001)  # nothing moves then
+    monkeypatch.setattr(reconcile, "_PAUSE_SECONDS", 0.001)  # nothing moves then
     async with make_stack_on(**in_bucket) as stack:
         for content in CONTENTS:
             assert (await stack.upload(content)).status_code == 201
@@ -139,7 +137,7 @@ async def test_a_bucket_that_is_away_then_is_told_and_the_database_is_there(
         await load_dump(*arguments)
         own_gateway.kill()
 
-    monkeypatch.setattr(restoring, "load_dump", load_and_kill)
+    monkeypatch.setattr(backup, "load_dump", load_and_kill)
     url = f"sqlite:///{tmp_path / 'restored' / 'uploader.db'}"
     with pytest.raises(BackupRefused, match=r"^the database is restored; whether the bucket .* `uploader scrub`"):
         await restore(tmp_path, url, redis_url, **in_bucket)

@@ -10,7 +10,7 @@ import pytest
 from tests.support.rows import upload_row
 from uploader.clock import Clock
 from uploader.database.engine import Database
-from uploader.database.objects.rows import ObjectRows
+from uploader.database.ledger import LedgerRows
 from uploader.domain.upload import Upload
 from uploader.settings.addresses import BucketAddress
 from uploader.storage.s3.bucket import Bucket
@@ -26,7 +26,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 @pytest.fixture
 async def stores(sqlite_url: str, s3_address: BucketAddress) -> AsyncIterator[list[S3Store]]:
     database = Database(sqlite_url)
-    made = [S3Store(Bucket(s3_address), ObjectRows(database), Clock(), min_chunk_size_bytes=CHUNK) for _ in range(2)]
+    made = [S3Store(Bucket(s3_address), LedgerRows(database), Clock(), min_chunk_size_bytes=CHUNK) for _ in range(2)]
     yield made
     for store in made:
         await store.drain()

@@ -17,7 +17,7 @@ from tests.support.nodes import CHUNK, CONTENT, MakeNode, Node, digests_of, maki
 from tests.support.statements import statements
 from tests.support.waiting import eventually
 from uploader.database import models
-from uploader.domain.objects import PartNoted
+from uploader.domain.ledger import PartNoted
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed
 from uploader.settings.addresses import BucketAddress

@@ -13,11 +13,10 @@ from sqlalchemy import select, update
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
 from tests.support.statements import statements
 from tests.support.waiting import PATIENCE_SECONDS
-from uploader.database import models, transactions
-from uploader.database.audit import wholeness
+from uploader.database import models, recount, transactions
 from uploader.database.engine import Connection, Database
-from uploader.database.objects.rows import ObjectRows
-from uploader.domain.objects import Entry, PartNoted, PutAway, SavedDigest, StoredPart, TailObject
+from uploader.database.ledger import LedgerRows
+from uploader.domain.ledger import Entry, PartNoted, PutAway, SavedDigest, StoredPart, TailObject
 from uploader.domain.upload import IfExists
 from uploader.service.ids import new_id
 from uploader.storage.s3.ledger import Ledger
@@ -33,14 +32,14 @@ STATE = bytes(range(256))
 
 @pytest.fixture
 def ledger(database: Database) -> Ledger:
-    return ObjectRows(database)
+    return LedgerRows(database)
 
 
 @pytest.fixture
 async def another(database_url: str) -> AsyncIterator[Ledger]:
     """As another process has it."""
     opened = Database(database_url)
-    yield ObjectRows(opened)
+    yield LedgerRows(opened)
     await opened.close()
 
 
@@ -589,8 +588,8 @@ async def test_all_that_is_written_down_is_whole(act: Transactions, ledger: Ledg
     await ledger.set_pieces(upload_id, [("p/0", 1)])
     sha256 = await lying_at(act, "u/1")
     await relocated(act, {sha256: "u/2"})
-    assert await act.database.read(wholeness.malformed) == []
-    assert await act.database.read(wholeness.contradictions) == []
+    assert await act.database.read(recount.malformed) == []
+    assert await act.database.read(recount.contradictions) == []
 
 
 # Within other transactions
@@ -625,7 +624,7 @@ async def test_what_a_transaction_calls_may_write(database: Database, ledger: Le
 
 async def test_on_sqlite_what_a_transaction_calls_goes_with_it(sqlite_url: str) -> None:
     database = Database(sqlite_url)
-    ledger = ObjectRows(database)
+    ledger = LedgerRows(database)
 
     async def write() -> None:
         await ledger.open(ID, "m", NOW)

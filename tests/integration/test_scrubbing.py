@@ -11,7 +11,7 @@ from tests.support.content import KIB, Content
 from tests.support.faults import failing_call
 from tests.support.rot import flip_bit
 from tests.support.stack import Stack
-from uploader.service.contents.healing import BlobProblem, Damage
+from uploader.service.heal import BlobProblem, Damage
 from uploader.storage.base import Stopping
 from uploader.storage.contents import Digests, Found, Pace
 

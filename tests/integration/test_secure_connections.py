@@ -19,9 +19,9 @@ from tests.support.servers import (
     PrivateSentinel,
     free_port,
 )
-from uploader.accounting.connection import connect
 from uploader.accounting.keys import Shards
 from uploader.accounting.pending import Delays, Pending
+from uploader.accounting.redis import connect
 from uploader.database import migrate
 from uploader.database.engine import Database, is_refusal
 from uploader.errors import Unavailable

@@ -17,15 +17,15 @@ from tests.support.stack import Stack
 from tests.support.switching import Left, switched
 from tests.support.waiting import eventually
 from tests.support.waits import as_request
-from uploader import patience
-from uploader.accounting.connection import connect
+from uploader import wait_budget
+from uploader.accounting.redis import connect
 from uploader.database.engine import Database
 from uploader.database.mysql import SYNCING_CONNECTIONS
 from uploader.domain.upload import Upload
 from uploader.errors import Unavailable, UploadBusy
-from uploader.patience import LEAST
-from uploader.service.uploads.results import Target
+from uploader.service.results import Target
 from uploader.tasks import ended
+from uploader.wait_budget import LEAST
 
 CONTENT = Content(4 * 64 * KIB)
 ECHO = "return ARGV[1]"
@@ -160,7 +160,7 @@ async def test_a_request_that_gave_up_a_store_does_not_wait_long_for_one_that_wo
     own_server: PrivateDatabase, own_server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for a replica that does not confirm a commit. A hello is answered meanwhile."""
-    monkeypatch.setattr(patience, "IN_ALL_SECONDS", 1)
+    monkeypatch.setattr(wait_budget, "IN_ALL_SECONDS", 1)
     database = Database(own_server_url, timeout_seconds=1)
     await database.check_writable()
     with as_request() as own:

@@ -29,8 +29,7 @@ from tests.support.powercut import (
 )
 from tests.support.rows import upload_row
 from tests.support.storing import running_storage
-from uploader.domain.chunks import Tail
-from uploader.domain.upload import Upload
+from uploader.domain.upload import Tail, Upload
 from uploader.errors import BytesConflict, StorageFailed, Unverified, UploadBusy
 from uploader.storage.base import Gone
 from uploader.storage.local import formats, frontier

@@ -26,8 +26,8 @@ from tests.support.streams import Sending
 from tests.support.waiting import eventually
 from uploader.errors import OffsetMismatch, Unavailable, UploadBusy
 from uploader.http.resumable.checksum import CheckedBody, Checksum
-from uploader.service.uploads import receiving
-from uploader.service.uploads.results import Target
+from uploader.service import chunk
+from uploader.service.results import Target
 from uploader.storage import disk
 from uploader.storage.local import formats
 
@@ -464,7 +464,7 @@ async def test_what_a_client_left_at_its_last_byte_is_merged_at_once(
         if name == "chunk.after_record":
             sending[0].cancel()
 
-    monkeypatch.setattr(receiving, "crash_point", cancel)
+    monkeypatch.setattr(chunk, "crash_point", cancel)
     if way == "chunk":
         call = stack.client.put(f"{path.replace('resumable', 'uploads')}/chunks/0", content=content.data)
     else:

@@ -22,11 +22,10 @@ from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import models
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import NotOpen, close_upload, users
-from uploader.domain.trail.acts import Act, Action, Actor, Via
+from uploader.domain.audit_log import Act, Action, Actor, Via
 from uploader.domain.upload import Reason
 from uploader.jobs.runner import Job, Runner
-from uploader.service.insight.trail import Wanted
-from uploader.service.trail.acting import act, actor, actor_of_context
+from uploader.service.audit_log import Wanted, act, actor, actor_of_context
 
 CONTENT = Content(100 * KIB)
 OTHER = Content(70 * KIB, seed=1, name="=cmd.bin")

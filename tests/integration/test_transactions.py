@@ -13,12 +13,12 @@ from tests.support.content import KIB
 from tests.support.invariants import Account, checked_accounts
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
 from tests.support.statements import statements
-from uploader.database import contents, meta, models, queries, transactions
+from uploader.database import meta, models, queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import BlobLost, ClaimsChanged, NotOpen, users
 from uploader.domain.upload import STATE_OF_REASON, Reason, State, Upload
 from uploader.errors import QuotaExceeded, TooManyUploads, UploaderError
-from uploader.service.uploads.results import Opening, UploadStatus
+from uploader.service.results import Opening, UploadStatus
 
 
 @pytest.fixture
@@ -539,7 +539,7 @@ async def test_a_blob_whose_bytes_can_not_be_removed_stays_collectable(act: Tran
                 connection, file.sha256, prepare=act.database.sync, remove=fail, now=NOW
             )
         )
-    assert await act.database.read(lambda connection: contents.blobs_without_refs(connection, 10)) == [file.sha256]
+    assert await act.database.read(lambda connection: queries.blobs_without_refs(connection, 10)) == [file.sha256]
     assert await act.collect(file.sha256)
 
 
@@ -646,9 +646,9 @@ async def test_the_contents_of_a_users_own_files_are_found_by_md5(act: Transacti
     own, foreign = await act.upload_and_merge(seed="own"), await act.upload_and_merge("bob", seed="foreign")
     await act.instant(file_row(seed="own", name="the same again"))
     md5s = [own.md5 or "", foreign.md5 or "", "0" * 32, "é'\\", own.md5 or ""]
-    found = await act.database.read(lambda connection: contents.contents_by_md5(connection, "alice", md5s))
+    found = await act.database.read(lambda connection: queries.contents_by_md5(connection, "alice", md5s))
     assert [(blob.sha256, blob.md5, blob.size, blob.refs) for blob in found] == [(own.sha256, own.md5, own.size, 2)]
-    assert await act.database.read(lambda connection: contents.contents_by_md5(connection, "alice", [])) == []
+    assert await act.database.read(lambda connection: queries.contents_by_md5(connection, "alice", [])) == []
 
 
 async def test_what_was_promised_is_known_without_a_look_at_each_upload(database: Database) -> None:

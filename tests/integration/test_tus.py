@@ -25,7 +25,7 @@ from tests.support.streams import Sending
 from tests.support.waiting import eventually
 from uploader.http.resumable import checksum
 from uploader.http.resumable.metadata import name_of, parse_metadata
-from uploader.service.uploads.results import Target
+from uploader.service.results import Target
 from uploader.storage.local.uploads import appending
 
 CONTENT = Content(130 * KIB)

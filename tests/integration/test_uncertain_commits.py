@@ -19,11 +19,11 @@ from tests.support.lost_commits import LostCommit
 from tests.support.rows import Transactions
 from tests.support.servers import PrivateDatabase
 from tests.support.stack import Stack
-from uploader.database import contents, meta, models, queries
+from uploader.database import meta, models, queries
 from uploader.database.engine import Connection, Database
 from uploader.domain.upload import State, Upload
 from uploader.errors import Unavailable
-from uploader.service.upkeep.flushing import FlushedBatch
+from uploader.service.flush import FlushedBatch
 
 CHUNK = 64 * KIB
 CONTENT = Content(3 * CHUNK - 7)
@@ -101,7 +101,7 @@ async def test_a_content_goes_only_when_no_crash_brings_its_file_back(
             await collecting
         assert bool(stack.bytes_on_disk()) == (deleted == "before")
         assert await checked_accounts(services.database) == {"alice": Account()}
-        assert await services.database.read(lambda connection: contents.blobs_without_refs(connection, 10)) == [
+        assert await services.database.read(lambda connection: queries.blobs_without_refs(connection, 10)) == [
             file.sha256
         ]
         assert await services.files.collect_all() == 1

@@ -23,8 +23,8 @@ from tests.support.waiting import PATIENCE_SECONDS, eventually
 from uploader.database import models, queries, transactions
 from uploader.database.engine import Connection, Database
 from uploader.domain.upload import File, Upload
-from uploader.service.audit.drift import Drift, Kind
 from uploader.service.ids import new_id
+from uploader.service.reconcile import Drift, Kind
 from uploader.storage.contents import Digests
 
 CONTENT = Content(5 * 64 * KIB + 100)

@@ -33,7 +33,7 @@ from uploader.errors import (
     Unavailable,
     UploaderError,
 )
-from uploader.service.uploads.results import Complete, NewFile, Target
+from uploader.service.results import Complete, NewFile, Target
 from uploader.storage.base import Arrival, Body
 from uploader.storage.local.blobs import blob_path
 from uploader.storage.local.store import LocalStore

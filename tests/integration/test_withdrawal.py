@@ -14,8 +14,8 @@ from tests.support.stack import Stack
 from tests.support.waiting import eventually
 from uploader.database import queries, transactions
 from uploader.domain.upload import Upload
-from uploader.service.uploads.receiving import Stored
-from uploader.service.uploads.results import Target
+from uploader.service.chunk import Stored
+from uploader.service.results import Target
 
 CONTENT = Content(300 * KIB)
 OTHER = Content(CONTENT.size, seed=1)

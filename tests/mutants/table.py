@@ -509,7 +509,7 @@ if ENDED[state] then""",
     ),
     _mutant(
         "a file that does not know what its blob knows",
-        ("merge", "replace(file, md5=await contents.md5_of(connection, sha256))", "file"),
+        ("merge", "replace(file, md5=await queries.md5_of(connection, sha256))", "file"),
         tests=_UNKNOWN_MD5,
     ),
     _mutant(
@@ -519,7 +519,7 @@ if ENDED[state] then""",
     ),
     _mutant(
         "a part counted in the whole",
-        ("join", "held = sum(part.size for part in parts.values())", "held = 0"),
+        ("join_concatenation", "held = sum(part.size for part in parts.values())", "held = 0"),
         tests=_CONCATENATION,
     ),
     _mutant(

@@ -17,8 +17,7 @@ from uploader.bootstrap import Services
 from uploader.database import models, transactions
 from uploader.database.engine import Connection
 from uploader.database.transactions.rows import row_of
-from uploader.domain.chunks import to_bitmap
-from uploader.domain.upload import Upload
+from uploader.domain.upload import Upload, to_bitmap
 from uploader.service.ids import new_id
 from uploader.storage.local.temp import month_path
 

@@ -11,8 +11,8 @@ from tests.support.content import KIB, Content
 from tests.support.layout import blob_path
 from uploader.bootstrap import Services
 from uploader.errors import Unavailable, UploaderError
-from uploader.service.uploads.receiving import AlreadyComplete, Stored
-from uploader.service.uploads.results import Acknowledged, Complete, Opening, Result, Target
+from uploader.service.chunk import AlreadyComplete, Stored
+from uploader.service.results import Acknowledged, Complete, Opening, Result, Target
 
 ALICE, BOB = "alice", "bob"
 # So many rounds are under way at once; the connections to the database suffice for them.

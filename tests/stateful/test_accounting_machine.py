@@ -41,13 +41,12 @@ from tests.support.rows import Transactions, upload_row
 from tests.support.servers import PrivateRedis
 from uploader.accounting.keys import upload_keys
 from uploader.accounting.pending import Outcome, RecordResult
-from uploader.accounting.queues import Claim, UploadQueue
+from uploader.accounting.queue import Claim, UploadQueue
 from uploader.bootstrap import create_services
 from uploader.database import models
 from uploader.database.engine import Connection, Duplicate
 from uploader.database.transactions import NotOpen
-from uploader.domain.chunks import chunk_length, from_bitmap
-from uploader.domain.upload import Reason, State, Upload
+from uploader.domain.upload import Reason, State, Upload, chunk_length, from_bitmap
 from uploader.errors import (
     ChunksMissing,
     FileTooLarge,
@@ -57,8 +56,8 @@ from uploader.errors import (
     UploadBusy,
     UploadGone,
 )
-from uploader.service.uploads.receiving import AlreadyComplete
-from uploader.service.uploads.results import Appended, Complete, Target
+from uploader.service.chunk import AlreadyComplete
+from uploader.service.results import Appended, Complete, Target
 from uploader.settings import Settings
 from uploader.storage.base import Gone
 

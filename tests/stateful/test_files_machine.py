@@ -35,7 +35,7 @@ from uploader.domain.upload import IfExists
 from uploader.errors import FileNotFound, NameTaken, QuotaExceeded, UploaderError, UploadNotFound
 from uploader.http.bodies.intake import Intake
 from uploader.http.bodies.made import MadeChunk
-from uploader.service.uploads.results import Complete, NewFile, Opening, Target, UploadStatus
+from uploader.service.results import Complete, NewFile, Opening, Target, UploadStatus
 from uploader.settings import Settings
 from uploader.storage.base import Body
 

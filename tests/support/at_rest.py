@@ -20,7 +20,7 @@ from tests.support.maps import parsed_map, shape_of
 from uploader.accounting.keys import shard_of, upload_keys
 from uploader.database import models
 from uploader.database.engine import Database
-from uploader.domain.chunks import Tail, chunk_length
+from uploader.domain.upload import Tail, chunk_length
 from uploader.storage.local import formats
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import click
 
 from uploader.cli import main
-from uploader.domain.trail.acts import Action
+from uploader.domain.audit_log import Action
 
 # None: it changes nothing that the trail tells of.
 COMMANDS: dict[str, Action | None] = {

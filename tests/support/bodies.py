@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from uploader.service.appends.sources import Part
+from uploader.service.append import Part
 
 
 class InPieces:

@@ -32,7 +32,7 @@ _IMPORTED = (
         "uploader.client",
         "uploader.http.server.http11",
         "uploader.cli.server.running",
-        "uploader.database.ddl",
+        "uploader.database.migrate",
     ),
     *("uvicorn", "uvicorn.supervisors", "uvicorn.lifespan.on", "uvicorn.loops.uvloop", "uvloop", "httptools", "httpx2"),
     *("uvicorn.loops.auto", "h11", "httpcore2", "truststore", "anyio._backends._asyncio", "encodings.idna"),

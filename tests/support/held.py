@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from uploader.domain.chunks import Tail
+from uploader.domain.upload import Tail
 
 
 @dataclass(frozen=True)

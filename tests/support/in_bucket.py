@@ -15,7 +15,7 @@ from tests.support.gateways import Gateway, gateway_of_tests, prefix_of
 from tests.support.invariants import Shape
 from uploader.database import models
 from uploader.database.engine import Database
-from uploader.domain.chunks import Tail, chunk_length
+from uploader.domain.upload import Tail, chunk_length
 from uploader.storage.s3.client import make_client
 
 

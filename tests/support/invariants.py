@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from tests.support.held import held
 from uploader.database import models, queries
 from uploader.database.engine import Database
-from uploader.domain.chunks import chunk_count, chunk_length, from_bitmap
+from uploader.domain.upload import chunk_count, chunk_length, from_bitmap
 
 OPEN_STATES = ("open", "merging")
 

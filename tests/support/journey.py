@@ -19,7 +19,7 @@ from tests.support.stack import Stack
 from uploader.errors import StorageFull, Unavailable
 from uploader.http.shared.problem import STATUS
 from uploader.service.ids import new_id
-from uploader.service.uploads.results import Appended, Complete, Target
+from uploader.service.results import Appended, Complete, Target
 from uploader.storage.local.temp import month_path
 
 # So small that a whole upload is a few kilobytes: three sectors. It takes the place of CHUNK_SIZE_STEP_BYTES.

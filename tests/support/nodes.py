@@ -12,8 +12,8 @@ from tests.support.content import Content
 from tests.support.gateways import PART_BYTES
 from tests.support.rows import upload_row
 from uploader.database.engine import Database
-from uploader.database.objects.rows import ObjectRows
-from uploader.domain.objects import Entry
+from uploader.database.ledger import LedgerRows
+from uploader.domain.ledger import Entry
 from uploader.domain.upload import Upload
 from uploader.settings.addresses import BucketAddress
 from uploader.storage.contents import Digests
@@ -30,7 +30,7 @@ class Node:
 
     store: S3Store
     bucket: WatchedBucket
-    ledger: ObjectRows
+    ledger: LedgerRows
     database: Database
 
     async def open(self, content: Content = CONTENT, **more: Any) -> Upload:
@@ -89,7 +89,7 @@ async def making_nodes(database_url: str, address: BucketAddress) -> AsyncIterat
 
         def make() -> Node:
             bucket, database = WatchedBucket(address), Database(database_url)
-            ledger = ObjectRows(database)
+            ledger = LedgerRows(database)
             store = S3Store(bucket, ledger, ManualClock(), min_chunk_size_bytes=CHUNK)
 
             async def end() -> None:

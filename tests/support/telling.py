@@ -10,7 +10,7 @@ from sqlalchemy import select
 from tests.support.rows import NOW
 from uploader.database import models
 from uploader.database.engine import Connection, Database
-from uploader.database.events.outbox import Outbox
+from uploader.database.outbox import Outbox
 from uploader.domain.events import EventType
 from uploader.service.ids import new_id
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Executable, Select
 from sqlalchemy.exc import DBAPIError
 
 from uploader.database import models, sqlite
-from uploader.database.texts import Statements, Values
+from uploader.database.sqlite import Statements, Values
 
 
 class TwinStatements(Statements):

@@ -4,17 +4,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from uploader.patience import Patience, patience_of_request
+from uploader.wait_budget import WaitBudget, wait_budget_of_request
 
 
 @contextmanager
-def as_request(*, waited_seconds: float = 0.0) -> Iterator[Patience]:
+def as_request(*, waited_seconds: float = 0.0) -> Iterator[WaitBudget]:
     """Within, this task serves a request that has waited so long for silent stores."""
-    own = Patience()
+    own = WaitBudget()
     if waited_seconds:
         own.note(time.monotonic() - waited_seconds, 0)
-    token = patience_of_request.set(own)
+    token = wait_budget_of_request.set(own)
     try:
         yield own
     finally:
-        patience_of_request.reset(token)
+        wait_budget_of_request.reset(token)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import uploader
 from tests.support.audited import COMMANDS, server_commands
-from uploader.domain.trail.acts import Action
+from uploader.domain.audit_log import Action
 
 
 def test_of_every_command_it_is_said_what_the_trail_tells() -> None:

@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.content import KIB, MIB, Content
-from uploader.domain.delta import signature
-from uploader.domain.delta.signature import Pieces, cuts_for, pieces_of
+from uploader.domain import delta
+from uploader.domain.delta import Pieces, cuts_for, pieces_of
 from uploader.errors import BaseUnusable, InvalidDelta
-from uploader.service.uploads.bases import Base, most_compared
+from uploader.service.delta import DeltaBase, most_compared
 from uploader.storage.s3.contents.signatures import BytesBlob
 
 DATA = Content(8 * MIB, seed=3).data
 RECORDS = list(pieces_of(io.BytesIO(DATA), cuts_for(len(DATA))))
-SIGNATURE = signature.head_of(len(DATA), "") + b"".join(signature.RECORD.pack(*record) for record in RECORDS)
+SIGNATURE = delta.head_of(len(DATA), "") + b"".join(delta.RECORD.pack(*record) for record in RECORDS)
 LARGEST = cuts_for(len(DATA)).max
 EXTENTS = [Pieces(SIGNATURE).extent(number) for number in range(len(RECORDS))]
 Range = tuple[int, int]
@@ -40,11 +40,11 @@ class Counted(BytesBlob):
         return [sum(length for _, length in ranges) for ranges in self.reads]
 
 
-def base_on(blob: BytesBlob, most: int = 1 << 40) -> Base:
+def base_on(blob: BytesBlob, most: int = 1 << 40) -> DeltaBase:
     async def examine() -> None:
         raise NotImplementedError
 
-    return Base(blob, len(DATA), Pieces(SIGNATURE), most, examine)
+    return DeltaBase(blob, len(DATA), Pieces(SIGNATURE), most, examine)
 
 
 def wanted(ranges: list[Range]) -> list[bytes]:

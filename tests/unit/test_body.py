@@ -22,7 +22,7 @@ from uploader.http.bodies import pace as pace_module
 from uploader.http.bodies.intake import Intake
 from uploader.http.bodies.received import BodyBudget, ReceivedBody, Segments
 from uploader.http.bodies.source import MessageBody
-from uploader.service.uploads.receiving import ChunksAtOnce
+from uploader.service.chunk import ChunksAtOnce
 from uploader.settings import Settings
 from uploader.storage.base import Body
 from uploader.storage.spool import Spool

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uploader.domain.chunks import (
+from uploader.domain.upload import (
     CHUNK_SIZE_STEP_BYTES,
     MAX_CHUNK_COUNT,
     ChunkSizes,

@@ -22,11 +22,10 @@ from tests.support.rows import NOW, file_row, upload_row
 from uploader.domain import events
 from uploader.domain.events import EventType, Message, News
 from uploader.domain.upload import Reason
-from uploader.service.events.relaying import RETRY_SECONDS
+from uploader.service.events import RETRY_SECONDS
 from uploader.service.ids import new_id
 from uploader.sinks.base import envelope_of
-from uploader.sinks.configuration import load_events
-from uploader.sinks.signing import parse_secret, signed_headers
+from uploader.sinks.configuration import load_events, parse_secret, signed_headers
 from uploader.units import parse_duration
 
 DOCS = Path(__file__).parents[2] / "docs"

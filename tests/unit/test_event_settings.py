@@ -7,8 +7,15 @@ import pytest
 
 from uploader.domain.events import EventType
 from uploader.errors import ConfigurationError
-from uploader.sinks.configuration import EventSettings, KafkaSettings, StreamSettings, WebhookSettings, load_events
-from uploader.sinks.signing import parse_secret, signed_headers
+from uploader.sinks.configuration import (
+    EventSettings,
+    KafkaSettings,
+    StreamSettings,
+    WebhookSettings,
+    load_events,
+    parse_secret,
+    signed_headers,
+)
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 OTHER = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from uploader import exposition as module
-from uploader.exposition import Exposition
+from uploader import observability as module
+from uploader.observability import Exposition
 
 
 class Metrics:

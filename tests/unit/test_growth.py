@@ -4,8 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from uploader.domain.growth import Growth, Moment, growth
-from uploader.domain.room import Room, floor_of
+from uploader.domain.reports import Growth, Moment, Room, floor_of, growth
 
 GIB = 1 << 30
 NOW = datetime(2030, 1, 31, tzinfo=UTC)

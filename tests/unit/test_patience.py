@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.support.waits import as_request
-from uploader.patience import IN_ALL_SECONDS, LEAST, Patience, in_passing, patience, waiting
+from uploader.wait_budget import IN_ALL_SECONDS, LEAST, WaitBudget, in_passing, wait_budget, waiting
 
 
 class ManualTime:
@@ -21,13 +21,13 @@ class ManualTime:
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> ManualTime:
     manual = ManualTime()
-    monkeypatch.setattr("uploader.patience.time", manual)
+    monkeypatch.setattr("uploader.wait_budget.time", manual)
     return manual
 
 
-def silent_for(seconds: float, time: ManualTime) -> Patience:
+def silent_for(seconds: float, time: ManualTime) -> WaitBudget:
     """That of a request that has waited so long until now."""
-    worn = Patience()
+    worn = WaitBudget()
     began = time.seconds
     time.seconds += seconds
     worn.note(began, 1)
@@ -35,7 +35,7 @@ def silent_for(seconds: float, time: ManualTime) -> Patience:
 
 
 def test_the_first_store_has_all_its_time() -> None:
-    assert Patience().left("redis", 5) == 5
+    assert WaitBudget().left("redis", 5) == 5
 
 
 def test_the_next_one_has_what_is_left(time: ManualTime) -> None:
@@ -95,24 +95,24 @@ def test_only_a_request_that_gave_up_a_store_has_an_end_for_those_that_work(time
 
 def test_what_is_gone_on_without_has_as_little_time_as_any_call(time: ManualTime) -> None:
     with in_passing():
-        assert Patience().left("redis", 5) == 5 * LEAST
+        assert WaitBudget().left("redis", 5) == 5 * LEAST
         assert silent_for(4.5, time).left("redis", 5) == 5 * LEAST
         worn = silent_for(1, time)
         worn.give_up("redis")
         assert worn.left("redis", 5) == 0
         time.seconds += 5.5
         assert worn.left("redis", 5) == 5 * LEAST
-    assert Patience().left("redis", 5) == 5
+    assert WaitBudget().left("redis", 5) == 5
 
 
 def test_a_job_has_all_its_time_for_each_call(time: ManualTime) -> None:
-    patience().note(time.seconds - 5, 1)
-    assert patience().left("redis", 5) == 5
+    wait_budget().note(time.seconds - 5, 1)
+    assert wait_budget().left("redis", 5) == 5
 
 
 async def test_what_a_request_begins_beside_itself_is_a_part_of_it() -> None:
-    async def begun() -> Patience:
-        return patience()
+    async def begun() -> WaitBudget:
+        return wait_budget()
 
     with as_request() as own:
         assert await asyncio.create_task(begun()) is own

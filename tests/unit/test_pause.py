@@ -1,7 +1,7 @@
 """Expiry pauses when clients could not have sent a chunk."""
 
 from tests.support.clock import ManualClock
-from uploader.jobs.pause import Pause
+from uploader.jobs.runner import Pause
 
 
 def pause_of(clock: ManualClock) -> Pause:

@@ -13,8 +13,8 @@ from tests.support.certificates import self_signed
 from tests.support.consumer import consuming
 from tests.support.sockets import on_both_loops
 from tests.support.waiting import eventually
-from uploader.sinks import post
-from uploader.sinks.post import Answer, NoAnswer, Poster
+from uploader.sinks import webhook
+from uploader.sinks.webhook import Answer, NoAnswer, Poster
 
 pytestmark = on_both_loops
 
@@ -166,7 +166,7 @@ async def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch
         await poster.send({}, b"")
         await poster.send({}, b"")
         assert server.connections == 1
-        monkeypatch.setattr(post, "_MAX_IDLE_SECONDS", -1.0)
+        monkeypatch.setattr(webhook, "_MAX_IDLE_SECONDS", -1.0)
         await poster.send({}, b"")
         await eventually(lambda: has_ended(server, 1))
     assert server.connections == 2
@@ -213,14 +213,14 @@ async def test_who_is_cancelled_at_the_moment_of_the_answer_leaves_no_connection
 ) -> None:
     server = Scripted(GOOD)
     async with posting(server) as poster:
-        succeed = post._Wire._succeed
+        succeed = webhook._Wire._succeed
         sending = asyncio.ensure_future(poster.send({}, b""))
 
         def cancelled_then(wire: Any) -> None:
             succeed(wire)
             sending.cancel()
 
-        monkeypatch.setattr(post._Wire, "_succeed", cancelled_then)
+        monkeypatch.setattr(webhook._Wire, "_succeed", cancelled_then)
         with pytest.raises(asyncio.CancelledError):
             await sending
         await eventually(lambda: has_ended(server, 1))

@@ -41,7 +41,7 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 
 # redis-py
 
-PIPELINE = "uploader/accounting/pipeline.py"
+PIPELINE = "uploader/accounting/redis.py"
 
 
 def as_redis_has_it(part: str, there: bool) -> None:
@@ -251,5 +251,5 @@ def test_uvicorn_leaves_the_signals_of_several_processes_to_methods(monkeypatch:
     for name in ("handle_hup", "handle_term", "init_processes", "keep_subprocess_alive"):
         method: Any = getattr(supervisor, name, None)
         there = there and method is not None and parameters(method) == []
-    used_in = "uploader/bootstrap/reloading.py"
+    used_in = "uploader/bootstrap/application.py"
     as_used("uvicorn", "Multiprocess.processes, or a method of it", there, used_in)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.content import KIB, MIB, Content
 from tests.support.proofs import proof_by
-from uploader.domain.proof import RANGE_BYTES, Challenge, draw_ranges, proof_of
+from uploader.domain.digest import RANGE_BYTES, Challenge, draw_ranges, proof_of
 
 COUNT = 64
 WHOLE = COUNT * RANGE_BYTES

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uploader.domain.quota import Usage
+from uploader.domain.reports import Usage
 
 sizes = st.integers(0, 2**40)
 

@@ -6,10 +6,9 @@ import pytest
 from redis.asyncio import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from uploader.accounting.connection import connect
 from uploader.accounting.keys import Shards
 from uploader.accounting.pending import Delays, Pending
-from uploader.accounting.scripting import away
+from uploader.accounting.redis import away, connect
 from uploader.errors import Unavailable
 
 DELAYS = Delays(quiet_seconds=5, max_delay_seconds=60, max_pending_bytes=1, lease_seconds=30)

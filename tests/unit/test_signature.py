@@ -8,8 +8,8 @@ from itertools import accumulate
 import pytest
 
 from tests.support.content import MIB, Content
-from uploader.domain.delta import signature
-from uploader.domain.delta.signature import Cuts, cuts_for, pieces_of
+from uploader.domain import delta
+from uploader.domain.delta import Cuts, cuts_for, pieces_of
 
 KIB, GIB = 1024, 1 << 30
 CONTENT = Content(4 * MIB)
@@ -59,7 +59,7 @@ def test_the_cuts_are_those_that_were_told_once() -> None:
 
 
 def test_the_head_says_how_to_cut() -> None:
-    head = signature.head_of(CONTENT.size, CONTENT.sha256)
+    head = delta.head_of(CONTENT.size, CONTENT.sha256)
     assert head.endswith(b"}\n")
     assert json.loads(head) == {
         "algorithm": "fastcdc-2020",

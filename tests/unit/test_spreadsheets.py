@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from uploader.service.insight.spreadsheets import csv_lines
+from uploader.service.reports import csv_lines
 
 
 def read(lines: str) -> list[list[str]]:

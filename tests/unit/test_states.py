@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.content import Content
 from tests.support.rows import upload_row
-from uploader.domain.objects import SavedDigest
+from uploader.domain.ledger import SavedDigest
 from uploader.storage.contents import Digests
 from uploader.storage.hashes import PrefixHashes
 from uploader.storage.s3.uploads.states import fence_of, finished, restored, sealed

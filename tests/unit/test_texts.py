@@ -16,7 +16,7 @@ from tests.conftest import MakeStack
 from tests.support.content import Content
 from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
 from tests.support.twin_statements import compare_statements
-from uploader.database import contents, listing, models, queries, transactions
+from uploader.database import models, queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.queries import Token
 from uploader.database.transactions import users
@@ -81,9 +81,9 @@ async def test_a_file_becomes_and_goes_as_by_sqlalchemy(
         await read(lambda c: queries.file_by_content(c, name, file.sha256, name)),
     ):
         assert found == file
-    blob = await read(lambda c: contents.blob_by_sha256(c, file.sha256))
+    blob = await read(lambda c: queries.blob_by_sha256(c, file.sha256))
     assert blob is not None
-    assert await read(lambda c: contents.blobs_by_md5(c, file.md5 or "", file.size)) == [blob]
+    assert await read(lambda c: queries.blobs_by_md5(c, file.md5 or "", file.size)) == [blob]
     assert await act.delete(file)
     assert len({id(statement) for statement in compared}) >= 20
 
@@ -156,7 +156,7 @@ async def test_one_statement_with_many_values(compared: list[Executable], act: T
     await act.database.transact(write)
     assert counts == [4, 3]
     assert len(compared) == 2
-    found = await act.database.read(lambda c: listing.files(c, "alice", limit=10, after=None, prefix=None, part=None))
+    found = await act.database.read(lambda c: queries.files(c, "alice", limit=10, after=None, prefix=None, part=None))
     assert sorted(file.name for file in found) == sorted(["same"] * 3 + [NAMES[3]])
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import msgspec
 
 from uploader.accounting.keys import ChallengeKeys, Shards
-from uploader.accounting.scripting import AWAY, RedisConnection, Script, away, time_argument
-from uploader.domain.proof import Challenge
+from uploader.accounting.redis import AWAY, RedisConnection, Script, away, time_argument
+from uploader.domain.digest import Challenge
 
 _ISSUE_CHALLENGE = Script("issue_challenge")
 

@@ -3,7 +3,14 @@
 Decides nothing but what is given to whom; refuses to serve a request or to run a job by itself.
 """
 
-from uploader.bootstrap.application import build_application, create_app, create_connections, server_config
+from uploader.bootstrap.application import (
+    build_application,
+    create_app,
+    create_connections,
+    reset_redis,
+    running,
+    server_config,
+)
 from uploader.bootstrap.installation import (
     begin_installation,
     check_redis,
@@ -13,9 +20,7 @@ from uploader.bootstrap.installation import (
     upgrade_database,
     warn_of_settings,
 )
-from uploader.bootstrap.running import reset_redis, running
-from uploader.bootstrap.services import Services, create_services
-from uploader.bootstrap.stores import database_url, redis_directory
+from uploader.bootstrap.services import Services, create_services, database_url, redis_directory
 
 __all__ = [
     "Services",

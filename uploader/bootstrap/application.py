@@ -5,17 +5,27 @@ import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from uploader.bootstrap.reloading import certificate_in_force
-from uploader.bootstrap.running import running
+from uvicorn import Config
+from uvicorn.supervisors import Multiprocess
+
+from uploader.accounting.queue import Wakeups
 from uploader.bootstrap.services import Services, create_services
 from uploader.clock import Clock
 from uploader.cores import run_anywhere, share_a_core
+from uploader.crashpoints import crash_point
+from uploader.database import meta, migrate
+from uploader.database.audit_log import note
+from uploader.database.engine import Connection
+from uploader.domain.audit_log import Action
 from uploader.embedded import end_with_parent
+from uploader.errors import ConfigurationError, Unavailable
 from uploader.http.admin.events import EventHandlers
 from uploader.http.admin.handlers import AdminHandlers
 from uploader.http.admin.routes import admin_operations
@@ -43,13 +53,234 @@ from uploader.http.resumable.rufh.handlers import RufhHandlers
 from uploader.http.resumable.tus import TusDialect, TusHandlers
 from uploader.http.resumable.wholes import TusWholes
 from uploader.http.server.allocation import collect_seldom, keep_freed_memory
+from uploader.http.server.certificate import CertificateInForce
 from uploader.http.server.connections import CONNECTIONS_STATE, Connections
 from uploader.http.server.limits import connection_limits
 from uploader.http.server.sendfile import SENDERS_STATE, Senders
 from uploader.http.shared.exchange import is_news
 from uploader.http.shared.networks import Networks
+from uploader.jobs.events import EventKeeper, relay_job, wake_channel
+from uploader.jobs.maintenance import Cleaner, Collector, Reconciler, Scrubber, Snapshot, TrashKeeper
+from uploader.jobs.runner import Job, Runner
+from uploader.jobs.uploads import Expirer, Flusher, Joiner, Merger, Sweeper
 from uploader.observability import configure_logging
+from uploader.service.audit_log import act
+from uploader.service.installation import Installation
 from uploader.settings import Settings
+
+# The time in which services serve, with the background jobs if asked for.
+
+
+@asynccontextmanager
+async def running(services: Services, *, jobs: bool, begins: bool = True) -> AsyncIterator[None]:
+    """The time in which services serve, with the background jobs if asked for; all ended in order afterwards.
+
+    `begins`: an installation that is none yet becomes one.
+
+    Raises ConfigurationError if the database or the store is not fit, Unavailable if the database is away.
+    """
+    try:
+        await migrate.check(services.database)
+        await (services.installation.begin() if begins else services.installation.compare())
+        await services.storage.prepare()
+        await services.spool.prepare()
+        with suppress(Unavailable):  # without Redis a server waits for it, and each job asks again
+            await services.installation.check_redis()
+        await check_shards(services)
+        async with services.exposition, _watch(services), _jobs(services) if jobs else nullcontext():
+            yield
+    finally:
+        services.storage.stop()
+        await services.close()
+
+
+@asynccontextmanager
+async def _watch(services: Services) -> AsyncIterator[None]:
+    """Look after what every process relies on, also one without jobs."""
+    runner = Runner([Job("watch", services.installation.look)])
+    runner.start()
+    try:
+        yield
+    finally:
+        await runner.stop()
+
+
+@asynccontextmanager
+async def _jobs(services: Services) -> AsyncIterator[None]:
+    async with _listen(services) as wakeups:
+        runner = _create_runner(services, wakeups)
+        runner.start()
+        try:
+            yield
+        finally:
+            services.storage.stop()
+            await runner.stop()
+
+
+async def check_shards(services: Services) -> None:
+    """The number of shards is part of every key in Redis: another one would not find them. So are their tags, and an
+    installation keeps those it has. Raises ConfigurationError, Unavailable."""
+    number = services.settings.shards
+    stored = await meta.remember(services.database, "shards", _spread(number))
+    if stored not in (str(number), _spread(number)):
+        told = stored.removesuffix(" spread")
+        raise ConfigurationError(
+            f"UPLOADER_SHARDS: this installation has {told}, not {number}: stop all servers and workers, then "
+            "run `uploader redis reset --yes`"
+        )
+    if number > 1 and stored == _spread(number):
+        services.pending.shards.spread()
+
+
+def _spread(number: int) -> str:
+    """What the database remembers of so many shards whose tags are spread. A single one has the tag it always had."""
+    return f"{number} spread" if number > 1 else "1"
+
+
+async def reset_redis(services: Services) -> int:
+    """Forget all that Redis knows, and take the number of shards in force; how many keys were deleted.
+
+    Everything is rebuilt from the disk and the database. Raises ConfigurationError if Redis is another installation's,
+    Unavailable.
+    """
+    await services.installation.check_redis()
+    deleted = await services.pending.reset()
+    crash_point("reset.after_keys")
+    told = act(Action.REDIS_RESET, services.clock.now(), subject="redis", details={"keys": deleted})
+
+    async def replace_number(connection: Connection) -> None:
+        await meta.replace_fact(connection, "shards", _spread(services.settings.shards))
+        await note(connection, told)
+
+    await services.database.transact(replace_number)
+    return deleted
+
+
+def _checked(job: Job, installation: Installation) -> Job:
+    """A job that removes things, and does not run where disk, database and Redis don't belong together."""
+
+    async def run_once() -> float:
+        await installation.check()
+        return await job.run_once()
+
+    return replace(job, run_once=run_once)
+
+
+def _listen(services: Services) -> Wakeups:
+    """For what ends the sleep of the jobs."""
+    queues = [*services.pending.flush_queues, *services.pending.merge_queues]
+    return Wakeups(services.redis, [queue.wake_channel for queue in queues])
+
+
+def _create_runner(services: Services, wakeups: Wakeups) -> Runner:
+    settings, clock, pending = services.settings, services.clock, services.pending
+    jobs = [job for queue in pending.flush_queues for job in Flusher(queue, services.flushing).as_jobs()]
+    jobs += [Merger(queue, services.merging).as_job() for queue in pending.merge_queues]
+    jobs += [Sweeper(shard, services.sweeping).as_job() for shard in range(pending.shards.number)]
+    retention = settings.closed_retention_seconds
+    removing = [
+        Collector(
+            services.files,
+            services.closers,
+            services.cleanup,
+            services.trail,
+            clock,
+            closed_retention_seconds=retention,
+        ).as_job(),
+        Expirer(services.expiry, clock).as_job(),
+        Cleaner(services.cleanup, clock).as_job(),
+        Scrubber(services.scrubbing, rate_bytes_per_second=settings.scrub_rate_bytes).as_job(),
+        TrashKeeper(services.trash, services.admission, clock).as_job(),
+    ]
+    jobs += [_checked(job, services.installation) for job in removing]
+    jobs += [relay_job(relay) for relay in services.relays]
+    jobs += [
+        Joiner(services.concatenations).as_job(),
+        EventKeeper(services.watching, clock).as_job(),  # also of sinks that are no more
+        Reconciler(services.reconciling).as_job(),
+        Snapshot(services.overview, clock).as_job(),
+    ]
+    bells = {wake_channel(name): bell for name, bell in services.bells.of_sink.items()}
+    return Runner(jobs, {**wakeups.events, **bells})
+
+
+# SIGHUP: the certificate is read anew. Or the server ends, where it says that its terminal is gone.
+#
+# A server process that has just been started hears it as well: it is held back until the process can answer it, where
+# it would end the process otherwise; and the files are read only after that, so that none is left with what was before.
+
+
+class Terminal:
+    """Where a process was started, if it was in one."""
+
+    def __init__(self) -> None:
+        self._was_there = os.isatty(0)
+
+    @property
+    def is_gone(self) -> bool:
+        return self._was_there and not os.isatty(0)
+
+
+@contextmanager
+def certificate_in_force(settings: Settings) -> Iterator[CertificateInForce | None]:
+    """That of this process, if there is one, read anew at each SIGHUP. Raises ConfigurationError."""
+    loop, clock, terminal = asyncio.get_running_loop(), Clock(), Terminal()
+    certificate: CertificateInForce | None = None
+    reloads: set[asyncio.Task[None]] = set()
+
+    def hang_up() -> None:
+        if terminal.is_gone:
+            signal.raise_signal(signal.SIGTERM)
+        elif certificate is not None:
+            task = loop.create_task(certificate.reload(clock.now()))
+            reloads.add(task)
+            task.add_done_callback(reloads.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, hang_up)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+    try:
+        if settings.tls_certificate is not None:
+            certificate = CertificateInForce(settings)
+        yield certificate
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+
+
+@contextmanager
+def _held_back() -> Iterator[None]:
+    """The time in which SIGHUP waits, here and in each process that is started: a new program inherits the mask."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+
+class ServerProcesses(Multiprocess):
+    """Several that listen to one port. At SIGHUP each of them goes on, where uvicorn would put others in their places."""
+
+    def __init__(self, config: Config, sockets: list[socket.socket]) -> None:
+        super().__init__(config, sockets)
+        self._terminal = Terminal()
+
+    def init_processes(self) -> None:
+        with _held_back():
+            super().init_processes()
+
+    def keep_subprocess_alive(self) -> None:
+        """Starts others for those that died."""
+        with _held_back():
+            super().keep_subprocess_alive()
+
+    def handle_hup(self) -> None:
+        if self._terminal.is_gone:
+            self.handle_term()
+            return
+        for pid in [process.pid for process in self.processes]:
+            if pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGHUP)
+
 
 if TYPE_CHECKING:
     import uvicorn

@@ -8,11 +8,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from uploader.accounting import scripting
-from uploader.bootstrap.application import create_verifier
-from uploader.bootstrap.running import check_shards
-from uploader.bootstrap.services import Services, create_services
-from uploader.bootstrap.stores import database_url, sqlite_path
+from uploader.accounting import redis
+from uploader.bootstrap.application import check_shards, create_verifier
+from uploader.bootstrap.services import Services, create_services, database_url, sqlite_path
 from uploader.clock import Clock
 from uploader.database import migrate
 from uploader.database.engine import Database, is_refusal, unfitness
@@ -20,7 +18,7 @@ from uploader.database.meta import Mishap, note_mishap
 from uploader.embedded import list_aside
 from uploader.errors import ConfigurationError, Unavailable
 from uploader.http.server.certificate import read_certificate
-from uploader.service.access.owner import OWNER_TOKEN_FILE, owner_token
+from uploader.service.access import OWNER_TOKEN_FILE, owner_token
 from uploader.settings import Settings
 from uploader.sinks.configuration import load_events
 from uploader.storage.disk import close_to_others
@@ -187,7 +185,7 @@ async def check_redis(settings: Settings) -> None:
             await services.installation.check_database()
             await services.installation.check_redis()
         except Unavailable as error:
-            if scripting.is_refusal(error.__cause__):
+            if redis.is_refusal(error.__cause__):
                 raise
             logger.warning("the start goes on, and what needs this store waits for it", extra={"reason": error.reason})
 

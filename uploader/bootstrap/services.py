@@ -1,66 +1,160 @@
 """Stores → services: everything that a server, a worker or a command needs, made once a process."""
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
-from uploader.accounting.audit import Audit
+from uploader import embedded
 from uploader.accounting.challenges import Budgets, Challenges
 from uploader.accounting.keys import Shards
-from uploader.accounting.marks import RedisMark
-from uploader.accounting.pending import Delays, Pending
-from uploader.accounting.scripting import RedisConnection
-from uploader.bootstrap.events import Bells, create_asking, create_outbox, create_relays
-from uploader.bootstrap.stores import create_redis, create_storage, database_url, list_aside
+from uploader.accounting.pending import Audit, Delays, Pending
+from uploader.accounting.redis import RedisConnection, RedisMark, connect, connect_to_socket
 from uploader.clock import Clock
 from uploader.database.engine import Database
-from uploader.exposition import Exposition
-from uploader.service.access.accounts import Accounts
-from uploader.service.access.links import Links
-from uploader.service.appends.appending import Appends
-from uploader.service.appends.growing import Growing
-from uploader.service.audit.reconciling import Reconciling
-from uploader.service.audit.recounting import Recounting
-from uploader.service.backups.making import Backups
-from uploader.service.backups.restoring import Restoring
-from uploader.service.concatenation.filling import Filling
-from uploader.service.concatenation.joining import Joining
-from uploader.service.concatenation.ordering import Concatenations
-from uploader.service.contents.healing import Healing
-from uploader.service.contents.trash import TrashKeeping
-from uploader.service.events.asking import Asking
-from uploader.service.events.relaying import Relay
-from uploader.service.events.reviewing import Reviewing
-from uploader.service.events.watching import Watching
-from uploader.service.files import Files
-from uploader.service.folders import Folders
-from uploader.service.insight.gauges import Gauges
-from uploader.service.insight.health import Health
-from uploader.service.insight.integrity import Integrity
-from uploader.service.insight.overview import Overview
-from uploader.service.insight.queues import Queues
-from uploader.service.insight.reports import Reports
-from uploader.service.insight.trail import TrailReports
+from uploader.database.outbox import Outbox
+from uploader.observability import Exposition
+from uploader.service.access import Accounts, Links
+from uploader.service.append import Appends, DeferredLength
+from uploader.service.audit_log import AuditLog, AuditLogReports
+from uploader.service.backup import Backups, Restoring
+from uploader.service.chunk import ChunksAtOnce, Receiving
+from uploader.service.cleanup import Cleanup, Expiry
+from uploader.service.close import Closers
+from uploader.service.concatenate import Concatenations, Filling, Joining
+from uploader.service.delta import DeltaBases
+from uploader.service.events import Relay, Reviewing, Watching
+from uploader.service.files import Files, Folders
+from uploader.service.flush import Flushing, Sweeping
+from uploader.service.heal import Healing
+from uploader.service.health import Gauges, Health, Integrity
+from uploader.service.ids import new_id
 from uploader.service.installation import Installation
-from uploader.service.trail.keeping import Trail
-from uploader.service.upkeep.cleanup import Cleanup
-from uploader.service.upkeep.expiry import Expiry
-from uploader.service.upkeep.flushing import Flushing
-from uploader.service.upkeep.scrubbing import Goals, Scrubbing
-from uploader.service.upkeep.sweeping import Sweeping
-from uploader.service.uploads.admission import Admission
-from uploader.service.uploads.bases import Bases
-from uploader.service.uploads.closers import Closers
-from uploader.service.uploads.instant import BUDGET_WINDOW_SECONDS, Instant
-from uploader.service.uploads.merging import Merging
-from uploader.service.uploads.opening import Openings
-from uploader.service.uploads.receiving import ChunksAtOnce, Receiving
-from uploader.service.uploads.status import Uploads
-from uploader.service.uploads.storing import Storing
-from uploader.service.uploads.whole import WholeFiles
+from uploader.service.instant import BUDGET_WINDOW_SECONDS, Instant
+from uploader.service.merge import Merging
+from uploader.service.open import Admission, Openings
+from uploader.service.precreate import TIMEOUT_SECONDS, PreCreateHook
+from uploader.service.reconcile import Reconciling, Recounting
+from uploader.service.reports import Overview, Queues, Reports
+from uploader.service.scrub import Goals, Scrubbing
+from uploader.service.status import Uploads
+from uploader.service.trash import TrashKeeping
+from uploader.service.whole import Storing, WholeFiles
 from uploader.settings import Settings
-from uploader.sinks.configuration import load_events
+from uploader.settings.addresses import bucket_address
+from uploader.sinks.base import EventSink
+from uploader.sinks.configuration import (
+    EventSettings,
+    KafkaSettings,
+    SinkSettings,
+    StreamSettings,
+    WebhookSettings,
+    load_events,
+)
+from uploader.sinks.kafka import KafkaSink
+from uploader.sinks.stream import StreamSink
+from uploader.sinks.webhook import SignedPost, WebhookSink
+from uploader.storage.local.store import LocalStore
 from uploader.storage.spool import Spool
 from uploader.storage.store import Store
+
+# Settings → the stores in force, embedded or given.
+
+
+def database_url(settings: Settings) -> str:
+    """The URL of the database in force."""
+    return settings.database_url or f"sqlite:///{settings.data.absolute() / 'uploader.db'}"
+
+
+def sqlite_path(settings: Settings) -> Path | None:
+    """The file of a SQLite; None of another database."""
+    url = database_url(settings)
+    name = url.removeprefix("sqlite:///")
+    return None if name in (url, "", ":memory:") else Path(name)
+
+
+def redis_directory(settings: Settings) -> Path:
+    """Where the embedded Valkey lives."""
+    return settings.data.absolute() / "redis"
+
+
+def list_aside(settings: Settings) -> list[Path]:
+    """Directories of the embedded Valkey, if that is in force, that it could not load and that are still there; blocks."""
+    return [] if settings.redis_url is not None else embedded.list_aside(redis_directory(settings))
+
+
+def create_redis(settings: Settings) -> RedisConnection:
+    """Connects to nothing yet."""
+    connections, timeout_seconds = settings.redis_connections, settings.redis_timeout_seconds
+    if settings.redis_url is not None:
+        return connect(settings.redis_url, connections=connections, timeout_seconds=timeout_seconds)
+    path = embedded.socket_path(redis_directory(settings))
+    return connect_to_socket(path, connections=connections, timeout_seconds=timeout_seconds)
+
+
+def create_storage(settings: Settings, database: Database, clock: Clock) -> Store:
+    """Connects to nothing yet. Raises ConfigurationError."""
+    address = bucket_address(settings)
+    if address is None:
+        return LocalStore(
+            settings.data, durable=settings.durability == "power", keeps_trash=settings.trash_retention_seconds > 0
+        )
+    # Here, because who keeps all on a disk does without the memory that they take.
+    from uploader.database.ledger import LedgerRows
+    from uploader.storage.s3.bucket import Bucket
+    from uploader.storage.s3.store import S3Store
+
+    smallest = settings.min_chunk_size_bytes
+    return S3Store(Bucket(address), LedgerRows(database), clock, min_chunk_size_bytes=smallest)
+
+
+# The file of `UPLOADER_EVENTS` → who writes events, who tells whom, and who wakes them.
+
+
+def create_precreate_hook(settings: EventSettings, clock: Clock) -> PreCreateHook:
+    """Connects to nothing yet."""
+    asked = settings.pre_create
+    if asked is None:
+        return PreCreateHook(None, allows_on_failure=True)
+    post = SignedPost(asked.to, clock, timeout_seconds=TIMEOUT_SECONDS)
+    return PreCreateHook(post, allows_on_failure=asked.allows_on_failure, timeout_seconds=TIMEOUT_SECONDS)
+
+
+class Bells:
+    """An event for each sink, which ends the sleep of its relay in this process."""
+
+    def __init__(self, settings: EventSettings) -> None:
+        self.of_sink = {name: asyncio.Event() for name in settings.sinks}
+
+    def ring(self) -> None:
+        for bell in self.of_sink.values():
+            bell.set()
+
+
+def create_outbox(settings: EventSettings, clock: Clock, bells: Bells) -> Outbox | None:
+    """None if nobody is told of anything."""
+    return Outbox(settings.sinks_of, new_id, clock.now, bells.ring) if settings.sinks else None
+
+
+def create_relays(
+    settings: EventSettings, database: Database, redis: RedisConnection, clock: Clock, source: Callable[[], str]
+) -> list[Relay]:
+    """Connects to nothing yet."""
+    return [
+        Relay(name, _create_sink(sink, redis, clock), database, clock, source) for name, sink in settings.sinks.items()
+    ]
+
+
+def _create_sink(sink: SinkSettings, redis: RedisConnection, clock: Clock) -> EventSink:
+    match sink:
+        case WebhookSettings():
+            return WebhookSink(sink.to, clock)
+        case StreamSettings():
+            client = redis if sink.url is None else connect(sink.url)
+            return StreamSink(client, sink.stream, sink.maxlen, owns=sink.url is not None)
+        case KafkaSettings():
+            return KafkaSink(sink.topic, sink.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +181,7 @@ class Services:
     whole: WholeFiles
     concatenations: Concatenations
     files: Files
-    bases: Bases
+    bases: DeltaBases
     folders: Folders
     reports: Reports
     overview: Overview
@@ -104,15 +198,15 @@ class Services:
     scrubbing: Scrubbing
     trash: TrashKeeping
     admission: Admission
-    asking: Asking
+    asking: PreCreateHook
     relays: list[Relay]
     bells: Bells
     watching: Watching
     reviewing: Reviewing
     backups: Backups
     restoring: Restoring
-    trail: Trail
-    trail_reports: TrailReports
+    trail: AuditLog
+    trail_reports: AuditLogReports
 
     async def close(self) -> None:
         await self.appends.close()
@@ -140,7 +234,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         outbox=create_outbox(events, clock, bells),
     )
     storage = create_storage(settings, database, clock)
-    trail = Trail(database, clock, retention_seconds=settings.audit_retention_seconds)
+    trail = AuditLog(database, clock, retention_seconds=settings.audit_retention_seconds)
     healing = Healing(database, storage, storage.trash, clock)
     retention = settings.trash_retention_seconds
     trash = TrashKeeping(database, storage, healing, trail, clock, retention_seconds=retention)
@@ -175,13 +269,13 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         ),
     )
     admission = Admission(settings, database, storage, trash, clock)
-    asking = create_asking(events, clock)
+    asking = create_precreate_hook(events, clock)
     instant = Instant(settings, database, storage, storage, healing, closers, uploads, challenges, asking, clock)
     at_once = ChunksAtOnce(settings.max_concurrent_chunks)
     receiving = Receiving(database, storage, pending, closers, uploads, at_once=at_once)
     max_bytes = min(settings.max_chunk_size_bytes, settings.max_file_size_bytes)
     openings = Openings(settings, database, storage, instant, uploads, receiving, admission, asking, clock)
-    growing = Growing(database, closers, admission, clock, max_file_size_bytes=openings.max_file_size_bytes)
+    growing = DeferredLength(database, closers, admission, clock, max_file_size_bytes=openings.max_file_size_bytes)
     storing = Storing(database, storage.arrivals, closers, uploads, admission, asking, clock, max_bytes=max_bytes)
     concatenations = Concatenations(
         settings,
@@ -234,7 +328,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         whole=WholeFiles(storing, at_once),
         concatenations=concatenations,
         files=files,
-        bases=Bases(files, storage, healing),
+        bases=DeltaBases(files, storage, healing),
         folders=Folders(database),
         reports=Reports(database, files, clock),
         overview=Overview(database, storage, admission, clock),
@@ -259,5 +353,5 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         backups=Backups(database, storage, installation, trail, settings.data, clock),
         restoring=Restoring(database, storage, pending, RedisMark(redis), settings.data),
         trail=trail,
-        trail_reports=TrailReports(database),
+        trail_reports=AuditLogReports(database),
     )

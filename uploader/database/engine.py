@@ -20,7 +20,6 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from uploader.database import models
-from uploader.database.events.outbox import Outbox
 from uploader.database.mysql import (
     CONNECTIONS,
     POOL_TIMEOUT_SECONDS,
@@ -29,8 +28,8 @@ from uploader.database.mysql import (
     Mysql,
     is_read_only,
 )
-from uploader.database.sqlite import FileLost, Sqlite, SqliteEngine, is_unfit
-from uploader.database.within.calls import on_the_loop
+from uploader.database.outbox import Outbox
+from uploader.database.sqlite import FileLost, Sqlite, SqliteEngine, is_unfit, on_the_loop
 from uploader.errors import DatabaseDamaged, Unavailable
 
 logger = logging.getLogger(__name__)

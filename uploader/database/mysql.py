@@ -13,9 +13,9 @@ from sqlalchemy import NullPool, event, make_url
 from sqlalchemy.exc import DBAPIError, DisconnectionError, InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from uploader.patience import LEAST, Patience, patience
 from uploader.settings.addresses import TLS_OPTIONS, parse_mysql_url
 from uploader.tasks import ended
+from uploader.wait_budget import LEAST, WaitBudget, wait_budget
 
 T = TypeVar("T")
 
@@ -129,7 +129,7 @@ class Mysql:
     # A server that hangs
 
     async def _answered(self, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        own = patience()
+        own = wait_budget()
         if not own.left("database", self._timeout_seconds):
             raise OSError("it did not answer this request before")
         began, left_in_all = time.monotonic(), own.left_in_all()
@@ -148,7 +148,7 @@ class Mysql:
         own.note(began, self._timeout_seconds * LEAST, worked="database")
         return task.result()
 
-    async def _waited_for(self, task: asyncio.Task[Any], wait: _Wait, own: Patience, deadline: float) -> bool:
+    async def _waited_for(self, task: asyncio.Task[Any], wait: _Wait, own: WaitBudget, deadline: float) -> bool:
         """Whether it is done; if not, the server has said hello meanwhile, and works on it, or for those who have the
         connections. Raises OSError."""
         seconds = own.left("database", self._timeout_seconds)

@@ -4,6 +4,7 @@ Those that every file asks are put together once: to build a statement costs sev
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cache
@@ -14,19 +15,25 @@ from sqlalchemy import (
     LargeBinary,
     RowMapping,
     Select,
+    TextualSelect,
     and_,
     bindparam,
     cast,
+    exists,
     func,
+    literal,
     literal_column,
+    or_,
     select,
+    text,
     tuple_,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
-from uploader.domain.quota import Usage
-from uploader.domain.upload import File, Upload, if_exists_of, kind_of, state_of
+from uploader.domain.names import Folder, Place
+from uploader.domain.reports import Usage
+from uploader.domain.upload import Concatenation, File, Upload, if_exists_of, kind_of, state_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,3 +303,357 @@ async def tokens(connection: AsyncConnection, user_id: str | None) -> list[Token
     if user_id is not None:
         query = query.where(models.token.c.user_id == user_id)
     return [Token(**row) for row in (await connection.execute(query)).mappings()]
+
+
+# Reads of blobs: each function is one question, asked on a connection that the caller holds.
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """One row of `blob`."""
+
+    sha256: str
+    md5: str | None
+    size: int
+    refs: int
+    damaged: bool
+    # When it was last read back, or that failed.
+    scrubbed_at: datetime | None
+    # When it is read again, after that failed.
+    reread_at: datetime | None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is known against its bytes: they are not damaged, and could be read."""
+        return not self.damaged and self.reread_at is None
+
+
+_BLOB_COLUMNS = [models.blob.c[field.name] for field in fields(Blob)]
+
+_BLOB = select(*_BLOB_COLUMNS)
+_BLOBS_BY_MD5 = _BLOB.where(
+    *(models.blob.c[name] == bindparam(name) for name in ("md5", "size")),
+).order_by(models.blob.c.sha256)
+# A list of MD5s is a table, as in `batches.py`: asked with IN, MariaDB walks over all files of the user.
+_OF_USER_SQLITE = """
+SELECT DISTINCT {columns} FROM json_each(:md5s) AS asked
+CROSS JOIN file ON file.user_id = :user_id AND file.md5 = CAST(asked.value AS BLOB)
+CROSS JOIN `blob` ON `blob`.sha256 = file.sha256
+"""
+_OF_USER_MYSQL = """
+SELECT DISTINCT {columns} FROM JSON_TABLE(:md5s, '$[*]' COLUMNS (
+  md5 VARCHAR(32) CHARACTER SET utf8mb4 PATH '$'
+)) AS asked
+STRAIGHT_JOIN file FORCE INDEX (ix_file_user_md5) ON file.user_id = :user_id AND file.md5 = CAST(asked.md5 AS BINARY)
+STRAIGHT_JOIN `blob` ON `blob`.sha256 = file.sha256
+"""
+
+
+def _of_user(statement: str) -> TextualSelect:
+    columns = ", ".join(f"`blob`.{column.name}" for column in _BLOB_COLUMNS)
+    bound = text(statement.format(columns=columns)).bindparams(bindparam("user_id", type_=models.file.c.user_id.type))
+    return bound.columns(*_BLOB_COLUMNS)
+
+
+_OF_USER = {"sqlite": _of_user(_OF_USER_SQLITE), "mysql": _of_user(_OF_USER_MYSQL)}
+_BLOB_BY_SHA256 = _BLOB.where(models.blob.c.sha256 == bindparam("sha256")).limit(1)
+_MD5_OF_BLOB = select(models.blob.c.md5).where(models.blob.c.sha256 == bindparam("of_blob"))
+_LOCKED_BLOB_BY_SHA256 = _BLOB_BY_SHA256.with_for_update()
+
+
+async def contents_by_md5(connection: AsyncConnection, user_id: str, md5s: list[str]) -> list[Blob]:
+    """The contents, all of them sound as far as is known, that a user has files of with one of `md5s`."""
+    asked = {"user_id": user_id, "md5s": json.dumps(md5s)}
+    rows = (await connection.execute(_OF_USER[connection.dialect.name], asked)).mappings()
+    return [blob for blob in (Blob(**row) for row in rows) if blob.is_sound]
+
+
+async def blobs_by_md5(connection: AsyncConnection, md5: str, size: int) -> list[Blob]:
+    """Blobs in use with this MD5 and size, all of them sound as far as is known; several if it has twins."""
+    rows = (await connection.execute(_BLOBS_BY_MD5, {"md5": md5, "size": size})).mappings()
+    # Asked for those that are not damaged, SQLite walks over them all, by the index of `damaged`.
+    return [blob for blob in (Blob(**row) for row in rows) if blob.refs > 0 and blob.is_sound]
+
+
+async def md5_of(connection: AsyncConnection, sha256: str) -> str | None:
+    """The MD5 of a blob, as far as it is known."""
+    md5: str | None = (await connection.execute(_MD5_OF_BLOB, {"of_blob": sha256})).scalar()
+    return md5
+
+
+async def blobs_by_sha256(connection: AsyncConnection, sha256s: list[str]) -> dict[str, Blob]:
+    """Those of `sha256s` that have a row."""
+    query = _BLOB.where(models.blob.c.sha256.in_(sha256s))
+    return {row["sha256"]: Blob(**row) for row in (await connection.execute(query)).mappings()}
+
+
+async def known_blobs(connection: AsyncConnection, sha256s: list[str], *, lock: bool = False) -> set[str]:
+    """Those of `sha256s` that have a row; `lock` waits for rows on their way, and keeps them until the transaction ends."""
+    query = select(models.blob.c.sha256).where(models.blob.c.sha256.in_(sha256s)).order_by(models.blob.c.sha256)
+    return set((await connection.execute(query.with_for_update() if lock else query)).scalars())
+
+
+async def blobs_to_scrub(
+    connection: AsyncConnection, *, placed_before: datetime, scrubbed_before: datetime, limit: int
+) -> list[Blob]:
+    """Blobs in use that were not read back since they were placed, before a moment; then those that were last read back
+    before another. Of each the oldest first."""
+    table = models.blob.c
+    in_use = _BLOB.where(table.refs > 0)
+    first = in_use.where(table.scrubbed_at.is_(None), table.created_at < placed_before).order_by(table.created_at)
+    again = in_use.where(table.scrubbed_at < scrubbed_before).order_by(table.scrubbed_at)
+    found: list[Blob] = []
+    for query in (first, again):
+        rows = await connection.execute(query.limit(limit - len(found)))
+        found += [Blob(**row) for row in rows.mappings()]
+        if len(found) == limit:
+            break
+    return found
+
+
+async def blobs_to_reread(connection: AsyncConnection, now: datetime, limit: int) -> list[Blob]:
+    """Blobs in use that could not be read, and are to be tried again by now, those that wait longest first."""
+    table = models.blob.c
+    query = _BLOB.where(table.refs > 0, table.reread_at <= now).order_by(table.reread_at).limit(limit)
+    return [Blob(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def unscrubbed_since(connection: AsyncConnection) -> tuple[datetime | None, datetime | None]:
+    """Of the blobs in use that were never read back, when the oldest was placed; and of the others, when the one that
+    waits longest was. None where there are none."""
+    table = models.blob.c
+    placed = select(func.min(table.created_at)).where(table.refs > 0, table.scrubbed_at.is_(None))
+    scrubbed = select(func.min(table.scrubbed_at)).where(table.refs > 0, table.scrubbed_at.is_not(None))
+    return (await connection.execute(placed)).scalar(), (await connection.execute(scrubbed)).scalar()
+
+
+async def count_damaged_blobs(connection: AsyncConnection) -> int:
+    query = select(func.count()).select_from(models.blob).where(models.blob.c.damaged, models.blob.c.refs > 0)
+    return int((await connection.execute(query)).scalar_one())
+
+
+async def count_unreadable_blobs(connection: AsyncConnection) -> int:
+    """Those that could not be read when that was last tried, and are not known to be damaged."""
+    table = models.blob.c
+    query = select(func.count()).select_from(models.blob)
+    return int(
+        (
+            await connection.execute(query.where(table.reread_at.is_not(None), ~table.damaged, table.refs > 0))
+        ).scalar_one()
+    )
+
+
+async def blobs_without_refs(connection: AsyncConnection, limit: int) -> list[str]:
+    query = select(models.blob.c.sha256).where(models.blob.c.refs == 0).limit(limit)
+    return list((await connection.execute(query)).scalars())
+
+
+async def blobs_in_use(connection: AsyncConnection, *, after: str, limit: int) -> list[Blob]:
+    """Blobs with refs, by SHA-256, after the SHA-256 `after`."""
+    table = models.blob.c
+    query = _BLOB.where(table.refs > 0, table.sha256 > after).order_by(table.sha256).limit(limit)
+    return [Blob(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def blob_by_sha256(connection: AsyncConnection, sha256: str, *, lock: bool = False) -> Blob | None:
+    """A blob; `lock` keeps its row until the transaction ends."""
+    query = _LOCKED_BLOB_BY_SHA256 if lock else _BLOB_BY_SHA256
+    row = (await connection.execute(query, {"sha256": sha256})).mappings().first()
+    return None if row is None else Blob(**row)
+
+
+# Reads of concatenations: each function is one question, asked on a connection that the caller holds.
+
+
+_PLANS, _PARTS, _UPLOADS = models.concatenation.c, models.concatenation_part.c, models.upload.c
+_COLUMNS = [_PLANS[name] for name in ("id", "user_id", "name", "metadata", "ordered", "created_at")]
+
+
+async def concatenation_by_id(
+    connection: AsyncConnection, concatenation_id: str, *, lock: bool = False
+) -> Concatenation | None:
+    """A concatenation; `lock` keeps its row until the transaction ends."""
+    return await _first_concatenation(connection, _PLANS.id == concatenation_id, lock=lock)
+
+
+async def concatenation_by_parts(connection: AsyncConnection, user_id: str, parts_sha256: str) -> Concatenation | None:
+    """The one of a user that has these parts in this order."""
+    return await _first_concatenation(connection, and_(_PLANS.user_id == user_id, _PLANS.parts_sha256 == parts_sha256))
+
+
+async def _first_concatenation(
+    connection: AsyncConnection, condition: ColumnElement[bool], *, lock: bool = False
+) -> Concatenation | None:
+    query = select(*_COLUMNS).where(condition)
+    row = (await connection.execute(query.with_for_update() if lock else query)).mappings().first()
+    if row is None:
+        return None
+    parts = select(_PARTS.part_id).where(_PARTS.concatenation_id == row["id"]).order_by(_PARTS.position)
+    return Concatenation(**row, part_ids=tuple((await connection.execute(parts)).scalars()))
+
+
+async def is_concatenation(connection: AsyncConnection, user_id: str, concatenation_id: str) -> bool:
+    """Whether there is, or was, such a concatenation of a user."""
+    query = select(_PLANS.id).where(_PLANS.id == concatenation_id, _PLANS.user_id == user_id)
+    return (await connection.execute(query)).first() is not None
+
+
+async def concatenations_waiting_for(connection: AsyncConnection, part_id: str) -> list[str]:
+    """The ids of those that are open and name a part."""
+    query = (
+        select(_PLANS.id)
+        .join_from(models.concatenation_part, models.concatenation, _PLANS.id == _PARTS.concatenation_id)
+        .where(_PARTS.part_id == part_id, _PLANS.open_flag == 1)
+    )
+    return sorted(set((await connection.execute(query)).scalars()))
+
+
+async def due_concatenations(connection: AsyncConnection, after: str, limit: int) -> list[str]:
+    """The ids, after the id `after`, of those that something is to be done for: they have an upload already; or a part of
+    them has ended otherwise; or all parts are complete, as far as that was accounted for."""
+    own_part = _PARTS.concatenation_id == _PLANS.id
+    is_open = and_(_UPLOADS.id == _PARTS.part_id, _UPLOADS.open_flag == 1)
+    is_joined = exists().where(_UPLOADS.id == _PLANS.id)
+    has_lost_a_part = exists().where(own_part, ~exists().where(is_open))
+    has_all = and_(_UPLOADS.length_known, _UPLOADS.flushed_bytes >= _UPLOADS.size)
+    is_under_way = exists().where(own_part, is_open, ~has_all)
+    query = (
+        select(_PLANS.id)
+        .where(_PLANS.open_flag == 1, _PLANS.id > after, or_(is_joined, has_lost_a_part, ~is_under_way))
+        .order_by(_PLANS.id)
+        .limit(limit)
+    )
+    return list((await connection.execute(query)).scalars())
+
+
+async def count_waiting_concatenations(connection: AsyncConnection, user_id: str) -> int:
+    """How many of a user wait for their parts."""
+    query = select(func.count()).where(
+        _PLANS.user_id == user_id, _PLANS.open_flag == 1, ~exists().where(_UPLOADS.id == _PLANS.id)
+    )
+    return int((await connection.execute(query)).scalar_one())
+
+
+# Pages of a user's files: newest first, or as folders.
+
+
+async def files(
+    connection: AsyncConnection, user_id: str, *, limit: int, after: str | None, prefix: str | None, part: str | None
+) -> list[File]:
+    """Files of a user, newest first, after the id `after`, with names that start with `prefix` and contain `part`, byte by
+    byte."""
+    table = models.file.c
+    query = FILE.order_by(table.id.desc())
+    if part:
+        query = query.where(table.id.in_(_ids_by_part_of_name(user_id, limit, after, prefix, part)))
+    else:
+        query = query.where(*_conditions(user_id, table.id, after, prefix)).limit(limit)
+    return [File(**row) for row in (await connection.execute(query)).mappings()]
+
+
+def _ids_by_part_of_name(user_id: str, limit: int, after: str | None, prefix: str | None, part: str) -> Any:
+    """By a scan of the index of names alone, which is a fraction of the table: rows are looked at where a name matches."""
+    table = models.file.c
+    # Not the column itself, or SQLite would rather walk the rows in the order of their ids.
+    key = func.substr(table.id, 1, type_=table.id.type)
+    conditions = [*_conditions(user_id, key, after, prefix), func.instr(table.name, part.encode()) > 0]
+    found = select(table.id).where(*conditions).order_by(key.desc()).limit(limit).subquery()
+    return select(found.c.id)
+
+
+def _conditions(
+    user_id: str, key: ColumnElement[str], after: str | None, prefix: str | None
+) -> list[ColumnElement[bool]]:
+    table = models.file.c
+    conditions = [table.user_id == user_id]
+    if after is not None:
+        conditions.append(key < after)
+    if prefix:
+        # substr works on bytes here: the column is binary in every database.
+        conditions.append(func.substr(table.name, 1, len(prefix.encode())) == prefix.encode())
+    return conditions
+
+
+# Folders: names are paths, and what they have in common up to a slash is a folder
+
+_SLASH = b"/"
+
+
+async def folders(
+    connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: Place | None
+) -> list[Folder]:
+    """The folders right below a prefix, by name, with all that is in them."""
+    table = models.file.c
+    name, slash = _name_and_slash(prefix)
+    folder = func.substr(table.name, 1, len(prefix.encode()) + slash, type_=name.type).label("name")
+    query = (
+        select(folder, func.count().label("files"), func.sum(table.size, type_=table.size.type).label("bytes"))
+        .where(*_below(user_id, prefix), slash > 0)
+        .group_by(folder)
+        .order_by(folder)
+        .limit(limit)
+    )
+    if after is not None:
+        query = query.where(folder > after[0])
+    return [Folder(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def files_of_folder(
+    connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: Place | None
+) -> list[File]:
+    """The files right below a prefix, and in no folder there, by name."""
+    table = models.file.c
+    _, slash = _name_and_slash(prefix)
+    query = FILE.where(*_below(user_id, prefix), slash == 0).order_by(table.name, table.id).limit(limit)
+    if after is not None:
+        name, file_id = after
+        query = query.where(or_(table.name > name, and_(table.name == name, table.id > file_id)))
+    return [File(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def files_below(
+    connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: File | None, shortest: bool = False
+) -> list[File]:
+    """Files whose names start with a prefix, after a file, in the order of their ids; or those with the shortest names
+    first."""
+    table = models.file.c
+    length = func.length(table.name)
+    query = (
+        FILE.where(*_below(user_id, prefix)).order_by(*((length, table.id) if shortest else (table.id,))).limit(limit)
+    )
+    if after is not None:
+        later = table.id > after.id
+        reached = len(after.name.encode())
+        query = query.where(or_(length > reached, and_(length == reached, later)) if shortest else later)
+    return [File(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def files_by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[str]) -> list[File]:
+    """Those of the files with these ids that are a user's."""
+    table = models.file.c
+    query = FILE.where(table.user_id == user_id, table.id.in_(ids)).order_by(table.id)
+    return [File(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def damaged_below(connection: AsyncConnection, user_id: str, prefix: str) -> File | None:
+    """A file whose name starts with a prefix and whose content is known to be damaged."""
+    query = FILE.where(*_below(user_id, prefix), or_(models.blob.c.damaged, models.blob.c.sha256.is_(None))).limit(1)
+    row = (await connection.execute(query)).mappings().first()
+    return None if row is None else File(**row)
+
+
+def _below(user_id: str, prefix: str) -> list[ColumnElement[bool]]:
+    """By the index of names, so that what lies elsewhere costs nothing."""
+    table = models.file.c
+    if not prefix:
+        return [table.user_id == user_id]
+    raw = prefix.encode()
+    # In UTF-8 no byte is the largest one.
+    beyond = literal(raw[:-1] + bytes([raw[-1] + 1]), LargeBinary)
+    return [table.user_id == user_id, table.name >= prefix, table.name < beyond]
+
+
+def _name_and_slash(prefix: str) -> tuple[ColumnElement[str], ColumnElement[int]]:
+    """The name, and where after the prefix it has its first slash, counted from 1; 0: nowhere."""
+    name = models.file.c.name
+    return name, func.instr(func.substr(name, len(prefix.encode()) + 1), _SLASH)

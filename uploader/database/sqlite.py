@@ -13,22 +13,302 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from resource import RUSAGE_THREAD, getrusage
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import PoolProxiedConnection, QueuePool, create_engine, event, make_url
+from sqlalchemy import (
+    Connection,
+    Dialect,
+    Engine,
+    Executable,
+    PoolProxiedConnection,
+    QueuePool,
+    create_engine,
+    event,
+    make_url,
+)
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.compiler import SQLCompiler
 
-from uploader.database.texts import Statements, texts, wrapped
-from uploader.database.within.calls import caller_on, calling, run_part, run_to_its_end
+# Statements as text, for SQLite's own driver.
+#
+# SQLAlchemy takes several times as long to run a statement as SQLite does: it looks for the form that it compiled
+# before, and makes objects for each run. A statement that is executed with values was put together before there were
+# any, and once. So it is compiled when it is first run, with what its types do to values on their way in and out; from
+# then on it is a text.
+
+
+# For one run, or for each of many.
+Values = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 T = TypeVar("T")
+
+
+class Rows:
+    """What a statement has found or changed: of SQLAlchemy's results what is used here."""
+
+    def __init__(self, rows: list[Any], names: Sequence[str] = (), rowcount: int = -1) -> None:
+        self._rows = rows
+        self._names = names
+        self.rowcount = rowcount
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._rows)
+
+    def all(self) -> list[Any]:
+        return self._rows
+
+    def first(self) -> Any:
+        return self._rows[0] if self._rows else None
+
+    def one(self) -> Any:
+        (row,) = self._rows
+        return row
+
+    def scalar(self) -> Any:
+        return self._rows[0][0] if self._rows else None
+
+    def scalar_one(self) -> Any:
+        return self.one()[0]
+
+    def scalars(self) -> "Rows":
+        return Rows([row[0] for row in self._rows])
+
+    def mappings(self) -> "Rows":
+        return Rows([dict(zip(self._names, row, strict=True)) for row in self._rows])
+
+
+class _Text:
+    """One statement."""
+
+    def __init__(self, compiled: SQLCompiler) -> None:
+        dialect, asked = compiled.dialect, [compiled.binds[name] for name in compiled.positiontup or ()]
+        self._text = compiled.string
+        self._asked = [(bound.key, bound.type.dialect_impl(dialect).bind_processor(dialect)) for bound in asked]
+        self._given = {bound.key: bound.effective_value for bound in asked if not bound.required}
+        columns = getattr(compiled.statement, "exported_columns", ())
+        self._processes = [column.type.dialect_impl(dialect).result_processor(dialect, None) for column in columns]
+
+    def run(self, connection: sqlite3.Connection, values: Values) -> Rows:
+        """Raises DBAPIError, as SQLAlchemy does."""
+        try:
+            if isinstance(values, Mapping):
+                cursor = connection.execute(self._text, self._bound(values))
+            else:
+                cursor = connection.executemany(self._text, map(self._bound, values))
+            found = cursor.fetchall()
+        except sqlite3.Error as error:
+            raise wrapped(error, self._text) from error
+        names = [column[0] for column in cursor.description or ()]
+        return Rows([self._processed(row) for row in found], names, cursor.rowcount)
+
+    def _bound(self, values: Mapping[str, Any]) -> list[Any]:
+        given = {**self._given, **values}
+        return [given[name] if process is None else process(given[name]) for name, process in self._asked]
+
+    def _processed(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not self._processes:
+            return row
+        pairs = zip(self._processes, row, strict=True)
+        return tuple([value if process is None else process(value) for process, value in pairs])
+
+
+class Texts:
+    """The statements of one dialect."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        # By the statement itself, and by the names of its values: those of an INSERT are its columns.
+        self._known: WeakKeyDictionary[Executable, dict[tuple[object, ...], _Text | None]] = WeakKeyDictionary()
+
+    def of(self, statement: Executable, values: Values) -> _Text | None:
+        """None if it has no text that stays the same, as where a list of values is expanded."""
+        many = not isinstance(values, Mapping)
+        names = tuple(values if isinstance(values, Mapping) else values[0])
+        known = self._known.get(statement)
+        if known is None:
+            known = self._known[statement] = {}
+        try:
+            return known[many, *names]
+        except KeyError:
+            text = known[many, *names] = self._compiled(statement, names, many)
+            return text
+
+    def _compiled(self, statement: Executable, names: tuple[str, ...], many: bool) -> _Text | None:
+        compile_ = cast(Any, statement).compile
+        compiled: SQLCompiler = compile_(dialect=self._dialect, column_keys=list(names), for_executemany=many)
+        changes = compiled.literal_execute_params or compiled.post_compile_params
+        computes = compiled.insert_prefetch or compiled.update_prefetch
+        return None if changes or computes else _Text(compiled)
+
+
+@cache
+def texts() -> Texts:
+    """Those of this process: a statement is compiled once, however many databases it is for."""
+    from sqlalchemy.dialects import sqlite  # which servers on MySQL need not load
+
+    return Texts(sqlite.dialect(dbapi=sqlite3))
+
+
+class Statements:
+    """The part of an `AsyncConnection` that transactions use: nothing in it waits."""
+
+    def __init__(self, engine: Engine, pooled: PoolProxiedConnection, texts: Texts) -> None:
+        self.dialect = engine.dialect
+        self._engine = engine
+        self._pooled = pooled
+        self.texts = texts
+        self.driver = cast(sqlite3.Connection, pooled.dbapi_connection)
+
+    async def execute(self, statement: Executable, values: Values | None = None) -> Any:
+        text = self.texts.of(statement, values) if values else None
+        return self._plain.execute(statement, values) if text is None else text.run(self.driver, values or {})
+
+    @property
+    def info(self) -> dict[Any, Any]:
+        """What is noted of the driver's connection, as long as there is one."""
+        return self._pooled.info
+
+    async def run_sync(self, work: Callable[..., T], *arguments: Any) -> T:
+        return work(self._plain, *arguments)
+
+    def run(self, text: str) -> None:
+        """What begins or ends a transaction. Raises DBAPIError."""
+        try:
+            self.driver.execute(text)
+        except sqlite3.Error as error:
+            raise wrapped(error, text) from error
+
+    @property
+    def in_transaction(self) -> bool:
+        return self.driver.in_transaction
+
+    @cached_property
+    def _plain(self) -> Connection:
+        """SQLAlchemy's own, in the transaction that is under way: it neither begins nor ends one."""
+        plain = Connection(self._engine, self._pooled)
+        plain.begin()
+        return plain
+
+    def close(self) -> None:
+        """What has not been committed is rolled back."""
+        if "_plain" in vars(self):
+            self._plain.close()
+        else:
+            self._pooled.close()
+
+
+def wrapped(error: sqlite3.Error, text: str | None) -> BaseException:
+    """The error as SQLAlchemy raises it; without the values, which do not belong into logs."""
+    return DBAPIError.instance(text, None, error, sqlite3.Error, hide_parameters=True)
+
+
+# Calls that a transaction of SQLite makes from its thread to the event loop, and waits for.
+#
+# What is called may write, too, as by the rows of a store on S3. Another transaction could begin only after this one,
+# which waits for it. So it is a part of this one: on MySQL, where it is one of its own, it has to be repeatable anyway,
+# because whatever calls it may be run again.
+
+
 Work = Callable[[AsyncConnection], Awaitable[T]]
+
+
+class CallingTransaction:
+    """A transaction that writes, as those see it that it calls."""
+
+    def __init__(self, connection: Statements, engine: Engine) -> None:
+        self._connection = connection
+        self._engine = engine
+        self._waits = False
+
+    def waits_on(self, engine: Engine) -> bool:
+        """Whether it is in a call, and writes to this database."""
+        return self._waits and self._engine is engine
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around what it has called, on the loop. What is left running after that is no part of it any more."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+
+    def run(self, work: "Work[T]") -> T:
+        """Run `work` as a part of it. It waits meanwhile, so nobody else uses its connection."""
+        return run_part(self._connection, work)
+
+
+_caller: ContextVar[CallingTransaction | None] = ContextVar("caller", default=None)
+
+
+@contextmanager
+def calling(connection: Statements, engine: Engine) -> Iterator[None]:
+    """In a thread, around the transactions that write."""
+    token = _caller.set(CallingTransaction(connection, engine))
+    try:
+        yield
+    finally:
+        _caller.reset(token)
+
+
+def caller_on(engine: Engine) -> CallingTransaction | None:
+    """Whose part a transaction is that begins here and now; None: it is one of its own."""
+    caller = _caller.get()
+    return caller if caller is not None and caller.waits_on(engine) else None
+
+
+def on_the_loop(work: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+    """As `work`, for a transaction to call from its thread, which waits for it."""
+    loop = asyncio.get_running_loop()
+
+    async def called(*arguments: Any) -> T:
+        async def call() -> T:
+            caller = _caller.get()  # of the thread, whose context comes along
+            if caller is None:
+                return await work(*arguments)
+            with caller.waiting():
+                return await work(*arguments)
+
+        return asyncio.run_coroutine_threadsafe(call(), loop).result()
+
+    return called
+
+
+def run_part(connection: Statements, work: "Work[T]") -> T:
+    """Run a transaction as a part of a larger one, which goes on without it if it fails."""
+    connection.run("SAVEPOINT part")
+    try:
+        result = run_to_its_end(work, connection)
+    except Exception:
+        # Some errors end the whole transaction (https://sqlite.org/lang_transaction.html), and a savepoint would begin
+        # another one.
+        if connection.in_transaction:
+            connection.run("ROLLBACK TO part")
+            connection.run("RELEASE part")
+        raise
+    connection.run("RELEASE part")
+    return result
+
+
+def run_to_its_end(work: "Work[T]", connection: Statements) -> T:
+    """What a coroutine that never waits returns."""
+    steps = work(cast(AsyncConnection, connection)).__await__()
+    try:
+        next(steps)
+    except StopIteration as end:
+        return cast(T, end.value)
+    raise RuntimeError("a transaction waited for something else than the database")
+
 
 _BUSY_TIMEOUT_MS = 30_000
 _CONNECTIONS = 8

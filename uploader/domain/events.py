@@ -9,8 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from uploader.domain.chunks import chunk_count
-from uploader.domain.upload import STATE_OF_REASON, File, Reason, State, Upload
+from uploader.domain.upload import STATE_OF_REASON, File, Reason, State, Upload, chunk_count
 
 
 class EventType(StrEnum):

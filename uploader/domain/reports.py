@@ -3,7 +3,130 @@
 from dataclasses import dataclass
 from datetime import date, datetime
 
-from uploader.domain.quota import Usage
+from uploader.errors import QuotaExceeded
+
+# What the figures of two moments say about growth, and about when the disk will be full. Nothing is invented: where
+# there is no earlier figure, there is no answer.
+
+
+# The spans that reports look back over, in days.
+SPANS_DAYS = (7, 30, 365)
+_SECONDS_A_DAY = 86400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What is compared."""
+
+    taken_at: datetime
+    use_space_finished: int
+    physical_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """What was added since `since`, in bytes; negative where something went. All None: no figures are that old."""
+
+    days: int
+    since: datetime | None = None
+    use_space_finished: int | None = None
+    physical_bytes: int | None = None
+    physical_bytes_per_day: float | None = None
+    # None as well where the disk does not fill up.
+    days_until_full: float | None = None
+
+
+def growth(days: int, now: Moment, earlier: Moment | None, available_bytes: int) -> Growth:
+    """The growth over `days`, which may be more where the newest figures that are old enough are older."""
+    passed_days = 0.0 if earlier is None else (now.taken_at - earlier.taken_at).total_seconds() / _SECONDS_A_DAY
+    if earlier is None or passed_days <= 0:
+        return Growth(days=days)
+    added = now.physical_bytes - earlier.physical_bytes
+    return Growth(
+        days=days,
+        since=earlier.taken_at,
+        use_space_finished=now.use_space_finished - earlier.use_space_finished,
+        physical_bytes=added,
+        physical_bytes_per_day=added / passed_days,
+        days_until_full=available_bytes * passed_days / added if added > 0 else None,
+    )
+
+
+# How much room the disk has for uploads to come: the one formula, for the admission of uploads and for reports.
+
+
+_DEFAULT_FLOOR_BYTES = 1 << 30
+_DEFAULT_FLOOR_SHARE = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The disk, in bytes; `promised_bytes` is what open uploads may still write."""
+
+    total_bytes: int
+    # With what the trash holds, which gives way when it is needed.
+    free_bytes: int
+    trash_bytes: int
+    floor_bytes: int
+    promised_bytes: int
+
+    @property
+    def available_bytes(self) -> int:
+        """What may still be opened."""
+        return max(0, self.free_bytes - self.promised_bytes - self.floor_bytes)
+
+    @property
+    def limit_bytes(self) -> int:
+        """What the disk could hold at most, if there were nothing on it."""
+        return max(0, self.total_bytes - self.floor_bytes)
+
+    def fits(self, size: int) -> bool:
+        """Whether a file of `size` bytes may be opened; an empty one may only while the floor is kept."""
+        return self.free_bytes - self.promised_bytes - size >= self.floor_bytes
+
+    def lacking_bytes(self, size: int) -> int:
+        """How much of the trash has to give way for a file of `size` bytes."""
+        needed = self.floor_bytes + self.promised_bytes + size
+        return max(0, needed - (self.free_bytes - self.trash_bytes))
+
+
+def floor_of(total_bytes: int, set_bytes: int | None) -> int:
+    """What new uploads leave free: as it is set, else the larger of 5 % and 1 GiB."""
+    return max(total_bytes // _DEFAULT_FLOOR_SHARE, _DEFAULT_FLOOR_BYTES) if set_bytes is None else set_bytes
+
+
+# Who may store how much: the one formula, for people. The decision itself is the conditional UPDATE in the database.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """The accounts of one user, in bytes: one row of `user_info`."""
+
+    user_id: str
+    total_space: int
+    use_space_finished: int
+    use_space_unfinished: int
+    reserved: int
+
+    @property
+    def available(self) -> int:
+        """What may still be opened. Not negative, even if an administrator lowered the total below what is used."""
+        return max(0, self.total_space - self.use_space_finished - self.reserved)
+
+    def fits(self, size: int) -> bool:
+        """Whether a file of `size` bytes may be opened; an empty one may only while nothing is over the total."""
+        return size <= self.total_space - self.use_space_finished - self.reserved
+
+    def refusal(self, requested: int) -> QuotaExceeded:
+        """Why there is no room for so many bytes."""
+        return QuotaExceeded(
+            total_space=self.total_space,
+            use_space_finished=self.use_space_finished,
+            use_space_unfinished=self.use_space_unfinished,
+            reserved=self.reserved,
+            requested=requested,
+        )
+
 
 USER_SORTS = (
     "user_id",

@@ -30,10 +30,10 @@ from uploader.http.shared.operation import Call, Operation
 from uploader.http.shared.problem import problem_response
 from uploader.http.shared.responses import Json
 from uploader.http.shared.routing import Routing
-from uploader.patience import Patience, patience_of_request
-from uploader.service.access.accounts import Identity
-from uploader.service.events.asking import Asker, asker_of_request
-from uploader.service.trail.acting import Actor, Via, actor_of_context
+from uploader.service.access import Identity
+from uploader.service.audit_log import Actor, Via, actor_of_context
+from uploader.service.precreate import Asker, asker_of_request
+from uploader.wait_budget import WaitBudget, wait_budget_of_request
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Application:
             await self._lifespan(scope, receive, send)
             return
         exchange = Exchange(scope, receive, send)
-        patience_of_request.set(Patience())
+        wait_budget_of_request.set(WaitBudget())
         try:
             response = await self._respond(Request(scope, exchange.receive, exchange.send), exchange)
             await response(scope, exchange.receive, exchange.send)
@@ -93,7 +93,7 @@ class Application:
             raise
         finally:
             actor_of_context.set(None)  # what goes on in this task is nobody's request any more
-            patience_of_request.set(None)
+            wait_budget_of_request.set(None)
             exchange.end()
 
     async def _respond(self, request: Request, exchange: Exchange) -> Response:

@@ -1,13 +1,18 @@
 """The use cases of finished files: list, rename, delete, download; and the caller's accounts."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
+from heapq import merge
+from itertools import islice
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import contents, listing, queries, transactions
-from uploader.database.engine import Database, Duplicate
-from uploader.domain.quota import Usage
+from uploader.database import queries, transactions
+from uploader.database.engine import Connection, Database, Duplicate
+from uploader.domain.names import Folder, Place, Selection, folder_of, normalise_name, place_of
+from uploader.domain.reports import Usage
 from uploader.domain.upload import File
 from uploader.errors import (
     ContentDamaged,
@@ -17,9 +22,10 @@ from uploader.errors import (
     StorageAway,
     StorageFailed,
     StorageFull,
+    Unavailable,
     UploaderError,
 )
-from uploader.service.contents.healing import Healing
+from uploader.service.heal import Healing
 from uploader.service.ids import ID
 from uploader.storage.base import Gone
 from uploader.storage.contents import BlobBytes, Found, OpenBlob, Trash
@@ -44,7 +50,7 @@ class Files:
         if after is not None and not ID.fullmatch(after):
             raise InvalidRequest.field("after", "is not a cursor of this list")
         found = await self._database.read(
-            lambda connection: listing.files(
+            lambda connection: queries.files(
                 connection, user_id, limit=limit + 1, after=after, prefix=prefix, part=part
             )
         )
@@ -142,7 +148,7 @@ class Files:
 
     async def collect_all(self, limit: int = 1000) -> int:
         """Put blobs without refs away; returns how many."""
-        found = await self._database.read(lambda connection: contents.blobs_without_refs(connection, limit))
+        found = await self._database.read(lambda connection: queries.blobs_without_refs(connection, limit))
         collected = 0
         for sha256 in found:
             try:
@@ -155,3 +161,156 @@ class Files:
         """The accounts of a user; nothing but zeros for one who is unknown."""
         usage = await self._database.read(lambda connection: queries.usage(connection, user_id))
         return usage or Usage(user_id=user_id, total_space=0, use_space_finished=0, use_space_unfinished=0, reserved=0)
+
+
+# The use cases of folders: what lies below prefixes of names, and files besides, is deleted, moved, or read as a whole.
+#
+# There are no folders but in names. What concerns many files is done in bounded transactions, and may be asked for
+# again.
+
+
+# Of one transaction: other writers of SQLite wait for it.
+_FILES_AT_ONCE = 200
+_ATTEMPTS = 10
+_PAUSE_SECONDS = 0.05
+
+
+class Folders:
+    """All that can be done to folders."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def level(
+        self, user_id: str, prefix: str, *, limit: int, after: Place | None
+    ) -> tuple[list[Folder | File], Place | None]:
+        """A page of one level, by name: the folders and the files right below a prefix; and where the next page begins."""
+
+        async def look(connection: Connection) -> list[Folder | File]:
+            folders = await queries.folders(connection, user_id, prefix, limit=limit + 1, after=after)
+            files = await queries.files_of_folder(connection, user_id, prefix, limit=limit + 1, after=after)
+            return list(islice(merge(folders, files, key=_key), limit + 1))
+
+        found = await self._database.read(look)
+        page = found[:limit]
+        return page, place_of(page[-1]) if len(found) > limit else None
+
+    async def delete(self, user_id: str, selection: Selection) -> int:
+        """Delete what is selected; returns how many files that were."""
+        deleted = 0
+        async for files in self._selected(user_id, selection):
+            deleted += await self._database.transact(partial(transactions.delete_files, files=files))
+        return deleted
+
+    async def move(self, user_id: str, prefix: str, new_prefix: str) -> int:
+        """Give all files below a prefix, which is not empty, another one; returns how many. Raises InvalidRequest if not all
+        of the new names could be, and then none is moved."""
+        if new_prefix.startswith(prefix):
+            raise InvalidRequest.field("prefix", "lies below the one it is to take the place of")
+        async for files in self._below(user_id, prefix):
+            for file in files:
+                _moved(file, prefix, new_prefix)
+        moved = 0
+        # Where names become shorter, one may be that of another file below the prefix: that one goes first.
+        async for files in self._below(user_id, prefix, shortest=prefix.startswith(new_prefix)):
+            names = {file.id: _moved(file, prefix, new_prefix) for file in files}
+            moved += await self._move(files, names)
+        return moved
+
+    async def move_into(self, user_id: str, selection: Selection, folder: str) -> int:
+        """Put what is selected into a folder, an empty one being the top: each file and each prefix under its last segment;
+        returns how many files have such names now. Raises InvalidRequest as `move` does."""
+        prefixes = {prefix: folder + prefix.removeprefix(folder_of(prefix)) for prefix in selection.prefixes}
+        for prefix, new_prefix in prefixes.items():
+            if new_prefix != prefix and new_prefix.startswith(prefix):
+                raise InvalidRequest.field("to", "lies below what is to be moved there")
+        alone = Selection(selection.ids)
+        async for files in self._selected(user_id, alone):
+            _names_in(folder, files)
+        moved = 0
+        for prefix, new_prefix in prefixes.items():
+            if new_prefix != prefix:
+                moved += await self.move(user_id, prefix, new_prefix)
+        async for files in self._selected(user_id, alone):
+            names = _names_in(folder, files)
+            moving = [file for file in files if names[file.id] != file.name]
+            moved += await self._move(moving, names) if moving else 0
+        return moved
+
+    async def _move(self, files: list[File], names: dict[str, str]) -> int:
+        for _ in range(_ATTEMPTS):
+            try:
+                return await self._database.transact(partial(transactions.move_files, files=files, names=names))
+            except Duplicate:
+                await asyncio.sleep(_PAUSE_SECONDS)  # a twin came at this moment: next time it is there
+        raise Unavailable("Files of these names are changing too fast; try again.")
+
+    async def check(self, user_id: str, selection: Selection) -> None:
+        """Raises ContentDamaged if a selected file is known to be damaged."""
+        for prefix in selection.prefixes:
+            _refuse_damaged(await self._database.read(partial(queries.damaged_below, user_id=user_id, prefix=prefix)))
+        async for files in self._selected(user_id, Selection(selection.ids)):
+            _refuse_damaged(next((file for file in files if file.damaged), None))
+
+    async def names(self, user_id: str, selection: Selection) -> list[str]:
+        """The names of the files that are selected one by one, and the prefixes. Raises FileNotFound if there is no file at
+        all: it is not told which ids were another's."""
+        names = list(selection.prefixes)
+        async for files in self._selected(user_id, Selection(selection.ids)):
+            names += [file.name for file in files]
+        async for _ in self._selected(user_id, selection):
+            return names
+        raise FileNotFound()
+
+    async def read(self, user_id: str, selection: Selection) -> AsyncIterator[File]:
+        """All selected files, each once."""
+        async for files in self._selected(user_id, selection):
+            for file in files:
+                yield file
+
+    async def _selected(self, user_id: str, selection: Selection) -> AsyncIterator[list[File]]:
+        """In batches that are not empty: what is below the prefixes, then the files that are not. Ids that are no files of
+        this user are passed over."""
+        for prefix in selection.prefixes:
+            async for files in self._below(user_id, prefix):
+                yield files
+        ids = [each for each in selection.ids if ID.fullmatch(each)]
+        for first in range(0, len(ids), _FILES_AT_ONCE):
+            some = ids[first : first + _FILES_AT_ONCE]
+            found = await self._database.read(partial(queries.files_by_ids, user_id=user_id, ids=some))
+            # An empty tuple starts no name.
+            if files := [file for file in found if not file.name.startswith(selection.prefixes)]:
+                yield files
+
+    async def _below(self, user_id: str, prefix: str, *, shortest: bool = False) -> AsyncIterator[list[File]]:
+        """In batches, in an order that a move does not change, so that each is met once."""
+        ask = partial(queries.files_below, user_id=user_id, prefix=prefix, limit=_FILES_AT_ONCE, shortest=shortest)
+        after: File | None = None
+        while files := await self._database.read(partial(ask, after=after)):
+            yield files
+            after = files[-1]
+
+
+def _refuse_damaged(file: File | None) -> None:
+    """Raises ContentDamaged."""
+    if file is not None:
+        raise ContentDamaged(f"The stored bytes of {file.name} went bad. Send them again, or fetch the others alone.")
+
+
+def _names_in(folder: str, files: list[File]) -> dict[str, str]:
+    """By their ids. Raises InvalidRequest."""
+    return {file.id: _moved(file, folder_of(file.name), folder) for file in files}
+
+
+def _key(found: object) -> tuple[bytes, str]:
+    assert isinstance(found, (Folder, File))
+    name, file_id = place_of(found)
+    return name.encode(), file_id
+
+
+def _moved(file: File, prefix: str, new_prefix: str) -> str:
+    """Raises InvalidRequest."""
+    try:
+        return normalise_name(new_prefix + file.name.removeprefix(prefix))
+    except ValueError as error:
+        raise InvalidRequest.field("prefix", f"makes a name that {error}") from error

@@ -1,10 +1,18 @@
 """Ids of uploads and files: 32 hexadecimal digits that sort by the time they were made, and can't be guessed."""
 
+import base64
+import binascii
 import re
 import secrets
 import threading
 import time
 from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from uploader.errors import InvalidRequest
 
 ID = re.compile(r"[0-9a-f]{32}")
 
@@ -31,3 +39,33 @@ def greatest(after: str, ids: Iterable[str]) -> str:
     """
     last = max((each for each in ids if each < _END), default=after)
     return last if last > after else _END
+
+
+# Cursors of sorted lists: the order, and the row that a page ended with, as one word that callers hand back unread.
+
+
+# What a list is sorted by.
+Kind = Literal["text", "number", "moment"]
+# The order, the value, and the id.
+_POSITIONS: dict[Kind, Any] = {
+    "text": tuple[str, str, str],
+    "number": tuple[str, Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], str],
+    "moment": tuple[str, Annotated[datetime, msgspec.Meta(tz=True)], str],
+}
+
+
+def cursor(sort: str, value: int | str | datetime, identifier: str) -> str:
+    """The cursor after the row with this value and id."""
+    return base64.urlsafe_b64encode(msgspec.json.encode([sort, value, identifier])).decode().rstrip("=")
+
+
+def parse_cursor(text: str, sort: str, kind: Kind) -> tuple[Any, str]:
+    """The value and id of a cursor of a list in this order. Raises InvalidRequest for any other."""
+    try:
+        decoded = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        given, value, identifier = msgspec.json.decode(decoded, type=_POSITIONS[kind])
+        if given != sort:
+            raise ValueError(given)
+        return value.astimezone(UTC) if isinstance(value, datetime) else value, identifier
+    except (binascii.Error, ValueError, OverflowError, msgspec.MsgspecError) as error:
+        raise InvalidRequest.field("after", "is not a cursor of this list") from error

@@ -10,15 +10,15 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from uploader.accounting.marks import RedisMark
+from uploader.accounting.redis import RedisMark
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.database import contents, meta, queries
+from uploader.database import meta, queries
+from uploader.database.audit_log import note
 from uploader.database.engine import Connection, Database
-from uploader.database.trail.acts import note
-from uploader.domain.trail.acts import Action
+from uploader.domain.audit_log import Action
 from uploader.errors import ConfigurationError
-from uploader.service.trail.acting import act
+from uploader.service.audit_log import act
 from uploader.storage.base import StoreName
 from uploader.storage.store import Store
 
@@ -169,7 +169,7 @@ class Installation:
         """Content in the store, and whether the database names any of it."""
         async for listed in self._storage.list_blobs():
             blobs = [found.name for found in listed if not found.is_draft]
-            yield blobs, await self._names_any(contents.known_blobs, blobs)
+            yield blobs, await self._names_any(queries.known_blobs, blobs)
         async for listed in self._storage.list_uploads(_ANY_TIME):
             uploads = [found.name for found in listed if await self._storage.holds_chunks(found)]
             yield uploads, await self._names_any(queries.uploads_by_id, uploads)

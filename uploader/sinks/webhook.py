@@ -1,14 +1,201 @@
 """Webhooks, signed as Standard Webhooks has them: to addresses of the settings and nowhere else, with TLS verified."""
 
 import asyncio
-from collections.abc import Sequence
+import ssl
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
 
 from uploader.clock import Clock
 from uploader.sinks.base import CONTENT_TYPE, Envelope, NotTaken, Outcomes, not_taken
-from uploader.sinks.configuration import Signed
-from uploader.sinks.post import Answer, NoAnswer, Poster
-from uploader.sinks.signing import signed_headers
+from uploader.sinks.configuration import Signed, signed_headers
+
+# POSTs to one address over kept connections, HTTP/1.1 as it is needed for that and no more.
+#
+# A general client takes five times the CPU for each, and would have to be told not to follow redirects, not to ask
+# proxies of the environment, and not to unpack what comes back. Here is nothing that does.
+
+
+_MAX_ANSWER_BYTES = 64 << 10
+_OK = 200
+# Shorter than servers and what lies between keep a connection that says nothing; some forget it without a word.
+_MAX_IDLE_SECONDS = 10.0
+
+
+class NoAnswer(Exception):
+    """Nobody answered in time, or not in HTTP; `str` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back, as far as it was read."""
+
+    status: int
+    body: bytes
+
+
+class _Wire(asyncio.Protocol):
+    """One connection, with one exchange at a time."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.idle_since = 0.0
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[Answer] | None = None
+        self._begin_answer()
+
+    def _begin_answer(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._body = bytearray()
+        self._headed = False
+
+    async def exchange(self, request: bytes) -> Answer:
+        """Raises ConnectionError, and whatever the parser does."""
+        if self._transport is None or not self.is_open:
+            raise ConnectionResetError("closed")
+        self._begin_answer()
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        try:
+            return await self._answer
+        except BaseException:  # also if the caller is cancelled at the moment of the answer
+            self.close()
+            raise
+
+    @property
+    def _is_answered(self) -> bool:
+        return self._answer is None or self._answer.done()
+
+    def close(self) -> None:
+        self.is_open = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Of asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is none by its class
+        self.is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_answered:
+            self.close()  # nobody asked for it, and the next question must not take it for its answer
+            return
+        try:
+            self._parser.feed_data(data)
+        except Exception as error:  # of a switch to another protocol, the parser raises no error of its own
+            self._fail(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_open = False
+        if self._headed and error is None:  # an answer may end with its connection
+            self._succeed()
+        self._fail(error or ConnectionResetError("closed before an answer"))
+
+    # Of the parser
+
+    def on_message_begin(self) -> None:
+        if self._is_answered:
+            self.close()
+
+    def on_headers_complete(self) -> None:
+        self._headed = self._parser.get_status_code() >= _OK
+
+    def on_body(self, part: bytes) -> None:
+        self._body += part
+        if len(self._body) >= _MAX_ANSWER_BYTES:
+            self._succeed()
+            self.close()
+
+    def on_message_complete(self) -> None:
+        if not self._headed:
+            return  # an interim answer
+        keeps = self._parser.should_keep_alive()
+        self._succeed()
+        if not keeps:
+            self.close()
+
+    def _succeed(self) -> None:
+        if self._answer is not None and not self._is_answered:
+            self._answer.set_result(Answer(self._parser.get_status_code(), bytes(self._body[:_MAX_ANSWER_BYTES])))
+
+    def _fail(self, error: Exception) -> None:
+        self.close()
+        if self._answer is not None and not self._is_answered:
+            self._answer.set_exception(error)
+
+
+class Poster:
+    """Connections to the address of a URL; each caller has one for itself."""
+
+    def __init__(self, url: str, *, timeout_seconds: float) -> None:
+        self._parts = urlsplit(url)
+        self._timeout_seconds = timeout_seconds
+        self._tls: ssl.SSLContext | None = None
+        # The one that is idle for longest first.
+        self._idle: deque[_Wire] = deque()
+
+    async def send(self, headers: Mapping[str, str], body: bytes) -> Answer:
+        """Raises NoAnswer."""
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                return await self._send(self._request(headers, body))
+        except TimeoutError as error:
+            self.close()  # whatever swallowed this one may have the others, too
+            raise NoAnswer(f"no answer within {self._timeout_seconds:g} s") from error
+        except Exception as error:
+            raise NoAnswer(f"{type(error).__name__}: {error}") from error
+
+    def _request(self, headers: Mapping[str, str], body: bytes) -> bytes:
+        target = self._parts.path or "/"
+        if self._parts.query:
+            target += f"?{self._parts.query}"
+        more = {"host": self._parts.netloc, "user-agent": "uploader", "content-length": str(len(body)), **headers}
+        lines = [f"POST {target} HTTP/1.1", *(f"{name}: {value}" for name, value in more.items()), "", ""]
+        return "\r\n".join(lines).encode() + body
+
+    async def _send(self, request: bytes) -> Answer:
+        self._drop_old()
+        while self._idle:
+            wire = self._idle.pop()
+            with suppress(ConnectionError):  # it was closed meanwhile; what it had taken all the same comes twice
+                return await self._exchange(wire, request)
+        return await self._exchange(await self._connect(), request)
+
+    async def _exchange(self, wire: _Wire, request: bytes) -> Answer:
+        answer = await wire.exchange(request)
+        if wire.is_open:
+            wire.idle_since = asyncio.get_running_loop().time()
+            self._idle.append(wire)
+        return answer
+
+    def _drop_old(self) -> None:
+        oldest = asyncio.get_running_loop().time() - _MAX_IDLE_SECONDS
+        while self._idle and self._idle[0].idle_since < oldest:
+            self._idle.popleft().close()
+
+    async def _connect(self) -> _Wire:
+        secure = self._parts.scheme == "https"
+        if secure and self._tls is None:
+            self._tls = ssl.create_default_context()
+        port = self._parts.port or (443 if secure else 80)
+        _, wire = await asyncio.get_running_loop().create_connection(
+            _Wire, self._parts.hostname or "", port, ssl=self._tls if secure else None
+        )
+        return wire
+
+    def close(self) -> None:
+        """Close what is idle."""
+        for wire in self._idle:
+            wire.close()
+        self._idle.clear()
+
 
 _TIMEOUT_SECONDS = 15.0
 _AT_ONCE = 64

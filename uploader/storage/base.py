@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from uploader.domain.chunks import Tail
-from uploader.domain.upload import Upload
+from uploader.domain.upload import Tail, Upload
 from uploader.errors import Md5Mismatch, Sha256Mismatch, UploaderError
 from uploader.storage.contents import Digests, Found
 

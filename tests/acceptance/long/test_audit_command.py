@@ -19,7 +19,7 @@ from tests.support.content import KIB, Content
 from tests.support.process import run_cli
 from tests.support.stack import Stack
 from uploader.database import models
-from uploader.service.events import switching
+from uploader.service import events
 
 CONTENT = Content(100 * KIB)
 OTHER = Content(70 * KIB, seed=1)
@@ -64,7 +64,7 @@ async def _told(stack: Stack) -> list[str]:
 
 async def _off(stack: Stack) -> list[str]:
     now = stack.services.clock.now()
-    await stack.services.database.transact(lambda connection: switching.switch_off(connection, "hook", now))
+    await stack.services.database.transact(lambda connection: events.switch_off(connection, "hook", now))
     return []
 
 

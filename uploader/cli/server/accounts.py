@@ -34,7 +34,7 @@ def token_create(user: str, admin: bool, metrics: bool, total_space: int | None)
         raise click.UsageError("--admin and --metrics: one of them")
 
     async def run(services: "Services") -> str:
-        from uploader.service.access.accounts import METRICS_SCOPE
+        from uploader.service.access import METRICS_SCOPE
 
         scope = METRICS_SCOPE if metrics else None
         return await services.accounts.create_token(user, admin=admin, total_space=total_space, scope=scope)

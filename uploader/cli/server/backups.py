@@ -12,12 +12,11 @@ import click
 from uploader.cli.exits import EXIT_OK, fail
 from uploader.cli.readable import exact_bytes, human_bytes, percent
 from uploader.cli.server.running import EXIT_FAILED, embedded_redis, load_settings, run_to_end, with_services
-from uploader.domain.trail.acts import Action
+from uploader.domain.audit_log import Action
 
 if TYPE_CHECKING:
     from uploader.bootstrap import Services
-    from uploader.service.backups.copying import Copied
-    from uploader.service.backups.making import BackedUp
+    from uploader.service.backup import BackedUp, Copied
 
 _TERMINAL_SECONDS, _LINES_SECONDS = 0.2, 10.0
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)

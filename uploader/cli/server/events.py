@@ -12,7 +12,7 @@ from uploader.cli.server.running import EXIT_FAILED, load_settings, with_service
 
 if TYPE_CHECKING:
     from uploader.bootstrap import Services
-    from uploader.service.events.reviewing import Delivery, Message, Told
+    from uploader.service.events import Delivery, Message, Told
 
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from uploader.bootstrap import Services
-    from uploader.service.audit.drift import Findings
-    from uploader.service.upkeep.cleanup import Cleaned, Reset
+    from uploader.service.cleanup import Cleaned, Reset
+    from uploader.service.reconcile import Findings
 
 _LOST = " (open, and its chunks are lost, as after a restore, which brings back none)"
 _CLOSE_LOST = (

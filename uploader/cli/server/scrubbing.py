@@ -12,8 +12,8 @@ from uploader.cli.server.running import EXIT_FAILED, load_settings, with_service
 
 if TYPE_CHECKING:
     from uploader.bootstrap import Services
-    from uploader.service.contents.healing import Damage
-    from uploader.service.upkeep.scrubbing import ScrubProgress
+    from uploader.service.heal import Damage
+    from uploader.service.scrub import ScrubProgress
 
 
 @click.command()
@@ -31,7 +31,7 @@ def scrub(rate: int, restart: bool, as_json: bool) -> None:
     Exit codes: 0 no damage, 1 any damage, also if it was healed, or an earlier run of the same pass found it.
     """
 
-    from uploader.service.upkeep.scrubbing import RateLimit
+    from uploader.service.scrub import RateLimit
 
     async def run(services: "Services") -> "ScrubProgress":
         await services.storage.prepare()

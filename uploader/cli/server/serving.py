@@ -52,7 +52,7 @@ def _serve(settings: Settings, wait_for_redis: "Callable[[], None]") -> None:
     import uvicorn
 
     from uploader import bootstrap
-    from uploader.bootstrap.reloading import ServerProcesses
+    from uploader.bootstrap.application import ServerProcesses
 
     bootstrap.warn_of_settings(settings)
     try:

@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from uploader.cli.readable import human_bytes, human_seconds
-from uploader.service.insight.figures import GrowthSchema, Report
-from uploader.service.insight.queues import QueueReport
+from uploader.service.reports import GrowthSchema, QueueReport, Report
 
 # Where the output is no terminal: wide enough that no column is cut.
 _WIDTH = 160

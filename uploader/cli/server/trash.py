@@ -12,7 +12,7 @@ from uploader.cli.server.running import EXIT_FAILED, load_settings, with_service
 
 if TYPE_CHECKING:
     from uploader.bootstrap import Services
-    from uploader.service.contents.trash import Purged
+    from uploader.service.trash import Purged
     from uploader.storage.contents import Found
 
 

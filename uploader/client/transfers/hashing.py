@@ -8,7 +8,7 @@ from collections.abc import Callable
 from uploader.client.model import Challenge, Digests
 from uploader.client.transfers.plan import sample_ranges
 from uploader.client.transfers.source import Source
-from uploader.domain import proof
+from uploader.domain import digest
 
 # One hop to a thread for each: long enough that the hop costs nothing, short enough that a cancelled hash ends soon.
 _BLOCK_BYTES = 8 << 20
@@ -47,7 +47,7 @@ async def sample_of(source: Source) -> bytes:
 
 async def proof_of(source: Source, digests: Digests, challenge: Challenge) -> str:
     """The answer to a challenge, in hex. Raises FileChanged, Unreadable."""
-    asked = proof.Challenge(
+    asked = digest.Challenge(
         id=challenge.id,
         nonce=base64.b64decode(challenge.nonce),
         user_id=challenge.user_id,
@@ -59,6 +59,6 @@ async def proof_of(source: Source, digests: Digests, challenge: Challenge) -> st
     )
 
     def compute() -> str:
-        return proof.proof_of(asked, (source.read(offset, length) for offset, length in asked.ranges)).hex()
+        return digest.proof_of(asked, (source.read(offset, length) for offset, length in asked.ranges)).hex()
 
     return await asyncio.to_thread(compute)

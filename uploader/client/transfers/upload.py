@@ -41,7 +41,7 @@ from uploader.client.transfers.progress import Meter
 from uploader.client.transfers.sending import Sending, begins_anew, end
 from uploader.client.transfers.shared import Shared, check_room
 from uploader.client.transfers.source import Source
-from uploader.domain.proof import ALGORITHM
+from uploader.domain.digest import ALGORITHM
 
 # How many uploads under one key may have ended before the file is opened by its digests instead.
 _KEY_ATTEMPTS = 20

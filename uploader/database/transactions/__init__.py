@@ -5,22 +5,18 @@ may be run again from its start; what it raises rolls everything back. Those of 
 """
 
 from uploader.database.transactions import users
-from uploader.database.transactions.additions import Added, Verdict
 from uploader.database.transactions.blobs import collect_blob, note_scrub, note_unreadable, relocate, with_blob_locked
-from uploader.database.transactions.concatenations import (
-    drop_waiting,
-    join_concatenation,
-    order_concatenation,
-    settle_concatenation,
-)
 from uploader.database.transactions.files import (
+    Added,
+    Verdict,
     add_instant_file,
     add_whole_file,
     add_whole_files,
     delete_file,
+    delete_files,
+    move_files,
     rename_file,
 )
-from uploader.database.transactions.folders import delete_files, move_files
 from uploader.database.transactions.rows import BlobLost, ClaimsChanged, NotOpen
 from uploader.database.transactions.uploads import (
     Flushed,
@@ -28,12 +24,16 @@ from uploader.database.transactions.uploads import (
     Received,
     choose,
     close_upload,
+    drop_waiting,
     flush,
     forget_metadata,
     grow,
+    join_concatenation,
     merge,
     open_upload,
+    order_concatenation,
     purge_uploads,
+    settle_concatenation,
     tell_digests,
     tell_length,
     withdraw,

@@ -1,19 +1,244 @@
 """What several transactions do with single rows, and what they raise where a row is not as they need it."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, cast
 
-from sqlalchemy import CursorResult, Executable, Result, Table, select
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    CursorResult,
+    Executable,
+    Result,
+    Table,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects.mysql import insert as mysql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.crashpoints import crash_point
 from uploader.database import models, queries
-from uploader.database.events.outbox import listens, tell_all
-from uploader.database.transactions import batches, statements
+from uploader.database.models import UtcDateTime, blob, file, put_away, upload, user_info
+from uploader.database.outbox import listens, tell_all
 from uploader.domain.events import EventType, content_damaged, content_healed
-from uploader.domain.upload import TRANSITIONS, File, State, Upload
+from uploader.domain.upload import TRANSITIONS, File, State, Upload, UploadKind
 from uploader.errors import QuotaExceeded
+
+# The statements that each file takes, put together once: to build one costs several times what it costs to run it.
+
+
+def _bytes(name: str) -> BindParameter[int]:
+    return bindparam(name, type_=BigInteger)
+
+
+_users = user_info.c
+_OF_USER = update(user_info).where(_users.user_id == bindparam("of_user"))
+_THAT_HAS_ROOM = _OF_USER.where(_users.total_space - _users.use_space_finished - _users.reserved >= _bytes("more"))
+RESERVE = _THAT_HAS_ROOM.values(reserved=_users.reserved + _bytes("more"))
+RELEASE = _OF_USER.values(reserved=_users.reserved - _bytes("less"))
+ADD_FINISHED = _OF_USER.values(use_space_finished=_users.use_space_finished + _bytes("more"))
+SETTLE_USER = _OF_USER.values(
+    use_space_unfinished=_users.use_space_unfinished - _bytes("flushed"),
+    reserved=_users.reserved - _bytes("size"),
+    use_space_finished=_users.use_space_finished + _bytes("finished"),
+)
+
+INSERT_UPLOAD = insert(upload)
+TELL_DIGESTS = (
+    update(upload)
+    .where(upload.c.id == bindparam("of_upload"))
+    .values({name: bindparam(f"told_{name}") for name in ("md5", "sha256")})
+)
+RESIZE_UPLOAD = (
+    update(upload)
+    .where(upload.c.id == bindparam("of_upload"))
+    .values({name: bindparam(f"new_{name}") for name in ("size", "length_known", "updated_at")})
+)
+CLOSE_UPLOAD = (
+    update(upload)
+    .where(upload.c.id == bindparam("of_upload"))
+    .values(
+        {name: bindparam(f"new_{name}") for name in ("state", "close_reason", "file_id", "md5", "closed_at")}
+        | {"open_flag": None, "updated_at": bindparam("new_closed_at")}
+    )
+)
+
+INSERT_FILE = insert(file)
+DELETE_FILE = delete(file).where(file.c.id == bindparam("removed"))
+# Of one that goes for its name: who renames it asks nobody, and then it is not the one that was meant.
+DELETE_NAMED_FILE = DELETE_FILE.where(file.c.name == bindparam("of_name"))
+
+_OF_BLOB = blob.c.sha256 == bindparam("of_blob")
+LOCK_BLOB = select(blob.c.sha256).where(_OF_BLOB).with_for_update()
+LOCK_REFS = select(blob.c.refs, blob.c.size, blob.c.location).where(_OF_BLOB).with_for_update()
+DELETE_BLOB = delete(blob).where(_OF_BLOB)
+LOCK_DAMAGED = select(blob.c.damaged).where(_OF_BLOB).with_for_update()
+# Whoever adds a ref in this way places bytes of their own.
+_PLACED: dict[str, Any] = {
+    "damaged": False,
+    "scrubbed_at": None,
+    "reread_at": None,
+    "created_at": bindparam("placed_at"),
+}
+_MORE = {"refs": blob.c.refs + 1, **_PLACED}
+ADD_REF = {
+    "sqlite": sqlite_insert(blob).on_conflict_do_update(index_elements=["sha256"], set_=_MORE),
+    "mysql": mysql_insert(blob).on_duplicate_key_update(**_MORE),
+}
+# Where it was not known.
+FILL_MD5 = {
+    table.name: update(table)
+    .where(table.c.sha256 == bindparam("of_content"), table.c.md5.is_(None))
+    .values(md5=bindparam("computed"))
+    for table in (blob, file)
+}
+TAKE_REF = update(blob).where(blob.c.sha256 == bindparam("taken"), blob.c.refs > 0).values(refs=blob.c.refs + 1)
+# Where the bytes of contents lie, in a store that has locations.
+LOCATED = select(blob.c.sha256, blob.c.size, blob.c.location).where(
+    blob.c.sha256.in_(bindparam("of_contents", expanding=True)), blob.c.location.is_not(None)
+)
+RELOCATE = update(blob).where(blob.c.sha256 == bindparam("of_content")).values(location=bindparam("new_location"))
+# One that is there stays.
+PUT_AWAY = {
+    "sqlite": sqlite_insert(put_away).on_conflict_do_nothing(index_elements=["object_key"]),
+    "mysql": mysql_insert(put_away).on_duplicate_key_update(object_key=put_away.c.object_key),
+}
+BRING_BACK = delete(put_away).where(put_away.c.object_key.in_(bindparam("keys", expanding=True)))
+DROP_REFS = update(blob).where(blob.c.sha256 == bindparam("dropped")).values(refs=blob.c.refs - _bytes("fewer"))
+
+
+# Writes many rows with one statement: a batch travels as one JSON text, and the database makes a table of it.
+#
+# So each row costs one look-up by its key, where a CASE would compare it with the whole batch. Only what is documented
+# for MySQL and for MariaDB is used here; the keys are VARBINARY, so what comes out of the text is made bytes before a
+# comparison.
+
+
+# The order of the text is the order of the locks: STRAIGHT_JOIN has the rows of the text looked up one after the other.
+_LOCK_OPEN_MYSQL = """
+SELECT upload.id, upload.user_id, upload.flushed_generation, upload.flushed_bytes,
+  CASE WHEN upload.length_known AND COALESCE(upload.kind, '') <> 'part' THEN upload.size END
+FROM JSON_TABLE(:ids, '$[*]' COLUMNS (id VARCHAR(32) CHARACTER SET utf8mb4 PATH '$')) AS item
+  STRAIGHT_JOIN upload ON upload.id = CAST(item.id AS BINARY)
+WHERE upload.state = 'OPEN' FOR UPDATE"""
+_SET_FLUSHED_MYSQL = """
+UPDATE JSON_TABLE(:batch, '$[*]' COLUMNS (
+  id VARCHAR(32) CHARACTER SET utf8mb4 PATH '$[0]',
+  generation BIGINT PATH '$[1]',
+  received BIGINT PATH '$[2]'
+)) AS item STRAIGHT_JOIN upload ON upload.id = CAST(item.id AS BINARY)
+SET upload.flushed_generation = item.generation, upload.flushed_bytes = item.received, upload.updated_at = :now
+"""
+_SET_FLUSHED_SQLITE = """
+UPDATE upload SET flushed_generation = item.generation, flushed_bytes = item.received, updated_at = :now
+FROM (
+  SELECT CAST(value ->> 0 AS BLOB) AS id, value ->> 1 AS generation, value ->> 2 AS received FROM json_each(:batch)
+) AS item WHERE upload.id = item.id
+"""
+_ADD_UNFINISHED_MYSQL = """
+UPDATE JSON_TABLE(:batch, '$[*]' COLUMNS (
+  id VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[0]',
+  more BIGINT PATH '$[1]'
+)) AS item STRAIGHT_JOIN user_info ON user_info.user_id = CAST(item.id AS BINARY)
+SET user_info.use_space_unfinished = user_info.use_space_unfinished + item.more
+"""
+_ADD_UNFINISHED_SQLITE = """
+UPDATE user_info SET use_space_unfinished = use_space_unfinished + item.more
+FROM (SELECT CAST(value ->> 0 AS BLOB) AS id, value ->> 1 AS more FROM json_each(:batch)) AS item
+WHERE user_info.user_id = item.id
+"""
+# The driver sends many rows at once only where what follows VALUES has no parameters.
+_ADD_REFS_MYSQL = """
+INSERT INTO `blob` (sha256, md5, size, refs, created_at)
+SELECT CAST(item.sha256 AS BINARY), CAST(item.md5 AS BINARY), item.size, 1, :now FROM JSON_TABLE(:batch, '$[*]' COLUMNS (
+  sha256 VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[0]',
+  md5 VARCHAR(32) CHARACTER SET utf8mb4 PATH '$[1]',
+  size BIGINT PATH '$[2]'
+)) AS item
+ON DUPLICATE KEY UPDATE refs = `blob`.refs + 1, damaged = 0, scrubbed_at = NULL, reread_at = NULL, created_at = :now
+"""
+# By the key of the content: the rows without an MD5 may be very many.
+_SET_MD5S_MYSQL = """
+UPDATE JSON_TABLE(:batch, '$[*]' COLUMNS (
+  sha256 VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[0]',
+  md5 VARCHAR(32) CHARACTER SET utf8mb4 PATH '$[1]'
+)) AS item STRAIGHT_JOIN `{table}` AS content ON content.sha256 = CAST(item.sha256 AS BINARY)
+SET content.md5 = CAST(item.md5 AS BINARY) WHERE content.md5 IS NULL
+"""
+_SET_LOCATIONS_MYSQL = """
+UPDATE JSON_TABLE(:batch, '$[*]' COLUMNS (
+  sha256 VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[0]',
+  location VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[1]'
+)) AS item STRAIGHT_JOIN `blob` ON `blob`.sha256 = CAST(item.sha256 AS BINARY)
+SET `blob`.location = CAST(item.location AS BINARY)
+"""
+_NOW = bindparam("now", type_=UtcDateTime)
+_SET_FLUSHED = {
+    "mysql": text(_SET_FLUSHED_MYSQL).bindparams(_NOW),
+    "sqlite": text(_SET_FLUSHED_SQLITE).bindparams(_NOW),
+}
+_ADD_REFS = text(_ADD_REFS_MYSQL).bindparams(_NOW)
+_SET_LOCATIONS = text(_SET_LOCATIONS_MYSQL)
+_ADD_UNFINISHED = {"mysql": text(_ADD_UNFINISHED_MYSQL), "sqlite": text(_ADD_UNFINISHED_SQLITE)}
+
+
+async def lock_batch(
+    connection: AsyncConnection, ids: Iterable[str]
+) -> Iterable[tuple[str, str, int, int, int | None]]:
+    """The uploads of these that are OPEN, locked in the order of their ids: id, user, generation and bytes accounted, and
+    the length with which one is to be merged, if it is known."""
+    dialect: Any = connection.dialect
+    if dialect.name != "sqlite":
+        # MySQL wants to be told that no row of the text is to be locked, MariaDB can't be.
+        statement = _LOCK_OPEN_MYSQL if dialect.is_mariadb else f"{_LOCK_OPEN_MYSQL} OF upload"
+        rows = await connection.execute(text(statement), {"ids": json.dumps(sorted(ids))})
+        return [(upload_id.decode(), user_id.decode(), *accounted) for upload_id, user_id, *accounted in rows]
+    table = models.upload.c
+    length = case((table.length_known & (func.coalesce(table.kind, "") != UploadKind.PART.value), table.size))
+    columns = (table.id, table.user_id, table.flushed_generation, table.flushed_bytes, length)
+    query = select(*columns).where(table.id.in_(sorted(ids)), table.state == State.OPEN.value)
+    return (await connection.execute(query)).all()
+
+
+async def set_flushed(connection: AsyncConnection, items: Iterable[tuple[str, int, int]], now: datetime) -> None:
+    """Set what is accounted of uploads: id, generation, bytes received."""
+    values = {"batch": json.dumps(list(items)), "now": now}
+    await connection.execute(_SET_FLUSHED[connection.dialect.name], values)
+
+
+async def add_unfinished(connection: AsyncConnection, more: Mapping[str, int]) -> None:
+    """Add to `use_space_unfinished` of users. The rows are locked in the order of their ids."""
+    # As it is, not as \u escapes: what becomes of those is each database's own affair.
+    batch = json.dumps(sorted(more.items()), ensure_ascii=False)
+    await connection.execute(_ADD_UNFINISHED[connection.dialect.name], {"batch": batch})
+
+
+async def add_many_refs(
+    connection: AsyncConnection, items: Iterable[tuple[str, str | None, int]], now: datetime
+) -> "Result[Any]":
+    """`statements.ADD_REF` of many contents on MySQL and MariaDB: SHA-256, MD5, size."""
+    return await connection.execute(_ADD_REFS, {"batch": json.dumps(list(items)), "now": now})
+
+
+async def set_md5s(connection: AsyncConnection, table: Table, md5s: Mapping[str, str]) -> "Result[Any]":
+    """`statements.FILL_MD5` of many contents on MySQL and MariaDB, by SHA-256."""
+    statement = text(_SET_MD5S_MYSQL.format(table=table.name))
+    return await connection.execute(statement, {"batch": json.dumps(sorted(md5s.items()))})
+
+
+async def set_locations(connection: AsyncConnection, locations: Mapping[str, str]) -> None:
+    """`statements.RELOCATE` of many contents on MySQL and MariaDB, by SHA-256."""
+    await connection.execute(_SET_LOCATIONS, {"batch": json.dumps(sorted(locations.items()))})
+
 
 # Of the files of one content.
 _MOST_TOLD = 1000
@@ -76,13 +301,13 @@ async def close_row(
         "new_md5": md5 or upload.md5,
         "new_closed_at": now,
     }
-    await connection.execute(statements.CLOSE_UPLOAD, values)
+    await connection.execute(CLOSE_UPLOAD, values)
 
 
 async def settle_user(connection: AsyncConnection, upload: Upload, finished: int) -> None:
     """Take an upload out of its user's account (the compensation, by the row's own figure) and add `finished` bytes."""
     values = {"flushed": upload.flushed_bytes, "size": upload.size, "finished": finished}
-    await connection.execute(statements.SETTLE_USER, values | {"of_user": upload.user_id})
+    await connection.execute(SETTLE_USER, values | {"of_user": upload.user_id})
 
 
 async def quota_refusal(connection: AsyncConnection, user_id: str, requested: int) -> QuotaExceeded:
@@ -95,7 +320,7 @@ async def quota_refusal(connection: AsyncConnection, user_id: str, requested: in
 
 async def insert_files(connection: AsyncConnection, files: Sequence[File]) -> None:
     rows = [{name: getattr(file, name) for name in queries.FILE_COLUMNS} for file in files]
-    await connection.execute(statements.INSERT_FILE, rows)
+    await connection.execute(INSERT_FILE, rows)
 
 
 async def add_refs(connection: AsyncConnection, files: Sequence[File], now: datetime) -> None:
@@ -106,11 +331,11 @@ async def add_refs(connection: AsyncConnection, files: Sequence[File], now: date
         for sha256 in await _damaged(connection, [file.sha256 for file in files]):
             await tell_of_content(connection, EventType.CONTENT_HEALED, sha256)
     if len(files) > 1 and connection.dialect.name != "sqlite":
-        found = await batches.add_refs(connection, ((file.sha256, file.md5, file.size) for file in files), now)
+        found = await add_many_refs(connection, ((file.sha256, file.md5, file.size) for file in files), now)
     else:
         placed = {"refs": 1, "created_at": now, "placed_at": now}
         values = [{"sha256": file.sha256, "md5": file.md5, "size": file.size, **placed} for file in files]
-        found = await connection.execute(statements.ADD_REF[connection.dialect.name], values)
+        found = await connection.execute(ADD_REF[connection.dialect.name], values)
     # MySQL counts a row that was there already twice. SQLite does not, and is not asked over a wire.
     if connection.dialect.name == "sqlite" or rows_of(found) > len(files):
         await fill_md5s(connection, {file.sha256: file.md5 for file in files if file.md5 is not None})
@@ -128,15 +353,15 @@ async def fill_md5s(connection: AsyncConnection, md5s: Mapping[str, str]) -> Non
 async def _fill(connection: AsyncConnection, table: Table, md5s: Mapping[str, str]) -> int:
     """Returns how many rows lacked it."""
     if len(md5s) > 1 and connection.dialect.name != "sqlite":
-        return rows_of(await batches.set_md5s(connection, table, md5s))
+        return rows_of(await set_md5s(connection, table, md5s))
     values = [{"of_content": sha256, "computed": md5} for sha256, md5 in md5s.items()]
-    return rows_of(await connection.execute(statements.FILL_MD5[table.name], values))
+    return rows_of(await connection.execute(FILL_MD5[table.name], values))
 
 
 async def _damaged(connection: AsyncConnection, sha256s: Sequence[str]) -> list[str]:
     """Those of which it is known, and the rows of all that are there locked, so that none becomes so meanwhile."""
     if len(sha256s) == 1:
-        damaged = (await connection.execute(statements.LOCK_DAMAGED, {"of_blob": sha256s[0]})).scalar()
+        damaged = (await connection.execute(LOCK_DAMAGED, {"of_blob": sha256s[0]})).scalar()
         return list(sha256s) if damaged else []
     table = models.blob.c
     query = select(table.sha256, table.damaged).where(table.sha256.in_(sha256s)).order_by(table.sha256)
@@ -152,9 +377,9 @@ async def tell_of_content(connection: AsyncConnection, kind: EventType, sha256: 
 
 
 async def drop_ref(connection: AsyncConnection, sha256: str) -> None:
-    await connection.execute(statements.DROP_REFS, {"dropped": sha256, "fewer": 1})
+    await connection.execute(DROP_REFS, {"dropped": sha256, "fewer": 1})
 
 
 async def add_finished(connection: AsyncConnection, user_id: str, more_bytes: int) -> None:
     if more_bytes:
-        await connection.execute(statements.ADD_FINISHED, {"of_user": user_id, "more": more_bytes})
+        await connection.execute(ADD_FINISHED, {"of_user": user_id, "more": more_bytes})

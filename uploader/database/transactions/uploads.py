@@ -5,16 +5,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import delete, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from uploader.database import contents, models, queries
-from uploader.database.events.outbox import tell
-from uploader.database.trail.acts import note
-from uploader.database.transactions import batches, statements
-from uploader.database.transactions.additions import add_files, close_by, lock_contents
+from uploader.database import models, queries
+from uploader.database.audit_log import note
+from uploader.database.outbox import tell
+from uploader.database.transactions import rows
 from uploader.database.transactions.blobs import relocate
-from uploader.database.transactions.concatenations import forget_concatenations
+from uploader.database.transactions.files import add_files, close_by, lock_contents
 from uploader.database.transactions.rows import (
     ClaimsChanged,
     NotOpen,
@@ -26,9 +25,103 @@ from uploader.database.transactions.rows import (
     settle_user,
 )
 from uploader.domain import events
-from uploader.domain.trail.acts import Act
-from uploader.domain.upload import STATE_OF_REASON, File, IfExists, Reason, Upload
+from uploader.domain.audit_log import Act
+from uploader.domain.upload import REDIS_WORDS, STATE_OF_REASON, Concatenation, File, IfExists, Reason, State, Upload
 from uploader.errors import SizeMismatch, TooManyUploads
+
+# The transactions of concatenations: ordered, joined to an upload, ended. A concatenation is locked before any upload.
+
+
+_PLANS, _PARTS = models.concatenation.c, models.concatenation_part.c
+
+
+async def order_concatenation(connection: AsyncConnection, ordered: Concatenation, *, max_waiting: int) -> None:
+    """Note that parts are to become a whole once they are complete. Raises Duplicate (from the engine), NotOpen,
+    TooManyUploads."""
+    await _lock_parts(connection, ordered)
+    await queries.usage(connection, ordered.user_id, lock=True)  # so racing callers count one after the other
+    if await queries.count_waiting_concatenations(connection, ordered.user_id) >= max_waiting:
+        raise TooManyUploads(limit=max_waiting)
+    names = ("id", "user_id", "name", "metadata", "ordered", "parts_sha256", "created_at")
+    row = {name: getattr(ordered, name) for name in names} | {"open_flag": 1}
+    await connection.execute(insert(models.concatenation).values(**row))
+    places = [
+        {"concatenation_id": ordered.id, "position": position, "part_id": part_id}
+        for position, part_id in enumerate(ordered.part_ids)
+    ]
+    await connection.execute(insert(models.concatenation_part), places)
+
+
+async def join_concatenation(
+    connection: AsyncConnection,
+    whole: Upload,
+    *,
+    expires_at: datetime,
+    make_room: Callable[[], Awaitable[None]],
+) -> None:
+    """Make a whole of the parts that its concatenation names: they are closed, and what they hold of the quota is the
+    whole's from now on. Only of a part that is named more than once more is needed. `make_room` makes the directory of the
+    whole, which has the bytes of the parts, while their rows are locked.
+
+    Raises NotOpen, QuotaExceeded, Duplicate if it was joined before.
+    """
+    ordered = await queries.concatenation_by_id(connection, whole.id, lock=True)
+    if ordered is None:
+        raise NotOpen(whole.id)
+    parts = await _lock_parts(connection, ordered)
+    held = sum(part.size for part in parts.values())
+    if sum(parts[part_id].size for part_id in ordered.part_ids) != whole.size:
+        raise NotOpen(whole.id)  # the length of one was told after the caller looked
+    await connection.execute(rows.INSERT_UPLOAD, row_of(whole))
+    for part in parts.values():
+        await close_row(connection, part, State.CONSUMED, whole.created_at, close_reason=REDIS_WORDS[State.CONSUMED])
+    more = whole.size - held
+    if more and await changed(connection, rows.RESERVE, of_user=whole.user_id, more=more) == 0:
+        raise await quota_refusal(connection, whole.user_id, more)
+    flushed = sum(part.flushed_bytes for part in parts.values())
+    values = {"of_user": whole.user_id, "flushed": flushed, "size": 0, "finished": 0}
+    await connection.execute(rows.SETTLE_USER, values)
+    await tell(connection, events.upload_created, whole, expires_at)
+    await make_room()
+
+
+async def _lock_parts(connection: AsyncConnection, ordered: Concatenation) -> dict[str, Upload]:
+    """The parts, their rows locked. Raises NotOpen unless all are parts of the user and open."""
+    parts = {}
+    for part_id in sorted(set(ordered.part_ids)):
+        part = parts[part_id] = await lock_open(connection, part_id)
+        if not part.is_part or part.user_id != ordered.user_id:
+            raise NotOpen(part_id)
+    return parts
+
+
+async def settle_concatenation(connection: AsyncConnection, concatenation_id: str) -> None:
+    """Nothing is to be done for it any more: its upload is closed."""
+    await connection.execute(update(models.concatenation).where(_PLANS.id == concatenation_id).values(open_flag=None))
+
+
+async def drop_waiting(connection: AsyncConnection, concatenation_id: str) -> bool:
+    """Forget a concatenation that waits for its parts; False if there is none, or it has become an upload."""
+    if await queries.concatenation_by_id(connection, concatenation_id, lock=True) is None:
+        return False
+    if await queries.upload_by_id(connection, concatenation_id) is not None:
+        return False
+    await _delete(connection, [concatenation_id])
+    return True
+
+
+async def forget_concatenations(connection: AsyncConnection, upload_ids: list[str]) -> None:
+    """Forget those of uploads that are forgotten."""
+    uploads = select(models.upload.c.id).where(models.upload.c.id.in_(upload_ids))
+    kept = set((await connection.execute(uploads)).scalars())
+    named = select(_PLANS.id).where(_PLANS.id.in_(upload_ids))
+    await _delete(connection, [each for each in (await connection.execute(named)).scalars() if each not in kept])
+
+
+async def _delete(connection: AsyncConnection, ids: list[str]) -> None:
+    if ids:
+        await connection.execute(delete(models.concatenation_part).where(_PARTS.concatenation_id.in_(ids)))
+        await connection.execute(delete(models.concatenation).where(_PLANS.id.in_(ids)))
 
 
 class Received(NamedTuple):
@@ -53,8 +146,8 @@ async def open_upload(
 ) -> None:
     """Insert an upload and reserve its size; `expires_at` is for who is told of it. Raises Duplicate (from the engine),
     QuotaExceeded, TooManyUploads."""
-    await connection.execute(statements.INSERT_UPLOAD, row_of(upload))
-    if await changed(connection, statements.RESERVE, of_user=upload.user_id, more=upload.size) == 0:
+    await connection.execute(rows.INSERT_UPLOAD, row_of(upload))
+    if await changed(connection, rows.RESERVE, of_user=upload.user_id, more=upload.size) == 0:
         raise await quota_refusal(connection, upload.user_id, upload.size)
     # The user's row is locked by now, so racing callers count one after the other.
     if await queries.count_open_uploads(connection, upload.user_id) > max_open_uploads:
@@ -70,7 +163,7 @@ async def tell_digests(connection: AsyncConnection, upload_id: str, md5: str | N
     """
     upload = await lock_open(connection, upload_id)
     values = {"told_md5": upload.md5 or md5, "told_sha256": upload.sha256 or sha256}
-    await connection.execute(statements.TELL_DIGESTS, values | {"of_upload": upload_id})
+    await connection.execute(rows.TELL_DIGESTS, values | {"of_upload": upload_id})
     told = await queries.upload_by_id(connection, upload_id)
     assert told is not None
     return told
@@ -124,10 +217,10 @@ async def tell_length(connection: AsyncConnection, upload_id: str, length: int, 
 
 async def _reserve(connection: AsyncConnection, upload: Upload, more: int, wanted: int, now: datetime) -> Upload:
     """Reserve so much more for an upload, or less. Raises QuotaExceeded."""
-    if more > 0 and await changed(connection, statements.RESERVE, of_user=upload.user_id, more=more) == 0:
+    if more > 0 and await changed(connection, rows.RESERVE, of_user=upload.user_id, more=more) == 0:
         raise await quota_refusal(connection, upload.user_id, wanted)
     if more < 0:
-        await changed(connection, statements.RELEASE, of_user=upload.user_id, less=-more)
+        await changed(connection, rows.RELEASE, of_user=upload.user_id, less=-more)
     grown = replace(upload, size=upload.size + more, updated_at=now)
     values = {
         "of_upload": upload.id,
@@ -135,7 +228,7 @@ async def _reserve(connection: AsyncConnection, upload: Upload, more: int, wante
         "new_length_known": grown.length_known,
         "new_updated_at": now,
     }
-    await connection.execute(statements.RESIZE_UPLOAD, values)
+    await connection.execute(rows.RESIZE_UPLOAD, values)
     return grown
 
 
@@ -151,7 +244,7 @@ async def flush(connection: AsyncConnection, batch: Sequence[Received], now: dat
     changes: list[Received] = []
     added: dict[str, int] = {}
     open_ids = []
-    for upload_id, user_id, flushed_generation, flushed_bytes, length in await batches.lock_batch(connection, newest):
+    for upload_id, user_id, flushed_generation, flushed_bytes, length in await rows.lock_batch(connection, newest):
         item = newest[upload_id]
         if item.generation >= flushed_generation and item.received != length:
             open_ids.append(upload_id)
@@ -161,8 +254,8 @@ async def flush(connection: AsyncConnection, batch: Sequence[Received], now: dat
         added[user_id] = added.get(user_id, 0) + item.received - flushed_bytes
     if not changes:
         return Flushed(0, frozenset(open_ids))
-    await batches.set_flushed(connection, changes, now)
-    await batches.add_unfinished(connection, added)
+    await rows.set_flushed(connection, changes, now)
+    await rows.add_unfinished(connection, added)
     return Flushed(len(changes), frozenset(open_ids))
 
 
@@ -235,7 +328,7 @@ async def merge(
     )
     locked = await lock_contents(connection, [file], upload.if_exists, now)
     if md5 is None:
-        file = replace(file, md5=await contents.md5_of(connection, sha256))
+        file = replace(file, md5=await queries.md5_of(connection, sha256))
     if (location := await place_blob()) is not None:
         await relocate(connection, {sha256: location}, now)
     changes = await add_files(connection, [file], upload.if_exists, locked, freed_bytes=None)

@@ -6,9 +6,9 @@ from sqlalchemy import insert, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models, queries
-from uploader.database.trail.acts import note
+from uploader.database.audit_log import note
 from uploader.database.transactions.rows import changed
-from uploader.domain.trail.acts import Act
+from uploader.domain.audit_log import Act
 
 
 async def create_user(connection: AsyncConnection, user_id: str, total_space: int, act: Act | None = None) -> None:

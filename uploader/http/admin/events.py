@@ -10,8 +10,7 @@ from uploader.clock import Clock
 from uploader.http.admin import schemas as wire
 from uploader.http.shared.operation import Call
 from uploader.http.shared.responses import Json
-from uploader.service.events.reviewing import Reviewing
-from uploader.service.events.watching import Watching
+from uploader.service.events import Reviewing, Watching
 
 logger = logging.getLogger(__name__)
 

@@ -14,14 +14,20 @@ from uploader.errors import InvalidRequest, NotFound
 from uploader.http.admin import schemas as wire
 from uploader.http.shared.operation import Call
 from uploader.http.shared.responses import Json
-from uploader.service.access.accounts import Accounts
-from uploader.service.audit.recounting import Recounting
-from uploader.service.insight.figures import OpenUploadList, OpenUploadReport, UserUsage
-from uploader.service.insight.overview import Overview
-from uploader.service.insight.queues import Queues
-from uploader.service.insight.reports import Idle, Order, Reports
-from uploader.service.insight.spreadsheets import csv_lines
-from uploader.service.uploads.status import Uploads
+from uploader.service.access import Accounts
+from uploader.service.reconcile import Recounting
+from uploader.service.reports import (
+    Idle,
+    OpenUploadList,
+    OpenUploadReport,
+    Order,
+    Overview,
+    Queues,
+    Reports,
+    UserUsage,
+    csv_lines,
+)
+from uploader.service.status import Uploads
 
 MAX_IDLE_SECONDS = 100 * 365 * 86400
 MAX_HISTORY_DAYS = 3660

@@ -9,8 +9,7 @@ from uploader.http.admin.handlers import MAX_HISTORY_DAYS, MAX_IDLE_SECONDS, Adm
 from uploader.http.admin.tokens import TokenHandlers
 from uploader.http.admin.trail import ACTIONS, TrailHandlers
 from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, Operation, Parameter
-from uploader.service.insight.figures import OpenUploadList, Summary
-from uploader.service.insight.queues import QueueReport
+from uploader.service.reports import OpenUploadList, QueueReport, Summary
 
 _STRING = {"type": "string"}
 _ORDER = Parameter(name="order", schema={"type": "string", "enum": ["asc", "desc"]}, about="Ascending or descending.")

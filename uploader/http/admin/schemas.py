@@ -6,15 +6,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from uploader.domain.quota import Usage
-from uploader.domain.reports import UserReport
-from uploader.domain.trail.acts import Act
+from uploader.domain.audit_log import Act
+from uploader.domain.reports import Usage, UserReport
 from uploader.domain.upload import File
 from uploader.http.shared.schemas import Size
-from uploader.service.access.accounts import Token
-from uploader.service.audit.drift import Drift, Findings
-from uploader.service.events.watching import SinkFigures
-from uploader.service.insight.figures import HistoryDay, UserUsage, user_of
+from uploader.service.access import Token
+from uploader.service.events import SinkFigures
+from uploader.service.reconcile import Drift, Findings
+from uploader.service.reports import HistoryDay, UserUsage, user_of
 
 # Requests
 

@@ -10,7 +10,7 @@ from uploader.http.admin import schemas as wire
 from uploader.http.admin.handlers import user_of
 from uploader.http.shared.operation import Call, or_none
 from uploader.http.shared.responses import Json
-from uploader.service.access.accounts import Accounts, new_token
+from uploader.service.access import Accounts, new_token
 
 logger = logging.getLogger(__name__)
 

@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from starlette.responses import Response
 
 from uploader.clock import Clock
-from uploader.domain.trail.acts import Act, Action
+from uploader.domain.audit_log import Act, Action
 from uploader.errors import InvalidRequest
 from uploader.http.admin import schemas as wire
 from uploader.http.admin.handlers import checked_user_id, csv_stream, limit_of, wants_csv
 from uploader.http.shared.operation import Call
 from uploader.http.shared.responses import Json
-from uploader.service.insight.trail import TrailReports, Wanted
+from uploader.service.audit_log import AuditLogReports, Wanted
 
 ACTIONS = tuple(action.value for action in Action)
 
@@ -21,7 +21,7 @@ ACTIONS = tuple(action.value for action in Action)
 class TrailHandlers:
     """Who did what to whom, and when."""
 
-    trail: TrailReports
+    trail: AuditLogReports
     clock: Clock
 
     async def acts(self, call: Call) -> Response:

@@ -11,8 +11,7 @@ from uploader.http.auth.proxies import Proxies
 from uploader.http.auth.wrong_tokens import WrongTokens
 from uploader.http.shared.operation import Access
 from uploader.observability import user_id as user_of_log
-from uploader.service.access.accounts import LOCAL_USER, Accounts, Identity
-from uploader.service.access.links import Links, selection_subject
+from uploader.service.access import LOCAL_USER, Accounts, Identity, Links, selection_subject
 from uploader.settings import Settings
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from uploader.errors import InvalidRequest, Unauthenticated
 from uploader.http.auth.keys import Key, Keys
 from uploader.http.shared.operation import decode_json
 from uploader.http.shared.schemas import Size
-from uploader.service.access.accounts import METRICS_SCOPE
+from uploader.service.access import METRICS_SCOPE
 from uploader.settings import Settings
 
 _MAX_TOKEN_BYTES = 8192

@@ -1,4 +1,4 @@
-"""Reads the instructions of a chunk as they come, in pieces of any size (`domain/delta/instructions.py` says what they are).
+"""Reads the instructions of a chunk as they come, in pieces of any size (`domain/delta.py` says what they are).
 
 Pure: pieces in, parts of the chunk out, each to be copied from the base or here as it is. Whatever an instruction asks for
 is compared with the base and the chunk before anybody does it.
@@ -6,7 +6,7 @@ is compared with the base and the chunk before anybody does it.
 
 from collections.abc import Iterator
 
-from uploader.domain.delta.instructions import COPY, COPY_KIND, LITERAL, LITERAL_KIND, MAX_INSTRUCTIONS, Copy
+from uploader.domain.delta import COPY, COPY_KIND, LITERAL, LITERAL_KIND, MAX_INSTRUCTIONS, Copy
 from uploader.errors import ChunkLengthMismatch, InvalidDelta
 
 _LAYOUTS = {COPY_KIND: COPY, LITERAL_KIND: LITERAL}

@@ -23,7 +23,7 @@ from uploader.errors import (
 from uploader.http.bodies.pace import Pace
 from uploader.http.bodies.received import BodyBudget, ReceivedBody, Segments, WholeBody
 from uploader.http.bodies.source import DIRECT_BODY, BodySource, MessageBody
-from uploader.service.appends.sources import Part, a_newer_one
+from uploader.service.append import Part, a_newer_one
 from uploader.settings import Settings
 from uploader.storage.base import Body
 from uploader.storage.spool import Spool

@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from starlette.requests import Request
 
-from uploader.domain.delta.instructions import Copy
+from uploader.domain.delta import Copy
 from uploader.domain.digest import ClaimedDigests
 from uploader.errors import BaseUnusable, BodyTimeout
 from uploader.http.bodies.instructions import InstructionReader
 from uploader.http.bodies.intake import Intake, source_of
 from uploader.http.bodies.received import ReceivedBody
 from uploader.http.bodies.source import BodySource, Piece
-from uploader.service.uploads.bases import Base
-from uploader.service.uploads.comparing import Comparing
+from uploader.service.chunk import Comparing
+from uploader.service.delta import DeltaBase
 from uploader.storage.base import Body
 from uploader.tasks import uninterrupted
 
@@ -33,7 +33,7 @@ class MadeChunk:
     declared_bytes = None
 
     def __init__(
-        self, intake: Intake, request: Request, claims: ClaimedDigests, open_base: Callable[[int], Awaitable[Base]]
+        self, intake: Intake, request: Request, claims: ClaimedDigests, open_base: Callable[[int], Awaitable[DeltaBase]]
     ) -> None:
         """`claims` are of the body as it is sent; `open_base` is told the length of the chunk."""
         self._intake = intake
@@ -69,7 +69,7 @@ class _Carrying:
         intake: Intake,
         source: BodySource,
         comparing: Comparing,
-        base: Base,
+        base: DeltaBase,
         body: ReceivedBody,
         expected_bytes: int,
     ) -> None:

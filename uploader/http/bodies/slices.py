@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from uploader.http.bodies.received import ReceivedBody, WholeBody
-from uploader.service.appends.sources import Part, a_newer_one
+from uploader.service.append import Part, a_newer_one
 
 
 class BodySlice:

@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from starlette.responses import StreamingResponse
 
-from uploader.domain.folder import common_folder
+from uploader.domain.names import common_folder
 from uploader.domain.upload import File
 from uploader.http.native.download import disposition
 from uploader.storage.contents import OpenBlob

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 import msgspec
 from starlette.responses import Response
 
-from uploader.domain.folder import Folder, Place
+from uploader.domain.names import Folder, Place
 from uploader.domain.upload import File
 from uploader.errors import InvalidRequest
 from uploader.http.native import schemas
 from uploader.http.native.download import download, send_signature
 from uploader.http.shared.operation import Call, checked_name, or_none
 from uploader.http.shared.responses import Json
-from uploader.service.access.links import Links
-from uploader.service.files import Files
-from uploader.service.folders import Folders
-from uploader.service.uploads.bases import Bases
+from uploader.service.access import Links
+from uploader.service.delta import DeltaBases
+from uploader.service.files import Files, Folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class FileHandlers:
     files: Files
     folders: Folders
     links: Links
-    bases: Bases
+    bases: DeltaBases
     # Whether downloads are sent on to where the bytes are.
     sends_on: bool = False
 

@@ -10,15 +10,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from uploader.domain.chunks import chunk_count
-from uploader.domain.folder import Folder
-from uploader.domain.proof import ALGORITHM, Challenge
-from uploader.domain.quota import Usage
-from uploader.domain.upload import File, IfExists
+from uploader.domain.digest import ALGORITHM, Challenge
+from uploader.domain.names import Folder
+from uploader.domain.reports import Usage
+from uploader.domain.upload import File, IfExists, chunk_count
 from uploader.errors import InvalidRequest
 from uploader.http.shared.operation import or_none
 from uploader.http.shared.schemas import MAX_SIZE_BYTES, Problem, Size
-from uploader.service.uploads.results import Complete, StillMerging, UploadStatus
+from uploader.service.results import Complete, StillMerging, UploadStatus
 
 Name = Annotated[
     str,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from uploader.domain.folder import Selection
+from uploader.domain.names import Selection
 
 # Of one request, so that its body stays small.
 _MAX_SELECTED = 5000

@@ -5,16 +5,15 @@ from dataclasses import dataclass
 
 from starlette.responses import Response
 
-from uploader.domain.folder import Selection
+from uploader.domain.names import Selection
 from uploader.errors import InvalidRequest, Unauthenticated
 from uploader.http.native import schemas
 from uploader.http.native.archive import archive
 from uploader.http.native.selection_schemas import ArchiveSchema, MoveInto, SelectionSchema, selection_of
 from uploader.http.shared.operation import Call
 from uploader.http.shared.responses import Json
-from uploader.service.access.links import Links, selection_subject
-from uploader.service.files import Files
-from uploader.service.folders import Folders
+from uploader.service.access import Links, selection_subject
+from uploader.service.files import Files, Folders
 
 FORM_FIELD = "selection"
 

@@ -7,28 +7,19 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from uploader.domain.digest import ClaimedDigests
-from uploader.domain.proof import Challenge
+from uploader.domain.digest import Challenge, ClaimedDigests
 from uploader.errors import ChunkNumberOutOfRange, InvalidRequest, UploadNotFound
 from uploader.http.bodies.made import MadeChunk
 from uploader.http.native import schemas
 from uploader.http.shared.operation import Call, checked_name, or_none
 from uploader.http.shared.responses import Json
+from uploader.service.chunk import Receiving
+from uploader.service.delta import DeltaBases
 from uploader.service.ids import ID
-from uploader.service.uploads.bases import Bases
-from uploader.service.uploads.instant import Instant
-from uploader.service.uploads.opening import Openings
-from uploader.service.uploads.receiving import Receiving
-from uploader.service.uploads.results import (
-    Acknowledged,
-    Complete,
-    Opening,
-    Result,
-    StillMerging,
-    Target,
-    UploadStatus,
-)
-from uploader.service.uploads.status import Uploads
+from uploader.service.instant import Instant
+from uploader.service.open import Openings
+from uploader.service.results import Acknowledged, Complete, Opening, Result, StillMerging, Target, UploadStatus
+from uploader.service.status import Uploads
 
 _MAX_ID_LENGTH = 64
 _MAX_DIGITS = 18
@@ -43,7 +34,7 @@ class UploadHandlers:
     receiving: Receiving
     uploads: Uploads
     instant: Instant
-    bases: Bases
+    bases: DeltaBases
 
     async def open_file(self, call: Call) -> Response:
         md5 = call.md5()

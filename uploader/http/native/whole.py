@@ -23,8 +23,8 @@ from uploader.http.native.uploads import answer
 from uploader.http.shared.operation import Call, checked_name
 from uploader.http.shared.problem import STATUS, problem_of
 from uploader.http.shared.responses import Json, Results
-from uploader.service.uploads.results import Complete, NewFile
-from uploader.service.uploads.whole import WholeFiles
+from uploader.service.results import Complete, NewFile
+from uploader.service.whole import WholeFiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,14 @@ from msgspec import UNSET
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import HTMLResponse, Response
 
-from uploader.domain.chunks import MAX_CHUNK_COUNT
-from uploader.exposition import Exposition
+from uploader.domain.upload import MAX_CHUNK_COUNT
 from uploader.http.ops import schemas
 from uploader.http.shared.operation import Call
 from uploader.http.shared.problem import explain
 from uploader.http.shared.responses import Json
-from uploader.service.insight.gauges import Gauges
-from uploader.service.insight.health import Health
-from uploader.service.uploads.opening import Openings
+from uploader.observability import Exposition
+from uploader.service.health import Gauges, Health
+from uploader.service.open import Openings
 from uploader.settings import Settings
 
 _DOCS = """<!doctype html>

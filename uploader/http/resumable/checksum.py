@@ -20,8 +20,8 @@ from uploader.errors import BadRequest, DigestMismatch
 from uploader.http.bodies.intake import Incoming
 from uploader.http.bodies.slices import Reread
 from uploader.http.bodies.source import TRAILERS
-from uploader.service.appends.sources import Hashing
-from uploader.service.uploads.comparing import check_digests
+from uploader.service.append import Hashing
+from uploader.service.chunk import check_digests
 from uploader.storage.base import Body
 from uploader.tasks import uninterrupted
 

@@ -4,10 +4,10 @@ from starlette.requests import Request
 
 from uploader.errors import UploadNotFound
 from uploader.http.shared.operation import Call
-from uploader.service.appends.appending import Appends
+from uploader.service.append import Appends
 from uploader.service.ids import ID
-from uploader.service.uploads.results import Complete, Target
-from uploader.service.uploads.status import Uploads
+from uploader.service.results import Complete, Target
+from uploader.service.status import Uploads
 
 PREFIX = "/resumable"
 

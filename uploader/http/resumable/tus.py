@@ -30,11 +30,11 @@ from uploader.http.resumable.metadata import name_of, parse_metadata
 from uploader.http.resumable.wholes import PARTIAL, TusWholes, kind_asked
 from uploader.http.shared.operation import Call
 from uploader.http.shared.problem import problem_response
-from uploader.service.appends.appending import Appends
+from uploader.service.append import Appends
 from uploader.service.ids import new_id
-from uploader.service.uploads.opening import Openings
-from uploader.service.uploads.results import Appended, Complete, Opening, StillMerging, Target, UploadStatus
-from uploader.service.uploads.status import Uploads
+from uploader.service.open import Openings
+from uploader.service.results import Appended, Complete, Opening, StillMerging, Target, UploadStatus
+from uploader.service.status import Uploads
 from uploader.tasks import uninterrupted
 
 VERSION = "1.0.0"

@@ -11,9 +11,9 @@ from uploader.http.auth.proxies import Proxies
 from uploader.http.resumable.common import PREFIX
 from uploader.http.resumable.metadata import name_of, parse_metadata
 from uploader.http.shared.operation import Call
-from uploader.service.concatenation.ordering import Concatenations, NewWhole
+from uploader.service.concatenate import Concatenations, NewWhole
 from uploader.service.ids import ID, new_id
-from uploader.service.uploads.results import Target
+from uploader.service.results import Target
 
 PARTIAL = "partial"
 _FINAL = "final;"

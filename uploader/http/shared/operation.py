@@ -20,7 +20,7 @@ from uploader.domain.digest import ClaimedDigests, parse_hex
 from uploader.domain.names import normalise_name
 from uploader.errors import InvalidMd5, InvalidRequest, UnsupportedMediaType
 from uploader.http.bodies.intake import MAX_JSON_BYTES, Intake
-from uploader.service.access.accounts import Identity
+from uploader.service.access import Identity
 
 T = TypeVar("T")
 

@@ -12,8 +12,7 @@ from contextlib import suppress
 from isal.isal_zlib import crc32
 
 from uploader.crashpoints import crash_point
-from uploader.domain.chunks import chunk_count, chunk_length
-from uploader.domain.upload import Upload
+from uploader.domain.upload import Upload, chunk_count, chunk_length
 from uploader.errors import BytesConflict, Unverified
 from uploader.storage import disk
 from uploader.storage.base import Body, Busy, Gone

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from isal.isal_zlib import crc32
 
 from uploader.crashpoints import crash_point
-from uploader.domain.chunks import chunk_count
-from uploader.domain.upload import Upload
+from uploader.domain.upload import Upload, chunk_count
 from uploader.errors import StorageFailed
 from uploader.storage import disk
 from uploader.storage.base import Body, Busy, Gone

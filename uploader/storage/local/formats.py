@@ -24,7 +24,7 @@ from zlib import crc32
 
 import msgspec
 
-from uploader.domain.chunks import UNBOUNDED_CHUNK_COUNT, Tail, chunk_length, received_bytes
+from uploader.domain.upload import UNBOUNDED_CHUNK_COUNT, Tail, chunk_length, received_bytes
 from uploader.storage.base import Defect
 
 # The chunk map

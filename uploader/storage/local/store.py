@@ -15,8 +15,7 @@ from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
-from uploader.domain.chunks import chunk_length
-from uploader.domain.upload import Upload
+from uploader.domain.upload import Upload, chunk_length
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable
 from uploader.storage import disk, fitness
 from uploader.storage.base import Body, Gone, Space, Stopping

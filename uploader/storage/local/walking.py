@@ -12,7 +12,7 @@ from dataclasses import replace
 from stat import S_ISDIR
 
 from uploader.crashpoints import crash_point
-from uploader.domain.chunks import MAX_CHUNK_COUNT
+from uploader.domain.upload import MAX_CHUNK_COUNT
 from uploader.storage import disk
 from uploader.storage.contents import Found
 from uploader.storage.disk import Directory

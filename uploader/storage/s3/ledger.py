@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
 
-from uploader.domain.objects import Entry, PartNoted, PutAway, SavedDigest, StoredPart, TailObject
+from uploader.domain.ledger import Entry, PartNoted, PutAway, SavedDigest, StoredPart, TailObject
 
 
 class Ledger(Protocol):

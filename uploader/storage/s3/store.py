@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 
 from uploader.clock import Clock
-from uploader.domain.objects import Entry
+from uploader.domain.ledger import Entry
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFull, Unverified
 from uploader.storage import disk

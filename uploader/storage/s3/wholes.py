@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from uploader.crashpoints import crash_point
-from uploader.domain.chunks import chunk_length
-from uploader.domain.upload import Upload
+from uploader.domain.upload import Upload, chunk_length
 from uploader.storage.base import Busy, Gone
 from uploader.storage.s3.bucket import Bucket
 from uploader.storage.s3.ledger import Ledger

@@ -9,7 +9,7 @@ import click
 
 from uploader.cli.options import WHEN
 from uploader.cli.server.running import load_settings, with_services
-from uploader.domain.trail.acts import Act, Action
+from uploader.domain.audit_log import Act, Action
 
 if TYPE_CHECKING:
     from uploader.bootstrap import Services
@@ -36,8 +36,8 @@ def audit(
         raise click.UsageError("--csv and --json: one of them")
 
     async def run(services: "Services") -> None:
-        from uploader.service.insight.spreadsheets import csv_lines
-        from uploader.service.insight.trail import Wanted
+        from uploader.service.audit_log import Wanted
+        from uploader.service.reports import csv_lines
 
         columns = tuple(Act.__dataclass_fields__)
         if as_csv:

@@ -10,8 +10,7 @@ from uploader.cli.server.running import load_settings, with_services
 
 if TYPE_CHECKING:
     from uploader.bootstrap import Services
-    from uploader.service.insight.figures import Report
-    from uploader.service.insight.queues import QueueReport
+    from uploader.service.reports import QueueReport, Report
 
 # As in a page of the API.
 _MAX_ROWS = 1000
@@ -48,7 +47,7 @@ def report(top: int, idle: float, as_csv: bool, as_json: bool) -> None:
         click.echo(msgspec.json.encode(asked))
     elif as_csv:
         from uploader.cli.server.tables import figures
-        from uploader.service.insight.spreadsheets import csv_lines
+        from uploader.service.reports import csv_lines
 
         sys.stdout.write(csv_lines([("section", "subject", "figure", "value"), *figures(asked)]))
     else:
@@ -58,8 +57,7 @@ def report(top: int, idle: float, as_csv: bool, as_json: bool) -> None:
 
 
 async def _ask(services: "Services", top: int, idle_seconds: float) -> "Report":
-    from uploader.service.insight.figures import OpenUploadList, Report
-    from uploader.service.insight.reports import Idle, Order
+    from uploader.service.reports import Idle, OpenUploadList, Order, Report
 
     summary = await services.overview.summary()
     by_size = Order(sort="use_space_finished", descending=True)

@@ -13,8 +13,7 @@ import msgspec
 
 from uploader.client.model import File
 from uploader.client.transfers.source import Source
-from uploader.domain.delta.instructions import MAX_INSTRUCTIONS, Copy, literal_head
-from uploader.domain.delta.signature import ALGORITHM, HASH, RECORD, Cuts, pieces_of
+from uploader.domain.delta import ALGORITHM, HASH, MAX_INSTRUCTIONS, RECORD, Copy, Cuts, literal_head, pieces_of
 from uploader.tasks import uninterrupted
 
 _READ_BYTES = 1 << 20

@@ -31,10 +31,10 @@ from uploader.http.resumable.rufh.requests import INCOMPLETE, completes, content
 from uploader.http.resumable.rufh.telling import SUPPORTED, ToldBody
 from uploader.http.shared.operation import Call
 from uploader.http.shared.responses import INTERIM, Interim
-from uploader.service.appends.appending import Appends
-from uploader.service.uploads.opening import Openings
-from uploader.service.uploads.results import Appended, Complete, StillMerging, Target, UploadStatus
-from uploader.service.uploads.status import Uploads
+from uploader.service.append import Appends
+from uploader.service.open import Openings
+from uploader.service.results import Appended, Complete, StillMerging, Target, UploadStatus
+from uploader.service.status import Uploads
 from uploader.tasks import uninterrupted
 
 

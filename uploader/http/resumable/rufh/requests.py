@@ -12,7 +12,7 @@ from uploader.http.resumable.metadata import name_of, parse_metadata
 from uploader.http.resumable.rufh.drafts import Draft, filename_in, integer_in
 from uploader.http.shared.operation import Call
 from uploader.service.ids import new_id
-from uploader.service.uploads.results import Opening
+from uploader.service.results import Opening
 
 # Kept as the metadata of an upload whose client is to say which bytes are the last, until it has.
 INCOMPLETE = "incomplete"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from uploader.http.bodies.intake import Incoming
 from uploader.http.shared.responses import Interim
-from uploader.service.appends.sources import Part
+from uploader.service.append import Part
 
 SUPPORTED = 104  # Upload Resumption Supported
 _PAUSE_SECONDS = 1.0

@@ -12,7 +12,7 @@ from struct import Struct
 from isal.isal_zlib import crc32
 
 from uploader.crashpoints import crash_point
-from uploader.domain.delta import signature
+from uploader.domain import delta
 from uploader.storage import disk
 from uploader.storage.base import Gone
 from uploader.storage.contents import OpenSignature
@@ -57,7 +57,7 @@ class LocalSignatures:
                 blob = LocalBlob(self._threads.reading, directory.open_to_read(signature_name(sha256)))
         except FileNotFoundError:
             return None
-        length = _whole_length(blob.fileno(), signature.head_of(size, sha256))
+        length = _whole_length(blob.fileno(), delta.head_of(size, sha256))
         return None if length is None else OpenSignature(blob, len(_MAGIC), length)
 
     def _make(self, sha256: str, size: int) -> None:
@@ -84,9 +84,9 @@ class LocalSignatures:
     def _write(self, target: int, source: int, sha256: str, size: int) -> None:
         reading = _Reading(source, self._check_stopping)
         written = _Written(target)
-        written.add(signature.head_of(size, sha256))
-        for length, hashed in signature.pieces_of(reading, signature.cuts_for(size)):
-            written.add(signature.RECORD.pack(length, hashed))
+        written.add(delta.head_of(size, sha256))
+        for length, hashed in delta.pieces_of(reading, delta.cuts_for(size)):
+            written.add(delta.RECORD.pack(length, hashed))
         if reading.position != size or reading.sha256.hexdigest() != sha256:
             raise Gone(sha256)
         written.end()

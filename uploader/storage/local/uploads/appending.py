@@ -11,13 +11,13 @@ from contextlib import asynccontextmanager
 
 from uploader.domain.upload import Upload
 from uploader.errors import UploadBusy
-from uploader.patience import patience
 from uploader.storage import disk
 from uploader.storage.base import Gone
 from uploader.storage.local import formats
 from uploader.storage.local.chunkfiles import ChunkFiles
 from uploader.storage.local.uploads.waiting import is_unlinked, wait_for_lock
 from uploader.tasks import Pool, uninterrupted
+from uploader.wait_budget import wait_budget
 
 # For all that others have, less what the request has waited before, so that whoever gives up has its answer within 10 s. A
 # holder looks several times meanwhile, and has little left to do then.
@@ -63,7 +63,7 @@ class LocalAppender:
 @asynccontextmanager
 async def appending(upload: Upload, files: ChunkFiles, pool: Pool, read_map: ReadMap) -> AsyncIterator[LocalAppender]:
     """Have the right to append. Raises Gone, UploadBusy."""
-    deadline = time.monotonic() + patience().left("who appends", PATIENCE_SECONDS)
+    deadline = time.monotonic() + wait_budget().left("who appends", PATIENCE_SECONDS)
     opening = pool.run(files.open_map, upload)
     try:
         descriptor = await uninterrupted(opening)

@@ -9,8 +9,7 @@ from typing import Protocol
 from isal.isal_zlib import crc32
 
 from uploader.crashpoints import crash_point
-from uploader.domain.chunks import chunk_count, chunk_length
-from uploader.domain.upload import Upload
+from uploader.domain.upload import Upload, chunk_count, chunk_length
 from uploader.storage import disk
 from uploader.storage.local import formats
 from uploader.storage.local.chunkfiles import shape_of, tail_field

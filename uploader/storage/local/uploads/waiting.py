@@ -4,9 +4,9 @@ import asyncio
 import time
 
 from uploader.errors import Unavailable
-from uploader.patience import patience
 from uploader.storage import disk
 from uploader.storage.disk import try_lock
+from uploader.wait_budget import wait_budget
 
 # Who has a lock for longer may wait for a store that is silent.
 _LONG_SECONDS = 1.0
@@ -27,7 +27,7 @@ async def wait_for_lock(
 
 def note_wait(began: float) -> None:
     """A lock was waited for since then."""
-    patience().note(began, _LONG_SECONDS)
+    wait_budget().note(began, _LONG_SECONDS)
 
 
 def is_unlinked(descriptor: int) -> bool:

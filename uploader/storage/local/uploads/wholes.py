@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from isal.isal_zlib import crc32
 
 from uploader.crashpoints import crash_point
-from uploader.domain.chunks import chunk_length
-from uploader.domain.upload import Upload
+from uploader.domain.upload import Upload, chunk_length
 from uploader.errors import StorageFailed
 from uploader.storage import disk
 from uploader.storage.base import Busy

@@ -10,7 +10,7 @@ from struct import Struct
 from isal.isal_zlib import crc32
 
 from uploader.crashpoints import crash_point
-from uploader.domain.delta import signature
+from uploader.domain import delta
 from uploader.storage.base import Gone
 from uploader.storage.contents import OpenSignature
 from uploader.storage.s3 import keys
@@ -56,7 +56,7 @@ class S3Signatures:
         """As `BlobBytes.open_signature`."""
         blob = await self._blobs.open(sha256, size)
         await blob.close()
-        content = await self._pool.run(self._kept, blob.key, signature.head_of(size, sha256))
+        content = await self._pool.run(self._kept, blob.key, delta.head_of(size, sha256))
         if content is None:
             content = await self._making.run(blob.key, lambda: self._signing.run(self._make, blob.key, sha256, size))
         return OpenSignature(BytesBlob(content), 0, len(content))
@@ -77,9 +77,9 @@ class S3Signatures:
     def _make(self, key: str, sha256: str, size: int) -> bytes:
         """In a thread. Raises Gone if the bytes are others than they should be."""
         reading = _ObjectReading(pieces_of(self._bucket, key, 0, size, self._check_stopping) if size else iter(()))
-        content = bytearray(signature.head_of(size, sha256))
-        for length, hashed in signature.pieces_of(reading, signature.cuts_for(size)):
-            content += signature.RECORD.pack(length, hashed)
+        content = bytearray(delta.head_of(size, sha256))
+        for length, hashed in delta.pieces_of(reading, delta.cuts_for(size)):
+            content += delta.RECORD.pack(length, hashed)
         if reading.position != size or reading.sha256.hexdigest() != sha256:
             raise Gone(sha256)
         self._bucket.put(keys.of_signature(key), BytesBody(bytes(content) + _CHECKSUM.pack(crc32(content))))

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.domain.objects import PutAway
+from uploader.domain.ledger import PutAway
 from uploader.domain.upload import Upload
 from uploader.storage.base import Gone
 from uploader.storage.contents import Found

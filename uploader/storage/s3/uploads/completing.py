@@ -14,9 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from uploader.crashpoints import crash_point
-from uploader.domain.chunks import chunk_count, chunk_length
-from uploader.domain.objects import Entry
-from uploader.domain.upload import Upload
+from uploader.domain.ledger import Entry
+from uploader.domain.upload import Upload, chunk_count, chunk_length
 from uploader.errors import StorageFailed
 from uploader.storage.base import Busy, Gone
 from uploader.storage.contents import Digests

@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Coroutine
 from typing import Any
 
-from uploader.domain.objects import Entry, SavedDigest
+from uploader.domain.ledger import Entry, SavedDigest
 from uploader.domain.upload import Upload
 from uploader.errors import Unavailable
 from uploader.storage.base import Body

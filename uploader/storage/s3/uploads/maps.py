@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from uploader.domain.chunks import Tail, chunk_count, chunk_length, received_bytes
-from uploader.domain.objects import Entry
-from uploader.domain.upload import Upload
+from uploader.domain.ledger import Entry
+from uploader.domain.upload import Tail, Upload, chunk_count, chunk_length, received_bytes
 from uploader.storage.base import Defect
 
 

@@ -13,9 +13,8 @@ from weakref import WeakValueDictionary
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
-from uploader.domain.chunks import chunk_count, chunk_length
-from uploader.domain.objects import Entry, PartNoted, SavedDigest, StoredPart, TailObject
-from uploader.domain.upload import Upload
+from uploader.domain.ledger import Entry, PartNoted, SavedDigest, StoredPart, TailObject
+from uploader.domain.upload import Upload, chunk_count, chunk_length
 from uploader.errors import BytesConflict, StorageFailed
 from uploader.storage.base import Body, Gone
 from uploader.storage.s3 import keys

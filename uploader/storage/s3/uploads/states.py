@@ -7,7 +7,7 @@ what came, or of what was read since. The seal is in the byte order of the machi
 import struct
 from zlib import crc32
 
-from uploader.domain.objects import SavedDigest
+from uploader.domain.ledger import SavedDigest
 from uploader.domain.upload import Upload
 from uploader.storage.contents import Digests
 from uploader.storage.hashes import PrefixHashes

@@ -1,0 +1,321 @@
+"""The delay queue: tasks that become due at a time of their own, are pushed back or cancelled, and claimed with a lease.
+
+The logic is the Lua prelude `scripts/_delay.lua`, which the scripts about uploads use, too; the verbs here are thin. Knows
+nothing of what a task means. Time is Redis `TIME`; tests pass `now_ms` instead.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from types import TracebackType
+from typing import NamedTuple
+
+from redis.asyncio import Redis
+
+from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, QueueKeys, Shards, queue_keys
+from uploader.accounting.redis import AWAY, RedisConnection, Script, time_argument
+from uploader.tasks import ended
+
+# Wakes workers that sleep until a task is due, when a script schedules an earlier task, here or for another process.
+#
+# Pub/sub may lose a message. Then a worker is late, and no more, because no worker sleeps longer than a second.
+
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 1.0
+_READ_SECONDS = 4.0  # shorter than the time-out of the connection, which would break a silent one off
+
+
+class Wakeups:
+    """Listens on channels, from `async with` on, and sets the event of a channel when a script announces a task there."""
+
+    def __init__(self, redis: RedisConnection, channels: Iterable[str]) -> None:
+        self._redis = redis
+        # An event that is set tells the workers of its queue to look. A worker clears it before it looks.
+        self.events = {channel: asyncio.Event() for channel in channels}
+        self._listening: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Wakeups":
+        # redis-py has no pub/sub for a Cluster; there the workers rely on their short sleep.
+        if isinstance(self._redis, Redis):
+            self._listening = asyncio.create_task(self._listen(self._redis), name="waker")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._listening is not None:
+            await ended(self._listening)
+
+    async def _listen(self, redis: Redis) -> None:
+        lost = False
+        while True:
+            try:
+                async with redis.pubsub(ignore_subscribe_messages=True) as subscription:
+                    await subscription.subscribe(*self.events)
+                    lost = False
+                    for event in self.events.values():
+                        event.set()  # a script may have announced a task before the subscription
+                    while True:
+                        message = await subscription.get_message(timeout=_READ_SECONDS)
+                        if message is not None:
+                            self.events[message["channel"].decode()].set()
+            except AWAY as error:
+                if not lost:
+                    logger.warning("not woken by Redis for now", extra={"reason": str(error)})
+                lost = True
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+# A claim looks at so many tasks at most: about 1 ms, which holds up no other caller of Redis.
+MAX_CLAIM = 100
+# To tell when the earliest is due, so many tasks that were pushed back are looked at.
+_LOOKED_AT = 50
+# A worker sleeps for so long at most before it looks again; `_delay.lua` announces a task that is due sooner.
+POLL_SECONDS = 1.0
+
+_SCHEDULE = Script("delay_schedule")
+_CANCEL = Script("delay_cancel")
+_CLAIM = Script("delay_claim")
+_NEXT_DUE = Script("next_due")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A claimed task; the token tells this claim from all others."""
+
+    id: str
+    token: str
+
+
+class DelayQueue:
+    """One named queue in one shard. Every verb is one script, and raises Unavailable if Redis is away."""
+
+    def __init__(self, redis: RedisConnection, name: str, *, shard: int = 0, lease_seconds: float = 30.0) -> None:
+        self._redis = redis
+        self._keys = queue_keys(shard, name)
+        self._lease_ms = round(lease_seconds * 1000)
+
+    async def schedule(
+        self, task_id: str, delay_seconds: float, *, only_new: bool = False, now_ms: int | None = None
+    ) -> bool:
+        """Let a task become due after a delay of its own, which replaces an earlier one; returns whether it did.
+
+        With `only_new`, a task that waits already stays as it is.
+        """
+        return await self._schedule(task_id, delay_seconds, "absent" if only_new else "always", now_ms)
+
+    async def push_back(self, task_id: str, delay_seconds: float, *, now_ms: int | None = None) -> bool:
+        """Let a waiting task become due later (or sooner), counted from now; False if the task does not wait."""
+        return await self._schedule(task_id, delay_seconds, "present", now_ms)
+
+    async def _schedule(self, task_id: str, delay_seconds: float, when: str, now_ms: int | None) -> bool:
+        arguments = [time_argument(now_ms), task_id, round(delay_seconds * 1000), when]
+        return bool(await _SCHEDULE.run(self._redis, self._task_keys(task_id), arguments))
+
+    async def cancel(self, task_id: str) -> bool:
+        """Take a task out, claimed or not; False if it is not there."""
+        return bool(await _CANCEL.run(self._redis, self._task_keys(task_id), [task_id, ""]))
+
+    async def claim(self, limit: int = MAX_CLAIM, *, now_ms: int | None = None) -> list[Task]:
+        """Claim at most `limit` due tasks, none only if none is due. Each is due again when the lease ends, unless it was
+        acknowledged before."""
+        token = secrets.token_hex(8)
+        arguments = [time_argument(now_ms), self._lease_ms, limit, self._keys.task_prefix, token]
+        while True:
+            looked, ids = await _CLAIM.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
+            if ids or looked < limit:
+                return [Task(task_id.decode(), token) for task_id in ids]
+
+    async def ack(self, task: Task) -> bool:
+        """Say that a claimed task is done. False, and nothing happens, if this worker has lost its claim: its lease ended
+        and another worker claimed the task, or the task was scheduled anew."""
+        return bool(await _CANCEL.run(self._redis, self._task_keys(task.id), [task.id, task.token]))
+
+    async def next_due(self, *, now_ms: int | None = None) -> float | None:
+        """Seconds until the earliest task is due, or None if the queue is empty."""
+        return await next_due(self._redis, self._keys, now_ms)
+
+    async def due(self) -> AsyncGenerator[Task, None]:
+        """Tasks as they become due, each claimed for the caller, without end. Close it (`aclosing`) to stop listening."""
+        async with Wakeups(self._redis, [self._keys.wake]) as waker:
+            woken = waker.events[self._keys.wake]
+            while True:
+                woken.clear()  # before the claim, so that a task that is scheduled after it wakes this worker
+                tasks = await self.claim()
+                for task in tasks:
+                    yield task
+                if not tasks:
+                    await _sleep(woken, await self.next_due())
+
+    def _task_keys(self, task_id: str) -> list[str]:
+        return [self._keys.due, self._keys.minutes, f"{self._keys.task_prefix}{task_id}"]
+
+
+async def next_due(redis: RedisConnection, keys: QueueKeys, now_ms: int | None = None) -> float | None:
+    """Seconds until the earliest task of any queue is due, or None if it is empty; less, where many were pushed back.
+
+    Raises Unavailable.
+    """
+    arguments = [time_argument(now_ms), keys.task_prefix, _LOOKED_AT]
+    delay_ms = await _NEXT_DUE.run(redis, [keys.due, keys.minutes], arguments)
+    return None if delay_ms < 0 else delay_ms / 1000
+
+
+async def _sleep(woken: asyncio.Event, seconds: float | None) -> None:
+    try:
+        async with asyncio.timeout(POLL_SECONDS if seconds is None else min(seconds, POLL_SECONDS)):
+            await woken.wait()
+    except TimeoutError:
+        return
+
+
+# The queues of uploads: who works them claims from them, and who looks sees their minute buckets.
+
+
+# The state that an upload has while its task waits in each queue.
+STATES = {FLUSH_QUEUE: "open", MERGE_QUEUE: "merging"}
+
+_CLAIM_DUE = Script("claim_due")
+_MEASURE_QUEUE = Script("measure_queue")
+
+
+class Claim(NamedTuple):
+    """A claimed task of an upload: the upload's figures at that moment, and when the lease of the claimant ends."""
+
+    upload_id: str
+    generation: int
+    received: int
+    state: str
+    lease_until_ms: int
+    # By how much the earliest of the tasks that were claimed with it was overdue.
+    late_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MinuteBucket:
+    """What waits in a minute of a queue: the epoch minute, None if what stands there is none."""
+
+    minute: int | None
+    tasks: int
+    pending_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A queue of uploads as it stood a moment ago."""
+
+    # The earliest minute first.
+    buckets: list[MinuteBucket]
+    # By how much the earliest task is overdue.
+    lag_seconds: float
+
+    @property
+    def tasks(self) -> int:
+        return sum(bucket.tasks for bucket in self.buckets)
+
+    @property
+    def pending_bytes(self) -> int:
+        return sum(bucket.pending_bytes for bucket in self.buckets)
+
+
+def added_up(queues: list[Measured]) -> Measured:
+    """Several as one: those of shards, or pages of one."""
+    minutes: dict[int | None, MinuteBucket] = {}
+    for bucket in chain.from_iterable(queue.buckets for queue in queues):
+        minutes[bucket.minute] = _added(minutes.get(bucket.minute), bucket)
+    buckets = sorted(minutes.values(), key=lambda bucket: -1 if bucket.minute is None else bucket.minute)
+    return Measured(buckets, max((queue.lag_seconds for queue in queues), default=0.0))
+
+
+def _added(one: MinuteBucket | None, other: MinuteBucket) -> MinuteBucket:
+    if one is None:
+        return other
+    return MinuteBucket(one.minute, one.tasks + other.tasks, one.pending_bytes + other.pending_bytes)
+
+
+class UploadQueue:
+    """A queue of uploads in one shard: to be flushed, or to be merged."""
+
+    def __init__(self, redis: RedisConnection, shards: Shards, shard: int, queue: str, *, lease_seconds: float) -> None:
+        self._redis = redis
+        self._shards = shards
+        self._queue = queue
+        self._lease_ms = round(lease_seconds * 1000)
+        self.shard = shard
+
+    @property
+    def _keys(self) -> QueueKeys:
+        return self._shards.queue(self.shard, self._queue)
+
+    @property
+    def wake_channel(self) -> str:
+        """The channel on which scripts announce a task of this queue that is due soon."""
+        return self._keys.wake
+
+    async def claim(self, limit: int = MAX_CLAIM, now_ms: int | None = None) -> list[Claim]:
+        """Claim at most `limit` due tasks, none only if none is due. Each is due again when the lease ends.
+
+        Raises Unavailable.
+        """
+        while True:
+            looked, claims = await self._look(limit, now_ms)
+            if claims or looked < limit:
+                return claims
+
+    async def claim_many(self, scripts: int, now_ms: int | None = None) -> tuple[list[Claim], bool]:
+        """Claim what is due by at most so many scripts, and tell whether more may be due. Where one leaves some, all
+        others are on their way at once. Raises Unavailable."""
+        looked, claims = await self._look(MAX_CLAIM, now_ms)
+        if looked < MAX_CLAIM:
+            return claims, False
+        others = await asyncio.gather(*(self._look(MAX_CLAIM, now_ms) for _ in range(scripts - 1)))
+        claims += chain.from_iterable(more for _, more in others)
+        return claims, all(looked == MAX_CLAIM for looked, _ in others)
+
+    async def _look(self, limit: int, now_ms: int | None) -> tuple[int, list[Claim]]:
+        """How many due places were looked at, and what was claimed; a task that was pushed back is not."""
+        arguments = [time_argument(now_ms), self._lease_ms, limit, self._keys.task_prefix]
+        reply = await _CLAIM_DUE.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
+        looked, late_ms, lease_until_ms = reply[:3]
+        tasks = zip(reply[3::4], reply[4::4], reply[5::4], reply[6::4], strict=True)
+        return looked, [
+            Claim(_text(task), generation, received, _text(state), lease_until_ms, late_ms)
+            for task, generation, received, state in tasks
+        ]
+
+    async def next_due(self, now_ms: int | None = None) -> float | None:
+        """Seconds until the earliest task is due, or None if the queue is empty. Raises Unavailable."""
+        return await next_due(self._redis, self._keys, now_ms)
+
+    async def pause_seconds(self) -> float:
+        """How long a worker may sleep that has nothing to do in this queue. Raises Unavailable."""
+        next_due = await self.next_due()
+        return POLL_SECONDS if next_due is None else min(next_due, POLL_SECONDS)
+
+    async def measure(self, now_ms: int | None = None) -> Measured:
+        """What waits, read in pages: a task that moves meanwhile may count twice, or not at all. Raises Unavailable."""
+        found: list[Measured] = []
+        minute, position = b"", 0
+        while True:
+            arguments = [time_argument(now_ms), self._keys.task_prefix, minute, position, MAX_CLAIM]
+            page = await _MEASURE_QUEUE.run(self._redis, [self._keys.due, self._keys.minutes], arguments)
+            lag_ms, minute, position = page[:3]
+            rows = zip(page[3::3], page[4::3], page[5::3], strict=True)
+            buckets = [MinuteBucket(epoch_minute(text), tasks, pending) for text, tasks, pending in rows]
+            found.append(Measured(buckets, lag_ms / 1000))
+            if not minute:
+                return added_up(found)
+
+
+def epoch_minute(text: bytes) -> int | None:
+    """The minute that stands in the index; None if it is none."""
+    return int(text) if text.isdigit() and len(text) <= 8 else None
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")

@@ -1,0 +1,625 @@
+"""Connects to Redis or Valkey by URL: a server, a Cluster, or the master that Sentinels name."""
+
+import asyncio
+import hashlib
+import logging
+import re
+import time
+from collections import deque
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from importlib.resources import files
+from typing import Any
+
+import hiredis
+from redis.asyncio import (
+    BlockingConnectionPool,
+    Connection,
+    Redis,
+    RedisCluster,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.connection import AbstractConnection, DefaultParser
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.crc import key_slot
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    ClusterDownError,
+    InvalidResponse,
+    MasterDownError,
+    MovedError,
+    NoPermissionError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from uploader.accounting.keys import FORMAT, INSTALLATION
+from uploader.errors import ConfigurationError, Unavailable
+from uploader.settings.addresses import RedisAddress, RedisKind, Tls, parse_redis_url
+from uploader.tasks import ended
+from uploader.wait_budget import LEAST, wait_budget, waiting
+
+# One connection to a Redis for all calls of a process: those of one turn of the event loop go together.
+#
+# redis-py costs several times as much per call, and a chunk is one call. It still finds the server, logs in and pools
+# the connections for everything else; this module takes over one connection once redis-py has made it. To do so it
+# touches private parts of redis-py, which `tests/unit/test_private_parts.py` names.
+
+
+# Calls whose replies are outstanding. A call beyond takes a connection of the pool, or waits for one.
+_MAX_OUTSTANDING = 1000
+
+
+def packed_script(sha: str, numkeys: int, keys_and_args: Sequence[Any]) -> bytes:
+    """The command that runs a script, as it is sent."""
+    command: bytes = hiredis.pack_command(("EVALSHA", sha, numkeys, *keys_and_args))
+    return command
+
+
+class Pipeline:
+    """The pipe to one server, made when it is first needed, and anew when it was lost."""
+
+    def __init__(self, connection_class: type[AbstractConnection], options: Mapping[str, Any]) -> None:
+        """`options`: those of redis-py for its connections."""
+        self._connection_class = connection_class
+        self._options = options
+        self._pipe: _Pipe | None = None
+        self._connecting: asyncio.Task[_Pipe] | None = None
+        self._closed = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a call need not wait for a connection."""
+        return self._pipe is not None and not self._pipe.lost
+
+    async def call(self, command: bytes) -> Any:
+        """The reply. Raises PipelineFull, and as redis-py."""
+        pipe = self._pipe
+        if pipe is None or pipe.lost:
+            pipe = await self._connect()
+        return await pipe.call(command)
+
+    async def _connect(self) -> "_Pipe":
+        """All calls that wait for a connection share one attempt to make it."""
+        if self._closed:
+            raise RedisConnectionError("The client is closed.")
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.create_task(self._make_pipe(), name="connecting to redis")
+        connecting = self._connecting
+        try:
+            return await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if connecting.cancelled() and caller is not None and not caller.cancelling():  # by `aclose`
+                raise RedisConnectionError("The client is closed.") from None
+            raise
+
+    async def _make_pipe(self) -> "_Pipe":
+        once = {"retry": Retry(NoBackoff(), 0), "protocol": 2}  # each call tries again by itself
+        connection = self._connection_class(**{**self._options, **once})
+        try:
+            async with asyncio.timeout(self._options["socket_connect_timeout"]):  # with the log-in
+                await connection.connect()  # type: ignore[no-untyped-call]
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        writer, connection._writer = connection._writer, None
+        assert writer is not None
+        self._pipe = _Pipe(writer, connection.socket_timeout)
+        return self._pipe
+
+    async def aclose(self) -> None:
+        """Every waiting call raises ConnectionError, and each further one."""
+        self._closed = True
+        if self._connecting is not None:
+            await ended(self._connecting)
+        if self._pipe is not None:
+            self._pipe.end(RedisConnectionError("The client is closed."))
+
+
+class PipelineFull(Exception):
+    """So many replies are outstanding that the pipe sends no more commands."""
+
+
+class _Pipe(asyncio.Protocol):
+    """A connection that was taken over from redis-py, logged in. The server replies in the order of the commands."""
+
+    def __init__(self, writer: asyncio.StreamWriter, timeout_seconds: float | None) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._loop = asyncio.get_running_loop()
+        self._writer = writer  # kept, because a writer without references closes its transport
+        self._transport = writer.transport
+        self._transport.set_protocol(self)
+        self._parser = hiredis.Reader(protocolError=InvalidResponse, replyError=DefaultParser.parse_error)
+        self._unsent: list[bytes] = []
+        # One entry a command, sent or about to be, with its time. A cancelled call keeps its entry, because its reply comes.
+        self._outstanding: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._watch: asyncio.TimerHandle | None = None
+        self._clogged = False
+        self.lost = False
+
+    def call(self, command: bytes) -> "asyncio.Future[Any]":
+        """The reply to come. Raises PipelineFull, and ConnectionError if the connection is lost."""
+        if self.lost:
+            raise RedisConnectionError("The connection was lost.")
+        if self._clogged or len(self._outstanding) >= _MAX_OUTSTANDING:
+            raise PipelineFull
+        if not self._unsent:
+            self._loop.call_soon(self._send)
+        self._unsent.append(command)
+        reply = self._loop.create_future()
+        now = self._loop.time()
+        self._outstanding.append((reply, now))
+        if self._watch is None and self._timeout_seconds is not None:
+            self._watch = self._loop.call_at(now + self._timeout_seconds, self._look_for_late_replies)
+        return reply
+
+    def _send(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if self.lost:
+            return
+        try:
+            self._transport.write(b"".join(unsent))
+        except (OSError, RuntimeError) as error:  # the transport closes; `connection_lost` is still to come
+            self.end(RedisConnectionError(f"Error while writing: {error}"))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed(data)
+            while not self.lost and (reply := self._parser.gets()) is not False:
+                self._take(reply)
+        except (RedisError, IndexError) as error:  # the server sent no reply, or one too many
+            self.end(RedisConnectionError(f"The server broke the protocol: {error}"))
+
+    def _take(self, reply: Any) -> None:
+        waiting, _ = self._outstanding.popleft()
+        if isinstance(reply, ReadOnlyError):
+            _refuse(waiting, reply)
+            self.end(RedisConnectionError("The server takes no writes any more."))
+        elif isinstance(reply, Exception):
+            _refuse(waiting, reply)
+        elif not waiting.done():  # or the call was cancelled
+            waiting.set_result(reply)
+
+    def _look_for_late_replies(self) -> None:
+        """One timer serves all calls: the first outstanding reply is the oldest."""
+        self._watch = None
+        if self.lost or not self._outstanding or self._timeout_seconds is None:
+            return
+        due = self._outstanding[0][1] + self._timeout_seconds
+        if due <= self._loop.time():
+            self.end(RedisTimeoutError("The server does not answer."))
+        else:
+            self._watch = self._loop.call_at(due, self._look_for_late_replies)
+
+    def pause_writing(self) -> None:
+        self._clogged = True
+
+    def resume_writing(self) -> None:
+        self._clogged = False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.end(RedisConnectionError(f"The server closed the connection: {exc}"))
+
+    def end(self, error: RedisError) -> None:
+        """Let go of the connection; every waiting call raises `error`."""
+        if self.lost:
+            return
+        self.lost = True
+        if self._watch is not None:
+            self._watch.cancel()
+        self._transport.abort()
+        for call, _ in self._outstanding:
+            _refuse(call, error)
+        self._outstanding.clear()
+
+
+def _refuse(waiting: "asyncio.Future[Any]", error: Exception) -> None:
+    if waiting.done():
+        return
+    waiting.set_exception(error)
+    waiting.exception()  # retrieved, because the call may be cancelled at this moment and never ask
+
+
+# Runs the Lua scripts.
+
+
+logger = logging.getLogger(__name__)
+
+_STORE = "redis"
+
+RedisConnection = Redis | RedisCluster
+
+# What the client raises when the server is away. RuntimeError is what uvloop raises if a connection closes while a command
+# is written to it.
+AWAY = (RedisError, OSError, TimeoutError, RuntimeError)
+
+_FOLDER = files("uploader.accounting.scripts")
+PRELUDES = ("_delay.lua", "_era.lua", "_upload.lua")
+_COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
+_DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
+
+
+class Script:
+    """One verb: a Lua file with what it needs of the preludes before it, run by its SHA-1 and loaded where the server does
+    not have it (`EVALSHA`, `EVAL`)."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.source = assembled(*((_FOLDER / part).read_text() for part in (*PRELUDES, f"{name}.lua")))
+        # Redis names scripts by their SHA-1; nothing secret hangs on it.
+        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+    async def run(self, redis: RedisConnection, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+        """The script's reply. Every script is idempotent, so the client's own retries are safe.
+
+        Raises Unavailable if Redis is away.
+        """
+        try:
+            try:
+                return await redis.evalsha(self.sha, len(keys), *keys, *arguments)
+            except NoScriptError:
+                return await redis.eval(self.source, len(keys), *keys, *arguments)
+        except AWAY as error:
+            if isinstance(error, ResponseError) and not isinstance(error, ReadOnlyError):
+                # Redis is there and refuses (out of memory, or a fault in a script): somebody has to look. What a failover
+                # demoted refuses as well, for a moment.
+                logger.error("Redis refuses a script", extra={"script": self.name, "reason": str(error)})
+            raise away(redis, error) from error
+
+
+def away(redis: RedisConnection, error: Exception) -> Unavailable:
+    """That Redis is away, as `error` says, to be raised."""
+    how = "is read-only, as after a failover" if isinstance(error, ReadOnlyError) else "is away"
+    inside = f"Redis at {_place_of(redis)} {how}: {str(error) or type(error).__name__}"
+    return Unavailable(f"The accounting store {how}; nothing was acknowledged.", inside=inside)
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Whether Redis is there and does not let in who asks: waiting does not help."""
+    return isinstance(error, (AuthenticationError, NoPermissionError))
+
+
+def _place_of(redis: RedisConnection) -> str:
+    """What whoever runs the server knows it by."""
+    if isinstance(redis, RedisCluster):
+        return f"{', '.join(redis.nodes_manager.startup_nodes)} (UPLOADER_REDIS_URL)"
+    facts = vars(redis.connection_pool) | redis.connection_pool.connection_kwargs
+    if "path" in facts:
+        return str(facts["path"])
+    if "service_name" in facts:  # a Sentinel's pool knows its master by name
+        asked = [sentinel.connection_pool.connection_kwargs for sentinel in facts["sentinel_manager"].sentinels]
+        sentinels = ", ".join(f"{each['host']}:{each['port']}" for each in asked)
+        return f"{facts['service_name']} of the Sentinels {sentinels} (UPLOADER_REDIS_URL)"
+    return f"{facts['host']}:{facts['port']} (UPLOADER_REDIS_URL)"
+
+
+def assembled(*parts: str) -> str:
+    """The last part with those definitions of the others before it that it names, or that these name: each function that a
+    script defines costs every run of it."""
+    *preludes, source = (_COMMENT.sub("", part) for part in parts)
+    _, *pieces = _DEFINITION.split("\n".join((f"local FORMAT = {FORMAT}", *preludes)))
+    for name, definition in reversed(list(zip(pieces[::2], pieces[1::2], strict=True))):
+        if re.search(rf"\b{name}\b", source):
+            source = definition + source
+    return source
+
+
+def answering(timeout_seconds: float) -> AbstractAsyncContextManager[None]:
+    """One call of Redis, with all that it is tried again and all connections that are made for it. Raises TimeoutError of
+    redis-py."""
+    return waiting(_STORE, timeout_seconds, RedisTimeoutError)
+
+
+def time_argument(now_ms: int | None) -> int | str:
+    """What the scripts take as `now_ms`: '' lets them ask Redis `TIME`; tests pass a time."""
+    return "" if now_ms is None else now_ms
+
+
+class PipelinedRedis(Redis):
+    """A client of one server whose scripts share a connection."""
+
+    _pipeline: Pipeline | None = None
+
+    async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
+        """As of redis-py, with its retries: for scripts that may be run twice."""
+        command = packed_script(sha, numkeys, keys_and_args)
+        try:
+            return await self._call(command)
+        except PipelineFull:
+            return await super().evalsha(sha, numkeys, *keys_and_args)
+
+    async def _call(self, command: bytes) -> Any:
+        pipeline, timeout_seconds = self._shared(), self._timeout_seconds
+        own, began = wait_budget(), time.monotonic()
+        if pipeline.is_connected and own.left(_STORE, timeout_seconds) == timeout_seconds:
+            try:
+                # It gives up in that time by itself: a timer for each call would cost half as much as all else of a call.
+                return await pipeline.call(command)
+            except RedisConnectionError:
+                pass  # the server closed it meanwhile
+            except RedisTimeoutError:
+                own.give_up(_STORE)
+                raise
+            finally:
+                own.note(began, timeout_seconds * LEAST)
+        retry = self.connection_pool.connection_kwargs["retry"]
+        async with answering(timeout_seconds):
+            return await retry.call_with_retry(lambda: pipeline.call(command), _try_again)
+
+    @property
+    def _timeout_seconds(self) -> float:
+        seconds: float = self.connection_pool.connection_kwargs["socket_timeout"]
+        return seconds
+
+    def _shared(self) -> Pipeline:
+        if self._pipeline is None:
+            pool = self.connection_pool
+            self._pipeline = Pipeline(pool.connection_class, pool.connection_kwargs)
+        return self._pipeline
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        """As of redis-py. The connections to a server that takes no writes any more are dropped: by its address, or from its
+        Sentinels, the next ones may find the one that took its place."""
+        try:
+            async with answering(self._timeout_seconds):
+                return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        except ReadOnlyError:
+            await self.connection_pool.disconnect(inuse_connections=False)
+            raise
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await self._shared().aclose()  # also one that nobody has used: nobody is let in after
+        await super().aclose(close_connection_pool)
+
+
+async def _try_again(_error: Exception) -> None:
+    """Nothing to tidy up: the next call replaces a lost connection."""
+
+
+CONNECTIONS = 64
+TIMEOUT_SECONDS = 5.0
+# A log-in that takes longer is none.
+_CONNECT_SECONDS = 2.0
+# Of those that are asked one after the other, some may hang.
+_SENTINEL_SECONDS = 0.5
+_PAUSES_SECONDS = (0.01, 0.05, 0.25, 1.0)
+# What a node of a Cluster says, or does, that has a key no more: each script may be run twice.
+_ELSEWHERE: tuple[type[Exception], ...] = (MovedError, AskError, TryAgainError, ClusterDownError, MasterDownError)
+_ELSEWHERE += (ReadOnlyError, RedisConnectionError, RedisTimeoutError, OSError)
+
+
+def connect(url: str, *, connections: int = CONNECTIONS, timeout_seconds: float = TIMEOUT_SECONDS) -> RedisConnection:
+    """A client that connects when it is first used, by any of the URLs that docs/operations.md lists.
+
+    `connections`: how many at most (of a Cluster: to each node), beside the one of all scripts. `timeout_seconds`: how long
+    an answer may take. Raises ValueError with what is wrong with the URL.
+    """
+    address = parse_redis_url(url)
+    options = _options(timeout_seconds) | _credentials(address.username, address.password) | _tls_options(address.tls)
+    if address.kind is RedisKind.CLUSTER:
+        return _connect_to_cluster(address, connections, timeout_seconds, options)
+    if address.kind is RedisKind.SENTINEL:
+        return _connect_by_sentinel(address, connections, options)
+    if address.kind is RedisKind.SOCKET:
+        return _connect(UnixDomainSocketConnection, connections, options, path=address.path, db=address.database)
+    ((host, port),) = address.hosts
+    kind = SSLConnection if address.tls else Connection
+    return _connect(kind, connections, options, host=host, port=port, db=address.database)
+
+
+def connect_to_socket(
+    path: str, *, connections: int = CONNECTIONS, timeout_seconds: float = TIMEOUT_SECONDS
+) -> RedisConnection:
+    """As `connect`, to a Unix socket whose path need not fit into a URL."""
+    return _connect(UnixDomainSocketConnection, connections, _options(timeout_seconds), path=path)
+
+
+def _connect(kind: Any, connections: int, options: dict[str, Any], **place: Any) -> RedisConnection:
+    return PipelinedRedis.from_pool(  # which it closes
+        BlockingConnectionPool(
+            connection_class=kind,
+            max_connections=connections,
+            timeout=_CONNECT_SECONDS,
+            retry=_retry(),
+            **place,
+            **{name: value for name, value in options.items() if name != "ssl"},
+        )
+    )
+
+
+def _options(timeout_seconds: float) -> dict[str, Any]:
+    connecting = min(timeout_seconds, _CONNECT_SECONDS)
+    return {"socket_timeout": timeout_seconds, "socket_connect_timeout": connecting, "protocol": 2}
+
+
+def _credentials(username: str | None, password: str | None) -> dict[str, Any]:
+    return {"username": username, "password": password}
+
+
+def _tls_options(tls: Tls | None) -> dict[str, Any]:
+    if tls is None:
+        return {}
+    return {
+        "ssl": True,
+        "ssl_ca_certs": tls.ca,
+        "ssl_certfile": tls.certificate,
+        "ssl_keyfile": tls.key,
+        "ssl_check_hostname": tls.checks_hostname,
+    }
+
+
+def _retry() -> Retry:
+    # A retry covers a connection that the server closed meanwhile. It is safe, because every script is idempotent. Who does
+    # not answer is not asked again: the caller has waited long enough.
+    return Retry(ExponentialBackoff(cap=0.2, base=0.02), retries=2, supported_errors=(RedisConnectionError,))
+
+
+# A Cluster
+
+
+def _connect_to_cluster(
+    address: RedisAddress, connections: int, timeout_seconds: float, options: dict[str, Any]
+) -> RedisConnection:
+    nodes = [ClusterNode(host, port) for host, port in address.hosts]
+    # Each call tries again by itself, and other nodes tell what becomes of one that hangs.
+    options = options | {"socket_timeout": timeout_seconds / 2}
+    # As many again: redis-py looks for the nodes beside the calls.
+    return _Cluster(connections, timeout_seconds, startup_nodes=nodes, max_connections=2 * connections, **options)
+
+
+class _Cluster(RedisCluster):
+    """Bounds what redis-py does not, and calls again what it breaks off.
+
+    When one call reads the slots anew, redis-py closes the connections of all other calls, even unfinished ones, and those
+    calls raise AttributeError. To call again is safe, because every script is idempotent.
+    """
+
+    def __init__(self, connections: int, timeout_seconds: float, **options: Any) -> None:
+        super().__init__(**options)
+        # redis-py refuses a call that finds no connection, instead of letting it wait.
+        self._turns = asyncio.Semaphore(connections)
+        self._timeout_seconds = timeout_seconds
+        # To each master, by its name.
+        self._pipelines: dict[str, Pipeline] = {}
+
+    async def evalsha(self, sha: str, numkeys: int, *keys_and_args: Any) -> Any:
+        """As of redis-py: over the pipeline to the master that has the keys. Where it has them no more, or is away, redis-py
+        looks for them, and the next call finds them."""
+        async with answering(self._timeout_seconds):
+            pipeline = self._pipeline_to(keys_and_args[0])
+            if pipeline is not None:
+                with suppress(PipelineFull, *_ELSEWHERE):
+                    return await pipeline.call(packed_script(sha, numkeys, keys_and_args))
+            return await super().evalsha(sha, numkeys, *keys_and_args)
+
+    def _pipeline_to(self, key: str) -> Pipeline | None:
+        """That to the node which has a key, as far as it is known."""
+        nodes = self.nodes_manager.slots_cache.get(key_slot(key.encode()))
+        if not nodes:
+            return None
+        node = nodes[0]  # its master
+        pipeline = self._pipelines.get(node.name)
+        if pipeline is None:
+            pipeline = self._pipelines[node.name] = Pipeline(node.connection_class, node.connection_kwargs)
+        return pipeline
+
+    async def aclose(self) -> None:
+        """Let go of all connections. redis-py does so by itself when it has been sent elsewhere often; who calls afterwards
+        connects anew."""
+        pipelines, self._pipelines = self._pipelines, {}
+        for pipeline in pipelines.values():
+            await pipeline.aclose()
+        await super().aclose()
+
+    async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            async with answering(self._timeout_seconds), self._turns:
+                return await self._call(*args, **kwargs)
+        except RedisClusterException as error:  # which is no RedisError: no node answers, or slots have no master
+            raise RedisConnectionError(str(error)) from error
+
+    async def _call(self, *args: Any, **kwargs: Any) -> Any:
+        for pause_seconds in _PAUSES_SECONDS:
+            try:
+                return await super().execute_command(*args, **kwargs)
+            except AttributeError:
+                await asyncio.sleep(pause_seconds)
+        raise RedisConnectionError("The connections to the Cluster keep being closed.")
+
+
+# Sentinels
+
+
+def _connect_by_sentinel(address: RedisAddress, connections: int, options: dict[str, Any]) -> RedisConnection:
+    asking = options | _credentials(address.sentinel_username, address.sentinel_password)
+    asking |= {"socket_timeout": _SENTINEL_SECONDS, "socket_connect_timeout": _SENTINEL_SECONDS}
+    asking["retry"] = Retry(NoBackoff(), 0)  # the next one is asked instead
+    sentinel = Sentinel(address.hosts, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
+    master: _MasterBySentinel = sentinel.master_for(
+        address.service,
+        redis_class=_MasterBySentinel,
+        connection_pool_class=_PoolBySentinel,
+        db=address.database,
+        max_connections=connections,
+        timeout=_CONNECT_SECONDS,
+        retry=_retry(),
+        **options,
+    )
+    master.asked = sentinel
+    return master
+
+
+class _PoolBySentinel(SentinelConnectionPool, BlockingConnectionPool):
+    """As the pool of one server: who finds all connections in use waits for one, instead of being refused."""
+
+
+class _MasterBySentinel(PipelinedRedis):
+    """Closes the connections to its Sentinels, too."""
+
+    asked: Sentinel
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await super().aclose(close_connection_pool)
+        await self.asked.aclose()
+
+
+# Of which installation the keys in Redis are, and of which format.
+
+
+_MARK = re.compile(r"([0-9]+) ([0-9a-f]{32})")
+
+
+class RedisMark:
+    """The one key that says so."""
+
+    def __init__(self, redis: RedisConnection) -> None:
+        self._redis = redis
+
+    async def read(self) -> str | None:
+        """The installation; None if Redis says of none. Raises ConfigurationError, Unavailable."""
+        return _parse(await self._tried(self._redis.get(INSTALLATION)))[1]
+
+    async def claim(self, installation: str) -> str:
+        """Mark what has no mark, because it is new or was lost, and anew what an older version marked; returns whose it is.
+        Raises as `read`."""
+        there = await self._tried(self._redis.set(INSTALLATION, f"{FORMAT} {installation}", nx=True, get=True))
+        version, marked = _parse(there)
+        if marked == installation and version < FORMAT:
+            await self.replace(installation)
+        return marked or installation
+
+    async def replace(self, installation: str) -> None:
+        """Mark it, whatever it says now. Raises Unavailable."""
+        await self._tried(self._redis.set(INSTALLATION, f"{FORMAT} {installation}"))
+
+    async def _tried(self, command: Awaitable[Any]) -> Any:
+        try:
+            return await command
+        except AWAY as error:
+            raise away(self._redis, error) from error
+
+
+def _parse(value: bytes | None) -> tuple[int, str | None]:
+    """The format, and the installation."""
+    if value is None:
+        return FORMAT, None
+    mark = _MARK.fullmatch(value.decode(errors="replace"))
+    if mark is None:
+        raise ConfigurationError(
+            f"Redis has a key {INSTALLATION} that is not this program's: give it a Redis of its own"
+        )
+    if int(mark[1]) > FORMAT:
+        raise ConfigurationError(f"Redis has keys of format {mark[1]}, newer than this version's {FORMAT}")
+    return int(mark[1]), mark[2]

@@ -1,4 +1,0 @@
-"""Recounts of what the database keeps, and the transactions that repair it.
-
-Refuses to decide whether to.
-"""

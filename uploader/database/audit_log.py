@@ -1,0 +1,73 @@
+"""Acts are written in the transaction of what they tell: if it is rolled back, nobody did it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, cast
+
+import msgspec
+from sqlalchemy import CursorResult, RowMapping, bindparam, delete, insert, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from uploader.database import models
+from uploader.database.reports import Page
+from uploader.domain.audit_log import Act
+
+_ACTS = models.trail.c
+_INSERT = insert(models.trail)
+_OLDEST = select(_ACTS.id).where(_ACTS.created_at < bindparam("before")).order_by(_ACTS.created_at)
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which acts: each condition that is given has to hold. `user_id`: by this user, or about this user."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+    user_id: str | None = None
+    action: str | None = None
+
+
+async def note(connection: AsyncConnection, act: Act | None, **details: object) -> None:
+    """Write an act, with what only its transaction knows of it; None is nobody's act, and not told."""
+    if act is None:
+        return
+    values = {name: getattr(act, name) for name in Act.__dataclass_fields__}
+    await connection.execute(_INSERT, values | {"details": _encode({**act.details, **details})})
+
+
+async def acts(connection: AsyncConnection, wanted: Wanted, page: Page) -> list[Act]:
+    """A page of the acts that are wanted, by the time of each."""
+    query = select(models.trail)
+    if wanted.since is not None:
+        query = query.where(_ACTS.created_at >= wanted.since)
+    if wanted.until is not None:
+        query = query.where(_ACTS.created_at < wanted.until)
+    if wanted.user_id is not None:
+        query = query.where(or_(_ACTS.user_id == wanted.user_id, _ACTS.actor == wanted.user_id))
+    if wanted.action is not None:
+        query = query.where(_ACTS.action == wanted.action)
+    rows = await connection.execute(page.of(query, _ACTS.created_at, _ACTS.id))
+    return [_act_of(row) for row in rows.mappings()]
+
+
+def _act_of(row: RowMapping) -> Act:
+    return Act(**{**row, "details": _decoded(row["details"])})
+
+
+def _decoded(details: bytes) -> Mapping[str, Any]:
+    """None of a damaged row."""
+    try:
+        return msgspec.json.decode(details, type=dict[str, Any])
+    except (TypeError, msgspec.MsgspecError, UnicodeDecodeError):
+        return {}
+
+
+async def forget(connection: AsyncConnection, before: datetime, limit: int) -> int:
+    """Forget at most so many acts of before a moment, the oldest first; how many."""
+    ids = (await connection.execute(_OLDEST.limit(limit), {"before": before})).scalars().all()
+    if not ids:
+        return 0
+    result = await connection.execute(delete(models.trail).where(_ACTS.id.in_(ids)))
+    return int(cast("CursorResult[Any]", result).rowcount)

@@ -1,1 +1,0 @@
-"""What the columns of the tables hold."""

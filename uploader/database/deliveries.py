@@ -1,0 +1,276 @@
+"""Who is still to be told: deliveries are claimed, ended, put off, and forgotten.
+
+A claim is a lease: the delivery is due again when it ends, so that whoever dies while telling loses nothing. The row is the
+truth: what was claimed twice is told twice. Never a cursor by the highest id, because ids commit out of order.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, cast
+
+from sqlalchemy import ColumnElement, CursorResult, bindparam, delete, func, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from uploader.database import models
+from uploader.database.models import UtcDateTime
+from uploader.database.outbox import DEAD, DELIVERED, WAITING
+from uploader.domain.events import Message
+
+_EVENTS, _DELIVERIES = models.outbox.c, models.delivery.c
+_WAITING_FOR = (_DELIVERIES.state == WAITING, _DELIVERIES.sink == bindparam("of_sink"))
+# Rows that another relay has locked are that one's. SQLite has one writer, and no such words.
+_DUE = (
+    select(_DELIVERIES.outbox_id, _DELIVERIES.attempt)
+    .where(*_WAITING_FOR, _DELIVERIES.due_at <= bindparam("now", type_=UtcDateTime))
+    .order_by(_DELIVERIES.due_at)
+    .limit(bindparam("most"))
+    .with_for_update(skip_locked=True)
+)
+_ALL_MESSAGES = select(*(_EVENTS[each.name] for each in fields(Message)))
+_MESSAGES = _ALL_MESSAGES.where(_EVENTS.id.in_(bindparam("ids", expanding=True)))
+_NEXT_DUE = select(func.min(_DELIVERIES.due_at)).where(*_WAITING_FOR)
+# Whoever asks how many wait, or how long, is served by as many: to count millions takes seconds.
+_MOST_COUNTED = 10_000
+_NEXT_SINK = select(func.min(_DELIVERIES.sink)).where(
+    _DELIVERIES.state == bindparam("of_state"), _DELIVERIES.sink > bindparam("after")
+)
+_LONGEST_DUE = (
+    select(_DELIVERIES.outbox_id)
+    .where(_DELIVERIES.state == bindparam("of_state"), _DELIVERIES.sink == bindparam("of_sink"))
+    .order_by(_DELIVERIES.due_at)
+    .limit(bindparam("most"))
+    .subquery()
+)
+_COUNTED = select(func.count(), func.min(_LONGEST_DUE.c.outbox_id))
+# What failed is due later than what is new; of what is dead, what died last.
+_LATEST_DUE = (
+    select(_DELIVERIES.due_at, _DELIVERIES.last_error)
+    .where(_DELIVERIES.state == bindparam("of_state"), _DELIVERIES.sink == bindparam("of_sink"))
+    .order_by(_DELIVERIES.due_at.desc())
+    .limit(bindparam("most"))
+    .subquery()
+)
+_LAST_ERROR = (
+    select(_LATEST_DUE.c.last_error)
+    .where(_LATEST_DUE.c.last_error.is_not(None))
+    .order_by(_LATEST_DUE.c.due_at.desc())
+    .limit(1)
+)
+_OF_SINK = update(models.delivery).where(
+    _DELIVERIES.outbox_id.in_(bindparam("ids", expanding=True)), _DELIVERIES.sink == bindparam("of_sink")
+)
+_LEASE = _OF_SINK.values(due_at=bindparam("until", type_=UtcDateTime))
+_END = _OF_SINK.where(_DELIVERIES.state == WAITING).values(
+    state=DELIVERED, due_at=bindparam("ended_at", type_=UtcDateTime), last_error=None
+)
+_PUT_OFF = (
+    update(models.delivery)
+    .where(
+        _DELIVERIES.outbox_id == bindparam("of_event"),
+        _DELIVERIES.sink == bindparam("of_sink"),
+        _DELIVERIES.state == WAITING,
+    )
+    .values({name: bindparam(f"new_{name}") for name in ("attempt", "due_at", "state", "last_error")})
+)
+_MAX_ERROR_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """An event that a sink is to be told of, and how often that has failed."""
+
+    message: Message
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An attempt that failed: the how manieth, when the next one is due (None: there is none), and why."""
+
+    event_id: str
+    attempt: int
+    next_at: datetime | None
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class SinkState:
+    """How far a sink is: what waits and since when the oldest of it does, and what is dead; of each 10,000 are counted at
+    most."""
+
+    waiting: int = 0
+    dead: int = 0
+    oldest: datetime | None = None
+
+
+async def claim(connection: AsyncConnection, sink: str, limit: int, *, now: datetime, until: datetime) -> list[Due]:
+    """Claim at most so many deliveries that are due, the longest first; they are due again at `until`."""
+    found = (await connection.execute(_DUE, {"of_sink": sink, "now": now, "most": limit})).all()
+    if not found:
+        return []
+    attempts: dict[str, int] = dict(map(tuple, found))
+    await connection.execute(_LEASE, {"of_sink": sink, "ids": list(attempts), "until": until})
+    rows = (await connection.execute(_MESSAGES, {"ids": list(attempts)})).mappings()
+    messages = {row["id"]: Message(**row) for row in rows}
+    # In a damaged row the id may be one that no event has: it holds up no other.
+    return [Due(messages[event_id], attempt) for event_id, attempt in attempts.items() if event_id in messages]
+
+
+async def next_due(connection: AsyncConnection, sink: str) -> datetime | None:
+    """When the earliest delivery of a sink is due, or its lease ends; None if none waits."""
+    found: datetime | None = (await connection.execute(_NEXT_DUE, {"of_sink": sink})).scalar()
+    return found
+
+
+async def settle(
+    connection: AsyncConnection, sink: str, delivered: Sequence[str], failed: Iterable[Failure], now: datetime
+) -> None:
+    """Note what became of claimed deliveries. One that somebody else has ended meanwhile stays ended."""
+    if delivered:
+        await connection.execute(_END, {"of_sink": sink, "ids": list(delivered), "ended_at": now})
+    for failure in failed:
+        values = {
+            "of_event": failure.event_id,
+            "of_sink": sink,
+            "new_attempt": failure.attempt,
+            "new_due_at": failure.next_at or now,
+            "new_state": DEAD if failure.next_at is None else WAITING,
+            "new_last_error": _shortened(failure.error),
+        }
+        await connection.execute(_PUT_OFF, values)
+
+
+def _shortened(error: str) -> str:
+    return error.encode()[:_MAX_ERROR_BYTES].decode(errors="ignore")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Whether a sink was told of an event; `due_at` is when the next attempt is, or when it ended."""
+
+    sink: str
+    state: str
+    attempt: int
+    due_at: datetime
+    last_error: str | None
+
+
+async def newest(
+    connection: AsyncConnection, *, limit: int, since: datetime | None = None, dead: bool = False
+) -> list[tuple[Message, list[Delivery]]]:
+    """The newest events, newest first, and who was told of each. `dead`: only those that a sink has not taken."""
+    query = _ALL_MESSAGES.order_by(_EVENTS.id.desc()).limit(limit)
+    if since is not None:
+        query = query.where(_EVENTS.created_at >= since)
+    if dead:
+        query = query.where(_EVENTS.id.in_(select(_DELIVERIES.outbox_id).where(_DELIVERIES.state == DEAD)))
+    messages = [Message(**row) for row in (await connection.execute(query)).mappings()]
+    told = await _deliveries_of(connection, [message.id for message in messages])
+    return [(message, told.get(message.id, [])) for message in messages]
+
+
+async def one(connection: AsyncConnection, event_id: str) -> tuple[Message, list[Delivery]] | None:
+    """An event, and who was told of it."""
+    row = (await connection.execute(_ALL_MESSAGES.where(_EVENTS.id == event_id))).mappings().first()
+    if row is None:
+        return None
+    return Message(**row), (await _deliveries_of(connection, [event_id])).get(event_id, [])
+
+
+async def _deliveries_of(connection: AsyncConnection, event_ids: Sequence[str]) -> dict[str, list[Delivery]]:
+    query = select(models.delivery).where(_DELIVERIES.outbox_id.in_(event_ids)).order_by(_DELIVERIES.sink)
+    told: dict[str, list[Delivery]] = {}
+    for row in (await connection.execute(query)).mappings():
+        values = {name: row[name] for name in Delivery.__dataclass_fields__}
+        told.setdefault(row["outbox_id"], []).append(Delivery(**values))
+    return told
+
+
+async def renew(
+    connection: AsyncConnection,
+    now: datetime,
+    *,
+    sinks: Collection[str],
+    event_id: str | None = None,
+    since: datetime | None = None,
+    dead: bool = False,
+    limit: int | None = None,
+) -> int:
+    """Let deliveries of these sinks be due as if they were new; how many. Each condition that is given has to hold."""
+    fits: list[ColumnElement[bool]] = [_DELIVERIES.sink.in_(sinks)]
+    if event_id is not None:
+        fits.append(_DELIVERIES.outbox_id == event_id)
+    if since is not None:
+        fits.append(_DELIVERIES.outbox_id.in_(select(_EVENTS.id).where(_EVENTS.created_at >= since)))
+    if dead:
+        fits.append(_DELIVERIES.state == DEAD)
+    if limit is not None:
+        some = await connection.execute(select(_DELIVERIES.outbox_id).where(*fits).limit(limit))
+        fits.append(_DELIVERIES.outbox_id.in_(some.scalars().all()))
+    values = {"state": WAITING, "attempt": 0, "due_at": now, "last_error": None}
+    result = await connection.execute(update(models.delivery).where(*fits).values(**values))
+    return int(cast("CursorResult[Any]", result).rowcount)
+
+
+async def last_error(connection: AsyncConnection, sink: str) -> str | None:
+    """Why a sink has not taken what it is to be told, or else what is dead."""
+    for state in (WAITING, DEAD):
+        values = {"of_state": state, "of_sink": sink, "most": _MOST_COUNTED}
+        error: str | None = (await connection.execute(_LAST_ERROR, values)).scalar()
+        if error is not None:
+            return error
+    return None
+
+
+async def states(connection: AsyncConnection) -> Mapping[str, SinkState]:
+    """Of each sink that has deliveries which have not ended well, whether anybody is told by that name or not."""
+    waiting = {sink: await _counted(connection, WAITING, sink) for sink in await _sinks(connection, WAITING)}
+    dead = {sink: await _counted(connection, DEAD, sink) for sink in await _sinks(connection, DEAD)}
+    times = await _times(connection, [first for _, first in waiting.values()]) if waiting else {}
+    return {
+        sink: SinkState(
+            waiting=waiting.get(sink, (0, ""))[0],
+            dead=dead.get(sink, (0, ""))[0],
+            oldest=times.get(waiting[sink][1]) if sink in waiting else None,
+        )
+        for sink in waiting | dead
+    }
+
+
+async def _sinks(connection: AsyncConnection, state: str) -> list[str]:
+    """Whom deliveries of a state are for, found by one look into the index for each."""
+    found: list[str] = []
+    while True:
+        values = {"of_state": state, "after": found[-1] if found else ""}
+        sink = (await connection.execute(_NEXT_SINK, values)).scalar()
+        if sink is None:
+            return found
+        found.append(sink)
+
+
+async def _counted(connection: AsyncConnection, state: str, sink: str) -> tuple[int, str]:
+    """How many there are, and the first event of them; of very many, of those that are due for longest."""
+    values = {"of_state": state, "of_sink": sink, "most": _MOST_COUNTED}
+    count, first = (await connection.execute(_COUNTED, values)).one()
+    return count, first or ""
+
+
+async def _times(connection: AsyncConnection, event_ids: Sequence[str]) -> dict[str, datetime]:
+    query = select(_EVENTS.id, _EVENTS.created_at).where(_EVENTS.id.in_(event_ids))
+    return {row[0]: row[1] for row in await connection.execute(query)}
+
+
+async def forget(connection: AsyncConnection, before: datetime, limit: int) -> tuple[int, int]:
+    """Forget at most so many events of before a moment, with their deliveries; how many, and how many deliveries still
+    waited."""
+    oldest = select(_EVENTS.id, _EVENTS.created_at).order_by(_EVENTS.id).limit(limit)
+    ids = [event_id for event_id, created_at in await connection.execute(oldest) if created_at < before]
+    if not ids:
+        return 0, 0
+    of_them = _DELIVERIES.outbox_id.in_(ids)
+    counted = select(func.count()).select_from(models.delivery).where(of_them, _DELIVERIES.state == WAITING)
+    waiting = int((await connection.execute(counted)).scalar_one())
+    await connection.execute(delete(models.delivery).where(of_them))
+    await connection.execute(delete(models.outbox).where(_EVENTS.id.in_(ids)))
+    return len(ids), waiting

@@ -1,0 +1,319 @@
+"""Writes a dump of a database, and makes a database of a dump: each kind in its own way."""
+
+import asyncio
+import gzip
+import json
+import os
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Table, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from uploader.database import migrate, models
+from uploader.database.engine import Database
+from uploader.errors import ConfigurationError, Unavailable
+
+# The blobs that a dump has files of, by their SHA-256, with their sizes in bytes: what has to be there beside it.
+
+
+LISTING = "blobs.gz"
+
+
+def write_listing(directory: Path, blobs: Iterable[tuple[str, int]]) -> None:
+    """They come in order."""
+    with gzip.open(directory / LISTING, "wt", compresslevel=1) as file:
+        file.writelines(f"{sha256} {size}\n" for sha256, size in blobs)
+
+
+def read_listing(directory: Path) -> Iterator[tuple[str, int]]:
+    """In order."""
+    with gzip.open(directory / LISTING, "rt") as file:
+        for line in file:
+            sha256, _, size = line.partition(" ")
+            yield sha256, int(size)
+
+
+# A SQLite as a dump: a file that is another such database, by SQLite's own backup API (https://sqlite.org/backup.html).
+#
+# In WAL mode whoever reads holds up nobody who writes. So the copy is made within one transaction that reads: it is of
+# one moment, and does not begin anew with every commit of others.
+
+
+SQLITE_FILE = "uploader.db"
+_PAGES_AT_ONCE = 2000
+_IN_USE = "SELECT sha256, size FROM blob WHERE refs > 0 ORDER BY sha256"
+
+
+def copy_sqlite(source: Path, directory: Path, tell: Callable[[int, int], None]) -> None:
+    """Copy a database that is in use. `tell` hears how many pages are done, and of how many. Raises sqlite3.Error."""
+    with (
+        closing(sqlite3.connect(f"file:{quote(str(source))}?mode=rw", uri=True, isolation_level=None)) as live,
+        closing(sqlite3.connect(directory / SQLITE_FILE, isolation_level=None)) as copied,
+    ):
+        live.execute("BEGIN")
+        live.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on it is of one moment
+        live.backup(
+            copied, pages=_PAGES_AT_ONCE, progress=lambda _status, left, pages: tell(pages - left, pages), sleep=0.05
+        )
+        copied.execute("PRAGMA journal_mode=DELETE")  # so that the one file is all
+
+
+def doubt_about(directory: Path) -> str | None:
+    """What SQLite finds wrong with the copy, as it was with the original: it keeps no checksums."""
+    with closing(_opened(directory)) as copied:
+        try:
+            said = str(copied.execute("PRAGMA integrity_check(1)").fetchone()[0])
+        except sqlite3.DatabaseError as error:
+            said = str(error)
+    return None if said == "ok" else said
+
+
+def blobs_of_sqlite(directory: Path) -> Iterator[tuple[str, int]]:
+    """Those that have files, by their SHA-256, with their sizes."""
+    with closing(_opened(directory)) as copied:
+        for sha256, size in copied.execute(_IN_USE):
+            yield bytes(sha256).decode(errors="replace"), int(size)
+
+
+def place_sqlite(directory: Path, target: Path) -> None:
+    """Make a database of the copy, all at once and durably."""
+    # Where contents are in a bucket nobody else has made it.
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = target.with_name(f"{target.name}.new")
+    shutil.copyfile(directory / SQLITE_FILE, draft)
+    descriptor = os.open(draft, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    draft.chmod(0o600)
+    draft.rename(target)
+    parent = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
+
+
+def _opened(directory: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(os.fsencode(directory / SQLITE_FILE))}?mode=ro", uri=True)
+
+
+# A MySQL or MariaDB as a dump: the rows of all tables as JSON, one a line, compressed; no program of theirs is needed.
+#
+# {"revision": "0009"} {"table": "file", "columns": ["id", "user_id", …]} ["5f…", "alice", …]
+#
+# A text is bytes in UTF-8; what is none, a moment and a day are objects: {"hex": …}, {"at": …}, {"day": …}. No column
+# is known here: a dump of an older revision is loaded into the tables of that revision, and migrated from there.
+
+
+TABLES_FILE = "tables.jsonl.gz"
+_ROWS_AT_ONCE = 1000
+_NAME = re.compile(r"[a-z_0-9]+")
+
+
+async def dump_tables(
+    connection: AsyncConnection, directory: Path, revision: str, tell: Callable[[int, int], None]
+) -> None:
+    """Write all rows, as this transaction sees them: it has to see one moment. `tell` hears how many tables are done, and of
+    how many."""
+    dumped = await _tables(connection)
+    with gzip.open(directory / TABLES_FILE, "wt", compresslevel=1) as file:
+        await asyncio.to_thread(_write, file, [{"revision": revision}])
+        for number, table in enumerate(dumped):
+            tell(number, len(dumped))
+            async with connection.stream(text(_select(table))) as found:
+                await asyncio.to_thread(_write, file, [{"table": table.name, "columns": list(found.keys())}])
+                async for rows in found.partitions(_ROWS_AT_ONCE):
+                    await asyncio.to_thread(_write_rows, file, rows)
+
+
+def _select(table: Table) -> str:
+    key = ", ".join(f"`{column.name}`" for column in table.primary_key)
+    return f"SELECT * FROM `{table.name}` ORDER BY {key}"  # noqa: S608 (names of our own)
+
+
+def _write_rows(file: Any, rows: Any) -> None:
+    _write(file, [[_encoded(value) for value in row] for row in rows])
+
+
+def _write(file: Any, lines: list[Any]) -> None:
+    file.writelines(json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in lines)
+
+
+async def load_tables(connection: AsyncConnection, directory: Path) -> None:
+    """Insert all rows of a dump into tables of its revision, which are empty."""
+    parts = _parts(directory)
+    while (part := await asyncio.to_thread(next, parts, None)) is not None:
+        table, columns, rows = part
+        names, values = ", ".join(f"`{name}`" for name in columns), ", ".join(f":{name}" for name in columns)
+        statement = f"INSERT INTO `{table}` ({names}) VALUES ({values})"  # noqa: S608 (they were looked at)
+        await connection.execute(text(statement), [dict(zip(columns, row, strict=True)) for row in rows])
+
+
+def blobs_of_tables(directory: Path) -> Iterator[tuple[str, int]]:
+    """Those that have files, by their SHA-256, with their sizes."""
+    for table, columns, rows in _parts(directory):
+        if table != models.blob.name:
+            continue
+        sha256, size, refs = (columns.index(name) for name in ("sha256", "size", "refs"))
+        yield from ((row[sha256].decode(), row[size]) for row in rows if row[refs] > 0)
+
+
+async def first_with_rows(connection: AsyncConnection) -> str | None:
+    """The name of a table that is there and not empty."""
+    for table in await _tables(connection):
+        if (await connection.execute(table.select().limit(1))).first() is not None:
+            return table.name
+    return None
+
+
+async def _tables(connection: AsyncConnection) -> list[Table]:
+    """Those that are there: of an older revision, not all."""
+    found = await connection.execute(text("SHOW TABLES"))
+    names = {name.decode() if isinstance(name, bytes) else name for (name,) in found}
+    return [table for table in models.metadata.sorted_tables if table.name in names]
+
+
+def _parts(directory: Path) -> Iterator[tuple[str, list[str], list[list[Any]]]]:
+    """Rows of a table, with its name and columns, a few at a time."""
+    table: str = ""
+    columns: list[str] = []
+    rows: list[list[Any]] = []
+    with gzip.open(directory / TABLES_FILE, "rt") as file:
+        next(file)
+        for line in file:
+            facts = json.loads(line)
+            if isinstance(facts, list):
+                rows.append([_decoded(value) for value in facts])
+            if rows and (isinstance(facts, dict) or len(rows) == _ROWS_AT_ONCE):
+                yield table, columns, rows
+                rows = []
+            if isinstance(facts, dict):
+                table, columns = _checked(facts["table"]), [_checked(name) for name in facts["columns"]]
+    if rows:
+        yield table, columns, rows
+
+
+def _checked(name: str) -> str:
+    """What becomes a part of a statement."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(name)
+    return name
+
+
+def _encoded(value: Any) -> Any:
+    match value:
+        case bytes():
+            try:
+                return value.decode()
+            except UnicodeDecodeError:
+                return {"hex": value.hex()}
+        case datetime():
+            return {"at": value.isoformat()}
+        case date():
+            return {"day": value.isoformat()}
+        case None | int():
+            return value
+    raise TypeError(f"no dump has a {type(value).__name__}")
+
+
+def _decoded(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode()
+        case {"hex": digits}:
+            return bytes.fromhex(digits)
+        case {"at": moment}:
+            return datetime.fromisoformat(moment)
+        case {"day": day}:
+            return date.fromisoformat(day)
+    return value
+
+
+SQLITE, TABLES = "sqlite", "tables"
+
+
+@dataclass(frozen=True, slots=True)
+class Dumped:
+    """What a dump is."""
+
+    # Of SQLite, or of tables of MySQL and MariaDB.
+    kind: str
+    revision: str
+    # What the database says of itself that is wrong.
+    doubt: str | None
+
+
+def kind_of(database: Database) -> str:
+    """Which dumps such a database can be made of."""
+    return SQLITE if database.engine.dialect.name == "sqlite" else TABLES
+
+
+async def write_dump(database: Database, directory: Path, tell: Callable[[int, int], None]) -> Dumped:
+    """Write the whole database, as it is at one moment, and which blobs it names. `tell` hears how much is done, and of how
+    much. Raises Unavailable, OSError."""
+    revision = await migrate.current_revision(database) or ""
+    if kind_of(database) == TABLES:
+
+        async def dump(connection: AsyncConnection) -> None:
+            await dump_tables(connection, directory, revision, tell)
+
+        await database.read(dump, snapshot=True)
+        await asyncio.to_thread(write_listing, directory, blobs_of_tables(directory))
+        return Dumped(TABLES, revision, None)
+    path = _path_of(database)
+    try:
+        await asyncio.to_thread(copy_sqlite, path, directory, tell)
+        doubt = await asyncio.to_thread(doubt_about, directory)
+        await asyncio.to_thread(write_listing, directory, blobs_of_sqlite(directory))
+    except sqlite3.Error as error:
+        raise Unavailable("The database can't be copied.", inside=f"{path} can't be copied: {error}") from error
+    return Dumped(SQLITE, revision, doubt)
+
+
+async def check_empty(database: Database, revision: str) -> None:
+    """Whether a dump of this revision can be loaded. Raises ConfigurationError, Unavailable."""
+    if kind_of(database) == SQLITE:
+        path = _path_of(database)
+        for there in (path, *(path.with_name(f"{path.name}{suffix}") for suffix in ("-wal", "-shm", "-journal"))):
+            if there.exists():  # also a log alone: it would be taken for that of the new one
+                raise ConfigurationError(f"{there} is there: move it away, a restore makes a new database")
+        return
+    at = await migrate.current_revision(database)
+    if at not in (None, revision):
+        raise ConfigurationError(
+            f"the database is at revision {at}, the backup at {revision}: give it one without tables"
+        )
+    table = await database.read(first_with_rows)
+    if table is not None:
+        raise ConfigurationError(f"the database is not empty, it has rows in {table}: a restore needs one of its own")
+
+
+async def load_dump(database: Database, directory: Path, revision: str) -> None:
+    """Make the database, which is empty, what was dumped, all of it or nothing; then bring it to the schema of this version.
+
+    Raises ConfigurationError, Unavailable, OSError.
+    """
+    if kind_of(database) == SQLITE:
+        await asyncio.to_thread(place_sqlite, directory, _path_of(database))
+    else:
+        await migrate.upgrade(database, revision)
+        await database.transact(lambda connection: load_tables(connection, directory))
+    await migrate.upgrade(database)
+
+
+def _path_of(database: Database) -> Path:
+    path = database.engine.url.database
+    if path in (None, "", ":memory:"):
+        raise ConfigurationError("a database in memory can't be backed up")
+    return Path(path)

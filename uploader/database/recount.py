@@ -1,0 +1,405 @@
+"""Recounts what the database keeps of users and contents by their definitions, a range of ids at a time."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    ColumnElement,
+    LargeBinary,
+    SmallInteger,
+    Subquery,
+    Table,
+    func,
+    literal,
+    or_,
+    select,
+    text,
+    union_all,
+    update,
+)
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from uploader.database import models, queries
+from uploader.database.audit_log import note
+from uploader.database.models import Bytewise, Integer64, Octets, UtcDateTime, metadata, upload
+from uploader.database.transactions.rows import lock_open
+from uploader.domain.audit_log import Act
+from uploader.domain.reports import Usage
+from uploader.domain.upload import State
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """The figures of a user as their definitions make them."""
+
+    use_space_finished: int
+    use_space_unfinished: int
+    reserved: int
+
+
+class RecountedUser(NamedTuple):
+    """The figures of a user as they are stored (None: there is no row), and as they are counted."""
+
+    user_id: str
+    stored: Usage | None
+    counted: Sums
+
+
+class RecountedRefs(NamedTuple):
+    """The refs of a content as they are stored (None: there is no row of the blob), and how many files it has."""
+
+    sha256: str
+    stored: int | None
+    counted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice(Generic[Row]):
+    """A range of ids: the last one (None: no more follow), how many there are, and the rows that are wrong."""
+
+    until: str | None
+    count: int
+    rows: list[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """What comes after the id `after`, up to and with `until`; None: to the end."""
+
+    after: str
+    until: str | None
+
+    def holds(self, identifier: ColumnElement[str]) -> list[ColumnElement[bool]]:
+        return [identifier > self.after, *([] if self.until is None else [identifier <= self.until])]
+
+
+async def users_after(connection: AsyncConnection, after: str, count: int) -> Slice[RecountedUser]:
+    """The next `count` users. Wrong is whose figures are not what their definitions make them, or break a bound."""
+    return await _slice(connection, models.user_info.c.user_id, after, count, _recounted_users)
+
+
+async def refs_after(connection: AsyncConnection, after: str, count: int) -> Slice[RecountedRefs]:
+    """The next `count` contents. Wrong are refs that are not the number of files."""
+    return await _slice(connection, models.blob.c.sha256, after, count, _recounted_refs)
+
+
+async def recounted_user(connection: AsyncConnection, user_id: str) -> RecountedUser:
+    """One user, right or wrong."""
+    return RecountedUser(user_id, await queries.usage(connection, user_id), await sums_of(connection, user_id))
+
+
+async def _slice(
+    connection: AsyncConnection,
+    identifier: Column[str],
+    after: str,
+    count: int,
+    recounted: Callable[[AsyncConnection, _Range], Awaitable[list[Row]]],
+) -> Slice[Row]:
+    """The next `count` ids of a column; the last slice holds whatever follows."""
+    last = select(identifier).where(identifier > after).order_by(identifier).offset(count - 1).limit(1)
+    within = _Range(after, (await connection.execute(last)).scalar())
+    counted = select(func.count()).where(*within.holds(identifier))
+    found = int((await connection.execute(counted)).scalar_one())
+    return Slice(within.until, found, await recounted(connection, within))
+
+
+_KEPT = ("total_space", "use_space_finished", "use_space_unfinished", "reserved")
+
+# What is kept of a user or a content, and what is counted, lie in rows of their own, which are then added up: so each table
+# is walked once, and nobody is missed who is only in one of them.
+_Figures = Mapping[str, ColumnElement[Any]]
+
+
+def _added_up(
+    identifier: str, names: tuple[str, ...], parts: list[tuple[ColumnElement[str], _Figures, Any]]
+) -> Subquery:
+    """For each id the sums of `names`; each part is an id, some figures, and what its query goes on with."""
+    queries = [
+        more(select(id_.label(identifier), *(figures.get(name, literal(0)).label(name) for name in names)))
+        for id_, figures, more in parts
+    ]
+    rows = union_all(*queries).subquery()
+    sums = [func.sum(rows.c[name]).label(name) for name in names]
+    return select(rows.c[identifier], *sums).group_by(rows.c[identifier]).subquery()
+
+
+_USER_FIGURES = ("there", *_KEPT, *(f"counted_{name}" for name in _KEPT[1:]))
+
+
+async def _recounted_users(connection: AsyncConnection, within: _Range) -> list[RecountedUser]:
+    users, files, uploads = models.user_info.c, models.file.c, models.upload.c
+    is_open = uploads.state == State.OPEN.value
+    table = _added_up(
+        "user_id",
+        _USER_FIGURES,
+        [
+            (
+                users.user_id,
+                {"there": literal(1), **{name: users[name] for name in _KEPT}},
+                lambda query: query.where(*within.holds(users.user_id)),
+            ),
+            (
+                files.user_id,
+                {"counted_use_space_finished": func.sum(files.size)},
+                lambda query: query.where(*within.holds(files.user_id)).group_by(files.user_id),
+            ),
+            (
+                uploads.user_id,
+                {
+                    "counted_use_space_unfinished": func.sum(uploads.flushed_bytes),
+                    "counted_reserved": func.sum(uploads.size),
+                },
+                lambda query: query.where(is_open, *within.holds(uploads.user_id)).group_by(uploads.user_id),
+            ),
+        ],
+    ).c
+    wrong = [table[name] != table[f"counted_{name}"] for name in _KEPT[1:]]
+    beyond = [
+        table.use_space_unfinished > table.reserved,
+        table.use_space_finished + table.reserved > table.total_space,
+    ]
+    query = select(*table).where(or_(table.there == 0, *wrong, *beyond)).order_by(table.user_id)
+    found = []
+    for user_id, there, *figures in await connection.execute(query):
+        kept, counted = map(int, figures[: len(_KEPT)]), map(int, figures[len(_KEPT) :])
+        stored = Usage(user_id=user_id, **dict(zip(_KEPT, kept, strict=True))) if there else None
+        found.append(RecountedUser(user_id, stored, Sums(*counted)))
+    return found
+
+
+async def sums_of(connection: AsyncConnection, user_id: str) -> Sums:
+    """The figures of one user, recounted."""
+    uploads, files = models.upload.c, models.file.c
+    sums = func.coalesce(func.sum(uploads.flushed_bytes), 0), func.coalesce(func.sum(uploads.size), 0)
+    open_sums = select(*sums).where(uploads.user_id == user_id, uploads.state == State.OPEN.value)
+    unfinished, reserved = (await connection.execute(open_sums)).one()
+    finished = select(func.coalesce(func.sum(files.size), 0)).where(files.user_id == user_id)
+    return Sums(int((await connection.execute(finished)).scalar_one()), int(unfinished), int(reserved))
+
+
+async def _recounted_refs(connection: AsyncConnection, within: _Range) -> list[RecountedRefs]:
+    blobs, files = models.blob.c, models.file.c
+    table = _added_up(
+        "sha256",
+        ("there", "refs", "files"),
+        [
+            (
+                blobs.sha256,
+                {"there": literal(1), "refs": blobs.refs},
+                lambda query: query.where(*within.holds(blobs.sha256)),
+            ),
+            (
+                files.sha256,
+                {"files": func.count()},
+                lambda query: query.where(*within.holds(files.sha256)).group_by(files.sha256),
+            ),
+        ],
+    ).c
+    query = select(*table).where(or_(table.there == 0, table.refs != table.files)).order_by(table.sha256)
+    return [
+        RecountedRefs(sha256, int(refs) if there else None, int(count))
+        for sha256, there, refs, count in await connection.execute(query)
+    ]
+
+
+async def files_unlike_blobs(connection: AsyncConnection, after: str, until: str | None) -> list[tuple[str, str, str]]:
+    """Of the contents after the SHA-256 `after`, up to and with `until`: files that have another size or MD5, and what the
+    blob and the file say."""
+    blobs, files = models.blob.c, models.file.c
+    query = select(files.id, blobs.size, blobs.md5, files.size, files.md5).join_from(
+        models.blob, models.file, files.sha256 == blobs.sha256
+    )
+    known = files.md5.is_(None) != blobs.md5.is_(None)
+    unlike = or_(files.size != blobs.size, files.md5 != blobs.md5, known)
+    rows = await connection.execute(query.where(unlike, *_Range(after, until).holds(blobs.sha256)).order_by(files.id))
+    return [(file_id, f"{size} {md5}", f"{own_size} {own_md5}") for file_id, size, md5, own_size, own_md5 in rows]
+
+
+async def count_files_of(connection: AsyncConnection, sha256: str) -> int:
+    query = select(func.count()).select_from(models.file).where(models.file.c.sha256 == sha256)
+    return int((await connection.execute(query)).scalar_one())
+
+
+# The transactions of `uploader reconcile --repair`: figures are set to what a recount makes them.
+
+
+async def repair_user(connection: AsyncConnection, user_id: str, act: Act | None = None) -> bool:
+    """Set a user's figures to what their definitions make them; False if the user has no row.
+
+    Whoever changes an upload or a file locks the user's row last, before the commit. So while it is held here, every
+    change that is in the figures can be seen, and every other one can't and will still be added.
+    """
+    users = models.user_info.c
+    before = await queries.usage(connection, user_id, lock=True)
+    if before is None:
+        return False
+    sums = asdict(await sums_of(connection, user_id))
+    await connection.execute(update(models.user_info).where(users.user_id == user_id).values(**sums))
+    differing = {name: _change(getattr(before, name), figure) for name, figure in sums.items()}
+    if any(differing.values()):
+        await note(connection, act, **{name: change for name, change in differing.items() if change})
+    return True
+
+
+def _change(before: int, after: int) -> dict[str, int] | None:
+    return None if before == after else {"from": before, "to": after}
+
+
+async def repair_refs(connection: AsyncConnection, sha256: str, act: Act | None = None) -> bool:
+    """Set the refs of a blob to the number of its files, which only change under the lock of its row; False without one."""
+    blob = await queries.blob_by_sha256(connection, sha256, lock=True)
+    if blob is None:
+        return False
+    refs = await count_files_of(connection, sha256)
+    await connection.execute(update(models.blob).where(models.blob.c.sha256 == sha256).values(refs=refs))
+    if refs != blob.refs:
+        await note(connection, act, refs=_change(blob.refs, refs))
+    return True
+
+
+async def repair_flushed(
+    connection: AsyncConnection,
+    upload_id: str,
+    received: int,
+    *,
+    renew_generation: bool,
+    now: datetime,
+    act: Act | None = None,
+) -> None:
+    """Set the accounted bytes of an upload to those on disk, and its user's figures with them. Raises NotOpen.
+
+    The caller holds the upload's locks. Within a generation figures only grow: where one has to go down, here or in
+    Redis, `renew_generation` makes every late flush and ack of the old figure a no-op.
+    """
+    upload = await lock_open(connection, upload_id)
+    generation = upload.generation + renew_generation
+    await connection.execute(
+        update(models.upload)
+        .where(models.upload.c.id == upload_id)
+        .values(flushed_bytes=received, flushed_generation=generation, generation=generation, updated_at=now)
+    )
+    await repair_user(connection, upload.user_id)
+    await note(connection, act, flushed_bytes={"from": upload.flushed_bytes, "to": received})
+
+
+# Looks for rows of SQLite that a byte flipped in: it keeps no checksums, as InnoDB does of its pages.
+#
+# What can be told is what is kept twice (a column that an index repeats), and what can't be a value of its column.
+# Which values nothing repeats is in docs/operations.md.
+
+
+# So many of a kind are told.
+_MAX_TOLD = 100
+_MAX_SHOWN = 100
+_HEX_DIGITS = {
+    **dict.fromkeys(("id", "md5", "file_id", "upload_id", "digest_md5"), 32),
+    **dict.fromkeys(("sha256", "token_sha256", "digest_sha256"), 64),
+}
+# Those texts that neither an index repeats nor a pattern tells.
+_TEXTS = [
+    *(("upload", "name"), ("upload", "temp_path"), ("meta", "value"), ("token", "scope"), ("token", "made_by")),
+    *(("concatenation", "name"), ("concatenation", "ordered")),
+    *(("multipart", "multipart_id"), ("multipart", "appender"), ("chunk", "etag")),
+]
+_SECOND = "substr({column}, 1, 19)"
+_CLOSED = "(closed_at IS NULL) = (open_flag IS 1) AND (CAST(state AS TEXT) = 'OPEN') = (open_flag IS 1)"
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A value that its column can't have."""
+
+    table: str
+    rowid: int
+    column: str
+    value: str
+
+
+async def contradictions(connection: AsyncConnection) -> list[str]:
+    """What SQLite finds wrong in its file: pages, rows that an index does not have as they are, broken constraints. It reads
+    the whole file (https://sqlite.org/pragma.html#pragma_integrity_check)."""
+    if connection.dialect.name != "sqlite":
+        return []
+    rows = await connection.execute(text(f"PRAGMA integrity_check({_MAX_TOLD})"))
+    lines = [line.strip() for told in rows.scalars() for line in str(told).splitlines()]
+    return [line for line in lines if line and line != "ok"]
+
+
+async def malformed(connection: AsyncConnection) -> list[Malformed]:
+    """Values that their columns can't have, of all tables; one of a row is told."""
+    if connection.dialect.name != "sqlite":
+        return []
+    found: list[Malformed] = []
+    for table in metadata.sorted_tables:
+        found += await _malformed_rows(connection, table)
+    for table_name, column_name in _TEXTS:
+        found += await _broken_texts(connection, table_name, column_name)
+    return found
+
+
+async def _malformed_rows(connection: AsyncConnection, table: Table) -> list[Malformed]:
+    wrong = " ".join(f"WHEN ({_rule(column)}) IS NOT TRUE THEN '{column.name}'" for column in table.columns)
+    if table is upload:
+        wrong += f" WHEN ({_CLOSED}) IS NOT TRUE THEN 'state'"
+    query = f"SELECT rowid, CASE {wrong} END AS wrong FROM {table.name} WHERE wrong IS NOT NULL LIMIT {_MAX_TOLD}"  # noqa: S608
+    rows = (await connection.execute(text(query))).all()
+    return [
+        Malformed(table.name, rowid, name, await _shown(connection, table.name, rowid, name)) for rowid, name in rows
+    ]
+
+
+async def _shown(connection: AsyncConnection, table_name: str, rowid: int, column_name: str) -> str:
+    query = text(f"SELECT {column_name} FROM {table_name} WHERE rowid = :rowid")  # noqa: S608
+    return repr((await connection.execute(query, {"rowid": rowid})).scalar())[:_MAX_SHOWN]
+
+
+def _rule(column: Column[Any]) -> str:
+    """What every value of a column is."""
+    rule = _rule_of_value(column).format(column=column.name)
+    return f"{column.name} IS NULL OR ({rule})" if column.nullable else rule
+
+
+def _rule_of_value(column: Column[Any]) -> str:
+    if column is upload.c.state:
+        words = ", ".join(f"'{state.value}'" for state in State)
+        return f"typeof({{column}}) = 'blob' AND CAST({{column}} AS TEXT) IN ({words})"
+    if column.name in _HEX_DIGITS:
+        length = f"typeof({{column}}) = 'blob' AND length({{column}}) = {_HEX_DIGITS[column.name]}"
+        return f"{length} AND CAST({{column}} AS TEXT) NOT GLOB '*[^0-9a-f]*'"
+    match column.type:
+        case Bytewise() | Octets():
+            return "typeof({column}) = 'blob'"
+        case LargeBinary():
+            return "typeof({column}) = 'blob' AND json_valid(CAST({column} AS TEXT))"
+        case Integer64():
+            return "typeof({column}) = 'integer' AND {column} >= 0"
+        case Boolean():
+            return "typeof({column}) = 'integer' AND {column} IN (0, 1)"
+        case SmallInteger():
+            return "{column} = 1"
+        case UtcDateTime():
+            second = f"strftime('%Y-%m-%d %H:%M:%S', {_SECOND}) = {_SECOND} AND {{column}} > '0001'"
+            return f"length({{column}}) = 26 AND {{column}} GLOB '*.[0-9][0-9][0-9][0-9][0-9][0-9]' AND {second}"
+        case _:
+            return "length({column}) = 10 AND date({column}) = {column} AND {column} > '0001'"
+
+
+async def _broken_texts(connection: AsyncConnection, table: str, column: str) -> list[Malformed]:
+    suspect = f"CAST({column} AS TEXT) GLOB '*[^ -~]*' OR instr({column}, X'00') > 0"
+    query = f"SELECT rowid, {column} FROM {table} WHERE {suspect}"  # noqa: S608
+    rows = (await connection.execute(text(query))).all()
+    return [Malformed(table, rowid, column, repr(value)[:_MAX_SHOWN]) for rowid, value in rows if not _is_text(value)]
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is UTF-8 without control characters, which no name has."""
+    try:
+        return not any(character < " " for character in bytes(value).decode())
+    except (TypeError, UnicodeDecodeError):
+        return False

@@ -1,0 +1,304 @@
+"""The questions of reports: who uses how much, which uploads stand still, what all of it adds up to.
+
+Each figure is exact at the moment of the transaction that it is read in.
+"""
+
+from dataclasses import dataclass, fields, replace
+from datetime import date, datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, String, and_, exists, func, insert, or_, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from uploader.database import models, queries
+from uploader.domain.reports import Day, OpenSums, Totals, Usage, UserReport
+from uploader.domain.upload import Upload
+
+# The snapshots of days: one row of `usage_daily` each.
+
+
+_TOTALS_COLUMNS = [models.usage_daily.c[field.name] for field in fields(Totals)]
+_DAY_COLUMNS = [models.usage_daily.c[name] for name in ("day", "taken_at", "free_disk_bytes")]
+
+
+async def has_day(connection: AsyncConnection, day: date) -> bool:
+    query = select(models.usage_daily.c.day).where(models.usage_daily.c.day == day)
+    return (await connection.execute(query)).first() is not None
+
+
+async def add_day(connection: AsyncConnection, day: Day) -> None:
+    """Raises Duplicate (from the engine) if somebody else was faster."""
+    figures = {field.name: getattr(day.totals, field.name) for field in fields(Totals)}
+    values = {"day": day.day, "taken_at": day.taken_at, "free_disk_bytes": day.free_disk_bytes}
+    await connection.execute(insert(models.usage_daily).values(**values, **figures))
+
+
+async def days_since(connection: AsyncConnection, first: date) -> list[Day]:
+    """The days from `first` on, in order. Those on which nobody looked are not there."""
+    table = models.usage_daily.c
+    query = select(*_DAY_COLUMNS, *_TOTALS_COLUMNS).where(table.day >= first).order_by(table.day)
+    return [_day_of(row) for row in await connection.execute(query)]
+
+
+async def newest_day_until(connection: AsyncConnection, last: date) -> Day | None:
+    """The newest day that is not after `last`."""
+    table = models.usage_daily.c
+    query = select(*_DAY_COLUMNS, *_TOTALS_COLUMNS).where(table.day <= last).order_by(table.day.desc()).limit(1)
+    row = (await connection.execute(query)).first()
+    return None if row is None else _day_of(row)
+
+
+def _day_of(row: Any) -> Day:
+    day, taken_at, free_disk_bytes, *figures = row
+    names = [field.name for field in fields(Totals)]
+    return Day(
+        day=day,
+        taken_at=taken_at,
+        free_disk_bytes=free_disk_bytes,
+        totals=Totals(**dict(zip(names, figures, strict=True))),
+    )
+
+
+# Pages of sorted lists. A page begins after a row, not after a number of rows, so what changes before it moves nothing.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Which part of a list, in which order: at most `limit` rows after the pair (value of `sort`, id) `after`."""
+
+    sort: str
+    descending: bool
+    limit: int
+    after: tuple[Any, str] | None
+
+    def of(self, query: "Select[Any]", key: ColumnElement[Any], identifier: ColumnElement[str]) -> "Select[Any]":
+        """The part of `query`, sorted by `key` and then by `identifier`."""
+        beyond = self.beyond(key, identifier)
+        return self.ordered(query if beyond is None else query.where(beyond), key, identifier)
+
+    def beyond(self, key: ColumnElement[Any], identifier: ColumnElement[str]) -> ColumnElement[bool] | None:
+        """What the rows after `after` have in common."""
+        if self.after is None:
+            return None
+        value, last = self.after
+        return or_(key < value if self.descending else key > value, and_(key == value, identifier > last))
+
+    def ordered(self, query: "Select[Any]", key: ColumnElement[Any], identifier: ColumnElement[str]) -> "Select[Any]":
+        return query.order_by(key.desc() if self.descending else key.asc(), identifier.asc()).limit(self.limit)
+
+
+# Users in the order of how many files, or open uploads, they have.
+#
+# A join of all users with all counts is slow. So a page is put together from two questions, each of which walks along
+# one index: who has some, by how many, and who has none, by their ids.
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What is counted: the rows with `condition`, by the user they belong to."""
+
+    user_id: ColumnElement[str]
+    condition: ColumnElement[bool] | None = None
+
+    def conditions(self, *more: ColumnElement[bool]) -> list[ColumnElement[bool]]:
+        return [*more] if self.condition is None else [self.condition, *more]
+
+    def counts(self) -> "Select[Any]":
+        """Users who have some, and how many."""
+        columns: list[ColumnElement[Any]] = [self.user_id, func.count()]
+        return select(*columns).where(*self.conditions()).group_by(self.user_id)
+
+
+COUNTED = {
+    "files": Counted(models.file.c.user_id),
+    "open_uploads": Counted(models.upload.c.user_id, models.upload.c.open_flag == 1),
+}
+
+
+async def counts_of(connection: AsyncConnection, user_ids: list[str], name: str) -> dict[str, int]:
+    """How many each of these users has; who has none is left out."""
+    counted = COUNTED[name]
+    rows = await connection.execute(counted.counts().where(counted.user_id.in_(user_ids)))
+    return dict(rows.all())
+
+
+async def users_by_count(connection: AsyncConnection, page: Page, containing: str | None) -> list[str]:
+    """The ids of a page of the users whose ids contain `containing`, sorted by a count."""
+    count, last = page.after or (None, "")
+    found: list[str] = []
+    if page.descending:
+        if count != 0:
+            found = await _who_have_some(connection, page, containing)
+        missing = page.limit - len(found)
+        return found + await _who_have_none(connection, page.sort, last if count == 0 else "", missing, containing)
+    if not count:
+        found = await _who_have_none(connection, page.sort, last, page.limit, containing)
+    rest = replace(page, limit=page.limit - len(found), after=page.after if count else None)
+    return found + await _who_have_some(connection, rest, containing)
+
+
+async def _who_have_some(connection: AsyncConnection, page: Page, containing: str | None) -> list[str]:
+    counted, found = COUNTED[page.sort], list[str]()
+    while len(found) < page.limit:
+        query = counted.counts()
+        if containing:
+            query = query.where(_contains(counted.user_id, containing))
+        beyond = page.beyond(func.count(), counted.user_id)
+        query = page.ordered(query if beyond is None else query.having(beyond), func.count(), counted.user_id)
+        rows = (await connection.execute(query)).all()
+        there = await _who_are_there(connection, [user_id for user_id, _ in rows])
+        found += [user_id for user_id, _ in rows if user_id in there]
+        if len(rows) < page.limit:
+            break
+        page = replace(page, after=(rows[-1][1], rows[-1][0]))
+    return found[: page.limit]
+
+
+async def _who_are_there(connection: AsyncConnection, user_ids: list[str]) -> set[str]:
+    """Rows of users who are not there are a drift, and must not end a list early."""
+    users = models.user_info.c
+    return set((await connection.execute(select(users.user_id).where(users.user_id.in_(user_ids)))).scalars())
+
+
+async def _who_have_none(
+    connection: AsyncConnection, name: str, after: str, limit: int, containing: str | None
+) -> list[str]:
+    if limit <= 0:
+        return []
+    counted, users = COUNTED[name], models.user_info.c
+    some = select(counted.user_id).where(*counted.conditions(counted.user_id == users.user_id))
+    query = select(users.user_id).where(users.user_id > after, ~exists(some)).order_by(users.user_id).limit(limit)
+    if containing:
+        query = query.where(_contains(users.user_id, containing))
+    return list((await connection.execute(query)).scalars())
+
+
+def _contains(user_id: ColumnElement[str], text: str) -> ColumnElement[bool]:
+    return func.instr(user_id, text.encode()) > 0
+
+
+# The largest figure that a column holds. A user may have a total space of that size, so sums of it may be larger.
+_LARGEST = 2**63 - 1
+
+_USAGE_COLUMNS = [models.user_info.c[field.name] for field in fields(Usage)]
+
+_UPLOAD_KEYS: dict[str, ColumnElement[Any]] = {
+    "updated_at": models.upload.c.updated_at,
+    "quota_bytes": models.upload.c.size,
+    "disk_bytes": models.upload.c.flushed_bytes,
+}
+
+
+# Users
+
+
+async def user_reports(connection: AsyncConnection, page: Page, containing: str | None) -> list[UserReport]:
+    """A page of the users whose ids contain `containing`."""
+    users = models.user_info.c
+    query = select(*_USAGE_COLUMNS)
+    if page.sort in COUNTED:
+        user_ids = await users_by_count(connection, page, containing)
+        return await _counted(connection, query.where(users.user_id.in_(user_ids)), user_ids)
+    if containing:
+        query = query.where(func.instr(users.user_id, containing.encode()) > 0)
+    return await _counted(connection, page.of(query, users[page.sort], users.user_id))
+
+
+async def user_report(connection: AsyncConnection, user_id: str) -> UserReport | None:
+    """One user."""
+    found = await _counted(connection, select(*_USAGE_COLUMNS).where(models.user_info.c.user_id == user_id))
+    return found[0] if found else None
+
+
+async def _counted(
+    connection: AsyncConnection, query: "Select[Any]", order: list[str] | None = None
+) -> list[UserReport]:
+    """The users of `query`, each with its counts, in the order of these ids or of the query itself."""
+    usages = {row["user_id"]: Usage(**row) for row in (await connection.execute(query)).mappings()}
+    user_ids = list(usages) if order is None else order
+    files = await counts_of(connection, user_ids, "files")
+    open_uploads = await counts_of(connection, user_ids, "open_uploads")
+    return [
+        UserReport(usage=usages[user_id], files=files.get(user_id, 0), open_uploads=open_uploads.get(user_id, 0))
+        for user_id in user_ids
+        if user_id in usages  # not so where an index of SQLite names another one than its row
+    ]
+
+
+# Open uploads
+
+
+def _open_conditions(idle_since: datetime | None, user_id: str | None) -> list[ColumnElement[bool]]:
+    table = models.upload.c
+    conditions: list[ColumnElement[bool]] = [table.open_flag == 1]
+    if idle_since is not None:
+        conditions.append(table.updated_at <= idle_since)
+    if user_id is not None:
+        conditions.append(table.user_id == user_id)
+    return conditions
+
+
+async def open_uploads(
+    connection: AsyncConnection, page: Page, *, idle_since: datetime | None, user_id: str | None
+) -> list[Upload]:
+    """A page of open uploads: those that nothing was accounted for since `idle_since`, and of one user, if given."""
+    query = select(*queries.UPLOAD_COLUMNS).where(*_open_conditions(idle_since, user_id))
+    rows = (await connection.execute(page.of(query, _UPLOAD_KEYS[page.sort], models.upload.c.id))).mappings()
+    return [queries.upload_of(row) for row in rows]
+
+
+async def open_sums(connection: AsyncConnection, *, idle_since: datetime | None, user_id: str | None) -> OpenSums:
+    """What all of these together hold."""
+    row = (await connection.execute(select(*_open_figures()).where(*_open_conditions(idle_since, user_id)))).one()
+    return OpenSums(open_uploads=row[0], quota_bytes=int(row[1]), disk_bytes=int(row[2]))
+
+
+async def open_sums_by_month(connection: AsyncConnection) -> list[OpenSums]:
+    """What the open uploads of each month (UTC) of opening hold, the earliest month first."""
+    # As text, a moment begins with `YYYY-MM` on every database.
+    month = func.substr(models.upload.c.created_at, 1, 7, type_=String)
+    query = select(month.label("month"), *_open_figures()).where(models.upload.c.open_flag == 1)
+    return [
+        OpenSums(month=row[0], open_uploads=row[1], quota_bytes=int(row[2]), disk_bytes=int(row[3]))
+        for row in await connection.execute(query.group_by("month").order_by("month"))
+    ]
+
+
+def _open_figures() -> list[ColumnElement[Any]]:
+    table = models.upload.c
+    return [func.count(), _sum(table.size), _sum(table.flushed_bytes)]
+
+
+# Totals
+
+
+async def totals(connection: AsyncConnection, months: list[OpenSums]) -> Totals:
+    """What everything adds up to, with the open uploads of all `months`.
+
+    Files are counted by the refs of their contents, so that one walk over them is enough.
+    """
+    users, blobs = models.user_info.c, models.blob.c
+    # In two halves, because SQLite refuses a sum beyond 64 bits.
+    halves = [_sum(users.total_space.bitwise_rshift(32)), _sum(users.total_space.bitwise_and(2**32 - 1))]
+    accounts = select(
+        func.count(), *halves, _sum(users.use_space_finished), _sum(users.use_space_unfinished), _sum(users.reserved)
+    )
+    of_users = [int(value) for value in (await connection.execute(accounts)).one()]
+    contents = select(func.count(), _sum(blobs.refs), _sum(blobs.size * blobs.refs), _sum(blobs.size))
+    of_blobs = [int(value) for value in (await connection.execute(contents.where(blobs.refs > 0))).one()]
+    return Totals(
+        users=of_users[0],
+        files=of_blobs[1],
+        blobs=of_blobs[0],
+        open_uploads=sum(month.open_uploads for month in months),
+        total_space=min(_LARGEST, (of_users[1] << 32) + of_users[2]),
+        use_space_finished=of_users[3],
+        use_space_unfinished=of_users[4],
+        reserved=of_users[5],
+        logical_bytes=of_blobs[2],
+        physical_bytes=of_blobs[3],
+    )
+
+
+def _sum(column: ColumnElement[int]) -> ColumnElement[int]:
+    return func.coalesce(func.sum(column), 0)

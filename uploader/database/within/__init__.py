@@ -1,1 +1,0 @@
-"""What a transaction of SQLite calls from its thread, and what that writes."""

@@ -1,0 +1,133 @@
+"""Signatures: a content, cut into pieces where its bytes say so, and a hash of each piece. An insertion moves no other cut.
+
+They tell a client what it need not send, and the server whether what it copies is what it was; whatever is made of them is
+compared with its digests in the end.
+Pure; server and client cut by this alone, and so can others: `ALGORITHM` is FastCDC as its authors published it in 2020
+(normalised chunking of level 1, without a seed), with the sizes that the head of the signature says.
+"""
+
+import hashlib
+import json
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from struct import Struct
+from typing import Protocol
+
+ALGORITHM = "fastcdc-2020"
+# SHA-256 cut off after 128 bits, as RFC 6920 names it.
+HASH = "sha-256-128"
+HASH_BYTES = 16
+# A piece: its length in bytes, and its hash.
+RECORD = Struct(f">I{HASH_BYTES}s")
+_LENGTH = Struct(f">I{HASH_BYTES}x")
+_SMALLEST_AVERAGE_BYTES, _LARGEST_AVERAGE_BYTES = 64 << 10, 1 << 20
+# Beyond 40 GiB there are more, one for each MiB.
+_PIECES = 40_000
+
+
+class Readable(Protocol):
+    """Bytes in order."""
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        """Put the next bytes there; how many, 0 at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """How long a piece is, in bytes."""
+
+    min: int
+    avg: int
+    max: int
+
+
+def cuts_for(size_bytes: int) -> Cuts:
+    """The cuts of a content of this size: the larger it is, the larger are its pieces."""
+    average = _SMALLEST_AVERAGE_BYTES
+    while average < _LARGEST_AVERAGE_BYTES and size_bytes > average * _PIECES:
+        average *= 2
+    return Cuts(min=average // 4, avg=average, max=average * 4)
+
+
+def head_of(size_bytes: int, sha256: str) -> bytes:
+    """The first line of the signature of a content."""
+    cuts = cuts_for(size_bytes)
+    facts = {"algorithm": ALGORITHM, "min": cuts.min, "avg": cuts.avg, "max": cuts.max, "hash": HASH}
+    return json.dumps(facts | {"size": size_bytes, "sha256": sha256}).encode() + b"\n"
+
+
+def pieces_of(content: Readable, cuts: Cuts) -> Iterator[tuple[int, bytes]]:
+    """The length and the hash of each piece, in order; from a thread. Raises ValueError for cuts that are none."""
+    from pyfastcdc import FastCDC  # here, because most processes never cut anything
+
+    cutter = FastCDC(cuts.avg, min_size=cuts.min, max_size=cuts.max)
+    for piece in cutter.cut_stream(content):
+        yield piece.length, hash_of(piece.data)
+
+
+def hash_of(piece: bytes | memoryview) -> bytes:
+    return hashlib.sha256(piece).digest()[:HASH_BYTES]
+
+
+class Pieces:
+    """Where the pieces of a content lie, and their hashes."""
+
+    def __init__(self, signature: bytes) -> None:
+        """`signature`: all of one."""
+        _, _, self._records = signature.partition(b"\n")
+        lengths = chain.from_iterable(_LENGTH.iter_unpack(self._records))
+        self._starts = array("Q", accumulate(lengths, initial=0))
+
+    def split(self, offset: int, length: int) -> list[tuple[int, int, int]]:
+        """A range of the content where its pieces are cut: of each part the number of its piece, its offset and length."""
+        number, end = bisect_right(self._starts, offset) - 1, offset + length
+        parts = []
+        while offset < end:
+            until = min(end, self._starts[number + 1])
+            parts.append((number, offset, until - offset))
+            number, offset = number + 1, until
+        return parts
+
+    def extent(self, number: int) -> tuple[int, int]:
+        """Where a piece begins, and its length in bytes."""
+        return self._starts[number], self._starts[number + 1] - self._starts[number]
+
+    def fit(self, numbers: list[int], contents: list[bytes]) -> bool:
+        """Whether these are the bytes of these pieces."""
+        return all(self._fits(*each) for each in zip(numbers, contents, strict=True))
+
+    def _fits(self, number: int, content: bytes) -> bool:
+        _, hashed = RECORD.unpack_from(self._records, number * RECORD.size)
+        return bool(hashed == hash_of(content))
+
+
+# Chunks that come as instructions: what of them to copy from a base, a finished file, and what comes literally.
+#
+# All numbers are big-endian. Pure; both the server and the client know it by this alone.
+
+
+# The byte 0, then offset and length in bytes of what is copied; the byte 1, the length in bytes of what follows.
+COPY, LITERAL = Struct(">BQI"), Struct(">BI")
+COPY_KIND, LITERAL_KIND = 0, 1
+# Of one chunk.
+MAX_INSTRUCTIONS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Bytes that the base has."""
+
+    offset: int
+    length: int
+
+    def encode(self) -> bytes:
+        """The instruction."""
+        return COPY.pack(COPY_KIND, self.offset, self.length)
+
+
+def literal_head(length_bytes: int) -> bytes:
+    """What goes before so many bytes that come literally."""
+    return LITERAL.pack(LITERAL_KIND, length_bytes)

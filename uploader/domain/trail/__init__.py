@@ -1,1 +1,0 @@
-"""What the trail tells: who did what to whom."""

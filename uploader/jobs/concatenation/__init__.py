@@ -1,1 +1,0 @@
-"""What makes wholes of parts in the background."""

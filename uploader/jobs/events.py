@@ -1,0 +1,46 @@
+"""Tells the sinks of events, and forgets those that are old."""
+
+import logging
+
+from uploader.clock import Clock
+from uploader.jobs.runner import Job, Pause
+from uploader.service.events import Relay, Watching
+
+logger = logging.getLogger(__name__)
+
+_INTERVAL_SECONDS = 60.0
+# For whoever was to be told meanwhile.
+_GRACE_SECONDS = 3600.0
+_BATCH = 500
+
+
+def relay_job(relay: Relay) -> Job:
+    """One for each sink, so that none waits for another; a commit wakes them all."""
+    return Job(f"relay {relay.name}", relay.relay_due, wake_channel=wake_channel(relay.name))
+
+
+def wake_channel(sink: str) -> str:
+    return f"events {sink}"
+
+
+class EventKeeper:
+    """Forgets. Several at once are safe. After a start, an outage or a jump of the clock, when events seem to be old that
+    nobody could be told of, the relays have an hour first."""
+
+    def __init__(self, watching: Watching, clock: Clock) -> None:
+        self._watching = watching
+        self._pause = Pause(
+            "forgetting events", clock, grace_seconds=_GRACE_SECONDS, interval_seconds=_INTERVAL_SECONDS
+        )
+
+    def as_job(self) -> Job:
+        return Job("event keeper", self.run_once)
+
+    async def run_once(self) -> float:
+        """Forget one batch."""
+        if self._pause.active():
+            return _INTERVAL_SECONDS
+        forgotten, untaken = await self._watching.forget_old(_BATCH)
+        if untaken:
+            logger.error("events that no sink has taken are forgotten", extra={"deliveries": untaken})
+        return 0.0 if forgotten == _BATCH else _INTERVAL_SECONDS

@@ -1,1 +1,0 @@
-"""What tells the sinks of events, and forgets."""

@@ -1,0 +1,239 @@
+"""Cleans up once after the start and once in every month, see `service/cleanup.py`; and again after an hour as long
+as something could not be dealt with.
+
+Idle uploads it leaves to the expirer, which looks every minute and knows when to pause.
+"""
+
+import logging
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import date, timedelta
+
+from uploader.clock import Clock
+from uploader.jobs.runner import Job, Pause
+from uploader.observability import DRIFTS
+from uploader.service.audit_log import AuditLog
+from uploader.service.cleanup import Cleanup
+from uploader.service.close import Closers
+from uploader.service.files import Files
+from uploader.service.open import Admission
+from uploader.service.reconcile import Reconciling
+from uploader.service.reports import Overview
+from uploader.service.scrub import RateLimit, Scrubbing
+from uploader.service.trash import TrashKeeping
+from uploader.storage.base import Stopping
+
+logger = logging.getLogger(__name__)
+
+_CLEANUP_INTERVAL_SECONDS = 60.0
+# What was touched lately, or was busy, is settled by then.
+_AGAIN_SECONDS = 3600.0
+# After a start there is more urgent work for the disk.
+_CLEANUP_GRACE_SECONDS = 60.0
+
+
+class Cleaner:
+    """The cleaner. Several at once repeat each other's looks and do no harm."""
+
+    def __init__(self, cleanup: Cleanup, clock: Clock) -> None:
+        self._cleanup = cleanup
+        self._clock = clock
+        self._cleaned_in: str | None = None
+
+    def as_job(self) -> Job:
+        return Job("cleanup", self.run_once, first_delay_seconds=_CLEANUP_GRACE_SECONDS)
+
+    async def run_once(self) -> float:
+        """Clean up if this process has not done so in this month."""
+        month = f"{self._clock.now():%Y-%m}"
+        if month == self._cleaned_in:
+            return _CLEANUP_INTERVAL_SECONDS
+        try:
+            cleaned = await self._cleanup.clean()
+        except Stopping:
+            return _CLEANUP_INTERVAL_SECONDS
+        logger.info("cleanup ended", extra=asdict(cleaned))
+        if cleaned.stray_blobs:
+            logger.warning(
+                "many blobs that no row names are kept: is this their database?",
+                extra={
+                    "blobs": cleaned.stray_blobs,
+                    "disk_bytes": cleaned.stray_bytes,
+                    "remove_by": "uploader cleanup --yes",
+                },
+            )
+        if cleaned.unsettled or cleaned.left:
+            return _AGAIN_SECONDS
+        self._cleaned_in = month
+        return _CLEANUP_INTERVAL_SECONDS
+
+
+# Removes blobs that no file refers to, and what is left of closed uploads; forgets those that were closed long ago, and
+# old acts of the trail.
+
+
+_INTERVAL_SECONDS = 60.0
+_BATCH = 1000
+
+
+class Collector:
+    """The collector. Several at once are safe: each blob is removed under the lock of its row."""
+
+    def __init__(
+        self,
+        files: Files,
+        closers: Closers,
+        cleanup: Cleanup,
+        trail: AuditLog,
+        clock: Clock,
+        *,
+        closed_retention_seconds: float,
+    ) -> None:
+        self._files = files
+        self._closers = closers
+        self._cleanup = cleanup
+        self._trail = trail
+        self._clock = clock
+        self._closed_retention = timedelta(seconds=closed_retention_seconds)
+
+    def as_job(self) -> Job:
+        return Job("collector", self.run_once)
+
+    async def run_once(self) -> float:
+        """Collect one batch of each."""
+        collected = await self._files.collect_all(_BATCH)
+        purged = await self._cleanup.purge_closed(self._clock.now() - self._closed_retention, _BATCH)
+        forgotten = await self._trail.forget_old(_BATCH)
+        await self._closers.tidy_left()
+        return 0.0 if _BATCH in (collected, purged, forgotten) else _INTERVAL_SECONDS
+
+
+# Gives back what lies in the trash and is named again, and removes for good what lies there for long enough.
+
+
+# Of a short retention, and of none where the store keeps things all the same.
+_SHORTEST_SECONDS = 1.0
+# To walk through a million entries takes seconds; what is wanted at once comes back when it is asked for.
+_WALK_SECONDS = 3600.0
+_TRASH_GRACE_SECONDS = 3600.0
+
+
+class TrashKeeper:
+    """The keeper of the trash. Several at once are safe: each entry is looked at under its row's lock."""
+
+    def __init__(self, keeping: TrashKeeping, admission: Admission, clock: Clock) -> None:
+        self._keeping = keeping
+        self._admission = admission
+        self._clock = clock
+        retention = keeping.retention_seconds
+        # Where nothing comes, there may be what another retention has left, of this process or of one that still runs.
+        shortest = _SHORTEST_SECONDS if keeping.keeps else _INTERVAL_SECONDS
+        self._walk_seconds = min(_WALK_SECONDS, max(retention / 2, shortest))
+        self._interval_seconds = min(_INTERVAL_SECONDS, self._walk_seconds)
+        grace = min(_TRASH_GRACE_SECONDS, retention)
+        self._pause = Pause("the trash", clock, grace_seconds=grace, interval_seconds=self._interval_seconds)
+        self._walked_at = float("-inf")
+
+    def as_job(self) -> Job:
+        return Job("trash", self.run_once)
+
+    async def run_once(self) -> float:
+        """Give way where the disk is short; and now and then look at all that is there."""
+        # After a jump of the clock all of it seems to be old. Asked each time, or a pause itself looks like an outage.
+        paused = self._pause.active()
+        with suppress(Stopping):
+            await self._admission.keep_floor()
+            if self._clock.monotonic() - self._walked_at >= self._walk_seconds:
+                await self._keeping.restore_named()
+                if not paused:
+                    await self._purge()
+                self._walked_at = self._clock.monotonic()
+        return self._interval_seconds
+
+    async def _purge(self) -> None:
+        purged = await self._keeping.purge_old()
+        if purged.entries:
+            logger.info("purged from the trash", extra=asdict(purged))
+
+
+# Reads contents back from the disk, at a rate, when nobody else wants it: see `service/scrub.py`.
+
+
+# What could not be read is tried again within a minute.
+_SCRUB_INTERVAL_SECONDS = 20.0
+_LOOKS_WITHIN_GOAL = 10
+
+
+class Scrubber:
+    """The scrubber. Of several workers one reads at a time."""
+
+    def __init__(self, scrubbing: Scrubbing, *, rate_bytes_per_second: int) -> None:
+        self._scrubbing = scrubbing
+        self._pace = RateLimit(rate_bytes_per_second)
+        self._interval_seconds = min(_SCRUB_INTERVAL_SECONDS, scrubbing.goals.first_seconds / _LOOKS_WITHIN_GOAL)
+
+    def as_job(self) -> Job:
+        return Job("scrubber", self.run_once)
+
+    async def run_once(self) -> float:
+        """Read back what is due."""
+        try:
+            more = await self._scrubbing.scrub_due(self._pace)
+        except Stopping:
+            return self._interval_seconds
+        return 0.0 if more else self._interval_seconds
+
+
+# Reports, once an hour, what `uploader reconcile` would. It mends nothing: a drift is a fault that somebody has to see.
+
+
+_RECONCILE_INTERVAL_SECONDS = 3600.0
+# A database that is not this disk's makes a drift of every blob.
+_MAX_LINES = 100
+
+
+class Reconciler:
+    """The reconciler. Several at once are safe, and say the same."""
+
+    def __init__(self, reconciling: Reconciling) -> None:
+        self._reconciling = reconciling
+
+    def as_job(self) -> Job:
+        # Not at the start: there is enough to do after an outage.
+        return Job("reconciler", self.run_once, first_delay_seconds=_RECONCILE_INTERVAL_SECONDS)
+
+    async def run_once(self) -> float:
+        """Look at everything once."""
+        try:
+            found = await self._reconciling.reconcile()
+        except Stopping:
+            return _RECONCILE_INTERVAL_SECONDS
+        DRIFTS.set(len(found.drifts))
+        for drift in found.drifts[:_MAX_LINES]:
+            facts = {"kind": drift.kind.value, "expected": drift.expected, "actual": drift.actual}
+            logger.warning("drift", extra={"subject": drift.subject, **facts})
+        if len(found.drifts) > _MAX_LINES:
+            logger.warning("more drifts", extra={"drifts": len(found.drifts), "told_by": "uploader reconcile"})
+        return _RECONCILE_INTERVAL_SECONDS
+
+
+# Takes one snapshot of the totals on every UTC day, for the history and the growth in reports.
+
+
+class Snapshot:
+    """The snapshot job. Several at once are safe: a day has one row, and the first one stands. A day on which no worker
+    runs has none."""
+
+    def __init__(self, overview: Overview, clock: Clock) -> None:
+        self._overview = overview
+        self._clock = clock
+        self._taken: date | None = None
+
+    def as_job(self) -> Job:
+        return Job("snapshot", self.run_once)
+
+    async def run_once(self) -> float:
+        """Take today's snapshot if this process does not know that it is there."""
+        if self._clock.now().date() != self._taken:
+            self._taken = await self._overview.take_day()
+        return _INTERVAL_SECONDS

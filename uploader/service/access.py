@@ -1,0 +1,341 @@
+"""Who may use the server: users, their quotas and their tokens. A token is stored only as its SHA-256."""
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import time
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Generic, TypeVar
+from urllib.parse import urlencode
+
+import aiofiles
+
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import meta, queries
+from uploader.database.engine import Database, Duplicate
+from uploader.database.transactions import users
+from uploader.domain.audit_log import Action, Actor
+from uploader.domain.names import check_user_id
+from uploader.domain.reports import Usage
+from uploader.errors import InvalidRequest, NotFound, TokenInUse, Unauthenticated
+from uploader.service.audit_log import act, actor
+
+# How long a token is believed, and a user known to be there, without asking the database: a revocation takes effect
+# within it.
+_BELIEVED_SECONDS = 15.0
+_MAX_BELIEVED = 10_000
+LOCAL_USER = "local"
+# A word of a scope: whoever calls may read /metrics.
+METRICS_SCOPE = "metrics"
+# The name under which the edge knows it.
+Token = queries.Token
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who is calling."""
+
+    user_id: str
+    admin: bool
+    # Of the token that was shown; None where it is not one of ours.
+    token_id: str | None = None
+    token_made_by: str | None = None
+    # All that the token is good for, as words; None: for whatever the user may do.
+    scope: str | None = None
+
+    @property
+    def may_read_metrics(self) -> bool:
+        return self.admin if self.scope is None else METRICS_SCOPE in self.scope.split(" ")
+
+
+class _Believed(Generic[T]):
+    """What is believed for a while, of a bounded number of keys."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[str, tuple[float, T]] = OrderedDict()
+
+    def get(self, key: str) -> T | None:
+        until, value = self._entries.get(key, (0.0, None))
+        return value if until > time.monotonic() else None
+
+    def put(self, key: str, value: T) -> None:
+        self._entries[key] = (time.monotonic() + _BELIEVED_SECONDS, value)
+        self._entries.move_to_end(key)
+        if len(self._entries) > _MAX_BELIEVED:
+            self._entries.popitem(last=False)
+
+    def remembers(self, key: str) -> bool:
+        """Whether it was believed before, if not now."""
+        return key in self._entries
+
+    def drop(self, key: str) -> None:
+        self._entries.pop(key, None)
+
+
+class Accounts:
+    """Users and tokens."""
+
+    def __init__(self, database: Database, clock: Clock, *, default_total_space_bytes: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._default_total_space = default_total_space_bytes
+        self._believed: _Believed[Identity] = _Believed()
+        self._met: _Believed[bool] = _Believed()
+
+    # Callers
+
+    async def authenticate(self, token: str) -> Identity:
+        """Whose token this is. Raises Unauthenticated, Unavailable."""
+        token_sha256 = _hash(token)
+        believed = self._believed.get(token_sha256)
+        if believed is not None:
+            return believed
+        row = await self._database.read(lambda connection: queries.token_by_hash(connection, token_sha256), brief=True)
+        # The look-up is by hash; the comparison in constant time keeps an index from telling how near a guess was.
+        if (
+            row is None
+            or not hmac.compare_digest(row.token_sha256.encode(), token_sha256.encode())
+            or row.revoked_at is not None
+        ):
+            self._believed.drop(token_sha256)
+            raise Unauthenticated()
+        await self.ensure_user(row.user_id)
+        identity = Identity(row.user_id, row.admin, row.token_id, row.made_by, row.scope)
+        self._believed.put(token_sha256, identity)
+        return identity
+
+    def knows(self, token: str) -> bool:
+        """Whether this token was right when it was last shown to this process."""
+        return self._believed.remembers(_hash(token))
+
+    async def admit(self, user_id: str, total_space: int | None = None) -> None:
+        """Make a user whom somebody else has authenticated, at first sight with this quota; one that is there keeps its
+        own. Raises Unavailable."""
+        if self._met.get(user_id) is None:
+            here = actor()
+            by = Actor(here.via, user_id, address=here.address)
+            await self.ensure_user(user_id, total_space, by=by)
+            self._met.put(user_id, True)
+
+    # Users
+
+    async def ensure_user(self, user_id: str, total_space: int | None = None, *, by: Actor | None = None) -> bool:
+        """Make a user unless it is there; whether it was made. `by`: who makes it, if not the actor of the context. Raises
+        InvalidRequest for an id that can't be."""
+        _check(user_id)
+        if await self._database.read(lambda connection: queries.usage(connection, user_id), brief=True) is not None:
+            return False
+        space = self._default_total_space if total_space is None else total_space
+        made = act(Action.USER_CREATED, self._clock.now(), subject=user_id, user_id=user_id, by=by)
+        try:
+            await self._database.transact(lambda connection: users.create_user(connection, user_id, space, made))
+        except Duplicate:
+            return False
+        crash_point("user.after_commit")
+        return True
+
+    async def set_total_space(self, user_id: str, total_space: int) -> Usage:
+        """Set a user's quota, making the user if need be; what is used already stays. Raises InvalidRequest."""
+        await self.ensure_user(user_id, total_space)
+        set_ = act(Action.QUOTA_CHANGED, self._clock.now(), subject=user_id, user_id=user_id)
+        await self._database.transact(lambda connection: users.set_total_space(connection, user_id, total_space, set_))
+        usage = await self._database.read(lambda connection: queries.usage(connection, user_id))
+        assert usage is not None
+        return usage
+
+    # Tokens
+
+    async def create_token(
+        self, user_id: str, *, admin: bool, total_space: int | None = None, scope: str | None = None
+    ) -> str:
+        """Make a token as `add_token`, and return it."""
+        token = new_token()
+        await self.add_token(token, user_id, admin=admin, total_space=total_space, scope=scope)
+        return token
+
+    async def add_token(
+        self, token: str, user_id: str, *, admin: bool, total_space: int | None = None, scope: str | None = None
+    ) -> Token:
+        """Put a token into force, for a user who is made if need be; one that is there keeps its quota. `scope`: all that
+        the token is good for. Raises Duplicate if it is there already, InvalidRequest for an id that can't be, or for the
+        token of an administrator with a scope."""
+        if admin and scope is not None:
+            raise InvalidRequest.field("scope", "is not for an administrator's token")
+        await self.ensure_user(user_id, total_space)
+        row = Token(
+            token_sha256=_hash(token),
+            user_id=user_id,
+            admin=admin,
+            created_at=self._clock.now(),
+            revoked_at=None,
+            scope=scope,
+            made_by=str(actor()),
+        )
+        made = act(Action.TOKEN_CREATED, row.created_at, subject=row.token_id, user_id=user_id)
+        await self._database.transact(lambda connection: users.create_token(connection, row, made))
+        return row
+
+    async def tokens(self, user_id: str | None = None) -> list[Token]:
+        return await self._database.read(lambda connection: queries.tokens(connection, user_id))
+
+    async def tokens_of(self, user_id: str) -> list[Token]:
+        """The tokens of a user, the newest first. Raises NotFound."""
+        if await self._database.read(lambda connection: queries.usage(connection, user_id)) is None:
+            raise NotFound("There is no such user.")
+        return (await self.tokens(user_id))[::-1]
+
+    async def revoke(self, token_or_id: str) -> int:
+        """Revoke the token itself or those with this id (as `token list` shows); how many were in force before."""
+        named = token_or_id if _is_id(token_or_id) else _hash(token_or_id)
+        return await self._revoke(await self._tokens_by_id(named))
+
+    async def revoke_for(self, caller: Identity, token_id: str) -> None:
+        """Revoke a token, or find it revoked, but never the one that is called with: so nobody can take the last access of
+        an administrator away from afar. Raises NotFound, TokenInUse."""
+        found = await self._tokens_by_id(token_id) if _is_id(token_id) else []
+        if not found:
+            raise NotFound("There is no such token.")
+        if token_id == caller.token_id:
+            raise TokenInUse()
+        await self._revoke(found)
+
+    async def _tokens_by_id(self, prefix: str) -> list[Token]:
+        return await self._database.read(lambda connection: queries.tokens_by_id(connection, prefix))
+
+    async def _revoke(self, found: list[Token]) -> int:
+        return sum([await self._revoke_one(token) for token in found])
+
+    async def _revoke_one(self, token: Token) -> bool:
+        now = self._clock.now()
+        told = act(Action.TOKEN_REVOKED, now, subject=token.token_id, user_id=token.user_id)
+        revoked = await self._database.transact(
+            lambda connection: users.revoke_token(connection, token.token_sha256, now, told)
+        )
+        self._believed.drop(token.token_sha256)
+        return revoked
+
+
+def new_token() -> str:
+    """256 random bits behind a prefix that secret scanners can look for."""
+    return f"upl_{secrets.token_urlsafe(32)}"
+
+
+def _is_id(text: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{16}", text) is not None
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _check(user_id: str) -> None:
+    try:
+        check_user_id(user_id)
+    except ValueError as error:
+        raise InvalidRequest.field("user_id", str(error)) from error
+
+
+# Links that work for a while without a token, to a file's content or to some files as one archive: bound to what they
+# are to, its user and their end.
+#
+# Nothing is kept of a link but the secret that signs all of them, made once for the installation or given by its
+# settings.
+
+
+_FACT = "link_secret"
+# Of a link whose maker does not say: it is followed at once.
+_ORDINARY_LIFETIME_SECONDS = 300.0
+
+
+def selection_subject(digest: str) -> str:
+    """What a link to a selection is bound to; no id of a file has a slash."""
+    return f"selection/{digest}"
+
+
+class Links:
+    """Makes links, and tells whether one is good."""
+
+    def __init__(self, database: Database, clock: Clock, secret: str | None, *, lifetime_seconds: float) -> None:
+        self._database = database
+        self._clock = clock
+        self._secret = secret
+        self._max_lifetime_seconds = lifetime_seconds
+
+    async def make(self, user_id: str, subject: str, lifetime_seconds: int | None = None) -> tuple[str, datetime]:
+        """What is to be put behind the path of what is linked to, and until when it works. `subject` is the id of a file, or
+        `selection_subject`. Raises Unavailable."""
+        asked = _ORDINARY_LIFETIME_SECONDS if lifetime_seconds is None else lifetime_seconds
+        lifetime = min(self._max_lifetime_seconds, asked)
+        end = int((self._clock.now() + timedelta(seconds=lifetime)).timestamp())
+        signature = await self._sign(user_id, subject, str(end))
+        query = urlencode({"user": user_id, "expires": end, "signature": signature})
+        return query, datetime.fromtimestamp(end, UTC)
+
+    async def check(self, user_id: str, subject: str, expires: str, signature: str) -> None:
+        """Raises Unauthenticated for a link that was not made here, for something else, or that has expired."""
+        expected = await self._sign(user_id, subject, expires)
+        if not hmac.compare_digest(expected.encode(), signature.encode()):
+            raise Unauthenticated("The link is not valid.")
+        if int(expires) <= self._clock.now().timestamp():
+            raise Unauthenticated("The link has expired.")
+
+    async def _sign(self, user_id: str, subject: str, expires: str) -> str:
+        # No part can hold a line feed: user ids have no white space, and the rest is compared with what was made here.
+        message = f"uploader/link/1\n{user_id}\n{subject}\n{expires}"
+        return hmac.new(await self._key(), message.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()
+
+    async def _key(self) -> bytes:
+        if self._secret is None:
+            self._secret = await meta.remember(self._database, _FACT, secrets.token_hex(32))
+        return self._secret.encode()
+
+
+# The owner: the administrator that the first start makes, whose token lies on disk.
+
+
+OWNER = "owner"
+OWNER_TOKEN_FILE = "owner.token"  # noqa: S105 (a file name)
+
+
+async def owner_token(directory: Path, accounts: Accounts) -> str | None:
+    """The owner's token, where it lies in `directory`; made if there are no tokens at all.
+
+    The file comes first: a crash before the row leaves a token that the next start puts into force.
+    """
+    path = directory / OWNER_TOKEN_FILE
+    if await accounts.tokens():
+        return await _read_secret(path) if path.exists() else None
+    if not path.exists():
+        _write_secret(path, f"{new_token()}\n")
+    crash_point("owner.after_token_file")
+    token = await _read_secret(path)
+    with suppress(Duplicate):  # another process starts at the same moment
+        await accounts.add_token(token, OWNER, admin=True)
+    return token
+
+
+async def _read_secret(path: Path) -> str:
+    async with aiofiles.open(path) as file:
+        return (await file.read()).strip()
+
+
+def _write_secret(path: Path, content: str) -> None:
+    """Whole or not at all, for the owner's eyes only. Of two that write at once, the first one's stands."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
+    with suppress(FileExistsError):
+        path.hardlink_to(draft)
+    draft.unlink()

@@ -1,0 +1,659 @@
+"""The use case of bytes that go on where an upload ends: a stream of any length, in place of numbered chunks.
+
+It is cut at the borders of chunks. A whole chunk goes the way of every chunk; what comes last and is none stays as the tail,
+whatever ends the stream. One appends at a time, and the newest request wins, whatever process it came to. The offset is read
+from the map, and kept nowhere else. A stream of which a byte was stored by somebody else fails with the offset as it is now:
+nobody compares what it brought with what is there.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+from uploader.accounting.pending import Outcome, Pending
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import queries, transactions
+from uploader.database.engine import Database
+from uploader.database.transactions import LengthTold, NotOpen
+from uploader.domain.upload import MAX_CHUNK_COUNT, Tail, Upload, chunk_length
+from uploader.errors import (
+    FileTooLarge,
+    Forbidden,
+    LengthExceeded,
+    OffsetMismatch,
+    QuotaExceeded,
+    SizeMismatch,
+    StorageFull,
+    Unavailable,
+    Unverified,
+    UploadBusy,
+    UploadNotFound,
+)
+from uploader.observability import BYTES_RECEIVED, QUOTA_REFUSALS
+from uploader.service.chunk import COUNTED, ChunksAtOnce, Receiving, Stored
+from uploader.service.close import Closers
+from uploader.service.open import Admission
+from uploader.service.results import Appended, Complete, StillMerging, Target
+from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
+from uploader.storage.base import Appender, Body, Gone, PresentChunks, UploadBytes
+from uploader.tasks import uninterrupted
+
+# Uploads whose length nobody has told yet: room is reserved for them step by step, before their bytes are stored; and
+# what was reserved beyond is given back when the length is told.
+
+
+# The first step. Each is by so much longer than what is reserved already, up to the longest: ten gigabytes take fourteen.
+FIRST_STEP_BYTES = 64 << 20
+LONGEST_STEP_BYTES = 1 << 30
+
+
+class DeferredLength:
+    """Reserves for uploads whose length is not known."""
+
+    def __init__(
+        self, database: Database, closers: Closers, admission: Admission, clock: Clock, *, max_file_size_bytes: int
+    ) -> None:
+        self._database = database
+        self._closers = closers
+        self._admission = admission
+        self._clock = clock
+        self._max_file_size_bytes = max_file_size_bytes
+
+    def limit_bytes(self, upload: Upload) -> int:
+        """How long an upload may become."""
+        if upload.length_known:
+            return upload.size
+        return min(self._max_file_size_bytes, MAX_CHUNK_COUNT * upload.chunk_size)
+
+    async def refuse_early(self, upload: Upload, end: int) -> None:
+        """Refuse what is sure to be refused before it is read. Raises QuotaExceeded."""
+        usage = await self._database.read(lambda connection: queries.usage(connection, upload.user_id), brief=True)
+        if usage is not None and not usage.fits(end - upload.size):
+            QUOTA_REFUSALS.inc()
+            raise usage.refusal(end - upload.size)
+
+    async def grow(self, upload: Upload, end: int) -> Upload:
+        """The upload with room for so many bytes. Raises LengthTold, NotOpen, QuotaExceeded, StorageFull."""
+        if end <= upload.size:
+            return upload
+        if upload.length_known:
+            raise LengthTold(upload.id)
+        return await uninterrupted(self._grow(upload, end))
+
+    async def _grow(self, upload: Upload, end: int) -> Upload:
+        step = await self._admitted(min(upload.size + FIRST_STEP_BYTES, LONGEST_STEP_BYTES), end - upload.size)
+        limit, now = self.limit_bytes(upload), self._clock.now()
+        try:
+            grown = await self._database.transact(
+                partial(transactions.grow, upload_id=upload.id, end=end, step=step, limit=limit, now=now)
+            )
+        except QuotaExceeded:
+            QUOTA_REFUSALS.inc()
+            raise
+        crash_point("grow.after_commit")
+        self._admission.promise(grown.size - upload.size)
+        return grown
+
+    async def _admitted(self, step: int, wanted: int) -> int:
+        """A step that the disk has room for. Raises StorageFull if it has none for what is wanted."""
+        if step > wanted:
+            try:
+                await self._admission.check(step)
+            except StorageFull:
+                step = wanted
+        if step <= wanted:
+            await self._admission.check(wanted)
+        return step
+
+    async def tell(self, upload: Upload, length: int) -> Upload:
+        """Let an upload have the length that is told. Raises FileTooLarge, SizeMismatch, QuotaExceeded, StorageFull, Gone,
+        NotOpen, Unavailable."""
+        limit = self.limit_bytes(upload)
+        if length > limit:
+            raise FileTooLarge(limit=limit)
+        if length > upload.size:
+            await self._admission.check(length - upload.size)
+
+        async def commit(stored: int) -> Upload:
+            now = self._clock.now()
+            return await self._database.transact(
+                lambda connection: transactions.tell_length(connection, upload.id, length, stored, now)
+            )
+
+        try:
+            told = await self._closers.tell_length(upload, commit)
+        except QuotaExceeded:
+            QUOTA_REFUSALS.inc()
+            raise
+        self._admission.promise(told.size - upload.size)
+        return told
+
+
+# What the use case of appends reads from: a stream that is on its way, and what comes of it.
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a request says of lengths: of its stream, of the upload, and whether this ends with that."""
+
+    stream_bytes: int | None
+    length: int | None
+    ends: bool
+
+    def length_from(self, offset: int) -> int | None:
+        """The length of an upload that ends at `offset` before this stream, if it is said before the stream comes."""
+        if self.length is None and self.ends and self.stream_bytes is not None:
+            return offset + self.stream_bytes
+        return self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What came of a stream. Close its body."""
+
+    body: Body
+    # Whether it was the last.
+    ended: bool
+    # What ended the stream before its end: a time-out, a newer request, a client that went away.
+    error: BaseException | None = None
+
+
+def a_newer_one() -> UploadBusy:
+    """What ends a stream whose upload somebody else wants to append to."""
+    return UploadBusy("A newer request appends to this upload.")
+
+
+class AppendSource(Protocol):
+    """A stream that is on its way."""
+
+    @property
+    def declared_bytes(self) -> int | None:
+        """Its length, if the client has told it."""
+
+    async def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Part:
+        """What comes next, at most so much: less only at the end of the stream. Raises StorageFull."""
+
+    def stored(self, offset: int) -> None:
+        """What of it lies before this offset of the upload is acknowledged, while more is on its way."""
+
+
+# How the checksum of a body is computed.
+Hashing = Callable[[Callable[[], bytes]], Awaitable[bytes]]
+
+
+class WholeAppend(AppendSource, Protocol):
+    """A stream that was received whole. Close it."""
+
+    def close(self) -> None: ...
+
+
+class CheckedSource(Protocol):
+    """A stream that is on its way, and counts as a whole or not at all."""
+
+    @property
+    def declared_bytes(self) -> int | None:
+        """As `AppendSource.declared_bytes`."""
+
+    async def receive_whole(self, user_id: str, limit_bytes: int, hashing: Hashing) -> WholeAppend:
+        """Receive and check it. Raises DigestMismatch, FileTooLarge, BodyTimeout, StorageFull."""
+
+
+# One stream, cut at the borders of chunks: while a part of it is stored, the next one arrives.
+
+
+# Puts a part of a chunk, which begins in it at so many bytes, where it belongs.
+StorePart = Callable[[Upload, int, int, Body], Awaitable[None]]
+# Reserves so many bytes for an upload whose length is not known.
+Reserve = Callable[[Upload, int], Awaitable[Upload]]
+
+
+class AppendedStream:
+    """One stream: while a part of it is stored, the next one arrives."""
+
+    def __init__(
+        self,
+        upload: Upload,
+        offset: int,
+        source: AppendSource,
+        appender: Appender,
+        *,
+        limit_bytes: int,
+        reserve: Reserve,
+        store: StorePart,
+    ) -> None:
+        """`limit_bytes`: how long the upload may become."""
+        self._reserve = reserve
+        self._put = store
+        self._upload = upload
+        self._position = offset
+        self._limit_bytes = limit_bytes
+        self._source = source
+        self._appender = appender
+        self._storing: asyncio.Task[None] | None = None
+
+    async def take(self) -> tuple[Upload, int]:
+        """Store all of it that comes; returns the upload as it is then, and where the bytes of this stream end in it. Raises
+        what ended it before its end, and as the storing of its parts."""
+        try:
+            if self._position == self._limit_bytes:
+                await self._refuse_any()
+            more = True
+            while more and self._position < self._limit_bytes:
+                more = await self._take_part()
+        finally:
+            await self._end_of_storing()
+        return self._upload, self._position
+
+    async def _take_part(self) -> bool:
+        """Whether there may be more."""
+        number, start = divmod(self._position, self._upload.chunk_size)
+        part = await self._receive(chunk_length(number, self._limit_bytes, self._upload.chunk_size) - start)
+        try:
+            if self._position + part.body.length == self._limit_bytes and not part.ended and part.error is None:
+                part = replace(part, error=await self._look_beyond())
+            await self._end_of_storing()
+            self._source.stored(self._position)
+        except asyncio.CancelledError as ending:
+            part = replace(part, error=ending)
+        except BaseException:
+            part.body.close()
+            raise
+        self._position += part.body.length
+        self._storing = asyncio.create_task(self._store(number, start, part.body))
+        if part.error is not None:
+            await self._end_of_storing()
+            raise part.error
+        return not part.ended
+
+    async def _receive(self, limit: int) -> Part:
+        return await self._source.receive_part(self._upload.user_id, limit, lambda: not self._appender.is_claimed)
+
+    async def _refuse_any(self) -> None:
+        """Where nothing more can be stored. Raises FileTooLarge, and what ended the stream before its end."""
+        error = None if self._source.declared_bytes == 0 else await self._look_beyond()
+        if error is not None:
+            raise error
+
+    async def _look_beyond(self) -> BaseException | None:
+        """What ended the stream before its end, though all that may be stored has come: asked before the last bytes are
+        stored, which make a file. Raises FileTooLarge."""
+        further = await self._receive(1)
+        further.body.close()
+        if further.body.length:
+            raise length_exceeded(self._upload, self._limit_bytes)
+        return None if further.ended else further.error
+
+    async def _store(self, number: int, start: int, body: Body) -> None:
+        try:
+            if body.length:
+                end = number * self._upload.chunk_size + start + body.length
+                self._upload = await self._reserve(self._upload, end)
+                await self._put(self._upload, number, start, body)
+        finally:
+            body.close()
+
+    async def _end_of_storing(self) -> None:
+        storing, self._storing = self._storing, None
+        if storing is None:
+            return
+        try:
+            await uninterrupted(storing)
+        except asyncio.CancelledError:
+            storing.result()  # after a part that is not stored no other one is
+            raise
+
+
+def length_exceeded(upload: Upload, limit_bytes: int) -> FileTooLarge:
+    """What it is if more than that comes."""
+    return LengthExceeded(limit=limit_bytes) if upload.length_known else FileTooLarge(limit=limit_bytes)
+
+
+_MADE_OF_PARTS = "This upload is made of its parts alone."
+
+
+class Appends:
+    """Takes streams."""
+
+    def __init__(
+        self,
+        storage: UploadBytes,
+        pending: Pending,
+        closers: Closers,
+        uploads: Uploads,
+        receiving: Receiving,
+        growing: DeferredLength,
+        *,
+        at_once: ChunksAtOnce,
+        admission: Admission,
+        max_whole_bytes: int,
+        part_completed: Callable[[Upload], Awaitable[None]],
+    ) -> None:
+        """`max_whole_bytes`: of a stream that counts as a whole or not at all, which may need as much room a second time."""
+        self._storage = storage
+        self._pending = pending
+        self._closers = closers
+        self._uploads = uploads
+        self._receiving = receiving
+        self._growing = growing
+        self._at_once = at_once
+        self._admission = admission
+        self._max_whole_bytes = max_whole_bytes
+        self._part_completed = part_completed
+        self._streams: set[asyncio.Future[None]] = set()
+
+    # Asking
+
+    async def status(self, target: Target) -> Appended | Complete:
+        """Where an upload ends: whoever appends to it now ends first. Raises UploadNotFound, UploadGone, UploadBusy,
+        Unavailable."""
+        for _ in range(ATTEMPTS):
+            match await self._uploads.find(target):
+                case Complete() as complete:
+                    return complete
+                case Upload(is_whole=True):
+                    raise Forbidden(_MADE_OF_PARTS)
+                case Upload() as upload:
+                    with suppress(NotOpen):
+                        try:
+                            async with self._appending(upload) as (_, stored):
+                                status = await self._uploads.status_of(upload)
+                                return Appended(offset=stored.leading_bytes, status=status)
+                        except Gone:
+                            await self._mend(upload)
+            await asyncio.sleep(PAUSE_SECONDS)  # it was closed between the two looks
+        raise Unavailable("The bytes of this upload can't be found.")
+
+    async def _mend(self, upload: Upload) -> None:
+        """Its bytes were not found: they are lost, or it was closed."""
+        with suppress(Gone, NotOpen):
+            await self._closers.mend(upload)
+
+    async def cancel(self, target: Target) -> None:
+        """Cancel an open upload: whoever appends to it ends first. Raises UploadNotFound, UploadGone, UploadBusy."""
+        match await self._uploads.find(target):
+            case Complete():
+                raise UploadNotFound()
+            case Upload() as upload:
+                try:
+                    async with nullcontext() if upload.is_whole else self._storage.appending(upload):
+                        await self._uploads.cancel(target)
+                except Gone:
+                    await self._uploads.cancel(target)
+
+    @asynccontextmanager
+    async def _appending(self, upload: Upload) -> AsyncIterator[tuple[Appender, PresentChunks]]:
+        """The right to append, and what is stored. Raises Gone, NotOpen, UploadBusy, Unavailable."""
+        async with self._storage.appending(upload) as appender:
+            try:
+                stored = await appender.read_map()
+            except Unverified:
+                await self._closers.hydrate(upload)
+                stored = await appender.read_map()
+            yield appender, stored
+
+    # Appending
+
+    async def append(
+        self, target: Target, offset: int, source: AppendSource, *, length: int | None = None, ends: bool = False
+    ) -> Appended | StillMerging | Complete:
+        """Append a stream to an upload that ends at `offset`. Whatever ends the stream, what came of it is stored, and
+        then what ended it is raised.
+
+        `length`: of the upload, if it is told; `ends`: the upload ends where the stream does. Where the length was not known
+        it is from here on, once the stream may begin, or at its end.
+
+        Raises OffsetMismatch, SizeMismatch, FileTooLarge, QuotaExceeded, UploadNotFound, UploadGone, UploadBusy,
+        TooManyRequests, BodyTimeout, StorageFull, Unavailable, and as the merge does.
+        """
+        said = Said(source.declared_bytes, length, ends)
+        return await self._append(target, offset, said, self._counted(target, source))
+
+    async def append_whole(
+        self, target: Target, offset: int, source: CheckedSource, *, length: int | None = None, ends: bool = False
+    ) -> Appended | StillMerging | Complete:
+        """As `append`, where all of a stream counts or nothing: it is received and checked before. Raises DigestMismatch,
+        too."""
+        said = Said(source.declared_bytes, length, ends)
+        return await self._append(target, offset, said, self._received(target, offset, source))
+
+    async def _append(
+        self, target: Target, offset: int, said: Said, taking: AbstractAsyncContextManager[AppendSource]
+    ) -> Appended | StillMerging | Complete:
+        match await self._uploads.find(target):
+            case Upload(is_whole=True):
+                raise Forbidden(_MADE_OF_PARTS)
+            case found:
+                pass
+        if isinstance(found, Upload):
+            try:
+                found = await self._heed(found, offset, said)
+            except (Gone, NotOpen):
+                found = await self._complete(target)
+        async with taking as source:
+            if isinstance(found, Upload):
+                taken = await self._take_or_complete(found, target, offset, said, source)
+            else:
+                taken = found
+            if isinstance(taken, Complete):
+                return await _append_nothing(taken, target.user_id, offset, said, source)
+        # The merge may take a while: nobody is kept from asking meanwhile.
+        return await self._answer(target, *taken)
+
+    async def _take_or_complete(
+        self, upload: Upload, target: Target, offset: int, said: Said, source: AppendSource
+    ) -> tuple[Upload, int] | Complete:
+        """The upload that has all of the stream, and where it ends now; or what it became before anything of that was taken.
+        Raises OffsetMismatch where others have stored what this stream was to store."""
+        begun = False
+        try:
+            async with self._appending(upload) as (appender, stored):
+                _check_offset(stored, offset)
+                begun = True
+                upload, end = await self._take(upload, offset, source, appender)
+                end = await _end_of(upload, end, appender)
+                return (await self._end(upload, end) if said.ends else upload), end
+        except (Gone, NotOpen) as error:
+            if isinstance(error, Gone):
+                await self._mend(upload)
+            complete = await self._complete(target)
+            if begun:
+                raise OffsetMismatch(offset=complete.file.size) from error
+            return complete
+
+    async def _complete(self, target: Target) -> Complete:
+        """What an upload became that was closed meanwhile. Raises OffsetMismatch if it is open all the same, and what else
+        became of it."""
+        match await self.status(target):
+            case Appended(offset=end):
+                raise OffsetMismatch(offset=end)
+            case complete:
+                return complete
+
+    async def _answer(self, target: Target, upload: Upload, end: int) -> Appended | StillMerging | Complete:
+        """To whoever stored all of its stream in an upload that ends there now."""
+        if upload.length_known and end == upload.size and upload.is_part:
+            await self._part_completed(upload)
+            return Appended(offset=end, status=self._uploads.of_complete_part(upload))
+        if not (upload.length_known and end == upload.size):
+            try:
+                return Appended(offset=end, status=await self._uploads.status_of(upload))
+            except (Gone, NotOpen):
+                await self._complete(target)
+        match await self._uploads.merge_now(upload):
+            case Complete(created=False, file=file):  # of other bytes, which came whole
+                raise OffsetMismatch(offset=file.size)
+            case told:
+                return told
+
+    async def _heed(self, upload: Upload, offset: int, said: Said) -> Upload:
+        """The upload as it is once that counts which was said before the stream. Raises OffsetMismatch, SizeMismatch,
+        FileTooLarge, QuotaExceeded, StorageFull, Gone, NotOpen."""
+        length, end = said.length_from(offset), offset + (said.stream_bytes or 0)
+        try:
+            self._check_lengths(upload, said, offset)
+        except (SizeMismatch, FileTooLarge):
+            target = Target(upload.user_id, upload_id=upload.id)
+            await self._room(target, offset)  # which offset it is about goes first
+            raise
+        if upload.length_known:
+            return upload
+        if length is None:
+            await self._growing.refuse_early(upload, end)
+            return upload
+        async with self._appending(upload) as (_, stored):
+            _check_offset(stored, offset)
+            return await self._growing.tell(upload, length)
+
+    def _check_lengths(self, upload: Upload, said: Said, offset: int) -> None:
+        """Raises SizeMismatch, FileTooLarge."""
+        length, end, limit = (
+            said.length_from(offset),
+            offset + (said.stream_bytes or 0),
+            self._growing.limit_bytes(upload),
+        )
+        if said.stream_bytes and end > limit:
+            raise length_exceeded(upload, limit)
+        if upload.length_known and length not in (None, upload.size):
+            raise SizeMismatch("The upload has another length.", size=upload.size)
+        if said.stream_bytes and length is not None and end > length:
+            raise LengthExceeded(limit=length)
+
+    async def _end(self, upload: Upload, end: int) -> Upload:
+        """The upload that ends there. Raises SizeMismatch, Gone, NotOpen."""
+        if not upload.length_known:
+            return await self._growing.tell(upload, end)
+        if end != upload.size:
+            raise SizeMismatch("The upload ends before its length.", size=upload.size)
+        return upload
+
+    @asynccontextmanager
+    async def _counted(self, target: Target, source: AppendSource) -> AsyncIterator[AppendSource]:
+        with self._at_once.counted(target.user_id):
+            yield source
+
+    @asynccontextmanager
+    async def _received(self, target: Target, offset: int, source: CheckedSource) -> AsyncIterator[AppendSource]:
+        """What does not fit is refused before it is read."""
+        with self._at_once.counted(target.user_id):
+            (room, excess), declared = await self._room(target, offset), source.declared_bytes
+            limit = min(room, self._max_whole_bytes)
+            await self._admission.check(limit if declared is None else min(declared, limit))
+            try:
+                received = await source.receive_whole(target.user_id, limit, self._storage.hash)
+            except FileTooLarge as error:
+                raise (excess if limit == room else error) from error
+            try:
+                yield received
+            finally:
+                received.close()
+
+    async def _room(self, target: Target, offset: int) -> tuple[int, FileTooLarge]:
+        """How many bytes may be appended at `offset`, and what more of them are. Raises as `status`, and OffsetMismatch."""
+        match await self.status(target):
+            case Complete(file=file):
+                end = limit = file.size
+                excess: FileTooLarge = LengthExceeded(limit=limit)
+            case Appended(offset=end, status=status):
+                limit = self._growing.limit_bytes(status.upload)
+                excess = length_exceeded(status.upload, limit)
+        if end != offset:
+            raise OffsetMismatch(offset=end)
+        return limit - end, excess
+
+    async def _take(self, upload: Upload, offset: int, source: AppendSource, appender: Appender) -> tuple[Upload, int]:
+        """While the server stops, it waits for the end of this."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._streams.add(ended)
+        try:
+            return await AppendedStream(
+                upload,
+                offset,
+                source,
+                appender,
+                limit_bytes=self._growing.limit_bytes(upload),
+                reserve=self._growing.grow,
+                store=self.store,
+            ).take()
+        finally:
+            self._streams.discard(ended)
+            ended.set_result(None)
+
+    async def close(self) -> None:
+        """Wait until every stream has ended; whoever stops the server has cancelled their requests."""
+        if self._streams:
+            await asyncio.wait(self._streams, timeout=10)
+
+    async def store(self, upload: Upload, number: int, start: int, body: Body) -> None:
+        """Put a part of a chunk where it belongs, and account for it. Not to be cancelled. Raises Gone, also where somebody
+        else's chunk is there already, NotOpen, StorageFull, Unavailable."""
+        if start + body.length == chunk_length(number, upload.extent, upload.chunk_size):
+            await self._acknowledge(await self._receiving.hold_and_record(upload, number, body, start=start))
+        else:
+            await self._store_tail(upload, number, start, body)
+
+    async def _acknowledge(self, stored: Stored) -> None:
+        if stored.result.outcome not in COUNTED:
+            raise NotOpen(stored.upload.id)
+        await self._receiving.acknowledge(stored)
+        if not stored.written:
+            raise Gone(stored.upload.id)
+
+    async def _store_tail(self, upload: Upload, number: int, start: int, body: Body) -> None:
+        held = await self._storage.hold_chunk(upload, number, body, start=start)
+        try:
+            # Else a chunk of somebody else's has come meanwhile.
+            if held.written:
+                tail = Tail(number, start + body.length)
+                result = await self._pending.record_tail(upload.id, tail)
+                crash_point("tail.after_record")
+        finally:
+            held.release()
+        if not held.written:
+            await self._acknowledge(await self._receiving.hold_and_record(upload, number, None))
+        elif result.outcome is Outcome.REHYDRATE:
+            await self._closers.hydrate(upload)  # which counts it: it is on the map
+        elif result.outcome not in COUNTED:
+            raise NotOpen(upload.id)
+        BYTES_RECEIVED.inc(body.length)
+
+
+async def _end_of(upload: Upload, end: int, appender: Appender) -> int:
+    """Where an upload ends in which the bytes of a stream end there: chunks may lie beyond already. Raises Gone."""
+    if upload.length_known and end == upload.size:
+        return end
+    try:
+        return (await appender.read_map()).leading_bytes
+    except Gone:
+        if upload.is_part or not upload.length_known:
+            raise
+        return upload.size  # with this stream it was whole, and is merged by now: the merge says what became of it
+
+
+async def _append_nothing(complete: Complete, user_id: str, offset: int, said: Said, source: AppendSource) -> Complete:
+    """What is left to be said of an upload that is a file. Raises OffsetMismatch, SizeMismatch, FileTooLarge, and what ended
+    the stream before its end."""
+    size = complete.file.size
+    if offset != size:
+        raise OffsetMismatch(offset=size)
+    if said.stream_bytes is None:
+        part = await source.receive_part(user_id, 1, lambda: True)
+        part.body.close()
+        if part.body.length:
+            raise LengthExceeded(limit=size)
+        if part.error is not None:
+            raise part.error
+    elif said.stream_bytes:
+        raise LengthExceeded(limit=size)
+    if said.length not in (None, size):
+        raise SizeMismatch("The upload has another length.", size=size)
+    return complete
+
+
+def _check_offset(stored: PresentChunks, offset: int) -> None:
+    """Raises OffsetMismatch."""
+    if stored.leading_bytes != offset:
+        raise OffsetMismatch(offset=stored.leading_bytes)

@@ -1,1 +1,0 @@
-"""Bytes that go on where an upload ends, in place of numbered chunks."""

@@ -1,0 +1,137 @@
+"""Who acts here and now, and the acts of theirs that transactions write.
+
+The actor is one of the context: of a request, or of a job. Who is neither runs a command. Transactions run in threads that
+know no context, so a service makes the act, and the transaction writes it.
+"""
+
+import os
+import pwd
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from uploader.clock import Clock
+from uploader.database import audit_log
+from uploader.database.audit_log import Wanted
+from uploader.database.engine import Database
+from uploader.database.reports import Page
+from uploader.domain.audit_log import Act, Action, Actor, Via
+from uploader.service.ids import cursor, new_id, parse_cursor
+
+__all__ = ["Act", "Action", "Actor", "AuditLog", "AuditLogReports", "Via", "Wanted", "act", "actor", "actor_of_context"]
+
+
+_MOST_ADDRESS = 64
+# Asked when somebody acts: most requests are no acts, and where one comes from takes a while to say.
+actor_of_context: ContextVar[Callable[[], Actor] | None] = ContextVar("actor", default=None)
+
+
+def actor() -> Actor:
+    """Who acts in this context."""
+    found = actor_of_context.get()
+    return Actor(Via.COMMAND, _os_user()) if found is None else found()
+
+
+def act(
+    action: Action,
+    now: datetime,
+    *,
+    subject: str,
+    user_id: str | None = None,
+    by: Actor | None = None,
+    details: Mapping[str, object] | None = None,
+) -> Act:
+    """What is about to be done, for its transaction to write. `by`: who does it, if that is not the actor of the context."""
+    by = by or actor()
+    return Act(
+        id=new_id(),
+        created_at=now,
+        action=action.value,
+        via=by.via.value,
+        actor=by.name,
+        token_id=by.token_id,
+        address=by.address and by.address[:_MOST_ADDRESS],  # IPv6 may have a scope of any length
+        user_id=user_id,
+        subject=subject,
+        details=details or {},
+        token_made_by=by.token_made_by,
+    )
+
+
+def _os_user() -> str:
+    """By the kernel, because the environment says what it was told to."""
+    number = os.getuid()
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"uid {number}"
+
+
+# Acts that have no transaction of their own, and the end of all: they are forgotten when they are old.
+
+
+class AuditLog:
+    """Notes what the database knows nothing else of: an act on the disk, in Redis, or on all of the installation."""
+
+    def __init__(self, database: Database, clock: Clock, *, retention_seconds: float) -> None:
+        """`retention_seconds`: for how long acts are kept; 0: for ever."""
+        self._database = database
+        self._clock = clock
+        self._retention_seconds = retention_seconds
+
+    async def note(
+        self,
+        action: Action,
+        *,
+        subject: str,
+        user_id: str | None = None,
+        details: Mapping[str, object] | None = None,
+    ) -> None:
+        """Note what was just done by the actor of this context. Raises Unavailable."""
+        done = act(action, self._clock.now(), subject=subject, user_id=user_id, details=details)
+        await self._database.transact(lambda connection: audit_log.note(connection, done))
+
+    async def forget_old(self, limit: int) -> int:
+        """Forget at most so many acts that are older than the retention; how many. Raises Unavailable."""
+        if not self._retention_seconds:
+            return 0
+        before = self._clock.now() - timedelta(seconds=self._retention_seconds)
+        return await self._database.transact(lambda connection: audit_log.forget(connection, before, limit))
+
+
+# Who did what to whom: the acts of the trail, the newest first.
+
+
+_SORT = "created_at"
+_BATCH = 1000
+
+
+class AuditLogReports:
+    """Reads the trail."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def page(self, wanted: Wanted, *, limit: int, after: str | None) -> tuple[list[Act], str | None]:
+        """A page of acts, and the cursor of the next one. Raises InvalidRequest for an unknown cursor, Unavailable."""
+        position = None if after is None else parse_cursor(after, _SORT, "moment")
+        found = await self._read(wanted, _page(limit + 1, position))
+        if len(found) <= limit:
+            return found, None
+        last = found[limit - 1]
+        return found[:limit], cursor(_SORT, last.created_at, last.id)
+
+    async def all(self, wanted: Wanted) -> AsyncIterator[list[Act]]:
+        """Every act, in batches, for a stream that holds no connection while its reader is slow. Raises Unavailable."""
+        page = _page(_BATCH, None)
+        while found := await self._read(wanted, page):
+            yield found
+            page = replace(page, after=(found[-1].created_at, found[-1].id))
+
+    async def _read(self, wanted: Wanted, page: Page) -> list[Act]:
+        return await self._database.read(lambda connection: audit_log.acts(connection, wanted, page))
+
+
+def _page(limit: int, after: tuple[object, str] | None) -> Page:
+    return Page(sort=_SORT, descending=True, limit=limit, after=after)

@@ -1,0 +1,415 @@
+"""Makes a backup while everything runs: first the database, as it is at one moment, then the blobs that it names, unless
+they are in a bucket, which keeps them.
+
+No blob changes, and none goes at once: one whose last file went since the dump lies in the trash. So every file of the dump
+has its content, as long as the trash keeps it.
+"""
+
+import asyncio
+import heapq
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from uploader import __version__
+from uploader.accounting.pending import Pending
+from uploader.accounting.redis import RedisMark
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import migrate, queries
+from uploader.database.dump import LISTING, Dumped, check_empty, kind_of, load_dump, read_listing, write_dump
+from uploader.database.engine import Connection, Database
+from uploader.errors import ConfigurationError, StorageFailed
+from uploader.service.audit_log import Action, AuditLog
+from uploader.service.installation import Installation
+from uploader.storage import disk
+from uploader.storage.backups import BackupDirectory, BackupRefused, BlobDamaged, BlobTree, check
+from uploader.storage.base import Gone
+from uploader.storage.contents import FileBlob, OpenBlob
+from uploader.storage.disk import Root
+from uploader.storage.store import Store
+from uploader.tasks import all_or_none
+
+# Copies the blobs that a dump names, as far as they are not there: into a directory of backups, and out of one. Those
+# of a bucket stay there.
+
+
+_BATCH = 200
+
+# Hears what is being copied, how much of it is done, and of how much.
+Tell = Callable[[str, int, int], None]
+# Descriptors of files that may be a blob, by its SHA-256 and size.
+Sources = Callable[[str, int], AsyncIterator[int]]
+
+
+@dataclass(slots=True)
+class Copied:
+    """What became of the blobs of a dump."""
+
+    blobs: int = 0
+    bytes: int = 0
+    # Of these, what was not there before; of which those that take no room of their own.
+    new_blobs: int = 0
+    new_bytes: int = 0
+    linked_blobs: int = 0
+    # What no source has, by its SHA-256: `damaged` or `missing`.
+    lacking: dict[str, str] = field(default_factory=dict)
+
+
+class Copying:
+    """One such copying."""
+
+    def __init__(self, tree: BlobTree, sources: Sources, tell: Tell, *, rereads: bool = False) -> None:
+        """`rereads`: what is there is believed only once it was read, not by its size."""
+        self._tree = tree
+        self._sources = sources
+        self._tell = tell
+        self._rereads = rereads
+        self._copied = Copied()
+        self._done_bytes = 0
+
+    async def run(self, dump: Path) -> Copied:
+        """Copy all blobs that the listing of a dump names; they are durable then. Raises OSError of the target."""
+        copied = self._copied
+        copied.blobs, copied.bytes = await asyncio.to_thread(_totals, dump)
+        async for batch in _batches(dump):
+            absent = await asyncio.to_thread(self._absent, batch)
+            self._count(sum(size for _, size in batch) - sum(size for _, size in absent))
+            await all_or_none(self._copy(sha256, size) for sha256, size in absent)
+        await asyncio.to_thread(self._tree.sync)
+        return copied
+
+    def _absent(self, batch: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        return [(sha256, size) for sha256, size in batch if not self._is_there(sha256, size)]
+
+    def _is_there(self, sha256: str, size: int) -> bool:
+        if self._tree.size(sha256) != size:
+            return False
+        if not self._rereads:
+            return True
+        descriptor = self._tree.open(sha256)
+        try:
+            check(sha256, descriptor)
+        except BlobDamaged:
+            return False
+        finally:
+            disk.close(descriptor)
+        return True
+
+    async def _copy(self, sha256: str, size: int) -> None:
+        """From the first source whose bytes are right."""
+        why = "missing"
+        async with aclosing(self._sources(sha256, size)) as sources:  # type: ignore[type-var]
+            async for source in sources:
+                try:
+                    linked = await asyncio.to_thread(self._tree.place, sha256, source)
+                except BlobDamaged:
+                    why = "damaged"
+                    continue
+                self._copied.new_blobs += 1
+                self._copied.new_bytes += size
+                self._copied.linked_blobs += linked
+                break
+            else:
+                self._copied.lacking[sha256] = why
+        self._count(size)
+
+    def _count(self, size_bytes: int) -> None:
+        self._done_bytes += size_bytes
+        self._tell("blobs", self._done_bytes, self._copied.bytes)
+
+
+async def left_there(dump: Path) -> Copied:
+    """The blobs of a dump, none of which is copied."""
+    blobs, total_bytes = await asyncio.to_thread(_totals, dump)
+    return Copied(blobs, total_bytes)
+
+
+async def found_there(dump: Path, sizes: Callable[[list[str]], Awaitable[list[int | None]]], tell: Tell) -> Copied:
+    """The same, once `sizes` has said how large each is where it is: what is not there, or of another size, is lacking."""
+    copied, done_bytes = await left_there(dump), 0
+    async for batch in _batches(dump):
+        found = await sizes([sha256 for sha256, _ in batch])
+        for (sha256, size), found_size in zip(batch, found, strict=True):
+            if found_size != size:
+                copied.lacking[sha256] = "missing" if found_size is None else "damaged"
+        done_bytes += sum(size for _, size in batch)
+        tell("blobs", done_bytes, copied.bytes)
+    return copied
+
+
+async def _batches(dump: Path) -> AsyncIterator[list[tuple[str, int]]]:
+    listing = read_listing(dump)
+    while batch := await asyncio.to_thread(lambda: list(islice(listing, _BATCH))):
+        yield batch
+
+
+def _totals(dump: Path) -> tuple[int, int]:
+    """How many blobs a dump names, and their bytes."""
+    blobs = total_bytes = 0
+    for _, size in read_listing(dump):
+        blobs, total_bytes = blobs + 1, total_bytes + size
+    return blobs, total_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BackedUp:
+    """What one backup did."""
+
+    stamp: str
+    dumped: Dumped
+    copied: Copied
+    # Where the contents stay, if they are not copied.
+    bucket: str | None
+    removed_backups: int
+    removed_blobs: int
+
+
+class Backups:
+    """Several at once into one directory are refused."""
+
+    def __init__(
+        self, database: Database, storage: Store, installation: Installation, trail: AuditLog, data: Path, clock: Clock
+    ) -> None:
+        self._database = database
+        self._storage = storage
+        self._installation = installation
+        self._trail = trail
+        self._data = data
+        self._clock = clock
+
+    async def back_up(self, path: Path, tell: Tell, *, rereads: bool = False, keeps: int | None = None) -> BackedUp:
+        """Make a backup in a directory of such, beside earlier ones, whose blobs it shares. `rereads`: blobs that are there
+        are read again. `keeps`: how many backups stay, unless this one lacks anything; all if not given.
+
+        Raises BackupRefused, Unavailable, OSError.
+        """
+        owner = self._installation.id
+        if owner is None:
+            raise BackupRefused(await self._database.read(_why_there_is_no_id))
+        if _is_within(path, self._data) or _is_within(self._data, path):
+            raise BackupRefused(f"{path} and the data directory {self._data} are not apart")
+        directory = await asyncio.to_thread(BackupDirectory.claim, path, owner)
+        try:
+            return await self._back_up(directory, tell, rereads, keeps)
+        finally:
+            directory.close()
+
+    async def _back_up(self, directory: BackupDirectory, tell: Tell, rereads: bool, keeps: int | None) -> BackedUp:
+        stamp, begun = await asyncio.to_thread(directory.begin, self._clock.now())
+        dumped = await write_dump(self._database, begun, partial(tell, "database"))
+        crash_point("backup.after_dump")
+        bucket = None if self._storage.keeps_files else self._storage.marks.store.name
+        if bucket is None:
+            copied = await Copying(directory.blobs, self._sources, tell, rereads=rereads).run(begun)
+        else:
+            copied = await left_there(begun)
+        crash_point("backup.after_blobs")
+        facts = {
+            "version": __version__,
+            "installation": self._installation.id,
+            "bucket": bucket,
+            "database": dumped.kind,
+            "revision": dumped.revision,
+            "blobs": copied.blobs,
+            "bytes": copied.bytes,
+            "lacking": copied.lacking,
+        }
+        # Before it is whole: a copy of everything that nobody was told of would be none.
+        details = {"directory": str(directory), "blobs": copied.blobs, "lacking": len(copied.lacking)}
+        await self._trail.note(Action.BACKUP_MADE, subject=stamp, details=details)
+        crash_point("backup.after_note")
+        await asyncio.to_thread(directory.complete, stamp, facts)
+        removed = (0, 0)
+        if keeps is not None and not copied.lacking and dumped.doubt is None:
+            removed = await asyncio.to_thread(_remove_old, directory, keeps)
+        return BackedUp(stamp, dumped, copied, bucket, *removed)
+
+    async def _sources(self, sha256: str, size: int) -> AsyncIterator[int]:
+        """The blob, and what the trash has of it; twice, because it may come back from there meanwhile."""
+        for _ in range(2):
+            with suppress(Gone, StorageFailed):
+                async with _opened(self._storage.open_blob(sha256, size)) as descriptor:
+                    yield descriptor
+            for found in await self._storage.trash.copies(sha256):
+                with suppress(Gone, StorageFailed):
+                    async with _opened(self._storage.trash.open(found)) as descriptor:
+                        yield descriptor
+
+
+async def _why_there_is_no_id(connection: Connection) -> str:
+    if await queries.blobs_in_use(connection, after="", limit=1) or await queries.count_all_open_uploads(connection):
+        return (
+            "there is no id of the installation, as 0.1.0 gave none: start a server or a worker of this version once, then "
+            "back up"
+        )
+    return "there is nothing to back up: no server was started on this data directory yet"
+
+
+@asynccontextmanager
+async def _opened(opening: Awaitable[OpenBlob]) -> AsyncIterator[int]:
+    blob = await opening
+    try:
+        assert isinstance(blob, FileBlob)
+        yield blob.fileno()
+    finally:
+        await blob.close()
+
+
+def _remove_old(directory: BackupDirectory, keeps: int) -> tuple[int, int]:
+    """How many backups were removed, and how many blobs that no other one names."""
+    stamps = directory.stamps()
+    old, kept = stamps[:-keeps], stamps[-keeps:]
+    try:
+        for stamp in kept:
+            directory.manifest(stamp, only=LISTING)
+    except BackupRefused as error:
+        raise BackupRefused(f"backup {stamps[-1]} was made, but no older one is removed: {error}") from error
+    for stamp in old:
+        directory.remove(stamp)
+    crash_point("backup.after_removal")
+    needed = heapq.merge(*(read_listing(directory.path / stamp) for stamp in kept))
+    return len(old), directory.blobs.keep_only(sha256 for sha256, _ in needed)
+
+
+def _is_within(path: Path, directory: Path) -> bool:
+    return path.resolve().is_relative_to(directory.resolve())
+
+
+# Makes an installation of a backup, on an empty machine or beside the blobs that are left of it.
+#
+# In an order that may be broken off anywhere and begun again: whose the data directory is, the blobs, and the database
+# last, all at once. Without it no server starts.
+
+
+# What a new filesystem has.
+_NOTHING = frozenset({"lost+found"})
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A backup that can be restored here."""
+
+    directory: BackupDirectory
+    stamp: str
+    installation: str
+    revision: str
+
+    @property
+    def dump(self) -> Path:
+        return self.directory.path / self.stamp
+
+
+class Restoring:
+    """Nothing else uses the stores meanwhile."""
+
+    def __init__(self, database: Database, storage: Store, pending: Pending, redis: RedisMark, data: Path) -> None:
+        self._database = database
+        self._storage = storage
+        self._pending = pending
+        self._redis = redis
+        self._data = data
+
+    async def look(self, path: Path, stamp: str | None = None) -> Plan:
+        """Whether the newest backup of a directory, or that of a stamp, is whole and can be restored; changes nothing but
+        that the data directory is made.
+
+        Raises BackupRefused, ConfigurationError, Unavailable, OSError.
+        """
+        directory = await asyncio.to_thread(BackupDirectory, path)
+        owner, stamps = directory.installation(), directory.stamps()
+        if not stamps:
+            raise BackupRefused(f"{path} has no backup that is whole")
+        if stamp is not None and stamp not in stamps:
+            raise BackupRefused(f"{path} has no backup {stamp}, but {', '.join(stamps)}")
+        facts = await asyncio.to_thread(directory.manifest, stamp or stamps[-1])
+        if facts["installation"] != owner:
+            raise BackupRefused(f"{path} is of installation {owner}, the backup of {facts['installation']}")
+        if facts["database"] != kind_of(self._database):
+            raise BackupRefused(
+                "the backup is of a SQLite: unset UPLOADER_DATABASE_URL"
+                if facts["database"] == "sqlite"
+                else "the backup is of a MySQL or MariaDB: set UPLOADER_DATABASE_URL to one"
+            )
+        if facts["revision"] > migrate.head_revision():
+            raise BackupRefused(f"the backup was made by version {facts['version']}: install that or a newer one")
+        self._check_contents(facts.get("bucket"))  # before 0.3.0 there was none
+        await self._check_store(owner)
+        await check_empty(self._database, facts["revision"])
+        return Plan(directory, stamp or stamps[-1], owner, facts["revision"])
+
+    def _check_contents(self, bucket: str | None) -> None:
+        store = self._storage.marks.store
+        if bucket is not None and self._storage.keeps_files:
+            raise BackupRefused(f"the contents of the backup are in the {bucket}: set UPLOADER_STORAGE")
+        if bucket is None and not self._storage.keeps_files:
+            raise BackupRefused(f"the backup has its contents with it, which go to a disk: unset {store.setting}")
+
+    async def _check_store(self, owner: str) -> None:
+        """Contents of the same installation may be there, with or without rows: none is replaced, none is removed."""
+        marks, store = await self._storage.marks.read(), self._storage.marks.store
+        if marks.installation == owner:
+            return
+        if marks.installation is not None:
+            raise ConfigurationError(
+                f"the {store.name} belongs to installation {marks.installation}, the backup to {owner}: "
+                f"correct {store.setting}"
+            )
+        if not self._storage.keeps_files:
+            raise ConfigurationError(
+                f"the {store.name} belongs to no installation, and the contents of the backup are in a bucket that belongs "
+                f"to {owner}: correct {store.setting}"
+            )
+        if there := sorted(set(await asyncio.to_thread(_names, self._data)) - _NOTHING):
+            raise ConfigurationError(
+                f"UPLOADER_DATA: {self._data} is not empty, it has {there[0]}: a restore needs a new one"
+            )
+
+    async def restore(self, plan: Plan, tell: Tell) -> Copied:
+        """Raises BackupRefused, ConfigurationError, Unavailable, OSError."""
+        in_redis = await self._redis.read()
+        if in_redis not in (None, plan.installation):
+            raise ConfigurationError(
+                f"Redis belongs to installation {in_redis}, the backup to {plan.installation}: correct UPLOADER_REDIS_URL"
+            )
+        await self._storage.marks.settle(plan.installation)
+        await self._pending.reset()  # it may know more chunks than the disk has now
+        crash_point("restore.after_mark")
+        if not self._storage.keeps_files:
+            await load_dump(self._database, plan.dump, plan.revision)
+            return await self._look_for_contents(plan, tell)
+        copied = await self._copy(plan, tell)
+        crash_point("restore.after_blobs")
+        await load_dump(self._database, plan.dump, plan.revision)
+        return copied
+
+    async def _look_for_contents(self, plan: Plan, tell: Tell) -> Copied:
+        """It takes a while, and the database is there: whoever is interrupted here need not begin again, and could not."""
+        try:
+            return await found_there(plan.dump, self._storage.blob_sizes, tell)
+        except StorageFailed as error:
+            raise BackupRefused(
+                f"the database is restored; whether the {self._storage.marks.store.name} has its contents could not be "
+                f"asked ({error.reason}): `uploader scrub` names what is missing"
+            ) from error
+
+    async def _copy(self, plan: Plan, tell: Tell) -> Copied:
+        root = Root(self._data.absolute())
+        await asyncio.to_thread(root.open)
+
+        async def sources(sha256: str, _size: int) -> AsyncIterator[int]:
+            with suppress(FileNotFoundError):
+                descriptor = await asyncio.to_thread(plan.directory.blobs.open, sha256)
+                try:
+                    yield descriptor
+                finally:
+                    disk.close(descriptor)
+
+        return await Copying(BlobTree(root), sources, tell).run(plan.dump)
+
+
+def _names(path: Path) -> list[str]:
+    return [each.name for each in path.iterdir()]

@@ -1,0 +1,387 @@
+"""Removes what crashes left on the disk and ends idle uploads of past months; or, asked to, ends every open upload.
+
+Bytes that no row names go to the trash; but many blobs without a row say something of the database (decision 0015): then
+they stay until somebody says that they may go. Works beside servers, workers and other cleanups: it decides by rows, looks
+again before each removal, and leaves alone what changed lately.
+"""
+
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from uploader.clock import Clock
+from uploader.database import meta, queries, transactions
+from uploader.database.engine import Database, Duplicate
+from uploader.database.transactions import NotOpen
+from uploader.domain.audit_log import Action
+from uploader.domain.upload import Reason, State, Upload
+from uploader.errors import StorageFailed, StorageFull, Unavailable, Unverified, UploaderError
+from uploader.service.audit_log import AuditLog
+from uploader.service.close import Closers
+from uploader.service.ids import greatest, new_id
+from uploader.storage.base import Gone, Housekeeping
+from uploader.storage.contents import Found
+from uploader.storage.store import Store
+from uploader.tasks import uninterrupted
+
+# Expires uploads that nobody sent a chunk to for a while, and gives back what they held.
+
+
+logger = logging.getLogger(__name__)
+
+_EXPIRY_BATCH = 100
+
+
+class Expiry:
+    """Asks the database which uploads may be idle, and the store, under an upload's locks, which are."""
+
+    def __init__(self, database: Database, closers: Closers, *, expiry_seconds: float) -> None:
+        self._database = database
+        self._closers = closers
+        self.expiry_seconds = expiry_seconds
+
+    async def idle(self, updated_before: datetime, *, after_id: str) -> list[Upload]:
+        """The next uploads, by their ids, that may be idle. Raises Unavailable."""
+        return await self._database.read(
+            lambda connection: queries.idle_uploads(connection, updated_before, after_id, _EXPIRY_BATCH)
+        )
+
+    async def expire(self, uploads: list[Upload]) -> None:
+        """Expire those that are idle. One that is busy holds up no other."""
+        for upload in uploads:
+            try:
+                await self._closers.expire(upload, self.expiry_seconds)
+            except Unavailable as error:
+                logger.warning(
+                    "an upload is not expired for now", extra={"upload_id": upload.id, "reason": error.reason}
+                )
+
+
+# What lies among the blobs and has no row. A crash may have left it; or it belongs to another database than this one,
+# which was lost, forgotten in the settings, or restored from before. Nothing here can tell which.
+
+
+# An opening makes its directory before its row, and a merge its blob: what has neither may still get one.
+_SETTLED_SECONDS = 3600.0
+_FACT = "kept strays"
+
+
+def is_settled(found: Found, now: datetime) -> bool:
+    """Whether nothing is on its way there any more."""
+    return found.changed_at < now.timestamp() - _SETTLED_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A part of all files of blobs: how many; of those without a row, how many somebody touched lately, and the others."""
+
+    total: int
+    unsettled: int
+    strays: list[Found]
+
+
+async def stray_blobs(database: Database, storage: Housekeeping, now: datetime) -> AsyncIterator[Batch]:
+    """The files of blobs, in batches, with those that have no row. Raises Stopping, Unavailable."""
+    async for found in storage.list_blobs():
+        known = await _known(database, [each.name for each in found])
+        unknown = [each for each in found if each.name not in known]
+        strays = [each for each in unknown if is_settled(each, now)]
+        yield Batch(len(found), len(unknown) - len(strays), strays)
+
+
+async def _known(database: Database, sha256s: list[str]) -> set[str]:
+    return await database.read(lambda connection: queries.known_blobs(connection, sha256s))
+
+
+async def remember_kept_strays(database: Database, count: int) -> None:
+    """Say to all processes how many blobs without a row the last cleanup left where they are. Raises Unavailable."""
+    if count != await kept_strays(database):
+        await database.transact(lambda connection: meta.replace_fact(connection, _FACT, str(count)))
+
+
+async def kept_strays(database: Database) -> int:
+    """As `remember_kept_strays` was told. Raises Unavailable."""
+    return int(await database.read(lambda connection: meta.fact(connection, _FACT)) or 0)
+
+
+_BATCH = 250
+# So many blobs without a row are what crashes leave; or so large a part of all.
+_MAX_STRAYS, _MAX_STRAY_PART = 100, 0.01
+
+
+@dataclass(slots=True)
+class Cleaned:
+    """What one cleanup gave back."""
+
+    expired_uploads: int = 0
+    quota_bytes: int = 0
+    directories: int = 0
+    blobs: int = 0
+    disk_bytes: int = 0
+    # Blobs that no row names, and that stay: so many are hardly what crashes left.
+    stray_blobs: int = 0
+    stray_bytes: int = 0
+    # What somebody touched so lately that it was not looked at.
+    unsettled: int = 0
+    # What could not be dealt with now; the log says why.
+    left: int = 0
+
+
+@dataclass(slots=True)
+class Reset:
+    """What `reset_unfinished` gave back."""
+
+    uploads: int = 0
+    quota_bytes: int = 0
+    left: int = 0
+
+
+class Cleanup:
+    """The monthly cleanup, and the reset."""
+
+    def __init__(self, database: Database, storage: Store, closers: Closers, trail: AuditLog, clock: Clock) -> None:
+        self._database = database
+        self._trail = trail
+        self._storage = storage
+        self._closers = closers
+        self._clock = clock
+
+    async def clean(
+        self,
+        *,
+        opened_before: datetime | None = None,
+        idle_seconds: float | None = None,
+        all_strays: bool = False,
+        dry_run: bool = False,
+    ) -> Cleaned:
+        """Clean what was opened before a moment (the begin of the present month, in UTC, if not given), and the blobs.
+
+        If `idle_seconds` is given, uploads opened before it that were idle for so long expire. `all_strays`: however many
+        blobs no row names, they go; somebody is sure that they are of no other database. With `dry_run` it only says what
+        it would do. Raises Unavailable, Stopping.
+        """
+        run = _Run(
+            self._database,
+            self._storage,
+            self._closers,
+            self._clock,
+            idle_seconds=idle_seconds,
+            all_strays=all_strays,
+            dry_run=dry_run,
+        )
+        await run.clean_uploads(opened_before or _begin_of_month(self._clock.now()))
+        await run.clean_blobs()
+        if not dry_run:
+            await remember_kept_strays(self._database, run.cleaned.stray_blobs)
+            await self._note(run.cleaned, all_strays=all_strays)
+        return run.cleaned
+
+    async def _note(self, cleaned: Cleaned, *, all_strays: bool) -> None:
+        """What went though no row named it; each upload that expired is told by itself."""
+        if cleaned.blobs or cleaned.directories:
+            facts = {
+                "all_strays": all_strays,
+                "blobs": cleaned.blobs,
+                "directories": cleaned.directories,
+                "disk_bytes": cleaned.disk_bytes,
+            }
+            await self._trail.note(Action.DISK_CLEANED, subject="disk", details=facts)
+
+    async def purge_closed(self, closed_before: datetime, limit: int) -> int:
+        """Forget what became of uploads that were closed long ago; returns how many. Where bytes are left they go first,
+        and the row at the next call: bytes that no row names would stay. Raises Unavailable."""
+        closed = await self._database.read(lambda connection: queries.closed_uploads(connection, closed_before, limit))
+        left = {upload.id for upload in await self._storage.remaining(closed)}
+        for upload_id in left:
+            try:
+                await self._closers.tidy(upload_id)
+            except Unavailable as error:  # one that is busy must not hold up the others
+                logger.warning("a closed upload is kept", extra={"upload_id": upload_id, "reason": error.reason})
+        gone = [upload.id for upload in closed if upload.id not in left]
+        if not gone:
+            return 0
+        return await self._database.transact(lambda connection: transactions.purge_uploads(connection, gone))
+
+    async def reset_unfinished(self, *, only_lost: bool = False) -> Reset:
+        """Cancel every upload that is open now, as its user would; or only those whose chunks are lost. Raises
+        Unavailable."""
+        reset = Reset()
+        async for upload in self._opened_before_now():
+            if not only_lost or await self._is_lost(upload):
+                await self._cancel(upload, reset)
+        return reset
+
+    async def count_lost(self) -> int:
+        """How many open uploads have no chunks any more, as after a restore. Raises Unavailable."""
+        return sum([await self._is_lost(upload) async for upload in self._opened_before_now()])
+
+    async def _is_lost(self, upload: Upload) -> bool:
+        try:
+            await self._storage.read_map(upload)
+        except Gone:
+            return True
+        except (StorageFailed, Unverified):
+            return False
+        return False
+
+    async def _opened_before_now(self) -> AsyncIterator[Upload]:
+        """Every upload that is open now. What is opened since is none of them: a busy server would keep this going for
+        ever."""
+        after, newest = "", new_id()
+        while batch := await self._open_uploads(after):
+            for upload in batch:
+                if upload.id > newest:
+                    return
+                yield upload
+            after = greatest(after, [upload.id for upload in batch])
+
+    async def _open_uploads(self, after: str) -> list[Upload]:
+        return await self._database.read(
+            lambda connection: queries.all_open_uploads(connection, after=after, limit=_BATCH)
+        )
+
+    async def _cancel(self, upload: Upload, reset: Reset) -> None:
+        try:
+            await self._closers.close(upload, Reason.CANCELLED)
+        except NotOpen:
+            return
+        except Unavailable as error:
+            logger.warning("an upload is not cancelled", extra={"upload_id": upload.id, "reason": error.reason})
+            reset.left += 1
+            return
+        reset.uploads += 1
+        reset.quota_bytes += upload.size
+
+
+class _Run:
+    """One cleanup: its rules, and what it gave back so far."""
+
+    def __init__(
+        self,
+        database: Database,
+        storage: Store,
+        closers: Closers,
+        clock: Clock,
+        *,
+        idle_seconds: float | None,
+        all_strays: bool,
+        dry_run: bool,
+    ) -> None:
+        self._database = database
+        self._storage = storage
+        self._closers = closers
+        self._now = clock.now()
+        self._idle_seconds = idle_seconds
+        self._all_strays = all_strays
+        self._dry_run = dry_run
+        self.cleaned = Cleaned()
+
+    # Uploads
+
+    async def clean_uploads(self, opened_before: datetime) -> None:
+        """Look at the bytes of every upload that was opened before, then remove what that emptied."""
+        async for batch in self._storage.list_uploads(opened_before):
+            rows = await self._rows([found.name for found in batch])
+            for found in batch:
+                try:
+                    await self._clean_directory(found, rows.get(found.name))
+                except (Unavailable, StorageFull) as error:
+                    self._leave(found, error)
+        if not self._dry_run:
+            await self._storage.remove_emptied(opened_before)
+
+    async def _rows(self, upload_ids: list[str]) -> dict[str, Upload]:
+        return await self._database.read(lambda connection: queries.uploads_by_id(connection, upload_ids))
+
+    async def _clean_directory(self, found: Found, row: Upload | None) -> None:
+        if row is not None and row.state is State.OPEN:
+            if self._idle_seconds is not None and await self._expired(row, self._idle_seconds):
+                self.cleaned.expired_uploads += 1
+                self.cleaned.quota_bytes += row.size
+                self.cleaned.disk_bytes += found.disk_bytes
+        elif not is_settled(found, self._now):
+            self.cleaned.unsettled += 1
+        elif self._dry_run or await self._remove_directory(found):
+            self.cleaned.directories += 1
+            self.cleaned.disk_bytes += found.disk_bytes
+
+    async def _expired(self, upload: Upload, idle_seconds: float) -> bool:
+        """Whether an upload expired, or would."""
+        idle_since = self._now - timedelta(seconds=idle_seconds)
+        if upload.updated_at >= idle_since:
+            return False
+        if not self._dry_run:
+            return await self._closers.expire(upload, idle_seconds)
+        try:
+            merges = (await self._storage.read_map(upload)).complete and not upload.is_part
+            return not merges and await self._storage.last_write(upload) <= idle_since.timestamp()
+        except Gone:
+            return True
+
+    async def _remove_directory(self, found: Found) -> bool:
+        """Remove what no open upload has; the row is asked for again, durably: it may have come or gone since the batch."""
+        row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, found.name))
+        if row is not None and row.state is State.OPEN:
+            return False
+        if await self._closers.tidy(found.name):
+            return True
+        if row is None and await self._storage.holds_chunks(found):
+            return await self._storage.trash.put_away(found)
+        return await self._storage.remove(found)
+
+    # Blobs
+
+    async def clean_blobs(self) -> None:
+        """Put blobs without a row away, unless they are many; and remove what interrupted merges left beside blobs."""
+        may_go = self._all_strays or await self._are_few()
+        async for batch in stray_blobs(self._database, self._storage, self._now):
+            self.cleaned.unsettled += batch.unsettled
+            for found in batch.strays:
+                if may_go or found.is_draft:
+                    await self._clean_blob(found)
+                else:
+                    self.cleaned.stray_blobs += 1
+                    self.cleaned.stray_bytes += found.disk_bytes
+
+    async def _are_few(self) -> bool:
+        """Whether the blobs without a row are no more than what crashes leave."""
+        strays = total = 0
+        async for batch in stray_blobs(self._database, self._storage, self._now):
+            strays += sum(not found.is_draft for found in batch.strays)
+            total += batch.total
+        return strays <= max(_MAX_STRAYS, _MAX_STRAY_PART * total)
+
+    async def _clean_blob(self, found: Found) -> None:
+        try:
+            if self._dry_run or await uninterrupted(self._put_blob_away(found)):
+                self.cleaned.blobs += 1
+                self.cleaned.disk_bytes += found.disk_bytes
+        except (Unavailable, StorageFull) as error:
+            self._leave(found, error)
+
+    async def _put_blob_away(self, found: Found) -> bool:
+        if found.is_draft:
+            # No row ever speaks of that name, and a merge that was on that way for an hour begins anew.
+            return await self._storage.remove(found)
+
+        async def unless_named(blob: queries.Blob | None) -> bool:
+            return blob is None and await self._storage.trash.put_away(found)
+
+        put_away = self._database.outside(unless_named)
+        try:
+            return await self._database.transact(
+                lambda connection: transactions.with_blob_locked(connection, found.name, put_away, self._now),
+                alone=True,
+            )
+        except Duplicate:
+            return False  # it has a row by now
+
+    def _leave(self, found: Found, error: UploaderError) -> None:
+        """One that is busy must not hold up the others."""
+        logger.warning("not cleaned up for now", extra={"path": found.place, "reason": error.reason})
+        self.cleaned.left += 1
+
+
+def _begin_of_month(moment: datetime) -> datetime:
+    return moment.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)

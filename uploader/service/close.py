@@ -1,0 +1,429 @@
+"""Works on an upload as a whole while all its chunks are locked: ends it without a file, tidies up after it, hydrates Redis,
+withdraws chunks.
+
+The effects of an ending come in one order: SQL, then Redis, then the disk. What a crash leaves between two of them is tidied
+by the next job, merge or cleanup that meets the upload.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+from uploader.accounting.pending import Outcome, Pending, RecordResult
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import meta, queries, transactions
+from uploader.database.engine import Database
+from uploader.database.transactions import LengthTold, NotOpen
+from uploader.domain.audit_log import Act, Action, Via
+from uploader.domain.upload import (
+    REDIS_WORDS,
+    STATE_OF_REASON,
+    Reason,
+    State,
+    Upload,
+    chunk_count,
+    received_bytes,
+    to_bitmap,
+)
+from uploader.errors import StorageFailed, Unavailable, Unverified, UploaderError
+from uploader.observability import LOST_UPLOADS, REBUILDS
+from uploader.service.audit_log import act, actor
+from uploader.storage.base import Closer, Gone, PresentChunks, Withdrawing, WithdrawingCloser
+from uploader.storage.contents import Trash
+from uploader.tasks import OnePerKey, uninterrupted
+from uploader.wait_budget import in_passing
+
+# What the trail tells of the end of an upload.
+
+
+_ACTIONS = {Reason.EXPIRED: Action.UPLOAD_EXPIRED, Reason.CANCELLED: Action.UPLOAD_CANCELLED}
+
+
+def act_of_ending(upload: Upload, reason: Reason, now: datetime) -> Act | None:
+    """The act of each expiry, and of a cancellation by a command; what users end themselves, or what fails, is none."""
+    action, by = _ACTIONS.get(reason), actor()
+    if action is None or (reason is Reason.CANCELLED and by.via is Via.REQUEST):
+        return None
+    return act(action, now, subject=upload.id, user_id=upload.user_id, by=by)
+
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# The era may move between its reading and the hydration. If it moves more often than this, Redis keeps restarting.
+_HYDRATE_ATTEMPTS = 5
+
+
+class Closers:
+    """Takes all locks of an upload for each of its methods, which run to their ends even if their callers are cancelled."""
+
+    def __init__(self, database: Database, storage: Withdrawing, trash: Trash, pending: Pending, clock: Clock) -> None:
+        self._database = database
+        self._storage = storage
+        self._trash = trash
+        self._pending = pending
+        self._clock = clock
+        self._mending = OnePerKey[None]()
+        # Of closed uploads whose bytes this process could not remove.
+        self._left: set[str] = set()
+        # Complete, but no digests come of their bytes, though none of those is bad.
+        self._unmergeable: set[str] = set()
+
+    async def close(self, upload: Upload, reason: Reason) -> None:
+        """End an upload without a file and give back what it held. Raises NotOpen, Unavailable."""
+        await uninterrupted(self._close(upload, reason))
+
+    async def _close(self, upload: Upload, reason: Reason) -> None:
+        try:
+            async with self._storage.closing(upload) as closer:
+                if STATE_OF_REASON[reason] is State.FAILED:
+                    await self._refuse_an_older_generation(upload)
+                await self._commit_close(upload, reason)
+                await self.clear(upload, STATE_OF_REASON[reason], closer)
+        except Gone:
+            # Without a map there are no locks. Either another worker has closed the upload: the transaction raises NotOpen.
+            # Or the directory was lost: the upload ends all the same.
+            await self._commit_close(upload, reason)
+            await self.clear(upload, STATE_OF_REASON[reason], None)
+
+    async def _refuse_an_older_generation(self, upload: Upload) -> None:
+        """Raises NotOpen if chunks were withdrawn since the caller compared the bytes with the claims."""
+        row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload.id), brief=True)
+        if row is None or row.generation != upload.generation:
+            raise NotOpen(upload.id)
+
+    async def _commit_close(self, upload: Upload, reason: Reason) -> None:
+        await self.announce(upload)
+        now = self._clock.now()
+        told = act_of_ending(upload, reason, now)
+        await self._database.transact(
+            lambda connection: transactions.close_upload(connection, upload.id, reason, now, told)
+        )
+        crash_point("close.after_commit")
+        logger.info("upload closed", extra={"upload_id": upload.id, "user_id": upload.user_id, "reason": reason.value})
+
+    async def announce(self, upload: Upload) -> None:
+        """Lease the upload's task before a commit that closes the upload or renews its generation. If this process dies
+        after that commit, the lease ends and a worker meets the upload."""
+        try:
+            with in_passing():
+                await self._pending.lease(upload.id)
+            crash_point("close.after_announce")
+        except Unavailable:
+            logger.debug("an upload is closed without Redis", extra={"upload_id": upload.id})
+
+    async def close_by(self, upload: Upload, commit: Callable[[], Awaitable[T]]) -> T:
+        """Run `commit`, a transaction that closes an upload as done because its file came in another way, under the locks of
+        the upload, and tidy up. Raises what `commit` raises, and Unavailable. Not to be cancelled."""
+        try:
+            async with self._storage.closing(upload) as closer:
+                return await self._commit_done(upload, commit, closer)
+        except Gone:
+            return await self._commit_done(upload, commit, None)  # as in `_close`
+
+    async def _commit_done(self, upload: Upload, commit: Callable[[], Awaitable[T]], closer: Closer | None) -> T:
+        await self.announce(upload)
+        result = await commit()
+        await self.clear(upload, State.DONE, closer)
+        return result
+
+    async def expire(self, upload: Upload, idle_seconds: float) -> bool:
+        """Expire an upload, unless the store has taken a chunk within `idle_seconds`: asked under the upload's locks.
+
+        A complete upload is hydrated instead, which arms its merge, unless that failed here. Raises Unavailable.
+        """
+        return await uninterrupted(self._expire(upload, idle_seconds))
+
+    async def _expire(self, upload: Upload, idle_seconds: float) -> bool:
+        oldest = self._clock.now() - timedelta(seconds=idle_seconds)
+        try:
+            async with self._storage.closing(upload) as closer:
+                complete = await self._may_be_merged(upload, closer)
+                if not complete:
+                    if await self._storage.last_write(upload) > oldest.timestamp():
+                        return False
+                    await self._commit_close(upload, Reason.EXPIRED)
+                    await self.clear(upload, State.EXPIRED, closer)
+            if complete:
+                await self._hydrate(upload)
+        except Gone:
+            return await self._expire_without_bytes(upload)
+        except NotOpen:
+            return False
+        return not complete
+
+    async def _may_be_merged(self, upload: Upload, closer: WithdrawingCloser) -> bool:
+        try:
+            complete = (await self._read_held(upload, closer)).complete
+        except StorageFailed:
+            await self._storage.check()
+            # Its map alone can't be read, and so not be merged: it may end when it has been idle for long enough.
+            return False
+        return complete and not upload.is_part and upload.id not in self._unmergeable
+
+    def note_unmergeable(self, upload: Upload) -> None:
+        """The digests of a complete upload can't be computed, and no chunk of it is bad: it may expire when it is idle."""
+        self._unmergeable.add(upload.id)
+
+    async def _expire_without_bytes(self, upload: Upload) -> bool:
+        """The upload's directory was lost. The user gets back all the same what the upload holds of the quota."""
+        try:
+            await self._commit_close(upload, Reason.EXPIRED)
+        except NotOpen:
+            return False
+        await self.clear(upload, State.EXPIRED, None)
+        return True
+
+    async def tidy(self, upload_id: str) -> bool:
+        """Drop what Redis and the disk still have of an upload that the database calls closed, or does not know. An open
+        upload is hydrated instead, because a crash may have interrupted its withdrawal.
+
+        Returns whether bytes were removed.
+        """
+        return await uninterrupted(self._tidy(upload_id))
+
+    async def _tidy(self, upload_id: str) -> bool:
+        row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
+        if row is None:
+            # Redis keeps no tombstone: another database may know the upload, and go on with it (decision 0013).
+            await self._pending.forget(upload_id, None)
+            crash_point("tidy.after_forget")
+            return False
+        if row.state is State.OPEN:
+            with suppress(Gone, NotOpen):
+                await self._hydrate(row)
+            return False
+        try:
+            async with self._storage.closing(row) as closer:
+                return await self._tidy_held(row, closer)
+        except Gone:
+            return await self.clear(row, row.state, None)
+
+    async def _tidy_held(self, upload: Upload, closer: WithdrawingCloser) -> bool:
+        """The caller has read `upload` as closed, perhaps before that commit was durable. A crash of the database may have
+        undone the commit since (decision 0012), so the row is read again, durably."""
+        row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
+        if row is not None and row.state is State.OPEN:
+            with suppress(Gone, NotOpen):
+                await self._hydrate_held(row, closer)
+            return False
+        closed = row or upload
+        return await self.clear(closed, closed.state, closer)
+
+    async def clear(self, upload: Upload, state: State, closer: Closer | None) -> bool:
+        """Drop a closed upload from Redis, then its bytes from the disk; returns whether bytes were removed.
+
+        Never fails: the flusher or the merger comes back to what this call could not drop from Redis, and `tidy_left` to
+        the bytes.
+        """
+        self._unmergeable.discard(upload.id)
+        try:
+            with in_passing():
+                await self._pending.forget(upload.id, REDIS_WORDS[state])
+            crash_point("clear.after_forget")
+        except Unavailable:
+            logger.warning("closed upload stays in Redis for now", extra={"upload_id": upload.id})
+        try:
+            return await (self._storage.discard(upload) if closer is None else closer.unlink())
+        except UploaderError:
+            logger.warning("bytes of a closed upload stay on disk for now", extra={"upload_id": upload.id})
+            self._left.add(upload.id)
+            return False
+
+    async def tidy_left(self) -> None:
+        """Try again to remove bytes of closed uploads that this process could not remove. Raises Unavailable."""
+        left, self._left = self._left, set()
+        while left:
+            upload_id = left.pop()
+            try:
+                await self.tidy(upload_id)
+            except StorageFailed:
+                self._left.add(upload_id)
+            except Unavailable:
+                self._left |= {upload_id, *left}
+                raise
+
+    async def hydrate(self, upload: Upload) -> RecordResult:
+        """Rebuild Redis from the map of an upload. One whose map is gone has everything missing. Raises Gone, NotOpen,
+        Unavailable."""
+        return await uninterrupted(self._hydrate(upload))
+
+    async def _hydrate(self, upload: Upload) -> RecordResult:
+        try:
+            async with self._storage.closing(upload) as closer:
+                return await self._hydrate_held(upload, closer)
+        except Gone:
+            generation = await self._begin_anew(upload)
+        try:
+            async with self._storage.closing(upload) as closer:
+                await closer.withdraw([], generation=generation)  # the digests are of what was
+                return await self._hydrate_held(upload, closer)
+        except NotOpen:
+            await self._tidy(upload.id)  # it was closed while its files were made
+            raise
+
+    async def mend(self, upload: Upload) -> None:
+        """Somebody did not find the bytes of an open upload. Where they are lost, all of it is missing from here on, and can
+        be sent again; else only Redis is rebuilt. Raises Gone, NotOpen, Unavailable."""
+        await uninterrupted(self._mending.run(upload.id, lambda: self._mend(upload)))
+
+    async def _mend(self, upload: Upload) -> None:
+        with suppress(Gone):
+            async with self._storage.closing(upload) as closer:
+                lost = await closer.find_lost()
+                if lost is not None:
+                    await self._withdraw_held(upload, closer, lost, verified=False)
+        await self._hydrate(upload)
+
+    async def _begin_anew(self, upload: Upload) -> int:
+        """Let an open upload without files have new ones; returns its generation from here on. Each step may be repeated
+        after a crash at any other, and done by several at once. Raises Gone, NotOpen, StorageFull, Unavailable."""
+        row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
+        if row is None or row.state is not State.OPEN:
+            raise NotOpen(upload.id)
+        if row.is_whole:
+            raise Gone(upload.id)  # what it was made of is gone with it
+        await self._storage.check_lost(row)
+        await self.announce(row)
+        # The generation comes first, as where chunks are withdrawn.
+        generation = await self._database.transact(
+            lambda connection: transactions.withdraw(connection, row.id, 0, self._clock.now())
+        )
+        if not await self._restore(row):
+            await self._storage.begin_anew(row)
+        self._unmergeable.discard(row.id)
+        await self._tell_lost(row)
+        return generation
+
+    async def _tell_lost(self, upload: Upload) -> None:
+        logger.error(
+            "an upload lost its files, and begins anew", extra={"upload_id": upload.id, "user_id": upload.user_id}
+        )
+        LOST_UPLOADS.inc()
+        now = self._clock.now()
+        with suppress(Unavailable):  # the log has it
+            await self._database.transact(lambda connection: meta.note_mishap(connection, meta.Mishap.LOST_UPLOAD, now))
+
+    async def _restore(self, upload: Upload) -> bool:
+        """Whether the trash had its files."""
+        for found in await self._trash.put_away_of(upload):
+            if await self._trash.restore_upload(found, upload):
+                return True
+        return False
+
+    async def _hydrate_held(self, upload: Upload, closer: WithdrawingCloser) -> RecordResult:
+        chunk_map = await self._read_held(upload, closer)  # this may withdraw chunks, and so renew the generation
+        for _ in range(_HYDRATE_ATTEMPTS):
+            era = (await self._pending.read(upload.id)).era
+            # Durably: for bytes that Redis takes to be flushed already no flusher ever comes.
+            row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
+            if row is None or row.state is not State.OPEN:
+                raise NotOpen(upload.id)
+            figures = await self._pending.hydrate(
+                upload.id,
+                era=era,
+                generation=row.generation,
+                bitmap=to_bitmap(chunk_map.present),
+                size=row.extent,
+                chunk_size=row.chunk_size,
+                chunk_count=chunk_count(row.extent, row.chunk_size),
+                flushed_bytes=row.flushed_bytes,
+                tail=chunk_map.tail,
+                is_part=row.is_part,
+            )
+            if figures.outcome is Outcome.HYDRATED:
+                crash_point("hydrate.after_rebuild")
+                REBUILDS.inc()
+                return figures
+            if figures.outcome is not Outcome.ERA_MOVED:
+                raise NotOpen(upload.id)
+        raise Unavailable("The accounting store keeps restarting; try again.")
+
+    async def tell_length(self, upload: Upload, commit: Callable[[int], Awaitable[Upload]]) -> Upload:
+        """Run `commit`, a transaction that tells the length of an upload, which is given where its bytes end. Then its map
+        and Redis hear of it; if it is whole, its merge is armed. Raises what `commit` raises, Gone, NotOpen, Unavailable."""
+        return await uninterrupted(self._tell_length(upload, commit))
+
+    async def _tell_length(self, upload: Upload, commit: Callable[[int], Awaitable[Upload]]) -> Upload:
+        async with self._storage.closing(upload) as closer:
+            chunk_map = await self._read_held(upload, closer)
+            ends = [(chunk_map.present.rfind(1) + 1) * upload.chunk_size, chunk_map.leading_bytes]
+            await self.announce(upload)
+            told = await commit(max(ends))
+            crash_point("length.after_commit")
+            await closer.settle_length(told)
+            await self._hydrate_held(told, closer)
+            return told
+
+    async def read_map(self, upload: Upload) -> PresentChunks:
+        """Which chunks are stored and whole: none where the files of the upload are lost. If the machine was restarted since
+        chunks came without a sync, or a file of the upload is damaged, their checksums are compared first.
+
+        Raises Gone, NotOpen, Unavailable.
+        """
+        try:
+            return await self._storage.read_map(upload)
+        except (Gone, Unverified):
+            await self.hydrate(upload)
+            return await self._storage.read_map(upload)
+
+    async def _refuse_if_told(self, upload: Upload) -> None:
+        row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload.id), brief=True)
+        if row is None or row.state is not State.OPEN or row.length_known:
+            raise LengthTold(upload.id)
+
+    async def _settle_length(self, upload: Upload, closer: Closer) -> bool:
+        """End what a crash interrupted, if it was this. Durably: from here on a row of before would be wrong."""
+        row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
+        return row is not None and row.length_known and await closer.settle_length(row)
+
+    async def _read_held(self, upload: Upload, closer: WithdrawingCloser) -> PresentChunks:
+        """Raises LengthTold if the caller does not know the length of an upload, but others do."""
+        if not upload.length_known:
+            await self._refuse_if_told(upload)
+        try:
+            return await closer.read_map()
+        except Unverified:
+            if upload.length_known and await self._settle_length(upload, closer):
+                return await self._read_held(upload, closer)
+            defect = (await closer.read_map(verified=False)).defect
+            if defect is not None:
+                facts = {"part": defect.part, "expected": defect.expected, "actual": defect.actual}
+                logger.error("an upload is damaged, and checked", extra={"upload_id": upload.id, **facts})
+            await self._withdraw_held(upload, closer, await closer.find_bad_chunks(), verified=True)
+            return await closer.read_map()
+
+    async def withdraw(self, upload: Upload, numbers: list[int]) -> None:
+        """Take back stored chunks whose bytes went bad: they are missing again. Raises Gone, NotOpen, Unavailable."""
+        await uninterrupted(self._withdraw(upload, numbers))
+
+    async def _withdraw(self, upload: Upload, numbers: list[int]) -> None:
+        async with self._storage.closing(upload) as closer:
+            await self._withdraw_held(upload, closer, numbers, verified=False)
+            await self._hydrate_held(upload, closer)
+
+    async def _withdraw_held(
+        self, upload: Upload, closer: WithdrawingCloser, numbers: list[int], *, verified: bool
+    ) -> None:
+        chunk_map = await closer.read_map(verified=False)
+        present, tail = chunk_map.present, chunk_map.tail
+        for number in numbers:
+            present[number] = False
+        if tail is not None and any(number <= tail.number for number in numbers):
+            tail = None
+        left = received_bytes(present, upload.extent, upload.chunk_size, tail)
+        await self.announce(upload)
+        # The generation comes first: figures of the old one have to count for nothing before there is a smaller figure.
+        generation = await self._database.transact(
+            lambda connection: transactions.withdraw(connection, upload.id, left, self._clock.now())
+        )
+        crash_point("withdraw.after_commit")
+        await closer.withdraw(numbers, generation=generation, verified=verified)
+        crash_point("withdraw.after_map")
+        self._unmergeable.discard(upload.id)
+        if numbers:
+            logger.error("stored chunks went bad and are withdrawn", extra={"upload_id": upload.id, "chunks": numbers})

@@ -1,0 +1,488 @@
+"""The use cases of wholes that are made of parts: order one, say where it stands, take the order back, bring it further.
+
+Until all of its parts are complete a whole is an order in the database, and nothing else; then it is joined, and from there
+on it is an upload. Whoever completes the last part brings it further, or whoever asks; and a job where both have died.
+"""
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import queries, transactions
+from uploader.database.engine import Database, Duplicate
+from uploader.database.transactions import NotOpen
+from uploader.domain.upload import ChunkSizes, Concatenation, Reason, State, Upload, UploadKind, sha256_of_parts
+from uploader.errors import (
+    FileTooLarge,
+    InvalidRequest,
+    Refused,
+    Unavailable,
+    UploaderError,
+    UploadGone,
+    UploadNotFound,
+)
+from uploader.service.chunk import COUNTED, Receiving
+from uploader.service.close import Closers
+from uploader.service.ids import greatest
+from uploader.service.merge import Merging
+from uploader.service.open import Admission
+from uploader.service.precreate import PreCreateHook, Question
+from uploader.service.results import Complete, Target
+from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
+from uploader.settings import Settings
+from uploader.storage.base import Busy, Gone, Stopping, UploadBytes
+from uploader.storage.wholes import PartDamaged, WholeBytes
+from uploader.tasks import ended, uninterrupted
+
+# Joins parts that are complete to the upload that they become: under the locks of all of them, and in one transaction.
+#
+# Before it the directory of the whole has the bytes of the parts; after it they are closed, and the whole waits to be
+# filled. Until then nothing rests on what an attempt has left: the next one makes it anew.
+
+
+logger = logging.getLogger(__name__)
+
+
+class Joining:
+    """Makes uploads of concatenations."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        storage: UploadBytes,
+        wholes: WholeBytes,
+        closers: Closers,
+        admission: Admission,
+        clock: Clock,
+    ) -> None:
+        self._database = database
+        self._storage = storage
+        self._wholes = wholes
+        self._closers = closers
+        self._admission = admission
+        self._clock = clock
+        self._expiry = timedelta(seconds=settings.upload_expiry_seconds)
+        self._chunk_sizes = ChunkSizes(
+            settings.chunk_size_bytes, settings.min_chunk_size_bytes, settings.max_chunk_size_bytes
+        )
+
+    async def join(self, ordered: Concatenation, parts: dict[str, Upload]) -> bool:
+        """Join the parts, which were open a moment ago; False if one of them is not complete. Raises Gone, NotOpen,
+        QuotaExceeded, StorageFull, Unavailable."""
+        for part in parts.values():
+            if not part.length_known or not (await self._closers.read_map(part)).complete:
+                return False
+        whole = self._whole_of(ordered, parts)
+        # Its chunks are written beside those of its parts, which are there until it is merged.
+        await self._admission.check(whole.size)
+        try:
+            return await uninterrupted(self._join(ordered, whole, parts))
+        except Duplicate:  # somebody else has joined them
+            return True
+
+    def _whole_of(self, ordered: Concatenation, parts: dict[str, Upload]) -> Upload:
+        now = self._clock.now()
+        size = sum(parts[part_id].size for part_id in ordered.part_ids)
+        return Upload(
+            id=ordered.id,
+            user_id=ordered.user_id,
+            md5=None,
+            sha256=None,
+            name=ordered.name,
+            size=size,
+            chunk_size=self._chunk_sizes.choose(None, size),
+            flushed_bytes=0,
+            flushed_generation=0,
+            generation=0,
+            state=State.OPEN,
+            close_reason=None,
+            file_id=None,
+            # By the time of the order, so that each attempt meets what the one before has left.
+            place=self._storage.place_of(ordered.id, ordered.created_at),
+            idempotency_key=None,
+            created_at=now,
+            updated_at=now,
+            closed_at=None,
+            metadata=ordered.metadata,
+            kind=UploadKind.WHOLE,
+            computes_md5=False,
+        )
+
+    async def _join(self, ordered: Concatenation, whole: Upload, parts: dict[str, Upload]) -> bool:
+        in_order = [parts[part_id] for part_id in ordered.part_ids]
+        make_room = self._database.outside(lambda: self._wholes.create(whole, in_order))
+        async with AsyncExitStack() as stack:
+            # In the order of their ids, as everywhere where somebody locks several.
+            held = [
+                (part, await stack.enter_async_context(self._storage.closing(part)))
+                for _, part in sorted(parts.items())
+            ]
+            for part, closer in held:
+                if not (await closer.read_map()).complete:
+                    return False
+                await self._closers.announce(part)
+            await self._database.transact(
+                lambda connection: transactions.join_concatenation(
+                    connection,
+                    whole,
+                    expires_at=whole.created_at + self._expiry,
+                    make_room=make_room,
+                )
+            )
+            crash_point("join.after_commit")
+            self._admission.promise(whole.size)
+            for part, closer in held:
+                await self._closers.clear(part, State.CONSUMED, closer)
+        logger.info("parts joined", extra={"upload_id": whole.id, "user_id": whole.user_id, "parts": len(in_order)})
+        return True
+
+
+# Fills wholes with the bytes of their parts, each chunk in the way of every chunk, and has them merged.
+#
+# It may end anywhere and go on anywhere: a chunk that is on the map is skipped, and the store says who fills.
+
+
+# To fill is to copy: more at once than this only makes each slower.
+_AT_ONCE = 2
+
+
+class Filling:
+    """The wholes that this process fills."""
+
+    def __init__(
+        self,
+        database: Database,
+        storage: UploadBytes,
+        wholes: WholeBytes,
+        closers: Closers,
+        receiving: Receiving,
+        merging: Merging,
+    ) -> None:
+        self._database = database
+        self._storage = storage
+        self._wholes = wholes
+        self._closers = closers
+        self._receiving = receiving
+        self._merging = merging
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    def start(self, upload_id: str) -> "asyncio.Task[None]":
+        """Begin to fill a whole, and to merge it then; or join who does that here."""
+        task = self._running.get(upload_id)
+        if task is None:
+            task = self._running[upload_id] = asyncio.create_task(self._run(upload_id), name=f"fill {upload_id}")
+            task.add_done_callback(lambda _: self._running.pop(upload_id, None))
+        return task
+
+    async def close(self) -> None:
+        """Stop after the chunks that are under way."""
+        for task in list(self._running.values()):
+            await ended(task)
+
+    async def _run(self, upload_id: str) -> None:
+        """What goes wrong is logged: the job comes back to it."""
+        try:
+            async with self._turns:
+                complete = await self._fill(upload_id)
+        except (Busy, Gone, NotOpen, Stopping):
+            return
+        except UploaderError as error:
+            logger.warning("a whole is not filled for now", extra={"upload_id": upload_id, "reason": error.reason})
+            return
+        except Exception:
+            logger.exception("a whole is not filled", extra={"upload_id": upload_id})
+            return
+        if complete:
+            with suppress(UploaderError, Stopping):
+                await asyncio.shield(self._merging.start(upload_id))
+
+    async def _fill(self, upload_id: str) -> bool:
+        """Whether it was completed here: the merge of one that was before has its task. Raises Busy, Gone, NotOpen,
+        Stopping, StorageFull, Unavailable."""
+        upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
+        if upload is None or upload.state is not State.OPEN:
+            return False
+        missing = await self._missing(upload)
+        if missing:
+            try:
+                await self._copy(upload, missing)
+            except PartDamaged as error:
+                logger.error("a part of a whole is damaged", extra={"upload_id": upload.id, "reason": str(error)})
+                await self._closers.close(upload, Reason.PART_DAMAGED)
+                return False
+        return bool(missing) or not upload.size
+
+    async def _missing(self, upload: Upload) -> list[int]:
+        present = (await self._closers.read_map(upload)).present
+        return [number for number, there in enumerate(present) if not there]
+
+    async def _copy(self, upload: Upload, numbers: list[int]) -> None:
+        async with self._wholes.filling(upload) as parts:
+            for number in numbers:
+                body = await parts.chunk(number)
+                stored = await uninterrupted(self._receiving.hold_and_record(upload, number, body))
+                if stored.result.outcome not in COUNTED:
+                    raise NotOpen(upload.id)
+                if self._database.is_lost:
+                    raise Unavailable("The database is lost.")
+                await self._storage.keep_pace(upload, number)
+
+
+_BATCH = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewWhole:
+    """An order: which parts of the caller's, by their ids, and what is said of the file that they become."""
+
+    id: str
+    user_id: str
+    name: str
+    metadata: str | None
+    ordered: str
+    part_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeStatus:
+    """Where a whole stands."""
+
+    ordered: str
+    metadata: str | None
+    # None while a part has no length.
+    size: int | None
+    finished: bool
+
+
+class Concatenations:
+    """All that can be done to wholes, beside what can be done to every upload."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        uploads: Uploads,
+        joining: Joining,
+        filling: Filling,
+        asking: PreCreateHook,
+        clock: Clock,
+        *,
+        max_file_size_bytes: int,
+    ) -> None:
+        self._max_waiting = settings.max_open_uploads
+        self._wait_seconds = settings.merge_wait_seconds
+        self._max_file_size_bytes = max_file_size_bytes
+        self._database = database
+        self._uploads = uploads
+        self._joining = joining
+        self._filling = filling
+        self._asking = asking
+        self._clock = clock
+
+    # Ordering
+
+    async def order(self, new: NewWhole) -> str:
+        """Make a whole of parts, at once if they are complete, else as soon as they are; its id. Whoever orders the same
+        parts once more gets the same whole. It is waited for as long as for a merge.
+
+        Raises InvalidRequest for what is no part, UploadNotFound, UploadGone, FileTooLarge, QuotaExceeded, TooManyUploads,
+        NotAllowed, StorageFull, Unavailable.
+        """
+        for _ in range(ATTEMPTS):
+            known = await self._known(new)
+            if known is not None:
+                await self._advance_known(known)
+                return known.id
+            try:
+                ordered = await self._order_once(new)
+            except (Duplicate, NotOpen, UploadGone):
+                if await self._known(new) is None:
+                    await self._check_parts(new.user_id, new.part_ids)
+                await asyncio.sleep(PAUSE_SECONDS)  # somebody else was faster: what they did is the answer now
+                continue
+            try:
+                await self._advance_and_wait(ordered)
+            except Refused:
+                await self._drop(ordered.id)
+                raise
+            return ordered.id
+        raise Unavailable("These parts are changing too fast; try again.")
+
+    async def _known(self, new: NewWhole) -> Concatenation | None:
+        key = sha256_of_parts(new.part_ids)
+        return await self._database.read(
+            lambda connection: queries.concatenation_by_parts(connection, new.user_id, key), brief=True
+        )
+
+    async def _order_once(self, new: NewWhole) -> Concatenation:
+        size = await self._check_parts(new.user_id, new.part_ids)
+        self._check_size(size or 0)
+        await self._asking.ask(Question(new.user_id, new.name, size, md5=None, sha256=None))
+        ordered = Concatenation(
+            id=new.id,
+            user_id=new.user_id,
+            name=new.name,
+            metadata=new.metadata,
+            ordered=new.ordered,
+            part_ids=new.part_ids,
+            created_at=self._clock.now(),
+        )
+        await self._database.transact(
+            lambda connection: transactions.order_concatenation(connection, ordered, max_waiting=self._max_waiting)
+        )
+        crash_point("order.after_commit")
+        return ordered
+
+    async def _advance_known(self, known: Concatenation) -> None:
+        """Raises what became of it, if that is no file."""
+        await self._size_of(Target(known.user_id, upload_id=known.id), known)
+        await self._advance_and_wait(known)
+
+    async def _advance_and_wait(self, ordered: Concatenation) -> None:
+        filling = await self._advance(ordered)
+        if filling is not None:
+            await asyncio.wait({filling}, timeout=self._wait_seconds)
+
+    # Asking, taking back
+
+    async def is_whole(self, target: Target) -> bool:
+        """Whether this is a whole, finished or not: nobody appends to it."""
+        return await self._database.read(
+            lambda connection: queries.is_concatenation(connection, target.user_id, target.upload_id or ""), brief=True
+        )
+
+    async def status(self, target: Target) -> WholeStatus:
+        """Raises UploadNotFound, UploadGone."""
+        ordered = await self._own(target)
+        size, finished = await self._size_of(target, ordered)
+        return WholeStatus(ordered=ordered.ordered, metadata=ordered.metadata, size=size, finished=finished)
+
+    async def _size_of(self, target: Target, ordered: Concatenation) -> tuple[int | None, bool]:
+        """And whether it is a file."""
+        if await self._upload(ordered.id) is None:
+            try:
+                return await self._check_parts(target.user_id, ordered.part_ids), False
+            except UploadGone:
+                if await self._upload(ordered.id) is None:  # else they were joined at this moment
+                    raise
+        match await self._uploads.find(target):
+            case Complete(file=file):
+                return file.size, True
+            case upload:
+                return upload.size, False
+
+    async def cancel(self, target: Target) -> None:
+        """End a whole without a file, or forget it, as every upload; of one that waits the parts stay. Raises
+        UploadNotFound, UploadGone, Unavailable."""
+        ordered = await self._own(target)
+        if await self._drop(ordered.id):
+            return
+        match await self._uploads.find(target):
+            case Complete():
+                await self._uploads.forget(target)
+            case _:
+                await self._uploads.cancel(target)
+
+    async def _own(self, target: Target) -> Concatenation:
+        concatenation_id = target.upload_id or ""
+        ordered = await self._database.read(
+            lambda connection: queries.concatenation_by_id(connection, concatenation_id), brief=True
+        )
+        if ordered is None or ordered.user_id != target.user_id:
+            raise UploadNotFound()
+        return ordered
+
+    async def _drop(self, concatenation_id: str) -> bool:
+        return await self._database.transact(lambda connection: transactions.drop_waiting(connection, concatenation_id))
+
+    # Bringing further
+
+    async def part_completed(self, part: Upload) -> None:
+        """The last byte of a part is there: if its whole waits for nothing else, it is joined. Never fails."""
+        try:
+            ids = await self._database.read(partial(queries.concatenations_waiting_for, part_id=part.id), brief=True)
+            for concatenation_id in ids:
+                await self._advance_by_id(concatenation_id)
+        except UploaderError as error:
+            logger.warning("a whole waits for the job", extra={"upload_id": part.id, "reason": error.reason})
+
+    async def advance_due(self) -> None:
+        """Bring everything further that something is to be done for. One that can't be holds up no other. Raises
+        Unavailable."""
+        after = ""
+        while ids := await self._database.read(partial(queries.due_concatenations, after=after, limit=_BATCH)):
+            for concatenation_id in ids:
+                try:
+                    await self._advance_by_id(concatenation_id)
+                except UploaderError as error:
+                    extra = {"upload_id": concatenation_id, "reason": error.reason}
+                    logger.warning("a whole is not made for now", extra=extra)
+            after = greatest(after, ids)
+
+    async def _advance_by_id(self, concatenation_id: str) -> None:
+        ordered = await self._database.read(partial(queries.concatenation_by_id, concatenation_id=concatenation_id))
+        if ordered is not None:
+            await self._advance(ordered)
+
+    async def _advance(self, ordered: Concatenation) -> "asyncio.Task[None] | None":
+        """Do what is next for it; who fills it, if it has been joined. Raises QuotaExceeded, StorageFull, Unavailable."""
+        upload = await self._upload(ordered.id)
+        if upload is None and not await self._join(ordered):
+            return None
+        if upload is not None and upload.state is not State.OPEN:
+            await self._database.transact(lambda connection: transactions.settle_concatenation(connection, ordered.id))
+            return None
+        return self._filling.start(ordered.id)
+
+    async def _join(self, ordered: Concatenation) -> bool:
+        parts = await self._parts_of(ordered.part_ids)
+        if any(part_id not in parts or parts[part_id].state is not State.OPEN for part_id in ordered.part_ids):
+            await self._drop(ordered.id)  # it can never be made, unless somebody has just made it
+            return await self._upload(ordered.id) is not None
+        if all(part.length_known for part in parts.values()):
+            self._check_size(sum(parts[part_id].size for part_id in ordered.part_ids))
+        try:
+            return await self._joining.join(ordered, parts)
+        except (Gone, NotOpen):
+            return False  # a part has ended meanwhile: the next look tells how
+
+    async def _upload(self, upload_id: str) -> Upload | None:
+        return await self._database.read(partial(queries.upload_by_id, upload_id=upload_id), brief=True)
+
+    async def _parts_of(self, part_ids: tuple[str, ...]) -> dict[str, Upload]:
+        ids = sorted(set(part_ids))
+        return await self._database.read(partial(queries.uploads_by_id, upload_ids=ids))
+
+    async def _check_parts(self, user_id: str, part_ids: tuple[str, ...]) -> int | None:
+        """Their bytes; None while one has no length. Raises UploadNotFound, UploadGone, InvalidRequest."""
+        parts = await self._parts_of(part_ids)
+        for part_id in part_ids:
+            _check_part(parts.get(part_id), user_id)
+        if not all(part.length_known for part in parts.values()):
+            return None
+        return sum(parts[part_id].size for part_id in part_ids)
+
+    def _check_size(self, size: int) -> None:
+        """Raises FileTooLarge."""
+        if size > self._max_file_size_bytes:
+            raise FileTooLarge(limit=self._max_file_size_bytes)
+
+    async def close(self) -> None:
+        await self._filling.close()
+
+
+def _check_part(part: Upload | None, user_id: str) -> None:
+    """Raises UploadNotFound, UploadGone, InvalidRequest."""
+    if part is None or part.user_id != user_id:
+        raise UploadNotFound("You have no such part.")
+    if not part.is_part:
+        raise InvalidRequest.field("Upload-Concat", "names an upload that is no part")
+    if part.state is not State.OPEN:
+        raise UploadGone("A part has ended; `reason` says why.", reason=part.close_reason)

@@ -1,1 +1,0 @@
-"""Wholes that are made of parts: ordered, joined once those are complete, filled in the background, merged as any upload."""

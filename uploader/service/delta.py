@@ -1,0 +1,205 @@
+"""Finished files of a caller that others are to be made from: their signatures, and their bytes while a chunk is made."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
+from itertools import chain
+
+from uploader.domain.delta import Pieces, cuts_for
+from uploader.domain.upload import File
+from uploader.errors import (
+    BaseUnusable,
+    ContentDamaged,
+    FileNotFound,
+    InvalidDelta,
+    StorageAway,
+    StorageFailed,
+    Unavailable,
+)
+from uploader.service.files import Files
+from uploader.service.heal import Healing
+from uploader.service.ids import ID
+from uploader.storage.base import Gone, Stopping
+from uploader.storage.contents import BlobBytes, OpenBlob, OpenSignature
+from uploader.tasks import OnePerKey, uninterrupted
+
+# A part of a piece: its number, an offset in the base and a length.
+_Part = tuple[int, int, int]
+
+# Compared at a time, and one piece more at the most.
+_BATCH_BYTES = 1 << 20
+# Of a piece that was copied from, until the next copy, for which a client may be waited.
+_KEPT_BYTES = 256 << 10
+# How much of a base is compared for a chunk: so many times what the chunk and one of the largest pieces have. Whoever copies
+# whole pieces, as our client does, needs the chunk and two pieces more. Blocks that were found at any byte cost the pieces
+# that they lie in: if all of them moved, about twelve times the chunk for blocks of 8 KiB, which rsync takes for 64 MiB.
+# They are larger in larger files, and smaller files have no more to compare.
+_MOST_TIMES = 16
+
+
+def most_compared(size: int, chunk_bytes: int) -> int:
+    """How many bytes of a base of this size are compared for a chunk."""
+    return _MOST_TIMES * (chunk_bytes + cuts_for(size).max)
+
+
+class DeltaBase:
+    """A file, open to be copied from, for one chunk; its bytes stay readable when it is deleted meanwhile.
+
+    What rotted is told before it is copied: of each piece that is met, once.
+    """
+
+    def __init__(
+        self, content: OpenBlob, size: int, pieces: Pieces, most: int, examine: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`most`: how many bytes may be compared."""
+        self.content = content
+        self.size = size
+        # What to do once it was unusable: look why.
+        self.examine = examine
+        self._pieces = pieces
+        self._most = self._left = most
+        self._compared: set[int] = set()
+        # The piece that was met last: who copies a run goes on in it.
+        self._kept, self._piece = -1, b""
+
+    async def read(self, ranges: list[tuple[int, int]]) -> list[bytes]:
+        """The bytes of some ranges, each an offset and a length, that fit into memory together. Raises InvalidDelta,
+        BaseUnusable, StorageAway."""
+        split = [self._pieces.split(*extent) for extent in ranges]
+        try:
+            found = await self._find(dict.fromkeys(chain.from_iterable(split)))
+        except StorageAway:
+            raise
+        except (Gone, StorageFailed) as error:
+            raise BaseUnusable() from error
+        return [b"".join([found[part] for part in parts]) for parts in split]
+
+    async def _find(self, parts: Iterable[_Part]) -> dict[_Part, bytes]:
+        """The bytes of parts in the order in which they are copied: cut from their piece where it is at hand, else read."""
+        wanted: dict[int, list[_Part]] = {}
+        for part in parts:
+            wanted.setdefault(part[0], []).append(part)
+        last = next(reversed(wanted), -1)
+        found = self._cut(self._kept, self._piece, wanted)
+        for numbers in self._batches(self._to_compare(wanted)):
+            for number, piece in zip(numbers, await uninterrupted(self._compare(numbers)), strict=True):
+                found |= self._cut(number, piece, wanted)
+                if number == last and len(piece) <= _KEPT_BYTES:
+                    self._kept, self._piece = number, piece
+        rest = list(chain.from_iterable(wanted.values()))
+        if rest:
+            read = await uninterrupted(self.content.read_all([(offset, length) for _, offset, length in rest]))
+            found |= zip(rest, read, strict=True)
+        return found
+
+    def _cut(self, number: int, piece: bytes, wanted: dict[int, list[_Part]]) -> dict[_Part, bytes]:
+        """What is wanted of a piece that is at hand, and then no more."""
+        parts = wanted.pop(number, None)
+        if parts is None:
+            return {}
+        start, _ = self._pieces.extent(number)
+        return {part: piece[part[1] - start : part[1] - start + part[2]] for part in parts}
+
+    def _to_compare(self, numbers: Iterable[int]) -> list[int]:
+        """Those of some pieces that were not compared yet, in order. Raises InvalidDelta if they are too much."""
+        new = sorted(number for number in numbers if number not in self._compared)
+        self._left -= sum(self._pieces.extent(number)[1] for number in new)
+        if self._left < 0:
+            raise InvalidDelta(
+                f"The instructions copy from so many places that more than {self._most} bytes of the base would have to be "
+                f"looked at: {_MOST_TIMES} times the chunk, and {_MOST_TIMES} of the largest pieces."
+            )
+        return new
+
+    def _batches(self, numbers: list[int]) -> Iterator[list[int]]:
+        """Pieces that are read together."""
+        batch: list[int] = []
+        length = 0
+        for number in numbers:
+            batch.append(number)
+            length += self._pieces.extent(number)[1]
+            if length >= _BATCH_BYTES:
+                yield batch
+                batch, length = [], 0
+        if batch:
+            yield batch
+
+    async def _compare(self, numbers: list[int]) -> list[bytes]:
+        pieces = await self.content.read_all([self._pieces.extent(number) for number in numbers])
+        if not await asyncio.to_thread(self._pieces.fit, numbers, pieces):
+            raise BaseUnusable()
+        self._compared.update(numbers)
+        return pieces
+
+
+class DeltaBases:
+    """Refuses what is not whole. A store that is away says nothing of that: a base is not refused for it."""
+
+    def __init__(self, files: Files, storage: BlobBytes, healing: Healing) -> None:
+        self._files = files
+        self._storage = storage
+        self._healing = healing
+        self._examining = OnePerKey[object]()
+
+    async def open(self, user_id: str, file_id: str, chunk_bytes: int) -> DeltaBase:
+        """A base to copy a chunk from; the caller closes its content. Takes as long as reading it where its signature is not
+        kept. Raises FileNotFound, BaseUnusable, StorageFull, Unavailable."""
+        file = await self._find(user_id, file_id)
+        try:
+            content = await self._files.open(file)
+        except StorageAway:
+            raise
+        except (ContentDamaged, StorageFailed) as error:
+            raise BaseUnusable() from error
+        try:
+            pieces = await self._pieces(file)
+        except BaseException:
+            await uninterrupted(content.close())
+            raise
+        most = most_compared(file.size, chunk_bytes)
+        return DeltaBase(content, file.size, pieces, most, partial(self._examine, file.sha256))
+
+    async def _pieces(self, file: File) -> Pieces:
+        opened = await self._open_signature(file)
+        try:
+            signature = await opened.blob.read(opened.length, opened.offset)
+        except StorageAway:
+            raise
+        except StorageFailed as error:
+            raise BaseUnusable() from error
+        finally:
+            await uninterrupted(opened.blob.close())
+        return await asyncio.to_thread(Pieces, signature)
+
+    async def open_signature(self, user_id: str, file_id: str) -> OpenSignature:
+        """To read; the caller closes it. Raises FileNotFound, BaseUnusable, StorageFull, Unavailable."""
+        file = await self._find(user_id, file_id)
+        if file.damaged:
+            raise BaseUnusable()
+        return await self._open_signature(file)
+
+    async def _open_signature(self, file: File) -> OpenSignature:
+        try:
+            return await self._storage.open_signature(file.sha256, file.size)
+        except StorageAway:
+            raise
+        except StorageFailed as error:
+            raise BaseUnusable() from error
+        except Stopping as error:
+            raise Unavailable() from error
+        except Gone as error:
+            await self._find(file.user_id, file.id)  # the file may have been deleted at this moment
+            await self._examine(file.sha256)
+            raise BaseUnusable() from error
+
+    async def _examine(self, sha256: str) -> None:
+        """Once for all who find it unusable at the same time: it takes as long as hashing it, in threads that merges use."""
+        try:
+            await self._examining.run(sha256, lambda: self._healing.examine(sha256))
+        except Stopping as error:
+            raise Unavailable() from error
+
+    async def _find(self, user_id: str, file_id: str) -> File:
+        if not ID.fullmatch(file_id):
+            raise FileNotFound()
+        return await self._files.get(user_id, file_id)

@@ -1,0 +1,381 @@
+"""Tells a sink of events: takes what is due, tells it, and notes what became of it.
+
+The rows are the truth. Any number of relays may do the same: each claims rows for itself, with a lease. What is told and not
+noted is told again, so an event comes at least once, and in no order.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from uploader.clock import Clock
+from uploader.database import deliveries, meta
+from uploader.database.audit_log import note
+from uploader.database.deliveries import Delivery, Due, Failure, SinkState
+from uploader.database.engine import Connection, Database
+from uploader.domain.audit_log import Action
+from uploader.domain.events import Message
+from uploader.errors import NotFound
+from uploader.observability import EVENT_DELIVERIES, EVENT_DELIVERY_SECONDS
+from uploader.service.audit_log import act, actor
+from uploader.service.ids import new_id
+from uploader.sinks.base import Envelope, EventSink, NotTaken, Outcomes, envelope_of, not_taken
+from uploader.tasks import uninterrupted
+
+__all__ = ["TEST_TYPE", "Delivery", "Message", "Reviewing", "Told"]
+
+
+# Sinks that said that they want no more events (410): a fact for each, until somebody puts it in force again.
+
+
+# Of its name in `meta`, which holds 64 bytes; the name of a sink has at most 48.
+_PREFIX = "sink off "
+
+
+async def is_off(connection: Connection, sink: str) -> bool:
+    return await meta.fact(connection, f"{_PREFIX}{sink}") is not None
+
+
+async def switch_off(connection: Connection, sink: str, now: datetime) -> None:
+    await meta.replace_fact(connection, f"{_PREFIX}{sink}", now.isoformat())
+
+
+async def switch_on(connection: Connection, sink: str) -> None:
+    await meta.forget_fact(connection, f"{_PREFIX}{sink}")
+
+
+# How far the sinks are: for who looks at the whole, and for what goes by age.
+
+
+# For so long events are kept, told or not.
+RETENTION = timedelta(days=7)
+# Later than this is worth a warning.
+_LATE_SECONDS = 300.0
+_NOTHING = SinkState()
+
+# Of a sink: it is told; it has waited for long; it said that it wants no more; nobody in the settings has its name.
+Condition = Literal["in-force", "late", "off", "unnamed"]
+
+
+class SinkFigures(Struct):
+    """How far a sink is: what waits and what is dead, of which 10,000 stand for more, and how old the oldest is that waits.
+    `last_error`: why it has not taken one of them."""
+
+    sink: str
+    condition: Condition
+    waiting: int
+    dead: int
+    lag_seconds: float
+    last_error: str | None
+
+
+class Watching:
+    """Asks the rows, of the sinks there are."""
+
+    def __init__(self, names: Sequence[str], database: Database, clock: Clock) -> None:
+        self.names = tuple(names)
+        self._database = database
+        self._clock = clock
+
+    async def states(self) -> Mapping[str, SinkState]:
+        """Of each sink. Raises Unavailable."""
+        if not self.names:
+            return {}
+        found = await self._database.read(deliveries.states)
+        return {name: found.get(name, _NOTHING) for name in self.names}
+
+    def lag_seconds(self, state: SinkState) -> float:
+        """How old the oldest event is that waits."""
+        return 0.0 if state.oldest is None else max(0.0, (self._clock.now() - state.oldest).total_seconds())
+
+    async def sinks(self) -> list[SinkFigures]:
+        """Of each sink, in the order of the settings, then of each name that is no sink any more and has deliveries which
+        have not ended well. Raises Unavailable."""
+
+        async def look(connection: Connection) -> list[SinkFigures]:
+            found = await deliveries.states(connection)
+            names = [*self.names, *sorted(set(found) - set(self.names))]
+            return [await self._figures(connection, name, found.get(name, _NOTHING)) for name in names]
+
+        return await self._database.read(look)
+
+    async def _figures(self, connection: Connection, name: str, state: SinkState) -> SinkFigures:
+        lag = self.lag_seconds(state)
+        condition: Condition = "late" if lag > _LATE_SECONDS else "in-force"
+        if name not in self.names:
+            condition = "unnamed"
+        elif await is_off(connection, name):
+            condition = "off"
+        error = await deliveries.last_error(connection, name) if state.waiting or state.dead else None
+        return SinkFigures(name, condition, state.waiting, state.dead, lag, error)
+
+    async def warning(self) -> str | None:
+        """What somebody should look at. Raises Unavailable."""
+        return "; ".join(said for each in await self.sinks() for said in _said_of(each)) or None
+
+    async def forget_old(self, limit: int) -> tuple[int, int]:
+        """Forget events that are old; how many, and how many deliveries of them nobody had taken. Raises Unavailable."""
+        before = self._clock.now() - RETENTION
+        return await self._database.transact(partial(deliveries.forget, before=before, limit=limit))
+
+
+def _said_of(sink: SinkFigures) -> Iterator[str]:
+    match sink.condition:
+        case "unnamed" if sink.waiting:
+            yield f"{sink.waiting} wait for {sink.sink}, which UPLOADER_EVENTS does not name"
+        case "off":
+            yield f"{sink.sink} said that it wants no more"
+        case "late":
+            yield f"{sink.sink} is {sink.lag_seconds:.0f} s late"
+    if sink.dead and sink.condition != "unnamed":
+        yield f"{sink.sink} has not taken {sink.dead}, which are dead"
+
+
+# Keeps off a sink that does not take what it is told: nobody tries it again and again, its events wait in their rows.
+
+
+# So many failures in a row open it.
+_PATIENCE = 5
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0
+
+
+class Breaker:
+    """Closed, all goes through. Open, nothing does for a while, and then one attempt, whose outcome decides."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._failures = 0
+        self._pause_seconds = _FIRST_PAUSE_SECONDS
+        self._opens_at = 0.0
+
+    @property
+    def is_closed(self) -> bool:
+        return self._failures < _PATIENCE
+
+    def pause_seconds(self) -> float:
+        """For how long nothing goes through from now on."""
+        return 0.0 if self.is_closed else max(0.0, self._opens_at - self._monotonic())
+
+    def note(self, *, answered: int, failed: int) -> None:
+        """What became of a batch. One event that is taken, or refused for what it is, shows that the sink is there."""
+        if answered:
+            self._failures, self._pause_seconds = 0, _FIRST_PAUSE_SECONDS
+            return
+        was_closed = self.is_closed
+        self._failures += failed
+        if self.is_closed:
+            return
+        if not was_closed:
+            self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
+        self._opens_at = self._monotonic() + self._pause_seconds
+
+
+logger = logging.getLogger(__name__)
+
+# How long after each failure the next attempt is; after the last of them there is none.
+RETRY_SECONDS = (5.0, 300.0, 1800.0, 2 * 3600.0, 5 * 3600.0, 10 * 3600.0, 14 * 3600.0)
+# Longer than a sink is waited for: a batch is told at once.
+_LEASE = timedelta(seconds=60)
+# A worker looks at least this often: what another process writes wakes nobody here.
+POLL_SECONDS = 5.0
+# What is written within this time after a batch that was not full is told together.
+_REST_SECONDS = 0.2
+_JITTER = 0.1
+
+
+class Relay:
+    """Tells one sink."""
+
+    def __init__(self, name: str, sink: EventSink, database: Database, clock: Clock, source: Callable[[], str]) -> None:
+        """`source`: who says it, as CloudEvents wants to know."""
+        self.name = name
+        self._sink = sink
+        self._database = database
+        self._clock = clock
+        self._source = source
+        self._breaker = Breaker(clock.monotonic)
+
+    async def relay_due(self) -> float:
+        """Tell of at most one batch; how long to sleep then, in seconds. Raises Unavailable."""
+        pause = self._breaker.pause_seconds()
+        if pause:
+            return min(pause, POLL_SECONDS)
+        wait = await self._wait_seconds()
+        if wait > 0:
+            return min(wait, POLL_SECONDS)
+        limit = self._sink.batch if self._breaker.is_closed else 1
+        told = await uninterrupted(self._relay(limit))
+        if told < limit:
+            await asyncio.sleep(_REST_SECONDS)
+        return 0.0
+
+    async def _wait_seconds(self) -> float:
+        """Until anything is due; a sink that wants no more is asked about again and again, because somebody may put it in
+        force again."""
+
+        async def look(connection: Connection) -> datetime | None:
+            due_at = await deliveries.next_due(connection, self.name)
+            if due_at is None or due_at > self._clock.now():
+                return due_at
+            return None if await is_off(connection, self.name) else due_at
+
+        due_at = await self._database.read(look, brief=True)
+        return POLL_SECONDS if due_at is None else (due_at - self._clock.now()).total_seconds()
+
+    async def _relay(self, limit: int) -> int:
+        now = self._clock.now()
+        due = await self._database.transact(
+            lambda connection: deliveries.claim(connection, self.name, limit, now=now, until=now + _LEASE)
+        )
+        if due:
+            await self._tell(due)
+        return len(due)
+
+    async def _tell(self, due: Sequence[Due]) -> None:
+        source = self._source()
+        with EVENT_DELIVERY_SECONDS.labels(self.name).time():
+            outcomes = await self._deliver([envelope_of(each.message, source) for each in due])
+        pairs = list(zip(due, outcomes, strict=True))
+        taken = [each.message.id for each, outcome in pairs if outcome is None]
+        failures = [self._failure(each, outcome) for each, outcome in pairs if outcome is not None]
+        gone = any(outcome is not None and outcome.gone for outcome in outcomes)
+        unanswered = [outcome for outcome in outcomes if outcome is not None and not outcome.answered]
+        self._breaker.note(answered=len(due) - len(unanswered), failed=len(unanswered))
+        self._count(len(taken), failures)
+
+        async def settle(connection: Connection) -> None:
+            await deliveries.settle(connection, self.name, taken, failures, self._clock.now())
+            if gone:
+                await switch_off(connection, self.name, self._clock.now())
+
+        await self._database.transact(settle)
+        if gone:
+            logger.error("a sink wants no more events", extra={"sink": self.name})
+
+    async def _deliver(self, envelopes: Sequence[Envelope]) -> Outcomes:
+        """What a sink raises all the same is a failure as any other, or the events would be due again for ever."""
+        try:
+            return await self._sink.deliver(envelopes)
+        except Exception as error:
+            logger.exception("a sink failed in a way that it should not", extra={"sink": self.name})
+            return [not_taken(error)] * len(envelopes)
+
+    async def tell_once(self, message: Message) -> NotTaken | None:
+        """Tell of something that is in no row; why it was not taken."""
+        (outcome,) = await self._deliver([envelope_of(message, self._source())])
+        return outcome
+
+    def _failure(self, due: Due, outcome: NotTaken) -> Failure:
+        """What is gone is no failure of the event: it waits until its sink is put in force again."""
+        now = self._clock.now()
+        if outcome.gone:
+            return Failure(due.message.id, due.attempt, now, outcome.error)
+        attempt = due.attempt + 1
+        if attempt > len(RETRY_SECONDS):
+            return Failure(due.message.id, attempt, None, outcome.error)
+        delay = RETRY_SECONDS[attempt - 1] * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 (jitter)
+        return Failure(due.message.id, attempt, now + timedelta(seconds=delay), outcome.error)
+
+    def _count(self, taken: int, failures: Sequence[Failure]) -> None:
+        dead = [failure for failure in failures if failure.next_at is None]
+        for outcome, count in (("delivered", taken), ("failed", len(failures) - len(dead)), ("dead", len(dead))):
+            EVENT_DELIVERIES.labels(self.name, outcome).inc(count)
+        for failure in dead:
+            logger.error(
+                "an event was not taken, and is dead",
+                extra={"sink": self.name, "event_id": failure.event_id, "reason": failure.error},
+            )
+
+    async def close(self) -> None:
+        await self._sink.close()
+
+
+# Events by hand: what was told to whom, telling it once more, and trying a sink.
+
+
+# An event, and who was told of it.
+Told = tuple[Message, list[Delivery]]
+
+# Of what tries a sink; none of the types that anything is about.
+TEST_TYPE = "test"
+_AT_ONCE = 1000
+
+
+class Reviewing:
+    """Asks the rows, and the sinks."""
+
+    def __init__(self, relays: Mapping[str, Relay], database: Database, clock: Clock) -> None:
+        self._relays = relays
+        self._database = database
+        self._clock = clock
+
+    async def newest(self, *, limit: int, since: datetime | None, dead: bool) -> list[Told]:
+        """The newest events first, and who was told of each. Raises Unavailable."""
+        return await self._database.read(partial(deliveries.newest, limit=limit, since=since, dead=dead))
+
+    async def one(self, event_id: str) -> Told:
+        """Raises NotFound, Unavailable."""
+        found = await self._database.read(partial(deliveries.one, event_id=event_id))
+        if found is None:
+            raise NotFound(f"There is no event {event_id}: events are kept for a week.")
+        return found
+
+    async def replay(self, *, sink: str | None, event_id: str | None, since: datetime | None, dead: bool) -> int:
+        """Let all be told once more that fits, to a sink or to all there are; how many deliveries. Raises NotFound,
+        Unavailable."""
+        sinks = list(self._relays) if sink is None else [self._relay(sink).name]
+        if event_id is not None:
+            await self.one(event_id)
+        now, by = self._clock.now(), actor()
+        again = partial(deliveries.renew, now=now, sinks=sinks, event_id=event_id, since=since, dead=dead)
+
+        async def renew(connection: Connection, limit: int | None = None) -> int:
+            renewed = await again(connection, limit=limit)
+            if renewed:
+                await note(
+                    connection, act(Action.EVENTS_REPLAYED, now, subject=sink or "all sinks", by=by), deliveries=renewed
+                )
+            return renewed
+
+        if not dead:
+            return await self._database.transact(renew)
+        # What is dead may be very much, and others write meanwhile.
+        count = 0
+        while renewed := await self._database.transact(partial(renew, limit=_AT_ONCE)):
+            count += renewed
+        return count
+
+    async def test(self, sink: str) -> str | None:
+        """Tell a sink of an event that is about nothing; why it has not taken it. If it has, it is in force again, should it
+        have said that it wants no more. Raises NotFound, Unavailable."""
+        relay = self._relay(sink)
+        event_id = new_id()
+        data = msgspec.json.encode({"sink": sink})
+        message = Message(event_id, TEST_TYPE, event_id, "", self._clock.now(), data)
+        refusal = await relay.tell_once(message)
+        if refusal is not None:
+            return refusal.error
+
+        told = act(Action.SINK_ENABLED, self._clock.now(), subject=sink)
+
+        async def put_in_force(connection: Connection) -> None:
+            if await is_off(connection, sink):
+                await switch_on(connection, sink)
+                await note(connection, told)
+
+        await self._database.transact(put_in_force)
+        return None
+
+    def _relay(self, sink: str) -> Relay:
+        relay = self._relays.get(sink)
+        if relay is None:
+            raise NotFound(f"UPLOADER_EVENTS has no sink {sink}; it has: {', '.join(self._relays) or 'none'}")
+        return relay

@@ -1,1 +1,0 @@
-"""The use cases of events: telling the sinks, and what became of that."""

@@ -1,0 +1,193 @@
+"""Carries what is pending in Redis into the accounts of the database, in batches of absolute figures."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import NamedTuple
+
+from uploader.accounting.pending import Pending
+from uploader.accounting.queue import Claim, UploadQueue
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import queries, transactions
+from uploader.database.engine import Database
+from uploader.database.transactions import NotOpen, Received
+from uploader.domain.upload import State, Upload
+from uploader.errors import DatabaseDamaged, StorageFailed, Unavailable, Unverified
+from uploader.observability import FLUSH_BATCH_UPLOADS, FLUSH_LAG_SECONDS, FLUSHED_UPLOADS
+from uploader.service.close import Closers
+from uploader.service.ids import greatest
+from uploader.storage.base import Gone
+
+__all__ = ["FlushedBatch", "Flushing", "UploadQueue"]
+
+
+logger = logging.getLogger(__name__)
+
+# So many claims are written in one transaction: a commit costs as much as several hundred rows. More would hold rows
+# locked, and the event loop busy, for longer than others should feel.
+_CLAIMS_A_TRANSACTION = 10
+
+
+class FlushedBatch(NamedTuple):
+    """How many tasks were claimed, and whether more may be due."""
+
+    claimed: int
+    more: bool
+
+
+class Flushing:
+    """Claims what is due, writes it, and only then acknowledges. A crash in between repeats what changes nothing."""
+
+    def __init__(self, database: Database, pending: Pending, closers: Closers, clock: Clock) -> None:
+        self._database = database
+        self._pending = pending
+        self._closers = closers
+        self._clock = clock
+
+    async def flush_due(self, queue: UploadQueue) -> FlushedBatch:
+        """Flush one batch of a queue. Raises Unavailable."""
+        claims, more = await queue.claim_many(_CLAIMS_A_TRANSACTION)
+        if not claims:
+            return FlushedBatch(0, more)
+        crash_point("flush.after_claim")
+        started = time.perf_counter()
+        is_open = await self._write(claims)
+        FLUSH_BATCH_UPLOADS.observe(len(claims))
+        FLUSH_LAG_SECONDS.observe(claims[0].late_ms / 1000 + time.perf_counter() - started)
+        await self._pending.ack_flush(queue.shard, [claim for claim in claims if is_open.get(claim.upload_id)])
+        crash_point("flush.after_ack")
+        for claim in claims:
+            if is_open.get(claim.upload_id) is False:
+                await self._tidy_one(claim.upload_id)
+        return FlushedBatch(len(claims), more)
+
+    async def _tidy_one(self, upload_id: str) -> None:
+        try:
+            await self._closers.tidy(upload_id)
+        except (DatabaseDamaged, StorageFailed, Unverified) as error:
+            logger.warning("a closed upload is not tidied", extra={"upload_id": upload_id, "reason": error.reason})
+
+    async def _write(self, claims: list[Claim]) -> dict[str, bool]:
+        """Write a batch, and tell of each upload whether it is open. One that fails is split, so that one bad row holds
+        up no other; an upload that fails alone is left out, neither acknowledged nor tidied: it is due after the lease."""
+        batch = [Received(claim.upload_id, claim.generation, claim.received) for claim in claims]
+        try:
+            flushed = await self._database.transact(
+                lambda connection: transactions.flush(connection, batch, self._clock.now())
+            )
+        except Exception as error:
+            if isinstance(error, Unavailable) and not isinstance(error, DatabaseDamaged):
+                raise
+            if len(claims) == 1:
+                logger.exception("an upload can't be accounted", extra={"upload_id": claims[0].upload_id})
+                return {}
+            middle = len(claims) // 2
+            return await self._write(claims[:middle]) | await self._write(claims[middle:])
+        if flushed.open_ids and not flushed.changed:
+            # It wrote nothing, so its commit waited for nothing: the figures may be somebody else's, and not durable yet.
+            await self._database.sync()
+        crash_point("flush.after_commit")
+        FLUSHED_UPLOADS.inc(flushed.changed)
+        return {claim.upload_id: claim.upload_id in flushed.open_ids for claim in claims}
+
+
+# Rebuilds, after a loss of Redis, the uploads that nobody touches: their pending bytes must be accounted for, too.
+
+
+_BATCH = 200
+_AT_ONCE = 8
+# Of those that could not be dealt with, so many are named in the log.
+_TOLD = 10
+
+
+class Sweeping:
+    """One sweep of a shard looks at every open upload. Of several processes one sweeps, and another takes over."""
+
+    def __init__(self, database: Database, pending: Pending, closers: Closers) -> None:
+        self._database = database
+        self._pending = pending
+        self._closers = closers
+
+    async def sweep(self, shard: int) -> int:
+        """Sweep a shard if Redis is in another era than at its last sweep; returns how many uploads were rebuilt.
+
+        Raises Unavailable; then the sweep begins again. It does so, too, if a few uploads could not be dealt with, while all
+        others are: that is StorageFailed.
+        """
+        era = await self._pending.claim_sweep(shard)
+        if era is None:
+            return 0
+        crash_point("sweep.after_claim")
+        rebuilt, after, left = 0, "", _Left()
+        while batch := await self._batch(after):
+            mine = [upload for upload in batch if self._pending.shards.of(upload.id) == shard]
+            rebuilt += await self._rebuild(mine, left)
+            after = greatest(after, [upload.id for upload in batch])
+            if await self._pending.claim_sweep(shard) != era:
+                return rebuilt  # lost again, or somebody else's by now
+        await self._tidy_closed(shard, left)
+        crash_point("sweep.after_rebuild")
+        if rebuilt:
+            logger.info("uploads rebuilt after a loss of Redis", extra={"shard": shard, "rebuilt": rebuilt})
+        if left.reasons:
+            raise StorageFailed(f"Uploads that are not rebuilt for now: {left}.")
+        await self._pending.end_sweep(shard, era)
+        return rebuilt
+
+    async def _batch(self, after: str) -> list[Upload]:
+        return await self._database.read(
+            lambda connection: queries.all_open_uploads(connection, after=after, limit=_BATCH)
+        )
+
+    async def _tidy_closed(self, shard: int, left: "_Left") -> None:
+        """A Redis that fell back to an older state may have closed uploads as open, without a task to find them by."""
+        suspects = [upload_id async for upload_id in self._pending.not_closed(shard)]
+        for start in range(0, len(suspects), _BATCH):
+            ids = suspects[start : start + _BATCH]
+            rows = await self._uploads(ids)
+            for upload_id in ids:
+                if upload_id not in rows or rows[upload_id].state is not State.OPEN:
+                    with left.noted(upload_id):
+                        await self._closers.tidy(upload_id)
+
+    async def _uploads(self, ids: list[str]) -> dict[str, Upload]:
+        return await self._database.read(lambda connection: queries.uploads_by_id(connection, ids))
+
+    async def _rebuild(self, uploads: list[Upload], left: "_Left") -> int:
+        places = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(upload: Upload) -> bool:
+            async with places:
+                return await self._rebuild_one(upload, left)
+
+        return sum(await asyncio.gather(*(one(upload) for upload in uploads)))
+
+    async def _rebuild_one(self, upload: Upload, left: "_Left") -> bool:
+        if (await self._pending.read(upload.id)).state:
+            return False  # touched in this era already
+        with suppress(Gone, NotOpen), left.noted(upload.id):
+            await self._closers.hydrate(upload)
+            return True
+        return False
+
+
+class _Left:
+    """What one sweep could not deal with: one damaged or busy upload holds up no other. Where Redis or the database is away,
+    the next look at them ends the sweep."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{upload_id} ({reason})" for upload_id, reason in islice(self.reasons.items(), _TOLD))
+
+    @contextmanager
+    def noted(self, upload_id: str) -> Iterator[None]:
+        try:
+            yield
+        except Unavailable as error:
+            self.reasons[upload_id] = error.reason

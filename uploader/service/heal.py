@@ -1,0 +1,233 @@
+"""Looks whether the bytes of a content are what they should be, says so in its row, and heals them from the trash.
+
+Damaged is only what was read and is something else, or is not there. What can't be read may be as it was: it is tried again.
+What is read and hashed takes long, so no row is locked meanwhile. What came of it counts only if, under the lock of the row,
+the same bytes are still at their place.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import queries, transactions
+from uploader.database.audit_log import note
+from uploader.database.engine import Connection, Database
+from uploader.domain.audit_log import Action
+from uploader.domain.upload import File
+from uploader.errors import StorageAway, StorageFailed
+from uploader.observability import DAMAGED_CONTENTS, HEALED_CONTENTS
+from uploader.service.audit_log import act
+from uploader.storage.base import Gone
+from uploader.storage.contents import BlobBytes, Digests, Found, Pace, Trash
+from uploader.tasks import uninterrupted
+
+logger = logging.getLogger(__name__)
+
+# When what could not be read is tried again: twice as much later each time, up to the last.
+_REREAD_SECONDS, _LAST_REREAD_SECONDS = 30.0, 86_400.0
+
+
+class BlobProblem(StrEnum):
+    """What is wrong with a blob."""
+
+    ALTERED = "altered"  # its bytes have another SHA-256
+    MISSING = "missing"  # it has a row with refs, and no bytes
+    UNREADABLE = "unreadable"  # the store reports an error, which says nothing of them
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A blob that is not what it should be, and the files that have it as their content."""
+
+    sha256: str
+    size: int
+    problem: BlobProblem
+    files: list[File]
+    # Whether a copy from the trash has taken its place.
+    healed: bool
+
+
+class Healing:
+    """Several at once only do the same work twice."""
+
+    def __init__(self, database: Database, blobs: BlobBytes, trash: Trash, clock: Clock) -> None:
+        self._database = database
+        self._blobs = blobs
+        self._trash = trash
+        self._clock = clock
+
+    async def is_whole(self, sha256: str, size: int) -> bool:
+        """Whether a content that is wanted is there, by its size. Where it is not, it is marked, or comes back from the
+        trash. Raises Unavailable, Stopping."""
+        if await self._size(sha256) == size:
+            return True
+        await self.examine(sha256)
+        return await self._size(sha256) == size
+
+    async def _size(self, sha256: str) -> int | None:
+        (size,) = await self._blobs.blob_sizes([sha256])
+        return size
+
+    async def examine(self, sha256: str, pace: Pace | None = None) -> Damage | None:
+        """Read a content back from the disk; heal it, or mark it, if it is not what it should be. None if it is, or if
+        nobody has it. One that can't be read is not damaged: it is healed, or tried again soon.
+
+        Raises StorageAway, after it has noted that; Unavailable, Stopping.
+        """
+        blob = await self._in_use(sha256)
+        if blob is None:
+            return None
+        pace = None if pace is None else _with_own_errors(pace)
+        try:
+            found, seen = await self._look_at(blob, pace)
+        except StorageAway:  # so are all others, and all copies
+            await self._note_unreadable(blob)
+            raise
+        if isinstance(seen, Digests):
+            await self._note(blob, found, seen)
+            return None
+        healed = await self._heal(blob, found, pace)
+        if not healed and seen is BlobProblem.UNREADABLE:
+            await self._note_unreadable(blob)
+        elif not healed and not await self._note(blob, found, None):
+            return None  # other bytes took their place meanwhile, or nobody has it any more
+        files = await self._database.read(lambda connection: queries.files_by_sha256(connection, sha256))
+        return Damage(sha256, blob.size, seen, files, healed) if files else None
+
+    async def note_unreadable(self, sha256: str) -> None:
+        """Somebody could not read a content: it is looked at soon. Raises Unavailable."""
+        blob = await self._in_use(sha256)
+        if blob is not None and blob.reread_at is None:
+            await self._note_unreadable(blob)
+
+    async def _in_use(self, sha256: str) -> queries.Blob | None:
+        blob = await self._database.read(lambda connection: queries.blob_by_sha256(connection, sha256))
+        return None if blob is None or blob.refs == 0 else blob
+
+    async def _look_at(self, blob: queries.Blob, pace: Pace | None) -> tuple[Found | None, BlobProblem | Digests]:
+        """The bytes, and what is wrong with them; or their digests, with the MD5 where it is not known yet. Raises
+        StorageAway."""
+        found: Found | None = None
+        try:
+            found = await self._blobs.find_blob(blob.sha256)
+            if found is None:
+                return None, BlobProblem.MISSING
+            # None: the disk does not tell.
+            if await self._size(blob.sha256) not in (None, blob.size):
+                return found, BlobProblem.ALTERED
+            actual = await self._blobs.hash_blob(found, pace, with_md5=blob.md5 is None)
+        except StorageAway:
+            raise
+        except StorageFailed:
+            return found, BlobProblem.UNREADABLE
+        if actual is None:
+            return found, BlobProblem.MISSING
+        return found, actual if actual.sha256 == blob.sha256 else BlobProblem.ALTERED
+
+    async def _note_unreadable(self, blob: queries.Blob) -> None:
+        """Without a look at the bytes, which might fail: if others have taken their place, the next one tells."""
+        now, wait_seconds = self._clock.now(), _REREAD_SECONDS
+        if blob.reread_at is None:
+            logger.error("a content can't be read", extra={"sha256": blob.sha256})
+        elif blob.reread_at > now:
+            return  # many may ask meanwhile, and none of them puts that off
+        elif blob.scrubbed_at is not None:
+            waited_seconds = (blob.reread_at - blob.scrubbed_at).total_seconds()
+            wait_seconds = min(max(2 * waited_seconds, _REREAD_SECONDS), _LAST_REREAD_SECONDS)
+        reread_at = now + timedelta(seconds=wait_seconds)
+        await self._database.transact(
+            lambda connection: transactions.note_unreadable(connection, blob.sha256, now=now, reread_at=reread_at)
+        )
+
+    async def _note(self, blob: queries.Blob, found: Found | None, good: Digests | None) -> bool:
+        """Whether these bytes are still those of the blob, and the row says now how they are; `good`: the digests of bytes
+        that are not damaged."""
+        damaged = good is None
+
+        async def note(connection: Connection) -> None:
+            await transactions.note_scrub(
+                connection, blob.sha256, damaged=damaged, now=self._clock.now(), md5=good.md5 if good else None
+            )
+
+        noted = await self._with_these_bytes(blob.sha256, found, note)
+        if noted and damaged != blob.damaged:
+            _tell(blob.sha256, damaged=damaged)
+        return noted
+
+    async def _heal(self, blob: queries.Blob, found: Found | None, pace: Pace | None) -> bool:
+        """Put the first good copy of the trash into the place of these bytes."""
+        for copy in await self._trash.copies(blob.sha256):
+            good = await self._digests_of(copy, pace, with_md5=blob.md5 is None)
+            if good is not None and good.sha256 == blob.sha256 and await self._restore(good, found, copy):
+                _tell(blob.sha256, damaged=False)
+                return True
+        return False
+
+    async def _digests_of(self, copy: Found, pace: Pace | None, *, with_md5: bool) -> Digests | None:
+        try:
+            return await self._blobs.hash_blob(copy, pace, with_md5=with_md5)
+        except StorageAway:
+            raise
+        except StorageFailed:
+            return None
+
+    async def _restore(self, good: Digests, found: Found | None, copy: Found) -> bool:
+        restore = self._database.outside(self._trash.restore_blob)
+        now = self._clock.now()
+        told = act(Action.CONTENT_HEALED, now, subject=good.sha256)
+
+        async def place(connection: Connection) -> None:
+            location = await restore(copy)
+            crash_point("heal.after_restore")
+            if location is not None:
+                await transactions.relocate(connection, {good.sha256: location}, now)
+            await transactions.note_scrub(connection, good.sha256, damaged=False, now=now, restored=True, md5=good.md5)
+            await note(connection, told)
+
+        try:
+            return await self._with_these_bytes(good.sha256, found, place)
+        except Gone:
+            return False  # it was purged at this moment
+
+    async def _with_these_bytes(
+        self, sha256: str, found: Found | None, work: Callable[[Connection], Awaitable[None]]
+    ) -> bool:
+        """Do something under the lock of a blob's row, if it is in use and its bytes are those that were found."""
+        look = self._database.outside(self._blobs.find_blob)
+
+        async def transaction(connection: Connection) -> bool:
+            blob = await queries.blob_by_sha256(connection, sha256, lock=True)
+            if blob is None or blob.refs == 0:
+                return False
+            now = await look(sha256)
+            if (now and now.inode) != (found and found.inode):
+                return False
+            await work(connection)
+            return True
+
+        return await uninterrupted(self._database.transact(transaction, alone=True))
+
+
+def _with_own_errors(pace: Pace) -> Pace:
+    """Errors of the pace are no errors of the disk, also where they look like one."""
+
+    def keep_pace(read_bytes: int) -> None:
+        try:
+            pace(read_bytes)
+        except OSError as error:
+            raise RuntimeError("the pace of reading failed") from error
+
+    return keep_pace
+
+
+def _tell(sha256: str, *, damaged: bool) -> None:
+    if damaged:
+        logger.error("a content is damaged", extra={"sha256": sha256})
+        DAMAGED_CONTENTS.inc()
+    else:
+        logger.warning("a damaged content is healed", extra={"sha256": sha256})
+        HEALED_CONTENTS.inc()

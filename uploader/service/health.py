@@ -1,0 +1,313 @@
+"""Whether what the server depends on works: for load balancers, and for the person who asks why it does not."""
+
+import asyncio
+import math
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import Gauge
+
+from uploader.accounting.pending import Pending
+from uploader.clock import Clock
+from uploader.database import migrate, queries
+from uploader.database.engine import Database
+from uploader.database.meta import durability, recent_mishaps
+from uploader.errors import Unavailable, UploaderError
+from uploader.observability import (
+    DAMAGED_BLOBS,
+    DEAD_EVENTS,
+    EVENT_LAG_SECONDS,
+    FREE_DISK_BYTES,
+    KEPT_STRAYS,
+    OPEN_UPLOADS,
+    PENDING_BYTES,
+    QUEUE_LAG_SECONDS,
+    QUEUE_TASKS,
+    REDIS_SET_ASIDE,
+    TRASH_BYTES,
+    UNSCRUBBED_SECONDS,
+    WAITING_EVENTS,
+)
+from uploader.service.cleanup import kept_strays
+from uploader.service.events import Watching
+from uploader.service.installation import Installation
+from uploader.service.scrub import Age, Scrubbing
+from uploader.storage.base import Bounded
+from uploader.storage.store import Store
+from uploader.units import format_duration
+
+# Whether what is stored is what it should be, as far as anybody has looked: for gauges, and for warnings.
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was found so far."""
+
+    damaged_blobs: int
+    unreadable_blobs: int
+    kept_strays: int
+    age: Age
+
+
+class Integrity:
+    """Asks the database alone."""
+
+    def __init__(self, database: Database, scrubbing: Scrubbing) -> None:
+        self._database = database
+        self._scrubbing = scrubbing
+
+    async def look(self) -> Seen:
+        """Raises Unavailable."""
+        damaged = await self._database.read(queries.count_damaged_blobs)
+        unreadable = await self._database.read(queries.count_unreadable_blobs)
+        return Seen(damaged, unreadable, await kept_strays(self._database), await self._scrubbing.age())
+
+    async def warning(self) -> str | None:
+        """What somebody should look at, in words. Raises Unavailable."""
+        seen = await self.look()
+        warnings = []
+        if seen.damaged_blobs:
+            warnings.append(f"damaged contents: {seen.damaged_blobs}, see `uploader scrub`")
+        if seen.unreadable_blobs:
+            warnings.append(f"contents that can't be read: {seen.unreadable_blobs}, see the log")
+        if seen.kept_strays:
+            warnings.append(
+                f"blobs that no row names: {seen.kept_strays}, too many to be what crashes left; is this their database? "
+                "`uploader cleanup --yes` puts them away"
+            )
+        if not seen.age.within_goal:
+            age = format_duration(round(seen.age.seconds))
+            warnings.append(f"a content was not read back for {age}: UPLOADER_SCRUB_RATE is too low, or no worker runs")
+        return "; ".join(warnings) or None
+
+
+_PATIENCE_SECONDS = 5.0
+# How long what the servers say of their settings is believed: load balancers ask all day.
+_FRESH_SECONDS = 60.0
+# How old an answer of the disk may be.
+_STORAGE_CHECK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Whether a part works, and what is to be said of it: why it does not, or what could lose data though it does."""
+
+    ok: bool
+    reason: str | None = None
+
+
+class Health:
+    """Asks the disk, Redis and the database."""
+
+    def __init__(
+        self,
+        database: Database,
+        storage: Store,
+        pending: Pending,
+        integrity: Integrity,
+        installation: Installation,
+        watching: Watching,
+        list_aside: Callable[[], Sequence[Path]],
+        clock: Clock,
+    ) -> None:
+        """`list_aside`: the directories of Redis that it could not load; blocks."""
+        self._list_aside = list_aside
+        self._clock = clock
+        self._watching = watching
+        self._installation = installation
+        self._database = database
+        self._storage = storage
+        self._pending = pending
+        self._integrity = integrity
+        self._warnings: dict[str, tuple[float, str | None]] = {}
+        # One question of a kind at a time.
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._storage_lock = asyncio.Lock()
+        self._storage_failure: UploaderError | None = None
+        self._storage_checked_at = float("-inf")
+
+    async def check(self) -> dict[str, Finding]:
+        """For each part, how it is. A setting that is not as durable as it should be is a warning, and `ok`."""
+        database, redis, storage, content = await asyncio.gather(
+            self._find("database", self._check_database, self._database_warning),
+            self._find("redis", self._installation.check_redis, self._redis_warning),
+            self._find("storage", self._check_storage, self._storage_warning),
+            self._warned("content", self._integrity.warning),
+        )
+        found = {"database": database, "redis": redis, "storage": storage, "content": content}
+        events = await self._warned("events", self._watching.warning) if database.ok else Finding(True)
+        return found | ({"events": events} if self._watching.names or events.reason else {})
+
+    async def _warned(self, name: str, warn: Callable[[], Awaitable[str | None]]) -> Finding:
+        """Damaged content, or an event that nobody takes, is no reason to send requests elsewhere; nor is that nobody can
+        tell now: then nobody is asked for a while, because what takes too long would only be begun again and again."""
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                return Finding(True, await self._warning(name, warn))
+        except (UploaderError, TimeoutError):
+            self._warnings[name] = (time.monotonic(), None)
+            return Finding(True)
+
+    async def _find(
+        self, name: str, check: Callable[[], Awaitable[None]], warn: Callable[[], Awaitable[str | None]] | None = None
+    ) -> Finding:
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await check()
+                return Finding(True, await self._warning(name, warn) if warn else None)
+        except UploaderError as error:
+            return Finding(False, error.detail)
+        except TimeoutError:
+            return Finding(False, f"It did not answer within {_PATIENCE_SECONDS:.0f} s.")
+
+    async def _warning(self, name: str, warn: Callable[[], Awaitable[str | None]]) -> str | None:
+        async with self._asking[name]:
+            asked_at, warning = self._warnings.get(name, (float("-inf"), None))
+            if time.monotonic() - asked_at >= _FRESH_SECONDS:
+                warning = await warn()
+                self._warnings[name] = (time.monotonic(), warning)
+            return warning
+
+    async def _check_database(self) -> None:
+        await self._database.look()
+        await self._database.check_writable()
+        await migrate.check(self._database)
+        await self._installation.check_database()
+
+    async def _check_storage(self) -> None:
+        """However often it is asked, one check runs at a time, and none right after another: it is a write."""
+        async with self._storage_lock:
+            if time.monotonic() > self._storage_checked_at + _STORAGE_CHECK_SECONDS:
+                self._storage_failure = None
+                try:
+                    await self._storage.check()
+                except UploaderError as error:
+                    self._storage_failure = error
+                self._storage_checked_at = time.monotonic()
+        if self._storage_failure is not None:
+            raise self._storage_failure
+
+    async def _database_warning(self) -> str | None:
+        found = await self._database.read(durability)
+        wanted = {"innodb_flush_log_at_trx_commit": ("1",)}
+        if found.get("log_bin") == "1":
+            wanted["sync_binlog"] = ("1",)
+        return _warning_of(found, wanted)
+
+    async def _storage_warning(self) -> str | None:
+        mishaps: list[str] = []
+        with suppress(Unavailable):  # the database is a check of its own
+            mishaps = await self._database.read(lambda connection: recent_mishaps(connection, self._clock.now()))
+        return "; ".join(filter(None, (self._storage.doubt, *mishaps))) or None
+
+    async def _redis_warning(self) -> str | None:
+        wanted = {"appendonly": ("yes",), "appendfsync": ("everysec", "always"), "maxmemory-policy": ("noeviction",)}
+        odd = _warning_of(await self._pending.configuration(*wanted), wanted)
+        aside = [path.name for path in await asyncio.to_thread(self._list_aside)]
+        lost = f"could not be loaded, all was rebuilt; find out why, and remove: {', '.join(aside)}" if aside else None
+        return "; ".join(filter(None, (odd, lost))) or None
+
+
+def _warning_of(found: Mapping[str, str], wanted: Mapping[str, tuple[str, ...]]) -> str | None:
+    """What is set otherwise than it should be; what the server does not tell is not held against it."""
+    odd = [
+        f"{name} is {found[name]}, not {' or '.join(values)}"
+        for name, values in wanted.items()
+        if name in found and found[name] not in values
+    ]
+    return "; ".join(odd) or None
+
+
+# Asks the stores for what the gauges show. They are the same whichever process is asked.
+
+
+# Who asks more often gets the figures of a moment ago: asking is open to everybody.
+_GAUGES_FRESH_SECONDS = 1.0
+_GAUGES_PATIENCE_SECONDS = 3.0
+
+_QUEUE_GAUGES = tuple(gauge.labels(name) for gauge in (QUEUE_TASKS, QUEUE_LAG_SECONDS) for name in ("flush", "merge"))
+
+
+class Gauges:
+    """Sets the gauges that no process can know by itself."""
+
+    def __init__(
+        self,
+        database: Database,
+        storage: Bounded,
+        pending: Pending,
+        integrity: Integrity,
+        watching: Watching,
+        list_aside: Callable[[], Sequence[Path]],
+    ) -> None:
+        """`list_aside`: the directories of Redis that it could not load; blocks."""
+        self._list_aside = list_aside
+        self._database = database
+        self._storage = storage
+        self._pending = pending
+        self._integrity = integrity
+        self._watching = watching
+        self._event_gauges = tuple(
+            gauge.labels(name) for gauge in (WAITING_EVENTS, DEAD_EVENTS, EVENT_LAG_SECONDS) for name in watching.names
+        )
+        self._asked_at = float("-inf")
+        self._asking = asyncio.Lock()
+
+    async def observe(self) -> None:
+        """Ask, unless that was done a moment ago. What can't be asked is shown as NaN."""
+        async with self._asking:
+            if time.monotonic() - self._asked_at < _GAUGES_FRESH_SECONDS:
+                return
+            await asyncio.gather(
+                _patiently(self._ask_database, (OPEN_UPLOADS,)),
+                _patiently(self._ask_disk, (FREE_DISK_BYTES, TRASH_BYTES)),
+                _patiently(self._ask_integrity, (DAMAGED_BLOBS, KEPT_STRAYS, UNSCRUBBED_SECONDS)),
+                _patiently(self._ask_events, self._event_gauges),
+                _patiently(self._ask_data_directory, (REDIS_SET_ASIDE,)),
+                _patiently(self._ask_redis, (PENDING_BYTES, *_QUEUE_GAUGES)),
+            )
+            self._asked_at = time.monotonic()
+
+    async def _ask_database(self) -> None:
+        OPEN_UPLOADS.set(await self._database.read(queries.count_all_open_uploads))
+
+    async def _ask_disk(self) -> None:
+        space = await self._storage.space()
+        # A store without a bound has no figures that could fall: 0 would be an alert.
+        FREE_DISK_BYTES.set(math.nan if space is None else space.free)
+        TRASH_BYTES.set(math.nan if space is None else space.trash)
+
+    async def _ask_integrity(self) -> None:
+        seen = await self._integrity.look()
+        DAMAGED_BLOBS.set(seen.damaged_blobs)
+        KEPT_STRAYS.set(seen.kept_strays)
+        UNSCRUBBED_SECONDS.set(seen.age.seconds)
+
+    async def _ask_events(self) -> None:
+        for name, state in (await self._watching.states()).items():
+            WAITING_EVENTS.labels(name).set(state.waiting)
+            DEAD_EVENTS.labels(name).set(state.dead)
+            EVENT_LAG_SECONDS.labels(name).set(self._watching.lag_seconds(state))
+
+    async def _ask_data_directory(self) -> None:
+        REDIS_SET_ASIDE.set(len(await asyncio.to_thread(self._list_aside)))
+
+    async def _ask_redis(self) -> None:
+        measured = await self._pending.measure_all()
+        for name, found in measured.items():
+            QUEUE_TASKS.labels(name).set(found.tasks)
+            QUEUE_LAG_SECONDS.labels(name).set(found.lag_seconds)
+        PENDING_BYTES.set(sum(found.pending_bytes for found in measured.values()))
+
+
+async def _patiently(ask: Callable[[], Awaitable[None]], gauges: tuple[Gauge, ...]) -> None:
+    try:
+        async with asyncio.timeout(_GAUGES_PATIENCE_SECONDS):
+            await ask()
+    except (UploaderError, TimeoutError):
+        for gauge in gauges:
+            gauge.set(math.nan)

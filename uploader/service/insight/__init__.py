@@ -1,4 +1,0 @@
-"""What administrators and operators ask: reports, totals, gauges, health.
-
-Changes nothing but the snapshot of a day.
-"""

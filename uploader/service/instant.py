@@ -1,0 +1,245 @@
+"""Instant upload: finish without bytes, from content that is there, if the caller has it already or proves to hold it.
+
+To whoever can prove nothing it makes no difference, in the answer or in the work done, whether content is not there or
+is not for them.
+"""
+
+import asyncio
+import hmac
+import secrets
+from datetime import timedelta
+from functools import partial
+
+from uploader.accounting.challenges import Challenges
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import queries, transactions
+from uploader.database.engine import Connection, Database, Duplicate
+from uploader.database.transactions import BlobLost, NotOpen
+from uploader.domain.digest import Challenge, draw_ranges, proof_of
+from uploader.domain.upload import File, IfExists, Upload
+from uploader.errors import ProofFailed, Unavailable
+from uploader.observability import INSTANT_UPLOADS
+from uploader.service.close import Closers
+from uploader.service.heal import Healing
+from uploader.service.ids import new_id
+from uploader.service.precreate import PreCreateHook, Question
+from uploader.service.results import Complete, Opening, Target
+from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
+from uploader.settings import Settings
+from uploader.storage.base import Gone, UploadBytes
+from uploader.storage.contents import BlobBytes
+from uploader.tasks import uninterrupted
+
+# The window of the budgets of probes and failures.
+BUDGET_WINDOW_SECONDS = 3600.0
+_CHALLENGE_SECONDS = 60.0
+_NONCE_BYTES = 32
+
+# The very file that is asked for, and the content that may be used as it is.
+Source = tuple[File | None, str | None]
+NO_SOURCE: Source = (None, None)
+
+
+class Instant:
+    """All ways to finish without bytes."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        storage: UploadBytes,
+        blobs: BlobBytes,
+        healing: Healing,
+        closers: Closers,
+        uploads: Uploads,
+        challenges: Challenges,
+        asking: PreCreateHook,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._storage = storage
+        self._blobs = blobs
+        self._healing = healing
+        self._closers = closers
+        self._uploads = uploads
+        self._challenges = challenges
+        self._asking = asking
+        self._clock = clock
+
+    async def finish(self, opening: Opening, md5: str, source: Source, existing: Upload | None) -> Complete | None:
+        """The file, if the caller has it under this name, or if its content is there and may be used as it is.
+
+        `existing` is the caller's open upload of this content, which is closed by it. Raises NotOpen, QuotaExceeded,
+        NameTaken.
+        """
+        same, sha256 = source
+        wanted = sha256 if same is None else same.sha256
+        if wanted is None or not await self._healing.is_whole(wanted, opening.size):
+            return None  # or it was there: whoever sends it heals it
+        if same is not None:
+            if (existing is not None and opening.instant) or await self._is_to_replace(opening, same):
+                return await self._add_file(opening, md5, same.sha256, existing)
+            return Complete(file=same, created=False)
+        if not opening.instant:
+            return None
+        try:
+            return await self._add_file(opening, md5, wanted, existing)
+        except BlobLost:
+            return None  # the blob went at this moment: the bytes are needed after all
+
+    async def _is_to_replace(self, opening: Opening, same: File) -> bool:
+        """Whether the caller has other files of the name that go, though this one is there already."""
+        if opening.if_exists is not IfExists.REPLACE:
+            return False
+        names = [opening.name]
+        found = await self._database.read(lambda connection: queries.files_of_names(connection, opening.user_id, names))
+        return any(other.id != same.id for other in found)
+
+    async def source(self, connection: Connection, opening: Opening, md5: str) -> Source:
+        """What there is to finish from; damaged content is not."""
+        mode = self._settings.instant
+        ask = partial(queries.newest_file, connection, opening.user_id, md5, size=opening.size, sha256=opening.sha256)
+        ask = partial(ask, sound=True)
+        own = await ask()
+        if own is not None:
+            same = own if own.name == opening.name else await ask(name=opening.name)
+            return same, own.sha256 if same is None and mode != "off" else None
+        if mode != "trust":
+            return NO_SOURCE
+        blobs = await queries.blobs_by_md5(connection, md5, opening.size)
+        fitting = [blob.sha256 for blob in blobs if opening.sha256 in (None, blob.sha256)]
+        return None, fitting[0] if fitting else None
+
+    # Proof of possession
+
+    async def challenge(self, opening: Opening, md5: str) -> Challenge | None:
+        """What the caller may prove to finish at once; None if the bytes have to be sent.
+
+        The same statements and the same script run whether the content is there or not, and whether it is offered or
+        the caller has spent a budget.
+        """
+        sha256 = opening.sha256
+        eligible = self._settings.instant == "proof" and opening.instant and sha256 is not None
+        if not eligible or sha256 is None or opening.size < self._settings.proof_min_size_bytes:
+            return None
+        blobs = await self._database.read(
+            lambda connection: queries.blobs_by_md5(connection, md5, opening.size), brief=True
+        )
+        challenge = Challenge(
+            id=secrets.token_hex(16),
+            nonce=secrets.token_bytes(_NONCE_BYTES),
+            user_id=opening.user_id,
+            md5=md5,
+            sha256=sha256,
+            size=opening.size,
+            ranges=draw_ranges(opening.size, self._settings.proof_ranges, secrets.randbelow),
+            expires_at=self._clock.now() + timedelta(seconds=_CHALLENGE_SECONDS),
+            if_exists=opening.if_exists or IfExists.KEEP,
+            modified_at=opening.modified_at,
+        )
+        (size,) = await self._blobs.blob_sizes([sha256])
+        offered = size == opening.size and any(blob.sha256 == sha256 for blob in blobs)
+        try:
+            issued = await self._challenges.issue(challenge, offered=offered, ttl_seconds=_CHALLENGE_SECONDS)
+        except Unavailable:
+            return None  # without Redis there is nowhere to keep it: the bytes do as well
+        return challenge if issued else None
+
+    async def prove(self, target: Target, name: str, challenge_id: str, proof: bytes) -> Complete:
+        """Finish by the answer to a challenge. Raises ProofFailed, QuotaExceeded, UploadNotFound, UploadGone,
+        Unavailable; after that one, the same answer will do."""
+        meant: Upload | None = None
+        if target.upload_id is not None:
+            match await self._uploads.find(target):
+                case Upload() as upload:
+                    meant = upload
+                case complete:
+                    return complete
+        challenge = await self._challenges.take(target.user_id, challenge_id)
+        md5 = target.md5 if meant is None else meant.md5
+        if challenge is None or challenge.md5 != md5 or not await self._is_proven(challenge, proof):
+            raise ProofFailed()
+        await self._challenges.count_as_proven(challenge)
+        try:
+            return await self._finish_proven(challenge, name, meant)
+        except Unavailable:  # the client is told to try again, with the same proof
+            left = challenge.expires_at - self._clock.now()
+            await self._challenges.give_back(challenge, left.total_seconds())
+            raise
+
+    async def _is_proven(self, challenge: Challenge, proof: bytes) -> bool:
+        if challenge.expires_at <= self._clock.now():
+            return False
+        try:
+            contents = await self._blobs.read_blob(challenge.sha256, challenge.ranges)
+        except Gone:
+            return False
+        expected = await asyncio.to_thread(proof_of, challenge, contents)
+        return hmac.compare_digest(expected, proof)
+
+    async def _finish_proven(self, challenge: Challenge, name: str, meant: Upload | None) -> Complete:
+        opening = Opening(
+            user_id=challenge.user_id,
+            md5=challenge.md5,
+            sha256=challenge.sha256,
+            name=name,
+            size=challenge.size,
+            chunk_size=None,
+            instant=True,
+            if_exists=challenge.if_exists,
+            modified_at=challenge.modified_at,
+        )
+        for _ in range(ATTEMPTS):
+            replaced = meant or await self._uploads.by_md5(challenge.user_id, challenge.md5)
+            if replaced is not None and not _is_of(replaced, challenge):
+                replaced = None  # a twin: other content with the same MD5
+            try:
+                return await self._add_file(opening, challenge.md5, challenge.sha256, replaced)
+            except BlobLost as error:
+                raise ProofFailed("The content went at this moment: send the bytes.") from error
+            except (Duplicate, Gone, NotOpen):
+                await asyncio.sleep(PAUSE_SECONDS)
+                meant = None
+        raise Unavailable("This upload is changing too fast; try again.")
+
+    # The transaction
+
+    async def _add_file(self, opening: Opening, md5: str, sha256: str, replaced: Upload | None) -> Complete:
+        if replaced is None or replaced.name != opening.name:  # of an upload that is open it was asked when that began
+            await self._asking.ask(Question(opening.user_id, opening.name, opening.size, md5=md5, sha256=sha256))
+        file = File(
+            id=new_id(),
+            user_id=opening.user_id,
+            md5=md5,
+            sha256=sha256,
+            name=opening.name,
+            size=opening.size,
+            instant=True,
+            created_at=self._clock.now(),
+            modified_at=opening.modified_at,
+        )
+        if_exists = opening.if_exists or IfExists.KEEP
+        complete = await uninterrupted(self._commit_file(file, if_exists, replaced))
+        INSTANT_UPLOADS.inc()
+        return complete
+
+    async def _commit_file(self, file: File, if_exists: IfExists, replaced: Upload | None) -> Complete:
+        replaced_id = None if replaced is None else replaced.id
+
+        async def commit() -> Complete:
+            added = await self._database.transact(
+                lambda connection: transactions.add_instant_file(
+                    connection, file, if_exists, replaced_upload_id=replaced_id
+                )
+            )
+            crash_point("instant.after_commit")
+            return Complete(file=added.file, created=added.is_new)
+
+        return await (commit() if replaced is None else self._closers.close_by(replaced, commit))
+
+
+def _is_of(upload: Upload, challenge: Challenge) -> bool:
+    """Whether what an upload claims to be is the content of a challenge."""
+    return upload.size == challenge.size and upload.sha256 in (None, challenge.sha256)

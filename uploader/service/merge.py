@@ -1,0 +1,276 @@
+"""The merge: verify, link into the blobs, account. Repeatable by any worker from any step; nothing is copied.
+
+At most one merge of an upload runs in a process (callers join it), and the lock on its digest file keeps processes from
+hashing it twice. Its task in Redis is its lease: while the work goes on it is pushed back.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from uploader.accounting.pending import Pending
+from uploader.accounting.queue import UploadQueue
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import queries, transactions
+from uploader.database.engine import Database, Duplicate
+from uploader.database.transactions import ClaimsChanged, NotOpen, Received
+from uploader.domain.upload import SUPERSEDED, File, Reason, State, Upload, as_ranges, missing_ranges
+from uploader.errors import (
+    ChunksMissing,
+    Forbidden,
+    Md5Mismatch,
+    NameTaken,
+    Sha256Mismatch,
+    StorageAway,
+    StorageFailed,
+    Unavailable,
+    UploaderError,
+    UploadGone,
+)
+from uploader.observability import MERGE_SECONDS, MERGES
+from uploader.service.close import Closers
+from uploader.service.ids import new_id
+from uploader.service.results import Complete
+from uploader.storage.base import Busy, Gone, Stopping, Withdrawing
+from uploader.storage.contents import Digests
+from uploader.tasks import ended, uninterrupted
+
+logger = logging.getLogger(__name__)
+
+# If so much is left to hash, it takes so long that the bytes are accounted before it.
+_LONG_MERGE_BYTES = 64 << 20
+_FIRST_PAUSE_SECONDS = 0.005
+_LONGEST_PAUSE_SECONDS = 0.1
+_LOST_ATTEMPTS = 20
+# What closes an upload is kept for so long: whoever sent its last bytes asks only once they are acknowledged.
+_FINAL = (Md5Mismatch, Sha256Mismatch, NameTaken)
+_TOLD_SECONDS = 10.0
+
+
+class Merging:
+    """The merges of this process."""
+
+    def __init__(
+        self,
+        database: Database,
+        storage: Withdrawing,
+        pending: Pending,
+        closers: Closers,
+        clock: Clock,
+        *,
+        wait_seconds: float,
+        lease_seconds: float,
+    ) -> None:
+        self._database = database
+        self._storage = storage
+        self._pending = pending
+        self._closers = closers
+        self._clock = clock
+        self._wait_seconds = wait_seconds
+        self._lease_seconds = lease_seconds
+        self._running: dict[str, asyncio.Task[Complete]] = {}
+        self._stopping = False
+
+    def start(self, upload_id: str) -> "asyncio.Task[Complete]":
+        """Begin the merge of an upload, or join the one that runs here."""
+        task = self._running.get(upload_id)
+        if task is None:
+            task = self._running[upload_id] = asyncio.create_task(self._merge(upload_id), name=f"merge {upload_id}")
+            task.add_done_callback(lambda done: self._ended(upload_id, done))
+        return task
+
+    async def start_due(self, queue: UploadQueue, limit: int) -> "list[asyncio.Task[Complete]]":
+        """Begin at most so many merges that are due in a queue. Raises Unavailable."""
+        return [self.start(claim.upload_id) for claim in await queue.claim(limit)]
+
+    def _ended(self, upload_id: str, task: "asyncio.Task[Complete]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, _FINAL):
+            asyncio.get_running_loop().call_later(_TOLD_SECONDS, self._running.pop, upload_id, None)
+            return
+        self._running.pop(upload_id, None)
+        if error is not None and not isinstance(error, (UploaderError, Stopping)):
+            logger.error("merge failed", extra={"upload_id": upload_id}, exc_info=error)
+
+    async def wait(self, upload_id: str) -> Complete | None:
+        """Merge, and give the file, which is `created` by that unless it came in another way; None if it takes longer than a
+        request waits.
+
+        Raises Md5Mismatch, Sha256Mismatch, NameTaken, ChunksMissing, UploadGone, Unavailable.
+        """
+        task = self.start(upload_id)
+        await asyncio.wait({task}, timeout=self._wait_seconds)
+        return _result_of(task) if task.done() else None
+
+    async def finish(self, upload_id: str) -> Complete:
+        """As `wait`, for as long as it takes."""
+        task = self.start(upload_id)
+        await asyncio.wait({task})
+        return _result_of(task)
+
+    async def close(self) -> None:
+        """Wait for the merges of this process; long ones end with Stopping once the storage was told to stop."""
+        self._stopping = True
+        if self._running:
+            await asyncio.wait(self._running.values(), timeout=10)
+
+    async def _merge(self, upload_id: str) -> Complete:
+        started = time.perf_counter()
+        lost, pause = 0, _FIRST_PAUSE_SECONDS
+        while True:
+            upload = await self._database.read(
+                lambda connection: queries.upload_by_id(connection, upload_id), brief=True
+            )
+            if upload is None:
+                raise UploadGone(reason=Reason.CANCELLED.value)
+            if upload.state is not State.OPEN:
+                return await self._what_became_of(upload)
+            try:
+                file = await self._attempt(upload)
+            except (NotOpen, Gone, ClaimsChanged, Duplicate) as error:
+                # Somebody else was faster: with this upload, or with the name it was to have.
+                lost += 1
+                if lost == _LOST_ATTEMPTS:
+                    raise Unavailable("The bytes of this upload can't be found.") from error
+                await asyncio.sleep(_LONGEST_PAUSE_SECONDS)
+            except Busy:
+                if self._stopping:
+                    raise Stopping from None
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+            else:
+                MERGES.labels("complete").inc()
+                MERGE_SECONDS.observe(time.perf_counter() - started)
+                return Complete(file=file, created=True)
+
+    async def _what_became_of(self, upload: Upload) -> Complete:
+        """What became of an upload that is closed; what is left of it elsewhere is tidied."""
+        await self._closers.tidy(upload.id)
+        if upload.state is State.DONE and upload.file_id is not None:
+            file_id = upload.file_id
+            file = await self._database.read(
+                lambda connection: queries.file_by_id(connection, upload.user_id, file_id), brief=True
+            )
+            if file is not None:
+                return Complete(file=file, created=upload.close_reason != SUPERSEDED)
+            raise UploadGone(reason=Reason.CANCELLED.value)
+        raise UploadGone(reason=upload.close_reason or Reason.CANCELLED.value)
+
+    async def _attempt(self, upload: Upload) -> File:
+        if upload.is_part:
+            raise Forbidden("A part is merged with its whole.")
+        chunk_map = await self._closers.read_map(upload)
+        if not chunk_map.complete:
+            await self._closers.hydrate(upload)  # what armed this merge knows of chunks that were withdrawn
+            raise ChunksMissing(missing=missing_ranges(chunk_map.present))
+        if upload.flushed_bytes < upload.size and await self._takes_long(upload):
+            await self._account(upload)
+        digests = await self._digest(upload)
+        await self._compare(upload, digests)
+        try:
+            return await uninterrupted(self._commit(upload, digests))
+        except NameTaken:
+            await self._fail(upload, Reason.NAME_TAKEN)
+            raise
+
+    async def _digest(self, upload: Upload) -> Digests:
+        """The digests of the whole. Bytes that can't be read are missing again: raises ChunksMissing. If none is bad, it
+        raises StorageFailed, and the next attempt computes the digests anew; but a store that is away has said nothing of
+        them, and the next attempt goes on."""
+        try:
+            async with self._leased(upload.id):
+                return await self._storage.digest(upload)
+        except StorageAway:
+            raise
+        except StorageFailed:
+            await self._withdraw_bad(upload)
+            self._closers.note_unmergeable(upload)
+            await self._storage.forget_digests(upload)
+            raise
+
+    async def _withdraw_bad(self, upload: Upload) -> None:
+        """Raises ChunksMissing if stored bytes went bad."""
+        async with self._leased(upload.id):
+            bad = await self._storage.find_bad_chunks(upload)
+        if bad:
+            await self._closers.withdraw(upload, bad)
+            MERGES.labels("withdrawn").inc()
+            raise ChunksMissing("Stored bytes went bad; these chunks are missing again.", missing=as_ranges(bad))
+
+    async def _account(self, upload: Upload) -> None:
+        """All bytes are here: say so in the database now, and not only after the hashing."""
+        whole = Received(upload.id, upload.generation, upload.size)
+        await self._database.transact(lambda connection: transactions.flush(connection, [whole], self._clock.now()))
+        crash_point("merge.after_account")
+
+    async def _takes_long(self, upload: Upload) -> bool:
+        """Whether so much is left to hash that others are told of the bytes first."""
+        if upload.size < _LONG_MERGE_BYTES:
+            return False
+        return upload.size - await self._storage.digested_bytes(upload) >= _LONG_MERGE_BYTES
+
+    @asynccontextmanager
+    async def _leased(self, upload_id: str) -> AsyncIterator[None]:
+        """Long work, during which the lease is renewed."""
+        renewing = asyncio.create_task(self._renew(upload_id))
+        try:
+            yield
+        finally:
+            await ended(renewing)
+
+    async def _renew(self, upload_id: str) -> None:
+        while True:
+            await asyncio.sleep(min(1.0, self._lease_seconds / 3))
+            try:
+                await self._pending.lease(upload_id)
+            except Unavailable:
+                logger.debug("lease of a merge not renewed", extra={"upload_id": upload_id})
+
+    async def _compare(self, upload: Upload, digests: Digests) -> None:
+        """Refuse bytes that are not what was claimed: the upload ends and gives back all it held.
+
+        But if stored bytes went bad, it is not the client's fault: those chunks are missing again.
+        """
+        if digests.are(upload.md5, upload.sha256):
+            return
+        await self._withdraw_bad(upload)
+        if upload.md5 not in (None, digests.md5):
+            await self._fail(upload, Reason.MD5_MISMATCH)
+            raise Md5Mismatch(expected=upload.md5, actual=digests.md5)
+        await self._fail(upload, Reason.SHA256_MISMATCH)
+        raise Sha256Mismatch(expected=upload.sha256, actual=digests.sha256)
+
+    async def _fail(self, upload: Upload, reason: Reason) -> None:
+        await self._closers.close(upload, reason)
+        MERGES.labels(reason.value).inc()
+
+    async def _commit(self, upload: Upload, digests: Digests) -> File:
+        file_id = new_id()
+        async with self._storage.closing(upload) as closer:
+            place = self._database.outside(lambda: closer.place_blob(digests.sha256))
+            await self._closers.announce(upload)
+            file = await self._database.transact(
+                lambda connection: transactions.merge(
+                    connection,
+                    upload_id=upload.id,
+                    file_id=file_id,
+                    md5=digests.md5,
+                    sha256=digests.sha256,
+                    place_blob=place,
+                    now=self._clock.now(),
+                )
+            )
+            crash_point("merge.after_commit")
+            await self._closers.clear(upload, State.DONE, closer)
+        logger.info("upload merged", extra={"upload_id": upload.id, "user_id": upload.user_id, "size": upload.size})
+        return file
+
+
+def _result_of(task: "asyncio.Task[Complete]") -> Complete:
+    try:
+        return task.result()
+    except Stopping as error:
+        raise Unavailable("The server is stopping; the merge goes on after its start.") from error

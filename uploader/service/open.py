@@ -1,0 +1,433 @@
+"""The use cases that begin an upload: open, resume; and tell the digests of one that was opened by id.
+
+Whether it may finish without bytes is asked of `instant.py` first.
+"""
+
+import asyncio
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import queries, transactions
+from uploader.database.engine import Connection, Database, Duplicate
+from uploader.database.transactions import BlobLost, NotOpen
+from uploader.domain.digest import EMPTY_MD5, EMPTY_SHA256, Challenge
+from uploader.domain.reports import Room, Usage, floor_of
+from uploader.domain.upload import ChunkSizes, IfExists, State, Upload, UploadKind
+from uploader.errors import (
+    FileTooLarge,
+    Forbidden,
+    InvalidRequest,
+    LengthUnknown,
+    Md5Conflict,
+    Md5Mismatch,
+    NameTaken,
+    QuotaExceeded,
+    Sha256Conflict,
+    Sha256Mismatch,
+    SizeMismatch,
+    StorageFull,
+    StorageTooSmall,
+    TooManyUploads,
+    Unavailable,
+    UploadExists,
+)
+from uploader.observability import QUOTA_REFUSALS
+from uploader.service.chunk import Receiving
+from uploader.service.ids import new_id
+from uploader.service.instant import NO_SOURCE, Instant, Source
+from uploader.service.precreate import PreCreateHook, Question
+from uploader.service.results import Complete, Opening, StillMerging, Target, UploadStatus
+from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
+from uploader.service.trash import TrashKeeping
+from uploader.settings import Settings
+from uploader.storage.base import Bounded, Gone, Space, UploadBytes
+from uploader.tasks import uninterrupted
+
+# Whether the disk has room for one more file: the floor, and what open uploads were promised.
+#
+# To add up what was promised is a look at every user. So what is far from the floor is admitted by figures that are a
+# moment old; refused is only by those of now. It is approximate in any case, which the floor absorbs. What the trash
+# holds counts as free: it gives way when it is needed.
+
+
+_MOMENT_SECONDS = 1.0
+# What a store without a bound is taken to have: more than anybody will ever send, and still a number of every database.
+UNBOUNDED = Space(total=1 << 62, free=1 << 62, trash=0)
+
+
+class Admission:
+    """The room of the disk, as this process knows it."""
+
+    def __init__(
+        self, settings: Settings, database: Database, storage: Bounded, trash: TrashKeeping, clock: Clock
+    ) -> None:
+        self._floor_bytes = settings.free_space_floor_bytes
+        self._database = database
+        self._storage = storage
+        self._trash = trash
+        self._clock = clock
+        self._known: Room | None = None
+        self._known_at = 0.0
+
+    async def room(self, promised_bytes: int) -> Room:
+        """The room there is now, if so much was promised."""
+        space = await self._storage.space() or UNBOUNDED
+        return Room(
+            total_bytes=space.total,
+            free_bytes=space.free,
+            trash_bytes=space.trash,
+            floor_bytes=floor_of(space.total, self._floor_bytes),
+            promised_bytes=promised_bytes,
+        )
+
+    async def check(self, size: int) -> None:
+        """Raises StorageFull if there is no room for a file of this size."""
+        if self._known is not None and self._is_recent() and self._known.lacking_bytes(size) == 0:
+            return
+        looked_at = self._clock.monotonic()
+        self._known = await self.room(await self._database.read(queries.promised_bytes))
+        self._known_at = looked_at
+        if not self._known.fits(size):
+            raise _refusal(self._known, size)
+        await self._trash_gives_way(self._known.lacking_bytes(size))
+
+    async def _trash_gives_way(self, lacking_bytes: int) -> None:
+        if not lacking_bytes:
+            return
+        self._known = None
+        purged = await self._trash.make_room(lacking_bytes)
+        if purged.disk_bytes < lacking_bytes:
+            raise StorageFull("The disk has no room for a file of this size at the moment; try again soon.")
+
+    async def keep_floor(self) -> None:
+        """Have the trash give way where something else has filled the disk. Raises Unavailable."""
+        room = await self.room(0)
+        lacking_bytes = min(room.lacking_bytes(0), room.trash_bytes)
+        if lacking_bytes:
+            await self._trash.make_room(lacking_bytes)
+
+    def _is_recent(self) -> bool:
+        return self._clock.monotonic() - self._known_at < _MOMENT_SECONDS
+
+    def promise(self, size: int) -> None:
+        """A file of this size was opened."""
+        if self._known is not None:
+            self._known = replace(self._known, promised_bytes=self._known.promised_bytes + size)
+
+
+def _refusal(room: Room, size: int) -> StorageFull:
+    if size > room.limit_bytes:
+        return StorageTooSmall(requested=size, limit=room.limit_bytes)
+    return StorageFull(
+        "The disk has no room for a file of this size; try again later.", requested=size, available=room.available_bytes
+    )
+
+
+# Raised by the transaction of an opening before its commit.
+_ROLLED_BACK = (Duplicate, BlobLost, QuotaExceeded, TooManyUploads)
+_TOO_FAST = "This upload is changing too fast, or its bytes can't be found; try again."
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the database has to say of a request to open; of the account only if nothing else answers it."""
+
+    existing: Upload | None
+    source: Source
+    usage: Usage | None = None
+    open_uploads: int = 0
+
+
+class Openings:
+    """All ways to begin."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        storage: UploadBytes,
+        instant: Instant,
+        uploads: Uploads,
+        receiving: Receiving,
+        admission: Admission,
+        asking: PreCreateHook,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._storage = storage
+        self._instant = instant
+        self._uploads = uploads
+        self._receiving = receiving
+        self._admission = admission
+        self._asking = asking
+        self._clock = clock
+        self.chunk_sizes = ChunkSizes(
+            settings.chunk_size_bytes, settings.min_chunk_size_bytes, settings.max_chunk_size_bytes
+        )
+        self.max_file_size_bytes = min(settings.max_file_size_bytes, self.chunk_sizes.max_file_size())
+
+    async def open(self, opening: Opening) -> UploadStatus | Complete | Challenge:
+        """Open, resume or finish at once. Raises as `POST /files/{md5}` and `POST /uploads` say."""
+        if opening.size > self.max_file_size_bytes:
+            raise FileTooLarge(limit=self.max_file_size_bytes)
+        if opening.length_known and opening.size == 0:
+            _check_empty(opening)
+        for _ in range(ATTEMPTS):
+            try:
+                return await self._open_once(opening)
+            except (Duplicate, Gone, NotOpen, BlobLost):
+                await asyncio.sleep(PAUSE_SECONDS)  # somebody else was faster: what they did is the answer now
+        raise Unavailable(_TOO_FAST)
+
+    async def _open_once(self, opening: Opening) -> UploadStatus | Complete | Challenge:
+        found = await self._database.read(lambda connection: self._look(connection, opening), brief=True)
+        existing, md5 = found.existing, opening.md5
+        if md5 is not None:
+            if existing is not None:
+                _check_claims(existing, opening.size, opening.sha256)
+            at_once = None if opening.brings_bytes else await self._finish_at_once(opening, md5, found)
+            if at_once is not None:
+                return at_once
+        elif existing is not None and existing.state is not State.OPEN:
+            return await self._uploads.ended(existing)
+        if existing is not None:
+            return await self._resume(existing, opening)
+        self._refuse_early(opening, found)
+        await self._admission.check(opening.size)
+        if opening.kind is not UploadKind.PART:  # which has no name: asked is for its whole
+            size = opening.size if opening.length_known else None
+            question = Question(opening.user_id, opening.name, size, md5=opening.md5, sha256=opening.sha256)
+            await self._asking.ask(question)
+        return await self._open_new(opening)
+
+    async def _finish_at_once(self, opening: Opening, md5: str, found: _Found) -> Complete | Challenge | None:
+        known = _completed(opening, found.existing)
+        complete = await self._instant.finish(known, md5, found.source, found.existing)
+        return complete or await self._instant.challenge(opening, md5)
+
+    async def _look(self, connection: Connection, opening: Opening) -> _Found:
+        """All that the database has to say, at one go."""
+        existing, source = None, NO_SOURCE
+        if opening.md5 is not None:
+            existing = await queries.open_upload_by_md5(connection, opening.user_id, opening.md5)
+            source = await self._instant.source(connection, _completed(opening, existing), opening.md5)
+        elif opening.idempotency_key is not None:
+            existing = await self._by_idempotency_key(connection, opening, opening.idempotency_key)
+        if existing is None or existing.state is State.OPEN:
+            await self._refuse_taken(connection, _completed(opening, existing), existing)
+        if existing is not None or (opening.instant and source != NO_SOURCE):
+            return _Found(existing, source)
+        usage = await queries.usage(connection, opening.user_id)
+        return _Found(None, source, usage, await queries.count_open_uploads(connection, opening.user_id))
+
+    async def _refuse_taken(self, connection: Connection, opening: Opening, existing: Upload | None) -> None:
+        """Raises NameTaken where it is known now that the file would not be made. The same content, as far as that is known,
+        is no other file: it may be sent again to heal it."""
+        if opening.if_exists is not IfExists.FAIL:
+            return
+        name = opening.name if existing is None else existing.name
+        of_name = await queries.files_of_names(connection, opening.user_id, [name])
+        if of_name and not any(file.may_be(opening.md5, opening.sha256, opening.size) for file in of_name):
+            raise NameTaken("You have another file of this name.")
+
+    async def _by_idempotency_key(self, connection: Connection, opening: Opening, key: str) -> Upload | None:
+        upload = await queries.upload_by_idempotency_key(connection, opening.user_id, key)
+        if upload is not None and (upload.name, upload.size) != (opening.name, opening.size):
+            raise InvalidRequest.field("Idempotency-Key", "was used with another name or size")
+        return upload
+
+    async def _resume(self, upload: Upload, opening: Opening) -> UploadStatus | Complete:
+        if opening.sha256 is not None and upload.sha256 is None:
+            upload = await self._tell(upload, None, opening.sha256)
+        wanted = _completed(opening, upload)
+        if (wanted.if_exists, wanted.modified_at) != (upload.if_exists, upload.modified_at):
+            await self._database.transact(
+                lambda connection: transactions.choose(
+                    connection, upload.id, wanted.if_exists or IfExists.KEEP, wanted.modified_at
+                )
+            )
+        if upload.length_known and upload.size == 0:
+            return await self._merge_empty(upload)
+        status = await self._uploads.status_of(upload)
+        self._receiving.expect(upload)
+        return status
+
+    async def _merge_empty(self, upload: Upload) -> UploadStatus | Complete:
+        match await self._uploads.merge_now(upload):
+            case StillMerging(status):
+                return status
+            case complete:
+                return complete
+
+    async def _open_new(self, opening: Opening) -> UploadStatus | Complete:
+        now = self._clock.now()
+        upload_id = opening.id or new_id()
+        upload = Upload(
+            id=upload_id,
+            user_id=opening.user_id,
+            md5=opening.md5,
+            sha256=opening.sha256,
+            name=opening.name,
+            size=opening.size,
+            chunk_size=self.chunk_sizes.choose(
+                opening.chunk_size, opening.size if opening.length_known else self.max_file_size_bytes
+            ),
+            flushed_bytes=0,
+            flushed_generation=0,
+            generation=0,
+            state=State.OPEN,
+            close_reason=None,
+            file_id=None,
+            place=self._storage.place_of(upload_id, now),
+            idempotency_key=opening.idempotency_key,
+            created_at=now,
+            updated_at=now,
+            closed_at=None,
+            if_exists=opening.if_exists or IfExists.KEEP,
+            modified_at=opening.modified_at,
+            metadata=opening.metadata,
+            length_known=opening.length_known,
+            computes_md5=opening.computes_md5,
+            kind=opening.kind,
+        )
+        era = await self._uploads.era(upload_id)
+        made_at = await uninterrupted(self._create(upload))
+        crash_point("open.after_commit")
+        self._admission.promise(upload.size)
+        if upload.length_known and upload.size == 0 and not upload.is_part:
+            return await self._merge_empty(upload)
+        self._receiving.expect(upload)
+        return await self._uploads.begun(upload, era, made_at)
+
+    async def _create(self, upload: Upload) -> float:
+        """The directory first, then the row: a row without bytes would lose what is acknowledged."""
+        made_at = await self._storage.create(upload)
+        crash_point("open.after_create")
+        try:
+            await self._database.transact(
+                lambda connection: transactions.open_upload(
+                    connection,
+                    upload,
+                    max_open_uploads=self._settings.max_open_uploads,
+                    expires_at=upload.created_at + timedelta(seconds=self._settings.upload_expiry_seconds),
+                )
+            )
+        except Exception as error:
+            if isinstance(error, _ROLLED_BACK) or not await self._may_have_committed(upload):
+                await self._storage.discard(upload)
+            if isinstance(error, QuotaExceeded):
+                QUOTA_REFUSALS.inc()
+            raise
+        return made_at
+
+    async def _may_have_committed(self, upload: Upload) -> bool:
+        """Whether an answer that was lost may hide a commit, even one that is still to come: then the row has to find its
+        directory."""
+        try:
+            return await self._database.transact(lambda connection: queries.is_inserted(connection, upload.id))
+        except Unavailable:
+            return True
+
+    def _refuse_early(self, opening: Opening, found: _Found) -> None:
+        """Refuse what is sure to be refused before anything is written; the transaction decides."""
+        usage = found.usage
+        if usage is not None and not usage.fits(opening.size):
+            QUOTA_REFUSALS.inc()
+            raise usage.refusal(opening.size)
+        if found.open_uploads >= self._settings.max_open_uploads:
+            raise TooManyUploads(limit=self._settings.max_open_uploads)
+
+    # Telling the digests
+
+    async def tell(self, target: Target, md5: str, sha256: str | None) -> UploadStatus | Complete | Challenge:
+        """Take the digests of an upload that was opened by id, as soon as its client knows them.
+
+        Raises LengthUnknown, Md5Conflict, Sha256Conflict, UploadExists, UploadNotFound, UploadGone, Unavailable.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                match await self._uploads.find(target):
+                    case Upload() as upload:
+                        return await self._tell_once(upload, md5, sha256)
+                    case Complete(file=file) as complete:
+                        if file.md5 not in (None, md5):
+                            raise Md5Conflict("The upload is complete, with another MD5.")
+                        return complete
+            except (NotOpen, Gone, BlobLost, Duplicate):
+                await asyncio.sleep(PAUSE_SECONDS)
+        raise Unavailable(_TOO_FAST)
+
+    async def _tell_once(self, upload: Upload, md5: str, sha256: str | None) -> UploadStatus | Complete | Challenge:
+        if not upload.length_known:
+            raise LengthUnknown()
+        if upload.is_part:
+            raise Forbidden("This upload is a part: it becomes no file of its own.")
+        if upload.md5 not in (None, md5):
+            raise Md5Conflict()
+        if sha256 is not None and upload.sha256 not in (None, sha256):
+            raise Sha256Conflict()
+        other = await self._uploads.by_md5(upload.user_id, md5)
+        if other is not None and other.id != upload.id:
+            raise UploadExists(id=other.id)
+        opening = Opening(
+            user_id=upload.user_id,
+            md5=md5,
+            sha256=sha256,
+            name=upload.name,
+            size=upload.size,
+            chunk_size=None,
+            instant=True,
+            if_exists=upload.if_exists,
+            modified_at=upload.modified_at,
+        )
+        known = _completed(opening, upload)
+        source = await self._database.read(lambda connection: self._instant.source(connection, known, md5), brief=True)
+        complete = await self._instant.finish(known, md5, source, upload)
+        if complete is not None:
+            return replace(complete, created=True)
+        told = await self._tell(upload, md5, sha256)
+        return await self._instant.challenge(opening, md5) or await self._uploads.status_of(told)
+
+    async def _tell(self, upload: Upload, md5: str | None, sha256: str | None) -> Upload:
+        """Store claimed digests; those that somebody else claimed meanwhile stand."""
+        told = await self._database.transact(
+            lambda connection: transactions.tell_digests(connection, upload.id, md5, sha256)
+        )
+        crash_point("tell.after_commit")
+        if md5 is not None and told.md5 != md5:
+            raise Md5Conflict()
+        if sha256 is not None and told.sha256 != sha256:
+            raise Sha256Conflict()
+        if told.needs_md5 and not upload.needs_md5:
+            self._storage.follow(told)
+        return told
+
+
+def _completed(opening: Opening, existing: Upload | None) -> Opening:
+    """With what was said before."""
+    if existing is None:
+        return opening
+    return replace(
+        opening,
+        sha256=opening.sha256 or existing.sha256,
+        if_exists=opening.if_exists or existing.if_exists,
+        modified_at=opening.modified_at or existing.modified_at,
+    )
+
+
+def _check_claims(upload: Upload, size: int, sha256: str | None) -> None:
+    if upload.size != size:
+        raise SizeMismatch(f"Your open upload of this MD5 has {upload.size} bytes.", size=upload.size)
+    if sha256 is not None and upload.sha256 not in (None, sha256):
+        raise Sha256Conflict()
+
+
+def _check_empty(opening: Opening) -> None:
+    """The one content whose digests are known before it is sent."""
+    if opening.md5 not in (None, EMPTY_MD5):
+        raise Md5Mismatch("This is not the MD5 of nothing.", expected=opening.md5, actual=EMPTY_MD5)
+    if opening.sha256 not in (None, EMPTY_SHA256):
+        raise Sha256Mismatch("This is not the SHA-256 of nothing.", expected=opening.sha256, actual=EMPTY_SHA256)

@@ -1,0 +1,616 @@
+"""Recounts every figure from its definition, reports each difference as a Drift, and repairs what can be repaired.
+
+It works while the server runs: each account is read in one snapshot, and what is said of an upload is looked at again
+under the upload's locks, so that mere motion is never reported. Refuses to guess: lost bytes stay reported.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+from uploader.accounting.pending import Audit, AuditedUpload, TaskBucket
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import queries, recount
+from uploader.database.engine import Connection, Database
+from uploader.database.recount import RecountedUser, Sums
+from uploader.database.transactions import NotOpen
+from uploader.domain.audit_log import Action
+from uploader.domain.reports import Usage
+from uploader.domain.upload import State, Tail, Upload, from_bitmap, received_bytes, to_bitmap
+from uploader.errors import DatabaseDamaged, StorageFailed, Unavailable, Unverified
+from uploader.service.audit_log import AuditLog, act
+from uploader.service.cleanup import is_settled, stray_blobs
+from uploader.service.close import Closers
+from uploader.service.ids import greatest
+from uploader.storage.base import Closer, Gone, PresentChunks
+from uploader.storage.contents import Found
+from uploader.storage.store import Store
+from uploader.tasks import uninterrupted
+
+# What a recount or a reconciliation finds: each difference is a Drift, and may have a repair.
+
+
+class Kind(StrEnum):
+    """What can drift, and what it is compared with."""
+
+    # Rows of SQLite, with its indexes and with what their columns can hold.
+    DATABASE = "database"
+    # In the database, of a user: the sums over uploads and files; what they must stay below.
+    USE_SPACE_FINISHED = "use_space_finished"
+    USE_SPACE_UNFINISHED = "use_space_unfinished"
+    RESERVED = "reserved"
+    OVER_RESERVED = "over-reserved"
+    OVER_TOTAL_SPACE = "over-total-space"
+    # Of a blob: the number of its files; its size; whether it has a row.
+    REFS = "refs"
+    BLOB_BYTES = "blob-bytes"
+    STRAY_BLOB = "stray-blob"
+    # Of a file: what its blob repeats of it.
+    FILE = "file"
+    # Of an upload: its directory; its files, by what shows without reading all of them; a directory that outlived it.
+    TEMP = "temp"
+    MAP = "map"
+    DATA = "data"
+    LEFTOVER = "leftover"
+    # The bytes on disk, twice; the bytes on disk and the bits in Redis; where the first chunk that is not whole ends so far.
+    FLUSHED_BYTES = "flushed_bytes"
+    FLUSHED = "flushed"
+    CHUNKS = "chunks"
+    TAIL = "tail"
+    RECEIVED = "received"
+    STATE = "state"
+    TASK = "task"
+    # Of a minute bucket: the hash of the upload that waits there; whether it exists.
+    STRAY_TASK = "stray-task"
+    INDEX = "index"
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A figure that is not what its definition makes it; None where there is nothing."""
+
+    kind: Kind
+    subject: str
+    expected: int | str | None
+    actual: int | str | None
+
+    def __str__(self) -> str:
+        expected, actual = ("nothing" if value is None else value for value in (self.expected, self.actual))
+        return f"{self.kind} of {self.subject}: expected {expected}, actual {actual}"
+
+
+Repair = Callable[[], Coroutine[Any, Any, bool]]
+
+
+async def cannot_be_repaired() -> bool:
+    return False
+
+
+@dataclass(slots=True)
+class Findings:
+    """What one look found; the repair of each drift has its index. `notes` are no drifts: users that hold more than an
+    administrator has left them."""
+
+    drifts: list[Drift] = field(default_factory=list)
+    notes: list[Drift] = field(default_factory=list)
+    checked: dict[str, int] = field(default_factory=dict)
+    repaired: int = 0
+    repairs: list[Repair] = field(default_factory=list)
+
+    def add(self, drifts: Iterable[Drift], repair: Repair) -> None:
+        for drift in drifts:
+            self.drifts.append(drift)
+            self.repairs.append(repair)
+
+
+# What is wrong with one upload, by what the database, the disk and Redis say of it.
+
+
+def drifts_of_upload(upload: Upload, stored: PresentChunks, snapshot: AuditedUpload) -> list[Drift]:
+    """What is wrong with an open upload, by its row, its map, and what Redis holds of it."""
+    on_disk = stored.received_bytes
+    if upload.flushed_bytes > on_disk or (snapshot.state and upload.flushed_bytes < min(snapshot.flushed, on_disk)):
+        expected = min(snapshot.flushed, on_disk) if upload.flushed_bytes < on_disk else on_disk
+        flushed = [Drift(Kind.FLUSHED_BYTES, upload.id, expected, upload.flushed_bytes)]
+    else:
+        flushed = []
+    return flushed + _drifts_of_snapshot(upload, stored, snapshot)
+
+
+def _drifts_of_snapshot(upload: Upload, stored: PresentChunks, snapshot: AuditedUpload) -> list[Drift]:
+    present, on_disk = stored.present, stored.received_bytes
+    if snapshot.state == "":
+        # Nobody has touched it since Redis was lost: right, unless bytes wait to be accounted.
+        return [Drift(Kind.RECEIVED, upload.id, on_disk, None)] if upload.flushed_bytes < on_disk else []
+    bits = from_bitmap(snapshot.bitmap, len(present))
+    state = "merging" if all(bits) and not upload.is_part else "open"
+    if snapshot.state not in ("open", "merging"):
+        return [Drift(Kind.STATE, upload.id, state, snapshot.state)]
+    drifts = []
+    in_bits = received_bytes(bits, upload.extent, upload.chunk_size, snapshot.tail)
+    if snapshot.received != in_bits:
+        drifts.append(Drift(Kind.RECEIVED, upload.id, in_bits, snapshot.received))
+    if snapshot.bitmap.rstrip(b"\0") != to_bitmap(present).rstrip(b"\0"):
+        drifts.append(Drift(Kind.CHUNKS, upload.id, on_disk, in_bits))
+    ends = [_end_of(tail, upload) for tail in (stored.tail, snapshot.tail)]
+    if ends[0] != ends[1]:
+        drifts.append(Drift(Kind.TAIL, upload.id, *ends))
+    if not 0 <= snapshot.flushed <= on_disk:
+        drifts.append(Drift(Kind.FLUSHED, upload.id, on_disk, snapshot.flushed))
+    if snapshot.state != state:
+        drifts.append(Drift(Kind.STATE, upload.id, state, snapshot.state))
+    queue = {"open": "flush", "merging": "merge"}[snapshot.state]
+    needed = snapshot.state == "merging" or snapshot.received != snapshot.flushed
+    if needed and snapshot.queue != queue:
+        drifts.append(Drift(Kind.TASK, upload.id, queue, snapshot.queue or None))
+    return drifts
+
+
+def drifts_of_closed(upload_id: str, snapshot: AuditedUpload) -> list[Drift]:
+    """What Redis still holds of an upload that has ended."""
+    return [Drift(Kind.TASK, upload_id, None, snapshot.queue)] if snapshot.queue else []
+
+
+def _end_of(tail: Tail | None, upload: Upload) -> int | None:
+    """Where the bytes of a tail end."""
+    return None if tail is None else tail.number * upload.chunk_size + tail.length
+
+
+def has_more(snapshot: AuditedUpload, stored: PresentChunks) -> bool:
+    """Whether Redis has bits of chunks that are not on the map, or a tail that is not."""
+    on_map = to_bitmap(stored.present)
+    if any(bits & ~of_map for bits, of_map in zip_longest(snapshot.bitmap, on_map, fillvalue=0)):
+        return True
+    if snapshot.tail is None or stored.present[snapshot.tail.number : snapshot.tail.number + 1] == b"\1":
+        return False
+    known = stored.tail
+    return known is None or known.number != snapshot.tail.number or known.length < snapshot.tail.length
+
+
+# Finds the directories of uploads that have ended: an unlink failed, a crash came before it, or the rows are others
+# now.
+
+
+logger = logging.getLogger(__name__)
+
+# So that what was opened in this month is met, too.
+_OVER_A_MONTH = timedelta(days=32)
+
+
+class Leftovers:
+    """Reports them. What has a row that is closed is tidied as a repair; what has none may be of another database."""
+
+    def __init__(self, database: Database, storage: Store, closers: Closers, clock: Clock) -> None:
+        self._database = database
+        self._storage = storage
+        self._closers = closers
+        self._clock = clock
+
+    async def check(self, found: Findings) -> None:
+        """Look at the directories of all uploads, as far as they can be read. Raises Unavailable, Stopping."""
+        try:
+            await self._check(found)
+        except StorageFailed as error:
+            logger.warning("leftovers are not looked for any further", extra={"reason": error.reason})
+
+    async def _check(self, found: Findings) -> None:
+        now = self._clock.now()
+        async for batch in self._storage.list_uploads(now + _OVER_A_MONTH):
+            settled = [each for each in batch if is_settled(each, now)]
+            rows = await self._rows([each.name for each in settled])
+            for each in settled:
+                row = rows.get(each.name)
+                if row is None:
+                    found.add([_drift(each)], cannot_be_repaired)
+                elif row.state is not State.OPEN and await self._outlives(row):
+                    found.add([_drift(each)], partial(self._closers.tidy, row.id))
+
+    async def _rows(self, upload_ids: list[str]) -> dict[str, Upload]:
+        return await self._database.read(lambda connection: queries.uploads_by_id(connection, upload_ids))
+
+    async def _outlives(self, closed: Upload) -> bool:
+        """Whoever ends an upload holds its locks until nothing is left of it."""
+        try:
+            async with self._storage.closing(closed):
+                return True
+        except Gone:
+            return bool(await self._storage.remaining([closed]))
+        except StorageFailed:
+            return True
+
+
+def _drift(found: Found) -> Drift:
+    return Drift(Kind.LEFTOVER, found.name, None, found.place)
+
+
+# Recounts what the database keeps of users and contents, against its own rows: see `reconciling.py` for the other
+# stores.
+#
+# Users and contents are recounted a slice at a time, each in a snapshot of its own, so that no transaction is long.
+# Looking changes nothing.
+
+
+_SLICE = 2000
+
+
+class Recounting:
+    """Several at once are safe: every repair recounts under its locks."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def recount(self, user_id: str | None = None) -> Findings:
+        """Recount everything, or one user; a user that is not there is not checked. Raises Unavailable."""
+        found = Findings()
+        if user_id is None:
+            await self.check(found)
+        else:
+            await self._check_user(found, user_id)
+        return found
+
+    async def check(self, found: Findings) -> None:
+        """Recount all users, then the refs of all contents, whose files have their sizes and MD5s."""
+        found.checked |= {"users": 0, "blobs": 0}
+        for check_slice in (self._check_users, self._check_refs):
+            after: str | None = ""
+            while after is not None:
+                after = await check_slice(found, after)
+
+    async def _check_users(self, found: Findings, after: str) -> str | None:
+        """Recount the users after `after`; returns the last one, or None where no more follow."""
+        users = await self._database.read(partial(recount.users_after, after=after, count=_SLICE), snapshot=True)
+        found.checked["users"] += users.count
+        for user in users.rows:
+            self._add(found, user)
+        return users.until
+
+    async def _check_user(self, found: Findings, user_id: str) -> None:
+        user = await self._database.read(partial(recount.recounted_user, user_id=user_id), snapshot=True)
+        found.checked["users"] = 0 if user.stored is None else 1
+        self._add(found, user)
+
+    def _add(self, found: Findings, user: RecountedUser) -> None:
+        found.add(_drifts_of_user(*user), partial(self._repair_user, user.user_id))
+        found.notes += _notes_of_user(user.stored)
+
+    async def _repair_user(self, user_id: str) -> bool:
+        told = act(Action.USER_REPAIRED, self._clock.now(), subject=user_id, user_id=user_id)
+        return await self._database.transact(lambda connection: recount.repair_user(connection, user_id, told))
+
+    async def _check_refs(self, found: Findings, after: str) -> str | None:
+        """Recount the refs, and compare the files, of the contents after `after`; returns the last one, or None where no
+        more follow."""
+        contents = await self._database.read(partial(recount.refs_after, after=after, count=_SLICE), snapshot=True)
+        found.checked["blobs"] += contents.count
+        for sha256, refs, files in contents.rows:
+            found.add([Drift(Kind.REFS, sha256, files, refs)], partial(self._repair_refs, sha256))
+        unlike = await self._database.read(partial(recount.files_unlike_blobs, after=after, until=contents.until))
+        found.add((Drift(Kind.FILE, *file) for file in unlike), cannot_be_repaired)
+        return contents.until
+
+    async def _repair_refs(self, sha256: str) -> bool:
+        told = act(Action.CONTENT_REPAIRED, self._clock.now(), subject=sha256)
+        return await self._database.transact(lambda connection: recount.repair_refs(connection, sha256, told))
+
+
+def _drifts_of_user(user_id: str, stored: Usage | None, counted: Sums) -> list[Drift]:
+    drifts = []
+    for kind in (Kind.USE_SPACE_FINISHED, Kind.USE_SPACE_UNFINISHED, Kind.RESERVED):
+        expected = getattr(counted, kind.value)
+        actual = None if stored is None else getattr(stored, kind.value)
+        if actual != expected and (expected or stored is not None):
+            drifts.append(Drift(kind, user_id, expected, actual))
+    # Where the figures themselves are wrong, that is all there is to say.
+    if stored is not None and not drifts and stored.use_space_unfinished > stored.reserved:
+        drifts.append(Drift(Kind.OVER_RESERVED, user_id, stored.reserved, stored.use_space_unfinished))
+    return drifts
+
+
+def _notes_of_user(stored: Usage | None) -> list[Drift]:
+    """A user may hold more than the total space, where an administrator lowered it."""
+    if stored is None or stored.use_space_finished + stored.reserved <= stored.total_space:
+        return []
+    held = stored.use_space_finished + stored.reserved
+    return [Drift(Kind.OVER_TOTAL_SPACE, stored.user_id, stored.total_space, held)]
+
+
+# Reports rows of the database that a byte flipped in, as far as that can be told.
+
+
+class Wholeness:
+    """Looking changes nothing, and nothing can be repaired: which value was there, a backup may tell."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def check(self, found: Findings) -> None:
+        """Look at every row. Raises Unavailable, DatabaseDamaged if nothing can be said."""
+        lines = await self._database.read(recount.contradictions)
+        found.add((Drift(Kind.DATABASE, "the file", "ok", line) for line in lines), cannot_be_repaired)
+        for row in await self._database.read(recount.malformed):
+            subject, expected = f"{row.table} {row.rowid}", f"a valid {row.column}"
+            found.add([Drift(Kind.DATABASE, subject, expected, row.value)], cannot_be_repaired)
+
+
+_BATCH = 200
+# What is in motion is not there at every look: a writer that is told to rehydrate lets go of its chunk for a moment, and
+# after a loss of Redis the sweeper comes within seconds.
+_LOOKS = 10
+_PAUSE_SECONDS = 0.5
+# Whose repair is a transaction, which notes it.
+_OF_ROWS = frozenset(
+    {
+        Kind.USE_SPACE_FINISHED,
+        Kind.USE_SPACE_UNFINISHED,
+        Kind.RESERVED,
+        Kind.OVER_RESERVED,
+        Kind.REFS,
+        Kind.FLUSHED_BYTES,
+    }
+)
+_OF_QUEUES = frozenset({Kind.STRAY_TASK, Kind.INDEX})
+
+
+class Reconciling:
+    """Several at once are safe: looking changes nothing, and every repair recounts under its locks."""
+
+    def __init__(
+        self,
+        database: Database,
+        storage: Store,
+        audit: Audit,
+        closers: Closers,
+        recounting: Recounting,
+        trail: AuditLog,
+        clock: Clock,
+    ) -> None:
+        self._database = database
+        self._recounting = recounting
+        self._trail = trail
+        self._storage = storage
+        self._audit = audit
+        self._closers = closers
+        self._wholeness = Wholeness(database)
+        self._leftovers = Leftovers(database, storage, closers, clock)
+        self._clock = clock
+
+    async def reconcile(self, *, repair: bool = False) -> Findings:
+        """Look at everything, then repair what was found if asked to. Raises Unavailable, Stopping."""
+        found = Findings()
+        # The order of repairs, too: the figures of a user are sums over the uploads.
+        await _checked("rows", self._wholeness.check, found)
+        await _checked("uploads", self._check_uploads, found)
+        await _checked("queues", self._check_queues, found)
+        await _checked("accounts", self._recounting.check, found)
+        await _checked("blobs", self._check_blobs, found)
+        await _checked("stray blobs", self._check_stray_blobs, found)
+        await _checked("leftovers", self._leftovers.check, found)
+        if repair:
+            for drift, repair_drift in zip(found.drifts, found.repairs, strict=True):
+                found.repaired += await uninterrupted(self._repair(drift, repair_drift))
+        return found
+
+    async def _repair(self, drift: Drift, repair: Repair) -> bool:
+        repaired = await _attempted(repair)
+        if repaired and drift.kind not in _OF_ROWS:
+            action = Action.QUEUE_REPAIRED if drift.kind in _OF_QUEUES else Action.UPLOAD_REPAIRED
+            facts = {"kind": drift.kind.value, "expected": drift.expected, "actual": drift.actual}
+            await self._trail.note(action, subject=drift.subject, details=facts)
+        return repaired
+
+    # Blobs, against the disk
+
+    async def _check_blobs(self, found: Findings) -> None:
+        after = ""
+        while blobs := await self._blobs(after):
+            sizes = await self._storage.blob_sizes([blob.sha256 for blob in blobs])
+            for blob, size in zip(blobs, sizes, strict=True):
+                if size != blob.size:
+                    found.add(await self._look_at_blob(blob.sha256), cannot_be_repaired)
+            after = greatest(after, [blob.sha256 for blob in blobs])
+
+    async def _blobs(self, after: str) -> list[queries.Blob]:
+        return await self._database.read(lambda connection: queries.blobs_in_use(connection, after=after, limit=_BATCH))
+
+    async def _look_at_blob(self, sha256: str) -> list[Drift]:
+        """Its row is locked, so it is not collected or placed meanwhile."""
+
+        sizes = self._database.outside(self._storage.blob_sizes)
+
+        async def look(connection: Connection) -> list[Drift]:
+            blob = await queries.blob_by_sha256(connection, sha256, lock=True)
+            if blob is None or blob.refs == 0:
+                return []
+            (size,) = await sizes([sha256])
+            return [] if size == blob.size else [Drift(Kind.BLOB_BYTES, sha256, blob.size, size)]
+
+        return await self._database.transact(look)
+
+    async def _check_stray_blobs(self, found: Findings) -> None:
+        async for batch in stray_blobs(self._database, self._storage, self._clock.now()):
+            sha256s = [stray.name for stray in batch.strays if not stray.is_draft]
+            if sha256s:
+                found.add(await self._look_at_strays(sha256s), cannot_be_repaired)
+
+    async def _look_at_strays(self, sha256s: list[str]) -> list[Drift]:
+        """What is just being placed has a row that is locked: this waits for it. What is collected has gone."""
+        sizes = self._database.outside(self._storage.blob_sizes)
+
+        async def look(connection: Connection) -> list[Drift]:
+            known = await queries.known_blobs(connection, sha256s, lock=True)
+            strays = [sha256 for sha256 in sha256s if sha256 not in known]
+            found = zip(strays, await sizes(strays), strict=True)
+            return [Drift(Kind.STRAY_BLOB, sha256, None, size) for sha256, size in found if size is not None]
+
+        return await self._database.transact(look)
+
+    # Uploads: disk, Redis and database
+
+    async def _check_uploads(self, found: Findings) -> None:
+        after, count = "", 0
+        while uploads := await self._open_uploads(after):
+            suspects = [upload.id for upload in uploads if not await self._seems_right(upload)]
+            await self._report_uploads(found, suspects)
+            after, count = greatest(after, [upload.id for upload in uploads]), count + len(uploads)
+        found.checked["uploads"] = count
+
+    async def _open_uploads(self, after: str) -> list[Upload]:
+        return await self._database.read(
+            lambda connection: queries.all_open_uploads(connection, after=after, limit=_BATCH)
+        )
+
+    async def _seems_right(self, upload: Upload) -> bool:
+        """A look without locks: most uploads need no other."""
+        try:
+            chunk_map = await self._storage.read_map(upload)
+        except (Gone, StorageFailed, Unverified):
+            return False
+        return not drifts_of_upload(upload, chunk_map, await self._audit.upload(upload.id))
+
+    async def _report_uploads(self, found: Findings, suspects: list[str]) -> None:
+        """Report what every one of several looks under the locks finds, with the figures of the last."""
+        drifts = {upload_id: await self._look(upload_id) for upload_id in suspects}
+        for _ in range(_LOOKS - 1):
+            drifts = {upload_id: before for upload_id, before in drifts.items() if before}
+            if not drifts:
+                return
+            await asyncio.sleep(_PAUSE_SECONDS)
+            for upload_id, before in drifts.items():
+                kinds = {drift.kind for drift in before}
+                drifts[upload_id] = [drift for drift in await self._look(upload_id) if drift.kind in kinds]
+        for upload_id, lasting in drifts.items():
+            found.add(lasting, partial(self._repair_upload, upload_id))
+
+    async def _look(self, upload_id: str) -> list[Drift]:
+        return await uninterrupted(self._look_under_locks(upload_id))
+
+    async def _look_under_locks(self, upload_id: str) -> list[Drift]:
+        upload = await self._upload(upload_id)
+        if upload is None or upload.state is not State.OPEN:
+            return drifts_of_closed(upload_id, await self._audit.upload(upload_id))
+        try:
+            async with self._storage.closing(upload) as closer:
+                return await self._compare(upload_id, closer)
+        except Gone:
+            still = await self._upload(upload_id)
+            closed = still is None or still.state is not State.OPEN
+            return [] if closed else [Drift(Kind.TEMP, upload_id, upload.place, None)]
+        except StorageFailed:
+            return [Drift(Kind.MAP, upload_id, "readable", "unreadable")]
+        except Unavailable as error:
+            # One that is busy must not hold up the others; a store that is away will tell the next look.
+            logger.info("an upload is not reconciled for now", extra={"upload_id": upload_id, "reason": error.reason})
+            return []
+
+    async def _compare(self, upload_id: str, closer: Closer) -> list[Drift]:
+        """The caller holds the locks. Redis is read before the database: what it calls flushed was committed earlier."""
+        snapshot = await self._audit.upload(upload_id)
+        upload = await self._upload(upload_id)
+        if upload is None or upload.state is not State.OPEN:
+            return drifts_of_closed(upload_id, snapshot)
+        stored = await closer.read_map(verified=False)
+        if (defect := stored.defect) is not None:
+            return [Drift(Kind(defect.part), upload_id, defect.expected, defect.actual)]
+        return drifts_of_upload(upload, await closer.read_map() if stored.settled else stored, snapshot)
+
+    async def _upload(self, upload_id: str) -> Upload | None:
+        return await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
+
+    async def _repair_upload(self, upload_id: str) -> bool:
+        """Rebuild Redis from disk and database, or drop what is left of a closed upload; whether that was enough."""
+        upload = await self._upload(upload_id)
+        if upload is None or upload.state is not State.OPEN:
+            await self._closers.tidy(upload_id)
+        else:
+            try:
+                await self._closers.read_map(upload)  # withdraws what is not whole, if it can't be believed
+                async with self._storage.closing(upload):
+                    await self._correct_flushed(upload_id)
+                await self._closers.hydrate(upload)
+            except (Gone, NotOpen):
+                return False
+        return not await self._look(upload_id)
+
+    async def _correct_flushed(self, upload_id: str) -> None:
+        """Where accounted bytes contradict the disk, or Redis has to forget some: the disk's figure, at once."""
+        snapshot = await self._audit.upload(upload_id)
+        upload = await self._upload(upload_id)
+        if upload is None:
+            raise NotOpen(upload_id)
+        stored = await self._storage.read_map(upload)
+        on_disk = stored.received_bytes
+        shrinks = max(upload.flushed_bytes, snapshot.flushed) > on_disk or has_more(snapshot, stored)
+        if not shrinks and upload.flushed_bytes >= snapshot.flushed:
+            return
+        await self._closers.announce(upload)
+        now = self._clock.now()
+        told = act(Action.UPLOAD_REPAIRED, now, subject=upload_id, user_id=upload.user_id)
+        await self._database.transact(
+            lambda connection: recount.repair_flushed(
+                connection, upload_id, on_disk, renew_generation=shrinks, now=now, act=told
+            )
+        )
+        crash_point("repair.after_commit")
+
+    # The queues
+
+    async def _check_queues(self, found: Findings) -> None:
+        """After the uploads: what waits there for an upload that is closed, or for no upload at all."""
+        count = 0
+        for bucket in await self._audit.buckets():
+            waiting, strays, index = await self._look_at_bucket(bucket)
+            await self._report_uploads(found, await self._not_open(waiting))
+            repair = partial(self._repair_bucket, bucket, strays)
+            found.add([Drift(Kind.STRAY_TASK, upload_id, None, str(bucket)) for upload_id in strays], repair)
+            found.add(index, repair)
+            count += len(waiting)
+        found.checked["tasks"] = count
+
+    async def _look_at_bucket(self, bucket: TaskBucket) -> tuple[list[str], list[str], list[Drift]]:
+        """Its tasks, its strays, and what is wrong with the index at the end."""
+        waiting: dict[str, None] = {}
+        strays: dict[str, None] = {}
+        index: list[Drift] = []
+        async for step in self._audit.bucket(bucket):
+            waiting |= dict.fromkeys(step.tasks)
+            strays |= dict.fromkeys(step.strays)
+            words = ("bucket" if step.exists else None, "bucket" if step.indexed else None)
+            index = [] if words[0] == words[1] else [Drift(Kind.INDEX, str(bucket), *words)]
+        return list(waiting), list(strays), index
+
+    async def _not_open(self, upload_ids: list[str]) -> list[str]:
+        not_open: list[str] = []
+        for start in range(0, len(upload_ids), _BATCH):
+            batch = upload_ids[start : start + _BATCH]
+            rows = await self._database.read(partial(queries.uploads_by_id, upload_ids=batch))
+            not_open += [id_ for id_ in batch if id_ not in rows or rows[id_].state is not State.OPEN]
+        return not_open
+
+    async def _repair_bucket(self, bucket: TaskBucket, strays: list[str]) -> bool:
+        await self._audit.tidy(bucket, strays)
+        return True
+
+
+async def _checked(part: str, check: Callable[[Findings], Awaitable[None]], found: Findings) -> None:
+    """A part that the database can't be read for keeps nothing from being told of the others."""
+    try:
+        await check(found)
+    except DatabaseDamaged:
+        found.add([Drift(Kind.DATABASE, part, "readable", "damaged")], cannot_be_repaired)
+
+
+async def _attempted(repair: Repair) -> bool:
+    """One upload that can't be repaired holds up no other."""
+    try:
+        return await repair()
+    except (DatabaseDamaged, StorageFailed, Unverified) as error:
+        logger.warning("a drift is not repaired", extra={"reason": error.reason})
+        return False

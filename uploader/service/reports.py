@@ -1,0 +1,470 @@
+"""What administrators ask: who uses how much, and which uploads stand still."""
+
+import csv
+import io
+import json
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+
+from msgspec import Struct
+
+from uploader.accounting.pending import Pending
+from uploader.accounting.queue import Measured, MinuteBucket, added_up
+from uploader.clock import Clock
+from uploader.database import queries, reports
+from uploader.database.engine import Connection, Database, Duplicate
+from uploader.database.reports import Page
+from uploader.domain.reports import SPANS_DAYS, Day, Growth, Moment, OpenSums, Room, Totals, UserReport, growth
+from uploader.domain.upload import File, Upload
+from uploader.errors import NotFound, UploadNotFound
+from uploader.service.files import Files
+from uploader.service.ids import Kind, cursor, parse_cursor
+from uploader.service.open import Admission
+from uploader.storage.base import Bounded
+
+# The figures of reports as they are told, by `/admin` and by `uploader report`. `as_of` is the moment that they are of.
+
+
+class UserUsage(Struct):
+    """A user's accounts, in bytes, and how much there is of what."""
+
+    user_id: str
+    total_space: int
+    use_space_finished: int
+    use_space_unfinished: int
+    reserved: int
+    files: int
+    open_uploads: int
+
+
+class OpenUploadReport(Struct):
+    """An open upload of anybody: what the quota and the disk get back when it ends. `updated_at`: last accounted."""
+
+    upload_id: str
+    user_id: str
+    name: str
+    created_at: datetime
+    updated_at: datetime
+    quota_bytes: int
+    disk_bytes: int
+
+
+class OpenTotal(Struct):
+    """What some open uploads hold together."""
+
+    open_uploads: int
+    quota_bytes: int
+    disk_bytes: int
+
+
+class OpenUploadList(Struct):
+    """A page of open uploads, and the sums over all pages; `next` is the cursor of the following one."""
+
+    uploads: list[OpenUploadReport]
+    next: str | None
+    total: OpenTotal
+    as_of: datetime
+
+
+class TempMonth(OpenTotal):
+    """What the open uploads of a month (UTC, of their opening) hold."""
+
+    month: str
+
+
+class Disk(Struct):
+    """The disk, in bytes. `free_bytes` counts `trash_bytes`, which give way; `promised_bytes` is what open uploads may still
+    write; `available_bytes` what may still be opened."""
+
+    total_bytes: int
+    free_bytes: int
+    floor_bytes: int
+    promised_bytes: int
+    available_bytes: int
+    trash_bytes: int
+
+
+class GrowthSchema(Struct):
+    """What was added since `since`; null where no snapshot is that old, or where the disk does not fill up."""
+
+    days: int
+    since: datetime | None
+    use_space_finished: int | None
+    physical_bytes: int | None
+    physical_bytes_per_day: float | None
+    days_until_full: float | None
+
+
+class TotalFigures(Struct, kw_only=True):
+    """What everything adds up to. `logical_bytes` counts a content once for each file, `physical_bytes` once."""
+
+    users: int
+    files: int
+    blobs: int
+    open_uploads: int
+    total_space: int
+    use_space_finished: int
+    use_space_unfinished: int
+    reserved: int
+    logical_bytes: int
+    physical_bytes: int
+    saved_bytes: int
+
+
+class Summary(TotalFigures, kw_only=True):
+    """The whole installation. `damaged_blobs` are contents whose bytes were found bad."""
+
+    damaged_blobs: int
+    temp: list[TempMonth]
+    disk: Disk
+    growth: list[GrowthSchema]
+    as_of: datetime
+
+
+class Report(Struct):
+    """What `uploader report --json` prints: the summary, the largest users, and the uploads idle for so long."""
+
+    summary: Summary
+    users: list[UserUsage]
+    idle_seconds: float
+    idle: OpenUploadList
+
+
+class HistoryDay(TotalFigures, kw_only=True):
+    """The totals at the first look on a UTC day."""
+
+    day: date
+    taken_at: datetime
+    free_disk_bytes: int
+
+
+# From what was read to what is told
+
+
+def user_of(report: UserReport) -> UserUsage:
+    usage = report.usage
+    return UserUsage(
+        usage.user_id,
+        usage.total_space,
+        usage.use_space_finished,
+        usage.use_space_unfinished,
+        usage.reserved,
+        report.files,
+        report.open_uploads,
+    )
+
+
+def upload_of(upload: Upload) -> OpenUploadReport:
+    return OpenUploadReport(
+        upload.id,
+        upload.user_id,
+        upload.name,
+        upload.created_at,
+        upload.updated_at,
+        upload.size,
+        upload.flushed_bytes,
+    )
+
+
+def total_of(sums: OpenSums) -> OpenTotal:
+    return OpenTotal(sums.open_uploads, sums.quota_bytes, sums.disk_bytes)
+
+
+def summary_of(
+    totals: Totals,
+    months: list[OpenSums],
+    room: Room,
+    growths: list[Growth],
+    *,
+    damaged_blobs: int,
+    as_of: datetime,
+) -> Summary:
+    return Summary(
+        **_figures_of(totals),
+        damaged_blobs=damaged_blobs,
+        temp=[TempMonth(sums.open_uploads, sums.quota_bytes, sums.disk_bytes, sums.month) for sums in months],
+        disk=Disk(**{name: getattr(room, name) for name in Disk.__struct_fields__}),
+        growth=[_growth_of(growth) for growth in growths],
+        as_of=as_of,
+    )
+
+
+def day_of(day: Day) -> HistoryDay:
+    return HistoryDay(
+        **_figures_of(day.totals), day=day.day, taken_at=day.taken_at, free_disk_bytes=day.free_disk_bytes
+    )
+
+
+def _figures_of(totals: Totals) -> dict[str, int]:
+    return {name: getattr(totals, name) for name in TotalFigures.__struct_fields__}
+
+
+def _growth_of(growth: Growth) -> GrowthSchema:
+    return GrowthSchema(**{name: getattr(growth, name) for name in GrowthSchema.__struct_fields__})
+
+
+# Large enough that an order by counts, which are counted anew for each, does not take a stream long.
+_BATCH = 1000
+_KINDS: dict[str, Kind] = {"user_id": "text", "updated_at": "moment"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The order of a list: by a column, and then by ids from the first to the last."""
+
+    sort: str
+    descending: bool
+
+    def page(self, limit: int, after: str | None) -> Page:
+        """One row more than `limit`, which tells whether there is another page. Raises InvalidRequest."""
+        position = None if after is None else parse_cursor(after, self.sort, _KINDS.get(self.sort, "number"))
+        return Page(sort=self.sort, descending=self.descending, limit=limit + 1, after=position)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """Which open uploads: those that nothing was accounted for so long, and of one user, if given."""
+
+    seconds: float = 0
+    user_id: str | None = None
+
+
+class Reports:
+    """Lists over all users."""
+
+    def __init__(self, database: Database, files: Files, clock: Clock) -> None:
+        self._database = database
+        self._files = files
+        self._clock = clock
+
+    # Users
+
+    async def usage(
+        self, order: Order, *, limit: int, after: str | None, containing: str | None
+    ) -> tuple[list[UserUsage], str | None]:
+        """A page of users, and the cursor of the next one. Raises InvalidRequest for an unknown cursor."""
+        page = order.page(limit, after)
+        found = await self._database.read(
+            lambda connection: reports.user_reports(connection, page, containing), snapshot=True
+        )
+        users = [user_of(report) for report in found[:limit]]
+        if len(found) <= limit:
+            return users, None
+        return users, cursor(order.sort, getattr(users[-1], order.sort), users[-1].user_id)
+
+    async def all_usage(self, order: Order, *, containing: str | None) -> AsyncIterator[list[UserUsage]]:
+        """Every user, in batches, for a stream that holds no connection while its reader is slow."""
+        after: str | None = None
+        while True:
+            page, after = await self.usage(order, limit=_BATCH, after=after, containing=containing)
+            yield page
+            if after is None:
+                return
+
+    async def user(self, user_id: str) -> UserReport:
+        """One user. Raises NotFound."""
+        report = await self._database.read(lambda connection: reports.user_report(connection, user_id), snapshot=True)
+        if report is None:
+            raise NotFound("There is no such user.")
+        return report
+
+    async def files_of(
+        self, user_id: str, *, limit: int, after: str | None, prefix: str | None
+    ) -> tuple[list[File], str | None]:
+        """A page of a user's files, newest first. Raises NotFound, InvalidRequest for an unknown cursor."""
+        await self.user(user_id)
+        return await self._files.list(user_id, limit=limit, after=after, prefix=prefix)
+
+    # Open uploads
+
+    async def uploads(
+        self, order: Order, idle: Idle, *, limit: int, after: str | None
+    ) -> tuple[list[OpenUploadReport], str | None, OpenTotal]:
+        """A page of open uploads, the cursor of the next one, and the sums over all pages. Raises InvalidRequest."""
+        page, since = order.page(limit, after), self._since(idle)
+
+        async def look(connection: Connection) -> tuple[list[Upload], OpenSums]:
+            found = await reports.open_uploads(connection, page, idle_since=since, user_id=idle.user_id)
+            return found, await reports.open_sums(connection, idle_since=since, user_id=idle.user_id)
+
+        found, sums = await self._database.read(look, snapshot=True)
+        uploads, total = [upload_of(upload) for upload in found[:limit]], total_of(sums)
+        if len(found) <= limit:
+            return uploads, None, total
+        return uploads, cursor(order.sort, getattr(uploads[-1], order.sort), uploads[-1].upload_id), total
+
+    async def all_uploads(self, order: Order, idle: Idle) -> AsyncIterator[list[OpenUploadReport]]:
+        """Every open upload, in batches."""
+        page, since = order.page(_BATCH, None), self._since(idle)
+        while True:
+            found = await self._database.read(
+                lambda connection, page=page: reports.open_uploads(  # type: ignore[misc]
+                    connection, page, idle_since=since, user_id=idle.user_id
+                )
+            )
+            uploads = [upload_of(upload) for upload in found[:_BATCH]]
+            yield uploads
+            if len(found) <= _BATCH:
+                return
+            page = replace(page, after=(getattr(uploads[-1], order.sort), uploads[-1].upload_id))
+
+    def _since(self, idle: Idle) -> datetime | None:
+        return self._clock.now() - timedelta(seconds=idle.seconds) if idle.seconds else None
+
+
+# What everything adds up to: now, on each day since there are snapshots, and how fast it grows.
+#
+# All figures are of the database, but for the room on the disk; no directory is walked.
+
+
+class Overview:
+    """The summary, and the snapshots of days."""
+
+    def __init__(self, database: Database, storage: Bounded, admission: Admission, clock: Clock) -> None:
+        self._database = database
+        self._storage = storage
+        self._admission = admission
+        self._clock = clock
+
+    async def summary(self) -> Summary:
+        """How things stand. Raises Unavailable."""
+        as_of = self._clock.now()
+        today = as_of.date()
+
+        async def look(connection: Connection) -> tuple[Totals, list[OpenSums], list[Day | None], int]:
+            totals, months = await _totals(connection)
+            days = [await reports.newest_day_until(connection, today - timedelta(days=span)) for span in SPANS_DAYS]
+            return totals, months, days, await queries.count_damaged_blobs(connection)
+
+        totals, months, days, damaged = await self._database.read(look, snapshot=True)
+        room = await self._admission.room(sum(month.quota_bytes - month.disk_bytes for month in months))
+        present = _moment(as_of, totals)
+        growths = [
+            growth(span, present, None if day is None else _moment(day.taken_at, day.totals), room.available_bytes)
+            for span, day in zip(SPANS_DAYS, days, strict=True)
+        ]
+        return summary_of(totals, months, room, growths, damaged_blobs=damaged, as_of=as_of)
+
+    async def history(self, days: int) -> list[HistoryDay]:
+        """The last `days` days, today included, in order; those on which nobody looked are left out."""
+        first = self._clock.now().date() - timedelta(days=days - 1)
+        found = await self._database.read(lambda connection: reports.days_since(connection, first))
+        return [day_of(day) for day in found]
+
+    async def take_day(self) -> date:
+        """Take today's snapshot, unless it is there; returns the day. Raises Unavailable."""
+        now = self._clock.now()
+        today = now.date()
+        if await self._database.read(lambda connection: reports.has_day(connection, today)):
+            return today
+        totals, _ = await self._database.read(_totals, snapshot=True)
+        free = (await self._admission.room(0)).free_bytes
+        day = Day(day=today, taken_at=now, totals=totals, free_disk_bytes=free)
+        with suppress(Duplicate):  # another worker was faster
+            await self._database.transact(lambda connection: reports.add_day(connection, day))
+        return today
+
+
+async def _totals(connection: Connection) -> tuple[Totals, list[OpenSums]]:
+    months = await reports.open_sums_by_month(connection)
+    return await reports.totals(connection, months), months
+
+
+def _moment(taken_at: datetime, totals: Totals) -> Moment:
+    return Moment(taken_at=taken_at, use_space_finished=totals.use_space_finished, physical_bytes=totals.physical_bytes)
+
+
+# The delay queues of uploads as administrators see them: what waits in which minute, and how late it is.
+
+
+class WaitingMinute(Struct):
+    """A minute bucket of all shards. A task that is pushed back stays in its minute until that has come; `minute` is null
+    where what stands there is none."""
+
+    queue: str
+    minute: datetime | None
+    tasks: int
+    pending_bytes: int
+
+
+class QueueReport(Struct):
+    """What waits: by queue and minute, and in all. `pending_bytes` came and are not yet in the database; `lateness_seconds`
+    is by how much the earliest task is overdue."""
+
+    buckets: list[WaitingMinute]
+    tasks: int
+    pending_bytes: int
+    lateness_seconds: float
+    as_of: datetime
+
+
+class Queues:
+    """Looks into the queues; changes nothing."""
+
+    def __init__(self, database: Database, pending: Pending, clock: Clock) -> None:
+        self._database = database
+        self._pending = pending
+        self._clock = clock
+
+    async def report(self, *, user_id: str | None = None, upload_id: str | None = None) -> QueueReport:
+        """Of everybody, of a user, of an upload, or of an upload if it is this user's. Raises NotFound, UploadNotFound,
+        Unavailable."""
+        as_of = self._clock.now()
+        if user_id is None and upload_id is None:
+            return _report_of(await self._pending.measure_all(), as_of)
+        uploads = await self._database.read(lambda connection: _uploads_of(connection, user_id, upload_id))
+        found: dict[str, list[Measured]] = {}
+        for upload in uploads:
+            for name, measured in (await self._pending.measure(upload.id)).items():
+                found.setdefault(name, []).append(measured)
+        return _report_of({name: added_up(queues) for name, queues in found.items()}, as_of)
+
+
+async def _uploads_of(connection: Connection, user_id: str | None, upload_id: str | None) -> list[Upload]:
+    if upload_id is not None:
+        upload = await queries.upload_by_id(connection, upload_id)
+        if upload is None or user_id not in (None, upload.user_id):
+            raise UploadNotFound()
+        return [upload]
+    assert user_id is not None
+    if await queries.usage(connection, user_id) is None:
+        raise NotFound("There is no such user.")
+    return await queries.open_uploads(connection, user_id)
+
+
+def _report_of(queues: dict[str, Measured], as_of: datetime) -> QueueReport:
+    return QueueReport(
+        buckets=[_waiting(name, bucket) for name, queue in queues.items() for bucket in queue.buckets],
+        tasks=sum(queue.tasks for queue in queues.values()),
+        pending_bytes=sum(queue.pending_bytes for queue in queues.values()),
+        lateness_seconds=max((queue.lag_seconds for queue in queues.values()), default=0.0),
+        as_of=as_of,
+    )
+
+
+def _waiting(name: str, bucket: MinuteBucket) -> WaitingMinute:
+    minute = None if bucket.minute is None else datetime.fromtimestamp(bucket.minute * 60, UTC)
+    return WaitingMinute(name, minute, bucket.tasks, bucket.pending_bytes)
+
+
+# CSV for people, who will open it in a spreadsheet: there a cell that begins like a formula is run, not shown.
+
+
+# The ASCII ones, and their full-width forms, which some spreadsheets take for them.
+_FORMULAS = frozenset("=+-@\t\r＝＋－＠")
+
+
+def csv_lines(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as lines of CSV. Text that would be run as a formula is put behind an apostrophe; several facts in
+    one cell are JSON."""
+    text = io.StringIO()
+    csv.writer(text).writerows([_cell(value) for value in row] for row in rows)
+    return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    return f"'{value}" if isinstance(value, str) and value[:1] in _FORMULAS else value

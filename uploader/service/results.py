@@ -1,0 +1,108 @@
+"""What the use cases of uploads are asked, and what they answer; everything else is an error of `errors.py`.
+
+`Result` is closed: every protocol has an answer for each of its types, and mypy tells where one is forgotten.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from uploader.domain.digest import Challenge
+from uploader.domain.upload import File, IfExists, Upload, UploadKind
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which upload a caller means: the open one of an MD5, one by id, or both (then they must agree)."""
+
+    user_id: str
+    md5: str | None = None
+    upload_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """A request to upload; `name` is normalised, `md5` is None where it is not known yet.
+
+    Without `length_known` the length is told later (`Appends.append`), `md5` is None, and `size` is 0: nothing is reserved.
+    """
+
+    user_id: str
+    md5: str | None
+    sha256: str | None
+    name: str
+    size: int
+    chunk_size: int | None
+    instant: bool
+    idempotency_key: str | None = None
+    # None: it was not said, so what was said before stands.
+    if_exists: IfExists | None = None
+    modified_at: datetime | None = None
+    # The id that the upload gets if it is new; None: any.
+    id: str | None = None
+    metadata: str | None = None
+    length_known: bool = True
+    computes_md5: bool = True
+    # They come with the request, and are to be looked at: no file that is there already answers it.
+    brings_bytes: bool = False
+    kind: UploadKind | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewFile:
+    """What is said of a file that is sent whole; the digests are those that are claimed, None where none are."""
+
+    user_id: str
+    name: str
+    md5: str | None
+    sha256: str | None
+    if_exists: IfExists
+    modified_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledged:
+    """A chunk that counts."""
+
+    received_bytes: int
+    received_chunks: int
+    chunk_count: int
+    duplicate: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadStatus:
+    """Where an open upload stands; `created` says whether this call opened it."""
+
+    upload: Upload
+    merging: bool
+    received_bytes: int
+    missing: list[tuple[int, int]]
+    merged_bytes: int
+    expires_at: datetime
+    created: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """Where an upload that is open ends for now, and where it stands otherwise."""
+
+    offset: int
+    status: UploadStatus
+
+
+@dataclass(frozen=True, slots=True)
+class StillMerging:
+    """All chunks are there, and the merge takes longer than a request waits."""
+
+    status: UploadStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complete:
+    """The upload is a file; `created` says whether this call made it so."""
+
+    file: File
+    created: bool
+
+
+Result = Acknowledged | UploadStatus | StillMerging | Complete | Challenge

@@ -1,0 +1,198 @@
+"""Reads contents back from the disk and compares them with their SHA-256: what rotted is marked, or healed from the trash.
+
+Once at the word of an administrator, in the order of the SHA-256, going on where the last run ended; and all the time,
+those first that were not read back since they were placed, then those that wait longest.
+"""
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import msgspec
+
+from uploader.clock import Clock
+from uploader.database import meta, queries
+from uploader.database.engine import Database, Duplicate
+from uploader.errors import DatabaseDamaged, StorageFailed, StorageFull
+from uploader.service.heal import Damage, Healing
+from uploader.service.ids import greatest, new_id
+from uploader.storage.contents import Pace
+
+logger = logging.getLogger(__name__)
+
+_BATCH = 200
+# At one go, so that what can't be read does not hold up the rest.
+_REREADS = 20
+_POSITION = "scrub"
+_REMEMBER_INTERVAL_SECONDS = 5.0
+_LEASE = "scrubber"
+_LEASE_SECONDS = 60.0
+_SAMPLE_SECONDS = 3600.0
+# Of the goal: what is due then has the rest of the time to be read in.
+_DUE = 0.75
+
+
+class RateLimit:
+    """Keeps a stream of reads at a rate of bytes a second; 0 is as fast as the disk."""
+
+    def __init__(self, rate_bytes_per_second: int) -> None:
+        self._rate = rate_bytes_per_second
+        self._due = time.monotonic()
+
+    def __call__(self, read_bytes: int) -> None:
+        if not self._rate:
+            return
+        now = time.monotonic()
+        # What was lost to a slow disk is caught up for a second at most: then the rate is all that it is asked for.
+        self._due = max(self._due, now - 1) + read_bytes / self._rate
+        time.sleep(max(0.0, self._due - now))
+
+
+class ScrubProgress(msgspec.Struct):
+    """How far the present pass has come, over all its runs."""
+
+    after: str = ""
+    blobs: int = 0
+    bytes: int = 0
+    damaged: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """Within what time each content is to be read back, in seconds: for the first time, and again and again."""
+
+    first_seconds: float
+    every_seconds: float
+    # Nothing of that: one content is read back now and then, whichever it is.
+    samples: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Age:
+    """For how long the content that waits longest was not read back, in seconds, and whether that is within the goal."""
+
+    seconds: float
+    within_goal: bool
+
+
+class Scrubbing:
+    """Two at once only do the same work twice."""
+
+    def __init__(self, database: Database, healing: Healing, clock: Clock, goals: Goals) -> None:
+        self._database = database
+        self._healing = healing
+        self._clock = clock
+        self.goals = goals
+        self._worker = new_id()
+        self._sample_at = 0.0
+        self.progress = ScrubProgress()
+
+    async def scrub_due(self, pace: Pace) -> bool:
+        """Read back the contents that are due, one after the other, with those that could not be read before; whether there
+        may be more.
+
+        Of several workers one does it at a time. Raises Unavailable, Stopping.
+        """
+        if not await self._lease():
+            return False
+        await self._reread(pace)
+        if self.goals.samples:
+            await self._scrub_sample(pace)
+            return False
+        now = self._clock.now()
+        due = await self._database.read(
+            lambda connection: queries.blobs_to_scrub(
+                connection,
+                placed_before=now - timedelta(seconds=_DUE * self.goals.first_seconds),
+                scrubbed_before=now - timedelta(seconds=_DUE * self.goals.every_seconds),
+                limit=_BATCH,
+            )
+        )
+        for blob in due:
+            await self._examine(blob.sha256, pace)
+            if not await self._lease():
+                return False
+            await self._reread(pace)
+        return len(due) == _BATCH
+
+    async def _reread(self, pace: Pace) -> None:
+        """Read again what could not be read, where it is time."""
+        now = self._clock.now()
+        for blob in await self._database.read(lambda connection: queries.blobs_to_reread(connection, now, _REREADS)):
+            await self._examine(blob.sha256, pace)
+
+    async def _scrub_sample(self, pace: Pace) -> None:
+        """Read back any content, if the last time is long ago."""
+        now = self._clock.monotonic()
+        if now < self._sample_at:
+            return
+        self._sample_at = now + _SAMPLE_SECONDS
+        # A SHA-256 is as good as a random number: the next one after such a number is any content.
+        for blob in await self._blobs(secrets.token_hex(32), 1) or await self._blobs("", 1):
+            await self._examine(blob.sha256, pace)
+
+    async def _examine(self, sha256: str, pace: Pace) -> Damage | None:
+        """One that the disk refuses to look at, or whose row is damaged, holds up no other; the reconciler tells of it."""
+        try:
+            return await self._healing.examine(sha256, pace)
+        except (DatabaseDamaged, StorageFailed, StorageFull) as error:
+            logger.warning("a content is not read back for now", extra={"sha256": sha256, "reason": error.reason})
+            return None
+
+    async def _lease(self) -> bool:
+        """Whether this worker is the one, for a while from now on. One content may take longer: then two read."""
+        until = self._clock.now() + timedelta(seconds=_LEASE_SECONDS)
+        try:
+            return await self._database.transact(
+                lambda connection: meta.lease(connection, _LEASE, self._worker, now=self._clock.now(), until=until)
+            )
+        except Duplicate:
+            return False  # another one was the first by a moment
+
+    async def age(self) -> Age:
+        """How old the worst is. Raises Unavailable."""
+        placed_at, scrubbed_at = await self._database.read(queries.unscrubbed_since)
+        first, again = self._seconds_since(placed_at), self._seconds_since(scrubbed_at)
+        within = self.goals.samples or (first <= self.goals.first_seconds and again <= self.goals.every_seconds)
+        return Age(max(first, again), within)
+
+    def _seconds_since(self, moment: datetime | None) -> float:
+        return 0.0 if moment is None else (self._clock.now() - moment).total_seconds()
+
+    async def scrub(self, pace: Pace, *, restart: bool = False) -> AsyncGenerator[Damage]:
+        """What is damaged, from where the last run ended, or from the first blob on after a whole pass or with `restart`.
+
+        `pace` is told the bytes of every read, in a thread, and may sleep there. Raises Unavailable, Stopping.
+        """
+        self.progress = ScrubProgress() if restart else await self._recall()
+        remembered_at = self._clock.monotonic()
+        while blobs := await self._blobs(self.progress.after):
+            for blob in blobs:
+                damage = await self._examine(blob.sha256, pace)
+                self.progress.after = greatest(self.progress.after, [blob.sha256])
+                self.progress.blobs += 1
+                self.progress.bytes += blob.size
+                if damage is not None:
+                    self.progress.damaged += 1
+                    yield damage
+                if damage or self._clock.monotonic() - remembered_at > _REMEMBER_INTERVAL_SECONDS:
+                    await self._remember(self.progress)
+                    remembered_at = self._clock.monotonic()
+        await self._remember(ScrubProgress())
+
+    async def _blobs(self, after: str, limit: int = _BATCH) -> list[queries.Blob]:
+        return await self._database.read(lambda connection: queries.blobs_in_use(connection, after=after, limit=limit))
+
+    async def _recall(self) -> ScrubProgress:
+        stored = await self._database.read(lambda connection: meta.fact(connection, _POSITION))
+        try:
+            return ScrubProgress() if stored is None else msgspec.json.decode(stored, type=ScrubProgress)
+        except msgspec.MsgspecError:  # a damaged row
+            return ScrubProgress()
+
+    async def _remember(self, progress: ScrubProgress) -> None:
+        value = msgspec.json.encode(progress).decode()
+        await self._database.transact(lambda connection: meta.replace_fact(connection, _POSITION, value))

@@ -1,0 +1,333 @@
+"""The use cases of an upload as a whole: find it, say where it stands, merge it, cancel it. Knows nothing of HTTP."""
+
+import asyncio
+import logging
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+
+from uploader.accounting.pending import Pending
+from uploader.clock import Clock
+from uploader.database import queries, transactions
+from uploader.database.engine import Connection, Database
+from uploader.database.transactions import NotOpen
+from uploader.domain.upload import Reason, State, Upload, chunk_count, missing_ranges
+from uploader.errors import Forbidden, Unavailable, UploadActive, UploadGone, UploadNotFound
+from uploader.service.close import Closers
+from uploader.service.merge import Merging
+from uploader.service.results import Complete, StillMerging, Target, UploadStatus
+from uploader.settings import Settings
+from uploader.storage.base import Gone, PresentChunks, UploadBytes
+from uploader.storage.contents import BlobBytes
+
+logger = logging.getLogger(__name__)
+
+# How often a call is tried again when others close or open the same upload meanwhile.
+ATTEMPTS = 5
+PAUSE_SECONDS = 0.02
+
+
+class Uploads:
+    """All that can be done to uploads that are there."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        storage: UploadBytes,
+        blobs: BlobBytes,
+        pending: Pending,
+        closers: Closers,
+        merging: Merging,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._storage = storage
+        self._blobs = blobs
+        self._pending = pending
+        self._closers = closers
+        self._merging = merging
+        self._clock = clock
+
+    # Finding
+
+    async def find(self, target: Target) -> Upload | Complete:
+        """The open upload that is meant, or the file it became. Raises UploadNotFound, UploadGone."""
+        if target.md5 is None:
+            upload = await self._by_id(target)
+            if upload is None:
+                raise UploadNotFound()
+            return upload if upload.state is State.OPEN else await self.ended(upload)
+        if target.upload_id is None:
+            return await self._find_by_md5(target.user_id, target.md5)
+        upload = await self._by_id(target)
+        if upload is not None and upload.md5 == target.md5:
+            return upload if upload.state is State.OPEN else await self.ended(upload)
+        await self._find_by_md5(target.user_id, target.md5)
+        raise UploadGone("This MD5 has another upload now.", reason="unknown")
+
+    async def by_md5(self, user_id: str, md5: str | None) -> Upload | None:
+        """The open upload of which this was told; None also where there is no MD5 to ask for."""
+        if md5 is None:
+            return None
+        return await self._database.read(
+            lambda connection: queries.open_upload_by_md5(connection, user_id, md5), brief=True
+        )
+
+    async def known(self, target: Target) -> Upload:
+        """An upload as its row has it, also one that is closed. Raises UploadNotFound."""
+        upload = await self._by_id(target)
+        if upload is None:
+            raise UploadNotFound()
+        return upload
+
+    async def forget_metadata(self, target: Target) -> None:
+        """Let nothing be known of it any more."""
+        upload_id = target.upload_id or ""
+        await self._database.transact(lambda connection: transactions.forget_metadata(connection, upload_id))
+
+    async def forget(self, target: Target) -> None:
+        """Let nothing be known any more of an upload that became a file, which stays. Raises UploadNotFound."""
+        upload = await self.known(target)
+        await self._closers.tidy(upload.id)  # without the row nobody could tell whose bytes these are
+        await self._database.transact(lambda connection: transactions.purge_uploads(connection, [upload.id]))
+
+    async def _by_id(self, target: Target) -> Upload | None:
+        upload_id = target.upload_id or ""
+        upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
+        return upload if upload is not None and upload.user_id == target.user_id else None
+
+    async def _find_by_md5(self, user_id: str, md5: str) -> Upload | Complete:
+        async def look(connection: Connection) -> Upload | Complete | None:
+            upload = await queries.open_upload_by_md5(connection, user_id, md5)
+            if upload is not None:
+                return upload
+            file = await queries.newest_file(connection, user_id, md5)
+            if file is not None:
+                return Complete(file=file, created=False)
+            return await queries.newest_closed_upload(connection, user_id, md5, self._closed_uploads_are_known_since())
+
+        match await self._database.read(look, brief=True):
+            case None:
+                raise UploadNotFound()
+            case Upload(state=state) as closed if state is not State.OPEN:
+                return await self.ended(closed)
+            case found:
+                return found
+
+    def _closed_uploads_are_known_since(self) -> datetime:
+        return self._clock.now() - timedelta(seconds=self._settings.closed_retention_seconds)
+
+    async def ended(self, upload: Upload) -> Complete:
+        """What a closed upload became. Raises UploadGone, or UploadNotFound if its file was deleted or it is long ago."""
+        if upload.closed_at is None or upload.closed_at <= self._closed_uploads_are_known_since():
+            raise UploadNotFound()
+        if upload.state is not State.DONE:
+            raise UploadGone(reason=upload.close_reason)
+        file_id = upload.file_id or ""
+        file = await self._database.read(
+            lambda connection: queries.file_by_id(connection, upload.user_id, file_id), brief=True
+        )
+        if file is None:
+            raise UploadNotFound()
+        return Complete(file=file, created=False)
+
+    # Asking
+
+    async def status(self, target: Target) -> UploadStatus | Complete:
+        """Where an upload stands. Raises UploadNotFound, UploadGone, Unavailable."""
+        for _ in range(ATTEMPTS):
+            try:
+                match await self.find(target):
+                    case Upload() as upload:
+                        return await self.status_of(upload)
+                    case complete:
+                        return complete
+            except (Gone, NotOpen):
+                await asyncio.sleep(PAUSE_SECONDS)  # it was closed between the two looks
+        raise Unavailable("The bytes of this upload can't be found.")
+
+    async def status_of(self, upload: Upload) -> UploadStatus:
+        chunk_map = await self._closers.read_map(upload)
+        last_write = await self._storage.last_write(upload)
+        await self._compare_with_redis(upload, chunk_map)
+        return UploadStatus(
+            upload=upload,
+            merging=chunk_map.complete and not upload.is_part,
+            received_bytes=chunk_map.received_bytes,
+            missing=_missing(upload, chunk_map.present),
+            merged_bytes=await self._storage.digested_bytes(upload) if chunk_map.complete else 0,
+            expires_at=self._expires_at(last_write),
+        )
+
+    async def era(self, upload_id: str) -> str:
+        """The present era of Redis, for `begun`; empty if Redis is away."""
+        try:
+            return (await self._pending.read(upload_id)).era
+        except Unavailable:
+            return ""
+
+    async def begun(self, upload: Upload, era: str, made_at: float) -> UploadStatus:
+        """Where an upload stands that was just opened, after `era` was read: nobody need look at its bytes for that."""
+        size, count = upload.extent, chunk_count(upload.extent, upload.chunk_size)
+        if era and not upload.is_part:
+            with suppress(Unavailable):  # it is made known by the first chunk
+                await self._pending.introduce(
+                    upload.id, era=era, size=size, chunk_size=upload.chunk_size, chunk_count=count
+                )
+        return UploadStatus(
+            upload=upload,
+            merging=False,
+            received_bytes=0,
+            missing=_missing(upload, bytearray(count)),
+            merged_bytes=0,
+            expires_at=self._expires_at(made_at),
+            created=True,
+        )
+
+    def of_complete_part(self, upload: Upload) -> UploadStatus:
+        """Where a part stands whose last byte was stored just now: it may be a piece of a whole by the next moment."""
+        return UploadStatus(
+            upload=upload,
+            merging=False,
+            received_bytes=upload.size,
+            missing=[],
+            merged_bytes=0,
+            expires_at=self._expires_at(self._clock.now().timestamp()),
+        )
+
+    def _expires_at(self, last_write: float) -> datetime:
+        return datetime.fromtimestamp(last_write, UTC) + timedelta(seconds=self._settings.upload_expiry_seconds)
+
+    async def _compare_with_redis(self, upload: Upload, stored: PresentChunks) -> None:
+        """Hydrate where Redis does not know, or knows something else than the disk. Without Redis the disk alone answers."""
+        try:
+            known = await self._pending.read(upload.id)
+            differs = known.received != stored.received_bytes or (known.state == "open" and stored.complete)
+            if not known.state or (known.state in ("open", "merging") and differs):
+                await self._closers.hydrate(upload)
+        except Unavailable:
+            return
+
+    async def list_open(self, user_id: str) -> list[UploadStatus]:
+        """Where all open uploads of a user stand, newest first; without those whose own bytes can't be asked for now. Raises
+        Unavailable."""
+        uploads = await self._database.read(lambda connection: queries.open_uploads(connection, user_id))
+        statuses = []
+        for upload in uploads:
+            try:
+                statuses.append(await self.status_of(upload))
+            except (Gone, NotOpen):
+                continue  # closed meanwhile
+            except Unavailable as error:
+                await self._storage.check()
+                logger.warning("an upload is not listed", extra={"upload_id": upload.id, "reason": error.reason})
+        return statuses
+
+    async def states(self, user_id: str, md5s: list[str]) -> dict[str, str]:
+        """For each MD5 `complete`, `uploading`, `merging` or `absent`, of the caller's own."""
+
+        async def look(connection: Connection) -> tuple[list[queries.Blob], dict[str, Upload]]:
+            blobs = await queries.contents_by_md5(connection, user_id, md5s)
+            return blobs, await queries.open_md5s(connection, user_id, md5s)
+
+        blobs, open_uploads = await self._database.read(look)
+        sizes = await self._blobs.blob_sizes([blob.sha256 for blob in blobs])
+        finished = {blob.md5 for blob, size in zip(blobs, sizes, strict=True) if size == blob.size}
+        states = {}
+        for md5 in md5s:
+            if md5 in open_uploads:
+                states[md5] = await self._state_of(open_uploads[md5], md5 in finished)
+            else:
+                states[md5] = "complete" if md5 in finished else "absent"
+        return states
+
+    async def _state_of(self, upload: Upload, finished: bool) -> str:
+        try:
+            return "merging" if (await self._closers.read_map(upload)).complete else "uploading"
+        except (Gone, NotOpen):
+            return "complete" if finished else "absent"
+        except Unavailable as error:
+            logger.warning("an upload does not tell its state", extra={"upload_id": upload.id, "reason": error.reason})
+            return "uploading"
+
+    # Merging
+
+    async def merge(self, target: Target) -> StillMerging | Complete:
+        """Merge again, for a client that lost the answer. Raises ChunksMissing and as the merge does."""
+        match await self.find(target):
+            case Upload(is_part=True):
+                raise Forbidden("This upload is a part: it is merged with its whole.")
+            case Upload() as upload:
+                return await self.merge_now(upload)
+            case complete:
+                return complete
+
+    async def merge_now(self, upload: Upload) -> StillMerging | Complete:
+        """Merge an upload that is complete, as long as a request waits: a file is `created` by that, unless it came in
+        another way. Raises as the merge does."""
+        complete = await self._merging.wait(upload.id)
+        if complete is not None:
+            return complete
+        try:
+            return StillMerging(await self.status_of(upload))
+        except (Gone, NotOpen):
+            return await self._merging.finish(upload.id)  # it is closed: only what became of it is left to be read
+
+    def begin_merge(self, upload: Upload) -> None:
+        """Merge an upload that is complete, whoever waits for that."""
+        self._merging.start(upload.id)
+
+    # Cancelling
+
+    async def cancel(self, target: Target, reason: Reason = Reason.CANCELLED) -> None:
+        """End an open upload without a file, also while it is merging. Raises UploadNotFound, UploadGone; never touches a
+        file."""
+        if target.upload_id is None:
+            upload = await self.by_md5(target.user_id, target.md5)
+            if upload is None:
+                raise UploadNotFound()
+        else:
+            upload = await self._find_open(target)
+        try:
+            await self._closers.close(upload, reason)
+        except NotOpen as error:
+            if target.upload_id is not None:
+                await self.find(target)  # says why it is gone
+            raise UploadNotFound() from error
+
+    async def _find_open(self, target: Target) -> Upload:
+        match await self.find(target):
+            case Upload() as upload:
+                return upload
+            case Complete():
+                raise UploadNotFound()
+
+    async def expire(self, upload_id: str, idle_seconds: float) -> None:
+        """Expire anybody's open upload now; with `idle_seconds`, unless something arrived since, looked at under its locks.
+
+        Raises UploadNotFound, UploadGone, UploadActive, Unavailable.
+        """
+        upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
+        if upload is None:
+            raise UploadNotFound()
+        if await self._expire(upload, idle_seconds):
+            return
+        await self._find_open(Target(upload.user_id, upload_id=upload_id))
+        raise UploadActive()
+
+    async def _expire(self, upload: Upload, idle_seconds: float) -> bool:
+        if upload.state is not State.OPEN:
+            return False
+        if idle_seconds:
+            return await self._closers.expire(upload, idle_seconds)
+        try:
+            await self._closers.close(upload, Reason.EXPIRED)
+        except NotOpen:
+            return False
+        return True
+
+
+def _missing(upload: Upload, present: bytearray) -> list[tuple[int, int]]:
+    """The ranges of chunks that are not there; while the length is not known, of those that are reserved."""
+    return missing_ranges(present[: chunk_count(upload.size, upload.chunk_size)])

@@ -1,0 +1,197 @@
+"""What lies in the trash goes back where a row names it again, and goes for good when it is old or the disk is short.
+
+Under the lock of a content's row it is looked whether its bytes are needed here: those of a dump that was restored, of a
+blob that went bad, of an upload that is open.
+"""
+
+import logging
+from collections.abc import Awaitable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import queries, transactions
+from uploader.database.engine import Database, Duplicate
+from uploader.domain.audit_log import Action
+from uploader.domain.upload import State, Upload
+from uploader.errors import StorageFailed, StorageFull
+from uploader.service.audit_log import AuditLog
+from uploader.service.heal import Healing
+from uploader.storage.contents import Found
+from uploader.storage.store import Store
+from uploader.tasks import uninterrupted
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Purged:
+    """What went for good."""
+
+    entries: int = 0
+    disk_bytes: int = 0
+
+
+class TrashKeeping:
+    """Several at once are safe: each entry is looked at under its row's lock, and removed only as it was found."""
+
+    def __init__(
+        self,
+        database: Database,
+        storage: Store,
+        healing: Healing,
+        trail: AuditLog,
+        clock: Clock,
+        *,
+        retention_seconds: float,
+    ) -> None:
+        self._database = database
+        self._storage = storage
+        self._healing = healing
+        self._trail = trail
+        self._clock = clock
+        self.retention_seconds = retention_seconds
+        self.keeps = storage.trash.keeps
+
+    async def entries(self) -> list[Found]:
+        """All that is there, the oldest first."""
+        found = [each async for batch in self._storage.trash.list_all() for each in batch]
+        return sorted(found, key=lambda each: each.changed_at)
+
+    # Back
+
+    async def restore_named(self) -> int:
+        """Put back what a row names and the store lacks; returns how many. Raises Unavailable, Stopping."""
+        restored = 0
+        async for batch in self._storage.trash.list_all():
+            for sha256 in await self._lacking([found for found in batch if found.is_blob]):
+                restored += await self._patiently(sha256, self.restore_blob(sha256))
+            for found in batch:
+                if not found.is_blob:
+                    restored += await self._patiently(found.name, self.restore_upload(found))
+        return restored
+
+    async def _patiently(self, name: str, restoring: Awaitable[bool]) -> bool:
+        """One that the disk refuses must not hold up the others."""
+        try:
+            return await restoring
+        except (StorageFailed, StorageFull) as error:
+            logger.warning("something stays in the trash for now", extra={"subject": name, "reason": error.reason})
+            return False
+
+    async def _lacking(self, copies: list[Found]) -> set[str]:
+        """The contents of these whose row has refs, and that are not sound or not there; unless that is known, and the copy
+        was there when it was found out: then it is as bad."""
+        sha256s = sorted({copy.name for copy in copies})
+        rows = await self._database.read(lambda connection: queries.blobs_by_sha256(connection, sha256s))
+        wanted = [blob for blob in rows.values() if blob.refs]
+        sizes = await self._storage.blob_sizes([blob.sha256 for blob in wanted])
+        lacking = {
+            blob.sha256: blob
+            for blob, size in zip(wanted, sizes, strict=True)
+            if not blob.is_sound or size != blob.size
+        }
+        return {copy.name for copy in copies if copy.name in lacking and not _was_tried(copy, lacking[copy.name])}
+
+    async def restore(self, name: str) -> bool:
+        """Put a content or an upload back by its name, if a row names it and the store lacks it; whether that was done."""
+        for found in await self.entries():
+            if found.name == name:
+                return await (self.restore_blob(name) if found.is_blob else self.restore_upload(found))
+        return False
+
+    async def restore_blob(self, sha256: str) -> bool:
+        """Heal a content that a row names by a copy that is here; whether that was done."""
+        damage = await self._healing.examine(sha256)
+        return damage is not None and damage.healed
+
+    async def restore_upload(self, found: Found) -> bool:
+        """Put the bytes of an upload back if it is open and has none; whether that was done."""
+        row = await self._database.read(lambda connection: queries.upload_by_id(connection, found.name))
+        if row is None or not await self._is_wanted(row):
+            return False
+        restored = await self._storage.trash.restore_upload(found, row)
+        if restored:
+            logger.warning("an upload has its bytes back from the trash", extra={"upload_id": row.id})
+            await self._trail.note(Action.UPLOAD_RESTORED, subject=row.id, user_id=row.user_id)
+        return restored
+
+    async def _is_wanted(self, upload: Upload) -> bool:
+        return upload.state is State.OPEN and not await self._storage.remaining([upload])
+
+    # For good
+
+    async def purge_old(self) -> Purged:
+        """Remove what came longer ago than the retention."""
+        return await self._purge(self._clock.now() - timedelta(seconds=self.retention_seconds))
+
+    async def empty(self) -> Purged:
+        """Remove all that no row needs."""
+        purged = await self._purge(None)
+        if purged.entries:
+            await self._trail.note(Action.TRASH_EMPTIED, subject="trash", details=asdict(purged))
+        return purged
+
+    async def make_room(self, disk_bytes: int) -> Purged:
+        """Remove the oldest until so much was given back."""
+        purged = Purged()
+        for found in await self.entries():
+            if purged.disk_bytes >= disk_bytes:
+                break
+            await self._purge_one(found, purged)
+        if purged.entries:
+            logger.warning(
+                "the disk is short: the trash gave way",
+                extra={"entries": purged.entries, "disk_bytes": purged.disk_bytes},
+            )
+        return purged
+
+    async def _purge(self, came_before: datetime | None) -> Purged:
+        purged = Purged()
+        async for batch in self._storage.trash.list_all():
+            for found in batch:
+                if came_before is None or found.changed_at <= came_before.timestamp():
+                    await self._purge_one(found, purged)
+        return purged
+
+    async def _purge_one(self, found: Found, purged: Purged) -> None:
+        try:
+            gone = await uninterrupted(self._purge_blob(found) if found.is_blob else self._purge_upload(found))
+        except StorageFailed as error:
+            logger.warning(
+                "something stays in the trash for now", extra={"subject": found.name, "reason": error.reason}
+            )
+            return
+        if gone:
+            purged.entries += 1
+            purged.disk_bytes += found.disk_bytes
+
+    async def _purge_blob(self, found: Found) -> bool:
+        async def unless_needed(blob: queries.Blob | None) -> bool:
+            if blob is not None and blob.refs:
+                (size,) = await self._storage.blob_sizes([blob.sha256])
+                if not blob.is_sound or size != blob.size:
+                    return False
+            return await self._storage.trash.remove(found)
+
+        purge = self._database.outside(unless_needed)
+        try:
+            gone = await self._database.transact(
+                lambda connection: transactions.with_blob_locked(connection, found.name, purge, self._clock.now()),
+                alone=True,
+            )
+        except Duplicate:
+            return False  # it has a row by now: the next look asks it
+        crash_point("trash.after_purge")
+        return gone
+
+    async def _purge_upload(self, found: Found) -> bool:
+        row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, found.name))
+        if row is not None and await self._is_wanted(row):
+            return False
+        return await self._storage.trash.remove(found)
+
+
+def _was_tried(copy: Found, blob: queries.Blob) -> bool:
+    return not blob.is_sound and blob.scrubbed_at is not None and copy.changed_at <= blob.scrubbed_at.timestamp()

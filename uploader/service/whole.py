@@ -1,0 +1,427 @@
+"""The use cases of files that come whole, one in a request, or many: of those, groups share their syncs and a transaction,
+while the next group arrives.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from uploader.clock import Clock
+from uploader.crashpoints import crash_point
+from uploader.database import queries, transactions
+from uploader.database.engine import Connection, Database, Duplicate
+from uploader.database.transactions import Added, BlobLost, NotOpen
+from uploader.domain.digest import ClaimedDigests
+from uploader.domain.upload import File, IfExists, Upload
+from uploader.errors import FileTooLarge, NameTaken, NotAllowed, QuotaExceeded, StorageFull, Unavailable, UploaderError
+from uploader.observability import BYTES_RECEIVED, QUOTA_REFUSALS, WHOLE_FILES
+from uploader.service.chunk import ChunksAtOnce, check_digests
+from uploader.service.close import Closers
+from uploader.service.ids import new_id
+from uploader.service.open import Admission
+from uploader.service.precreate import PreCreateHook, Question
+from uploader.service.results import Complete, NewFile
+from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
+from uploader.storage.base import Arrival, Arrivals, Body
+from uploader.tasks import all_or_none, uninterrupted
+
+# Makes files of contents that came whole: what is sure to be refused is refused, the bytes are made durable, and one
+# transaction makes the files. No upload is opened for them, and nothing is asked of Redis.
+
+
+Outcome = Complete | UploaderError
+
+
+class Storing:
+    """Stores contents, and makes files of them."""
+
+    def __init__(
+        self,
+        database: Database,
+        arrivals: Arrivals,
+        closers: Closers,
+        uploads: Uploads,
+        admission: Admission,
+        asking: PreCreateHook,
+        clock: Clock,
+        *,
+        max_bytes: int,
+    ) -> None:
+        """`max_bytes`: of one file; it is received as a chunk is."""
+        self._database = database
+        self._arrivals = arrivals
+        self._closers = closers
+        self._uploads = uploads
+        self._admission = admission
+        self._asking = asking
+        self._clock = clock
+        self.max_bytes = max_bytes
+
+    # Before
+
+    async def refuse_early(self, new: NewFile, size: int) -> None:
+        """Refuse what is sure to be refused before anything is written; the transaction decides.
+
+        Raises FileTooLarge, NameTaken, QuotaExceeded, StorageFull.
+        """
+        if size > self.max_bytes:
+            raise FileTooLarge(limit=self.max_bytes)
+        if new.if_exists is IfExists.FAIL or not await self._fits(new.user_id, size):
+            await self._database.read(lambda connection: _refuse(connection, new, size))
+        await self._admission.check(size)
+
+    async def _fits(self, user_id: str, size: int) -> bool:
+        usage = await self._database.read(lambda connection: queries.usage(connection, user_id), brief=True)
+        return usage is not None and usage.fits(size)
+
+    async def has_room(self, user_id: str, size: int) -> bool:
+        if not await self._fits(user_id, size):
+            return False
+        try:
+            await self._admission.check(size)
+        except StorageFull:
+            return False
+        return True
+
+    # Storing
+
+    async def store(self, files: Sequence[NewFile], bodies: Sequence[Body]) -> list[Outcome]:
+        """Digest, compare, make durable, and make files of what is as it was claimed to be, and allowed. Raises
+        Unavailable."""
+        if not self._asking.is_on:
+            return await self._store(files, bodies)
+        refusals = await all_or_none(map(self._refusal, files, bodies))
+        allowed = [pair for pair, refusal in zip(zip(files, bodies, strict=True), refusals, strict=True) if not refusal]
+        stored = iter(await self._store(*zip(*allowed, strict=True)) if allowed else ())
+        return [refusal or next(stored) for refusal in refusals]
+
+    async def _refusal(self, new: NewFile, body: Body) -> NotAllowed | None:
+        try:
+            await self._asking.ask(Question(new.user_id, new.name, body.length, md5=new.md5, sha256=new.sha256))
+        except NotAllowed as error:
+            return error
+        return None
+
+    async def _store(self, files: Sequence[NewFile], bodies: Sequence[Body]) -> list[Outcome]:
+        arrivals = [Arrival(body, new.md5, new.sha256) for new, body in zip(files, bodies, strict=True)]
+        try:
+            await self._arrivals.store(arrivals)
+            whole = [(new, arrival) for new, arrival in zip(files, arrivals, strict=True) if arrival.error is None]
+            made = iter(await self._make(whole) if whole else [])
+        except StorageFull as error:
+            return [error] * len(arrivals)
+        outcomes = [arrival.error or next(made) for arrival in arrivals]
+        for outcome, body in zip(outcomes, bodies, strict=True):
+            _count(outcome, body.length)
+        return outcomes
+
+    async def _make(self, whole: Sequence[tuple[NewFile, Arrival]]) -> list[Outcome]:
+        def place(contents: Collection[str]) -> Mapping[str, str]:
+            return self._arrivals.place_blobs([arrival for _, arrival in whole if arrival.sha256_of_bytes in contents])
+
+        add = partial(
+            transactions.add_whole_files,
+            files=[self._file(new, arrival) for new, arrival in whole],
+            if_exists=whole[0][0].if_exists,
+            place_blobs=self._database.in_thread(place),
+        )
+        for _ in range(ATTEMPTS):
+            try:
+                verdicts = await self._database.transact(add)
+            except (Duplicate, BlobLost):
+                await asyncio.sleep(PAUSE_SECONDS)  # somebody else was faster
+                continue
+            crash_point("whole.after_commit")
+            return [
+                await self._make_closing(*each) if verdict is None else _outcome(verdict)
+                for each, verdict in zip(whole, verdicts, strict=True)
+            ]
+        raise Unavailable("Files of these names are changing too fast; try again.")
+
+    async def _make_closing(self, new: NewFile, arrival: Arrival) -> Outcome:
+        """A file whose MD5 has an open upload: if it is the same content, it is closed by it."""
+        sha256 = arrival.sha256_of_bytes
+        place = self._database.in_thread(lambda: self._arrivals.place_blobs([arrival]).get(sha256))
+        for _ in range(ATTEMPTS):
+            file = self._file(new, arrival)
+            existing = await self._uploads.by_md5(new.user_id, file.md5)
+            if existing is not None and (existing.size != file.size or existing.sha256 not in (None, sha256)):
+                existing = None  # a twin: other content with the same MD5
+            try:
+                return _outcome(await self._commit(file, new.if_exists, existing, place))
+            except (NameTaken, QuotaExceeded, StorageFull) as error:
+                return error
+            except (Duplicate, NotOpen, BlobLost):
+                await asyncio.sleep(PAUSE_SECONDS)
+        raise Unavailable("This upload is changing too fast; try again.")
+
+    async def _commit(
+        self, file: File, if_exists: IfExists, existing: Upload | None, place: Callable[[], Awaitable[str | None]]
+    ) -> Added:
+        replaced_id = None if existing is None else existing.id
+
+        async def commit() -> Added:
+            return await self._database.transact(
+                lambda connection: transactions.add_whole_file(
+                    connection, file, if_exists, replaced_upload_id=replaced_id, place_blob=place
+                )
+            )
+
+        return await (commit() if existing is None else self._closers.close_by(existing, commit))
+
+    def _file(self, new: NewFile, arrival: Arrival) -> File:
+        assert arrival.digests is not None
+        return File(
+            id=new_id(),
+            user_id=new.user_id,
+            md5=arrival.digests.md5,
+            sha256=arrival.digests.sha256,
+            name=new.name,
+            size=arrival.body.length,
+            instant=False,
+            created_at=self._clock.now(),
+            modified_at=new.modified_at,
+        )
+
+
+async def _refuse(connection: Connection, new: NewFile, size: int) -> None:
+    """Raises NameTaken, QuotaExceeded, unless this may be a file that is there already, or takes the place of others."""
+    of_name = await queries.files_of_names(connection, new.user_id, [new.name])
+    if any((file.size == size and new.md5 is None) or file.may_be(new.md5, new.sha256, size) for file in of_name):
+        return
+    if new.if_exists is IfExists.FAIL and of_name:
+        raise NameTaken("You have another file of this name.")
+    usage = await queries.usage(connection, new.user_id)
+    replaced = sum(file.size for file in of_name) if new.if_exists is IfExists.REPLACE else 0
+    existing = None if new.md5 is None else await queries.open_upload_by_md5(connection, new.user_id, new.md5)
+    reserved = existing.size if existing is not None and existing.size == size else 0
+    if usage is None or usage.fits(size - replaced - reserved):
+        return
+    QUOTA_REFUSALS.inc()
+    raise usage.refusal(size)
+
+
+def _outcome(verdict: transactions.Verdict) -> Outcome:
+    return Complete(file=verdict.file, created=verdict.is_new) if isinstance(verdict, Added) else verdict
+
+
+def _count(outcome: Outcome, length_bytes: int) -> None:
+    if isinstance(outcome, Complete):
+        WHOLE_FILES.labels("created" if outcome.created else "present").inc()
+        BYTES_RECEIVED.inc(length_bytes if outcome.created else 0)
+        return
+    WHOLE_FILES.labels(outcome.code).inc()
+    if isinstance(outcome, QuotaExceeded):
+        QUOTA_REFUSALS.inc()
+
+
+# Of one group. So many bytes that a sync of them takes longer than all else.
+_GROUP_FILES = 200
+_GROUP_BYTES = 8 << 20
+# How long a group that is not full waits for more.
+_PATIENCE_SECONDS = 1.0
+# Outcomes that are held until those before them are known: of two groups, and of what was refused between their files.
+_MOST_UNTOLD = 3 * _GROUP_FILES
+
+# One of many: what is said of it, and its bytes; or why it is none.
+Entry = tuple[NewFile, Body] | UploaderError
+
+
+class WholeSource(Protocol):
+    """The body of a file that is on its way."""
+
+    @property
+    def declared_bytes(self) -> int | None:
+        """The length that the client has told; None if it has not."""
+
+    async def receive_up_to(self, user_id: str, limit_bytes: int) -> Body:
+        """Receive it whole. Raises FileTooLarge, ChunkLengthMismatch, BodyTimeout, StorageFull."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Files that are stored together, with the places of their outcomes."""
+
+    places: list[int] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    files: list[NewFile] = field(default_factory=list)
+    bodies: list[Body] = field(default_factory=list)
+    bytes: int = 0
+
+    def add(self, place: int, new: NewFile, body: Body) -> None:
+        self.places.append(place)
+        self.names.add(new.name)
+        self.files.append(new)
+        self.bodies.append(body)
+        self.bytes += body.length
+
+    def takes(self, new: NewFile, body: Body) -> bool:
+        """Whether one more still belongs to it. One name is in it once, so that files of one name come in their order."""
+        if not self.files:
+            return True
+        if new.name in self.names:
+            return False
+        fits = len(self.files) < _GROUP_FILES and self.bytes + body.length <= _GROUP_BYTES
+        return fits and new.if_exists is self.files[0].if_exists
+
+    def close(self) -> None:
+        for body in self.bodies:
+            body.close()
+
+
+class _Groups:
+    """The files of one request: a group is stored while the next one gathers."""
+
+    def __init__(self, store: Callable[[_Group], Awaitable[list[Outcome]]]) -> None:
+        self._store = store
+        # Of the files from this place on; those before have been told.
+        self._told = 0
+        self._outcomes: deque[Outcome | None] = deque()
+        self._group = _Group()
+        self._storing: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def refuse(self, error: UploaderError) -> None:
+        """Raises what storing an earlier group raises."""
+        self._outcomes.append(error)
+        if len(self._outcomes) > _MOST_UNTOLD:
+            await self._store_all()
+
+    async def add(self, new: NewFile, body: Body) -> None:
+        """Raises what storing an earlier group raises; the body is taken over all the same."""
+        full = not self._group.takes(new, body)
+        if full:
+            self._waits_no_longer()
+            full_group, self._group = self._group, _Group()
+        self._group.add(self._told + len(self._outcomes), new, body)
+        self._outcomes.append(None)
+        if full:
+            await self._store_next(full_group)
+        if len(self._group.files) == 1:  # not before: it would come before the one that is full
+            self._timer = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._store_early)
+
+    async def end(self) -> None:
+        """Store what is left. Raises what storing raises."""
+        try:
+            await self._store_all()
+        finally:
+            if self._storing is not None:
+                await self._storing
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """Those that are known by now and were not told, up to the first that is not known."""
+        while self._outcomes and (outcome := self._outcomes[0]) is not None:
+            self._outcomes.popleft()
+            self._told += 1
+            yield outcome
+
+    async def _store_all(self) -> None:
+        self._waits_no_longer()
+        group, self._group = self._group, _Group()
+        await self._store_next(group)
+        if self._storing is not None:
+            await uninterrupted(self._storing)
+
+    async def _store_next(self, group: _Group) -> None:
+        """Begin with a group, once the one before it is stored."""
+        try:
+            if self._storing is not None:
+                await uninterrupted(self._storing)
+        except BaseException:
+            group.close()
+            raise
+        self._begin(group)
+
+    def _begin(self, group: _Group) -> None:
+        self._storing = asyncio.create_task(self._store_and_close(group), name="store a group of files")
+
+    def _store_early(self) -> None:
+        """Nobody who is slow holds memory for long."""
+        if self._storing is not None and not self._storing.done():
+            self._timer = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, self._store_early)
+            return
+        if self._storing is None or self._storing.exception() is None:  # else who adds the next one is told
+            group, self._group = self._group, _Group()
+            self._begin(group)
+
+    def _waits_no_longer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _store_and_close(self, group: _Group) -> None:
+        try:
+            if group.files:
+                for place, outcome in zip(group.places, await self._store(group), strict=True):
+                    self._outcomes[place - self._told] = outcome
+        finally:
+            group.close()
+
+
+class WholeFiles:
+    """Takes files that come whole."""
+
+    def __init__(self, storing: Storing, at_once: ChunksAtOnce) -> None:
+        self._storing = storing
+        self._at_once = at_once
+        # Of one file.
+        self.max_bytes = storing.max_bytes
+
+    async def receive(self, new: NewFile, source: WholeSource, claims: ClaimedDigests) -> Complete:
+        """Take one file.
+
+        Raises FileTooLarge, QuotaExceeded, NameTaken, StorageFull, TooManyRequests, BodyTimeout, ChunkLengthMismatch,
+        DigestMismatch, Md5Mismatch, Sha256Mismatch, Unavailable.
+        """
+        declared = source.declared_bytes
+        if declared is not None:
+            await self._storing.refuse_early(new, declared)
+        with self._at_once.counted(new.user_id):
+            body = await source.receive_up_to(new.user_id, self._storing.max_bytes)
+            try:
+                await check_digests(body, claims)
+                if declared is None:
+                    await self._storing.refuse_early(new, body.length)
+                (outcome,) = await uninterrupted(self._storing.store([new], [body]))
+            finally:
+                body.close()
+        if isinstance(outcome, UploaderError):
+            raise outcome
+        return outcome
+
+    async def receive_many(self, user_id: str, entries: AsyncIterator[Entry]) -> AsyncGenerator[Outcome, None]:
+        """Take many files of one user; what became of each, in their order, as soon as it is known. It takes their bodies
+        over. To be closed (`aclosing`), if not read to its end.
+
+        What was received is stored also where `entries` breaks off. Raises what that raises, TooManyRequests, Unavailable.
+        """
+        with self._at_once.counted(user_id):
+            groups = _Groups(self._store_group)
+            try:
+                async for entry in entries:
+                    if isinstance(entry, UploaderError):
+                        await groups.refuse(entry)
+                    else:
+                        await groups.add(*entry)
+                    for outcome in groups.outcomes():
+                        yield outcome
+            finally:
+                await uninterrupted(groups.end())
+            for outcome in groups.outcomes():
+                yield outcome
+
+    async def _store_group(self, group: _Group) -> list[Outcome]:
+        if await self._storing.has_room(group.files[0].user_id, group.bytes):
+            return await self._storing.store(group.files, group.bodies)
+        return [await self._store_refusable(new, body) for new, body in zip(group.files, group.bodies, strict=True)]
+
+    async def _store_refusable(self, new: NewFile, body: Body) -> Outcome:
+        """One of a group that has no room as a whole."""
+        try:
+            await self._storing.refuse_early(new, body.length)
+        except (NameTaken, QuotaExceeded, StorageFull) as error:
+            return error
+        (outcome,) = await self._storing.store([new], [body])
+        return outcome
