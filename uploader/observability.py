@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -234,22 +235,23 @@ Sample = tuple[str, tuple[tuple[str, str], ...]]
 Figures = dict[Sample, float]
 
 
+@dataclass(eq=False, repr=False)
 class Exposition:
     """The metrics of this process and of the others on the same directory, from `async with` on."""
 
-    def __init__(self, directory: Path, *, alone: bool, registry: CollectorRegistry = REGISTRY) -> None:
-        """`alone`: whether this is the only server process, so that what describes a process can be shown."""
-        self._directory = directory
-        self._alone = alone
-        self._registry = registry
-        # What this registry had counted before, and the slot had when it was taken.
-        self._before: Figures = {}
-        self._inherited: Figures = {}
-        self._published: Figures | None = None
-        self._slot: Path | None = None
-        self._lock: int | None = None
-        self._writing = threading.Lock()
-        self._publishing: asyncio.Task[None] | None = None
+    # `alone`: whether this is the only server process, so that what describes a process can be shown.
+    directory: Path
+    _: KW_ONLY
+    alone: bool
+    registry: CollectorRegistry = REGISTRY
+    # What this registry had counted before, and the slot had when it was taken.
+    _before: Figures = field(default_factory=dict, init=False)
+    _inherited: Figures = field(default_factory=dict, init=False)
+    _published: Figures | None = field(default=None, init=False)
+    _slot: Path | None = field(default=None, init=False)
+    _lock: int | None = field(default=None, init=False)
+    _writing: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _publishing: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def __aenter__(self) -> "Exposition":
         await asyncio.to_thread(self._take_slot)
@@ -279,12 +281,12 @@ class Exposition:
 
     def _take_slot(self) -> None:
         self._before, _ = self._collected()
-        self._directory.mkdir(mode=0o700, exist_ok=True)
+        self.directory.mkdir(mode=0o700, exist_ok=True)
         number = 0
         while self._lock is None:
-            self._lock = _try_lock(self._directory / f"{number}.lock", fcntl.LOCK_EX)
+            self._lock = _try_lock(self.directory / f"{number}.lock", fcntl.LOCK_EX)
             number += 1
-        self._slot = self._directory / f"{number - 1}.json"
+        self._slot = self.directory / f"{number - 1}.json"
         self._inherited, _ = _read(self._slot)
 
     def _publish(self) -> None:
@@ -309,7 +311,7 @@ class Exposition:
     def _collected(self) -> tuple[Figures, Figures]:
         """What is added over processes, and of what the largest counts."""
         figures, gauges = {}, {}
-        for family in self._registry.collect():
+        for family in self.registry.collect():
             for sample in family.samples if family.name.startswith(_PREFIX) else ():
                 key = (sample.name, tuple(sorted(sample.labels.items())))
                 if family.type in _ADDED:
@@ -330,7 +332,7 @@ class Exposition:
     def _render(self) -> bytes:
         self._publish()
         figures, gauges = self._own(), self._gauges()
-        for path in self._directory.glob("*.json"):
+        for path in self.directory.glob("*.json"):
             if path == self._slot:
                 continue
             others, others_gauges = _read(path)
@@ -345,9 +347,9 @@ class Exposition:
         for key in figures:
             by_name[key[0]].append(key)
         families = []
-        for family in self._registry.collect():
+        for family in self.registry.collect():
             if not family.name.startswith(_PREFIX):
-                families += [family] if self._alone else []
+                families += [family] if self.alone else []
                 continue
             if family.type in _ADDED or family.name in LARGEST_GAUGES:
                 names = [family.name, *(f"{family.name}_{part}" for part in ("total", "bucket", "sum", "count"))]

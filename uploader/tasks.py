@@ -7,6 +7,7 @@ import platform
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -169,21 +170,22 @@ class Pool:
         self.executor.shutdown(wait=False)
 
 
+@dataclass(eq=False, repr=False)
 class Batches:
     """Short work that waits for nothing: what comes in one turn of the event loop, or while the thread is busy with what
     came before, goes to a thread together and comes back together."""
 
-    def __init__(self, pool: ThreadPoolExecutor, *, translate: Callable[[OSError], Exception] | None = None) -> None:
-        self._pool = pool
-        self._translate = translate
-        self._waiting: list[tuple[asyncio.Future[Any], _Attempt]] = []
-        self._busy = False
+    pool: ThreadPoolExecutor
+    _: KW_ONLY
+    translate: Callable[[OSError], Exception] | None = None
+    _waiting: list[tuple[asyncio.Future[Any], _Attempt]] = field(default_factory=list, init=False)
+    _busy: bool = field(default=False, init=False)
 
     def run(self, work: Callable[..., T], *arguments: object) -> "asyncio.Future[T]":
         """As `run_in`, one after the other."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[T] = loop.create_future()
-        self._waiting.append((outcome, _attempt_later(outcome, work, arguments, self._translate)))
+        self._waiting.append((outcome, _attempt_later(outcome, work, arguments, self.translate)))
         if not self._busy:
             self._busy = True
             loop.call_soon(self._begin, loop)
@@ -197,7 +199,7 @@ class Batches:
             loop.call_soon_threadsafe(self._end, loop, settled)
 
         try:
-            self._pool.submit(run)
+            self.pool.submit(run)
         except RuntimeError as error:  # it was shut down
             self._end(loop, [partial(_fail, outcome, error) for outcome, _ in batch])
 

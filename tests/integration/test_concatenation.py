@@ -371,7 +371,7 @@ async def test_whoever_finds_an_order_ends_it(stack: Stack, monkeypatch: pytest.
         started.append(upload_id)
         return asyncio.ensure_future(unseen(upload_id))
 
-    monkeypatch.setattr(stack.services.appends, "_part_completed", unseen)
+    monkeypatch.setattr(stack.services.appends, "part_completed", unseen)
     monkeypatch.setattr(wholes, "_wait_seconds", 0)
     start = wholes._filling.start
     monkeypatch.setattr(wholes._filling, "start", dies)

@@ -172,7 +172,7 @@ async def test_a_full_disk_refuses_a_step_and_then_what_is_wanted(
         if size > 1000:
             raise StorageFull
 
-    monkeypatch.setattr(stack.services.appends._growing._admission, "check", check)
+    monkeypatch.setattr(stack.services.appends.growing.admission, "check", check)
     appended = await append(stack, upload, 0, 1000)
     assert isinstance(appended, Appended)
     assert (appended.status.upload.size, asked) == (1000, [STEP, 1000])

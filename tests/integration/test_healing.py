@@ -265,7 +265,7 @@ async def test_what_can_not_be_read_is_tried_less_and_less_often(
         with _unreadable(stack) as fault:
             await _scrub(stack)
             for seconds in range(30, 30 * 62, 30):
-                await stack.services.scrubbing._healing.examine(CONTENT.sha256)
+                await stack.services.scrubbing.healing.examine(CONTENT.sha256)
                 clock.advance(30)
                 before = fault.hits
                 assert not await scrubbing.scrub_due(lambda _: None)

@@ -216,7 +216,7 @@ async def test_what_a_sink_raises_is_a_failure_as_any_other(
         async with make_stack(events=path, clock=clock) as stack:
             (relay,) = stack.services.relays
             await upload(stack, 1, 5)
-            with patch.object(relay._sink, "deliver", side_effect=ZeroDivisionError("so")):
+            with patch.object(relay.sink, "deliver", side_effect=ZeroDivisionError("so")):
                 assert await stack.services.reviewing.test("hook") == "ZeroDivisionError: so"
                 await relay_all(relay)
             told = await rows(stack.services.database)

@@ -93,10 +93,10 @@ async def test_a_content_is_not_damaged_because_its_server_dies_while_it_is_read
     file_id = await file_id_of(stack, CONTENT)
     assert not reads
     with pytest.raises(StorageAway):
-        await stack.services.scrubbing._healing.examine(CONTENT.sha256)
+        await stack.services.scrubbing.healing.examine(CONTENT.sha256)
     assert "damaged" not in (await stack.client.get(f"/me/files/{file_id}")).json()
     assert (await stack.client.get(f"/me/files/{file_id}/content")).content == CONTENT.data
-    assert await stack.services.scrubbing._healing.examine(CONTENT.sha256) is None
+    assert await stack.services.scrubbing.healing.examine(CONTENT.sha256) is None
 
 
 async def test_a_merge_whose_server_dies_doubts_nothing_and_goes_on(

@@ -61,11 +61,11 @@ local at = #reply""",
     ),
     _mutant(
         "compensation by Redis's figure",
-        ("_commit_close", "self._clock.now()", "self._clock.now(), received"),
+        ("_commit_close", "self.clock.now()", "self.clock.now(), received"),
         (
             "_commit_close",
-            "await self._database.transact",
-            "received = (await self._pending.read(upload.id)).received\nawait self._database.transact",
+            "await self.database.transact",
+            "received = (await self.pending.read(upload.id)).received\nawait self.database.transact",
         ),
         ("close_upload", "now: datetime", "now: datetime, received: int"),
         (
@@ -124,8 +124,8 @@ if ENDED[state] then""",
         "hydrate without the lock",
         (
             "_hydrate",
-            "async with self._storage.closing(upload) as closer: return await self._hydrate_held(upload, closer)",
-            "async with self._storage.closing(upload) as closer:\n"
+            "async with self.storage.closing(upload) as closer: return await self._hydrate_held(upload, closer)",
+            "async with self.storage.closing(upload) as closer:\n"
             "    pass\n"
             "return await self._hydrate_held(upload, closer)",
         ),
@@ -195,7 +195,7 @@ if ENDED[state] then""",
         ("Pause.active", "or abs(wall_passed - steady_passed) > _JUMP_SECONDS", ""),
         tests="tests/unit/test_pause.py",
     ),
-    _mutant("an end that is not announced", ("Closers.announce", "await self._pending.lease(upload.id)", "pass")),
+    _mutant("an end that is not announced", ("Closers.announce", "await self.pending.lease(upload.id)", "pass")),
     _mutant(
         "the map before the bytes",
         (
@@ -220,12 +220,12 @@ if ENDED[state] then""",
         "a chunk on the map is not recorded again",
         (
             "hold_and_record",
-            "result = await self._pending.record_chunk(upload.id, number, length)",
+            "result = await self.pending.record_chunk(upload.id, number, length)",
             "from types import SimpleNamespace\n"
             "if held.written:\n"
-            "    result = await self._pending.record_chunk(upload.id, number, length)\n"
+            "    result = await self.pending.record_chunk(upload.id, number, length)\n"
             "else:\n"
-            "    known = await self._pending.read(upload.id)\n"
+            "    known = await self.pending.read(upload.id)\n"
             "    facts = {'received': known.received, 'chunks': known.chunks, 'chunk_count': 0, 'settled': False}\n"
             "    result = SimpleNamespace(outcome=Outcome.DUPLICATE, **facts)",
         ),
@@ -244,10 +244,10 @@ if ENDED[state] then""",
         ),
         (
             "_withdraw_held",
-            "generation = await self._database.transact",
+            "generation = await self.database.transact",
             "await closer.withdraw(numbers, generation=upload.generation + 1, verified=verified)\n"
             'crash_point("withdraw.after_map")\n'
-            "generation = await self._database.transact",
+            "generation = await self.database.transact",
         ),
     ),
     _mutant(
@@ -267,7 +267,7 @@ if ENDED[state] then""",
     ),
     _mutant(
         "a challenge that serves for ever",
-        ("_is_proven", "challenge.expires_at <= self._clock.now()", "False"),
+        ("_is_proven", "challenge.expires_at <= self.clock.now()", "False"),
         tests=_PROOFS,
     ),
     _mutant("a challenge that serves for any MD5", ("Instant.prove", "challenge.md5 != md5 or", ""), tests=_PROOFS),
@@ -283,7 +283,7 @@ if ENDED[state] then""",
     ),
     _mutant(
         "good proofs that cost as much as failures",
-        ("Instant.prove", "await self._challenges.count_as_proven(challenge)", "pass"),
+        ("Instant.prove", "await self.challenges.count_as_proven(challenge)", "pass"),
         tests=_PROOFS,
     ),
     _mutant(
@@ -338,12 +338,12 @@ if ENDED[state] then""",
     ),
     _mutant(
         "a content that goes while its file may come back",
-        ("Files._collect", "await self._database.sync()", "pass"),
+        ("Files._collect", "await self.database.sync()", "pass"),
         tests=_UNCERTAIN,
     ),
     _mutant(
         "a flush that is acknowledged for a commit under way",
-        ("Flushing._write", "await self._database.sync()", "pass"),
+        ("Flushing._write", "await self.database.sync()", "pass"),
         tests=_UNCERTAIN,
     ),
     _mutant(
@@ -354,7 +354,7 @@ if ENDED[state] then""",
     _mutant("orphans as old as their bytes", ("look", "st_ctime", "st_mtime"), tests=_CLEANUP),
     _mutant(
         "a lease that no merge renews",
-        ("Merging._renew", "await self._pending.lease(upload_id)", "pass"),
+        ("Merging._renew", "await self.pending.lease(upload_id)", "pass"),
         tests=_JOBS,
     ),
     _mutant(
@@ -424,7 +424,7 @@ if ENDED[state] then""",
     ),
     _mutant(
         "a late append of an old request",
-        ("AppendedStream._receive", "self._appender.is_claimed", "False"),
+        ("AppendedStream._receive", "self.appender.is_claimed", "False"),
         tests=_APPENDS,
     ),
     _mutant(
@@ -443,8 +443,8 @@ if ENDED[state] then""",
         "bytes that are stored before they are reserved",
         (
             "AppendedStream._store",
-            "self._upload = await self._reserve(self._upload, end)\nawait self._put(self._upload, number, start, body)",
-            "await self._put(self._upload, number, start, body)\nself._upload = await self._reserve(self._upload, end)",
+            "self.upload = await self.reserve(self.upload, end)\nawait self.store(self.upload, number, start, body)",
+            "await self.store(self.upload, number, start, body)\nself.upload = await self.reserve(self.upload, end)",
         ),
         tests=_DEFERRED,
     ),

@@ -7,7 +7,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import AsyncIterator, Awaitable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -90,33 +90,36 @@ class Delays:
     lease_seconds: float
 
 
+@dataclass(eq=False, repr=False)
 class Pending:
     """The accounting store of all shards."""
 
-    def __init__(self, redis: RedisConnection, *, shards: Shards, delays: Delays) -> None:
-        self._redis = redis
-        self._delays = delays
+    redis: RedisConnection
+    _: KW_ONLY
+    shards: Shards
+    delays: Delays
+
+    def __post_init__(self) -> None:
         self._delays_of_chunk = (
-            *(_ms(delays.quiet_seconds), _ms(delays.max_delay_seconds)),
-            *(delays.max_pending_bytes, _ms(delays.lease_seconds)),
+            *(_ms(self.delays.quiet_seconds), _ms(self.delays.max_delay_seconds)),
+            *(self.delays.max_pending_bytes, _ms(self.delays.lease_seconds)),
         )
         self._claimant = secrets.token_hex(8)
-        self.shards = shards
-        lease, numbers = delays.lease_seconds, range(shards.number)
-        self.flush_queues = [UploadQueue(redis, shards, n, FLUSH_QUEUE, lease_seconds=lease) for n in numbers]
-        self.merge_queues = [UploadQueue(redis, shards, n, MERGE_QUEUE, lease_seconds=lease) for n in numbers]
+        lease, numbers = self.delays.lease_seconds, range(self.shards.number)
+        self.flush_queues = [UploadQueue(self.redis, self.shards, n, FLUSH_QUEUE, lease_seconds=lease) for n in numbers]
+        self.merge_queues = [UploadQueue(self.redis, self.shards, n, MERGE_QUEUE, lease_seconds=lease) for n in numbers]
 
     async def record_chunk(
         self, upload_id: str, chunk_number: int, length_bytes: int, now_ms: int | None = None
     ) -> RecordResult:
         """Count a chunk that is on disk. Raises Unavailable."""
         arguments = [time_argument(now_ms), _era_token(), upload_id, chunk_number, length_bytes, *self._delays_of_chunk]
-        return _result(await _RECORD_CHUNK.run(self._redis, self.shards.upload(upload_id), arguments))
+        return _result(await _RECORD_CHUNK.run(self.redis, self.shards.upload(upload_id), arguments))
 
     async def record_tail(self, upload_id: str, tail: Tail, now_ms: int | None = None) -> RecordResult:
         """Count the bytes of a tail that is on disk. Raises Unavailable."""
         arguments = [time_argument(now_ms), _era_token(), upload_id, tail.number, tail.length, *self._delays_of_chunk]
-        return _result(await _RECORD_TAIL.run(self._redis, self.shards.upload(upload_id), arguments))
+        return _result(await _RECORD_TAIL.run(self.redis, self.shards.upload(upload_id), arguments))
 
     async def hydrate(
         self,
@@ -136,10 +139,10 @@ class Pending:
         """Rebuild an upload from its map. The caller is its closer, and read `era` before the map. Raises Unavailable."""
         arguments = [
             *(time_argument(now_ms), _era_token(), upload_id, era, generation, bitmap, size, chunk_size, chunk_count),
-            *(flushed_bytes, _ms(self._delays.quiet_seconds), "", f"{tail.number} {tail.length}" if tail else ""),
+            *(flushed_bytes, _ms(self.delays.quiet_seconds), "", f"{tail.number} {tail.length}" if tail else ""),
             "1" if is_part else "",
         ]
-        return _result(await _HYDRATE.run(self._redis, self.shards.upload(upload_id), arguments))
+        return _result(await _HYDRATE.run(self.redis, self.shards.upload(upload_id), arguments))
 
     async def introduce(self, upload_id: str, *, era: str, size: int, chunk_size: int, chunk_count: int) -> None:
         """Tell Redis of an upload without chunks, no part, that the caller opened after it read `era`. Raises Unavailable.
@@ -148,12 +151,12 @@ class Pending:
         it was recorded that this could lose. If the era has moved, or Redis knows the upload, this changes nothing.
         """
         arguments = ["", _era_token(), upload_id, era, 0, b"", size, chunk_size, chunk_count, 0, 0, "1", "", ""]
-        await _HYDRATE.run(self._redis, self.shards.upload(upload_id), arguments)
+        await _HYDRATE.run(self.redis, self.shards.upload(upload_id), arguments)
 
     async def read(self, upload_id: str) -> KnownUpload:
         """Raises Unavailable."""
         keys = self.shards.upload(upload_id)
-        era, state, received, chunks = await _READ_UPLOAD.run(self._redis, [keys.up, keys.era], [_era_token()])
+        era, state, received, chunks = await _READ_UPLOAD.run(self.redis, [keys.up, keys.era], [_era_token()])
         return KnownUpload(era.decode(), state.decode(errors="replace"), received, chunks)
 
     async def measure_all(self) -> dict[str, Measured]:
@@ -164,9 +167,7 @@ class Pending:
     async def measure(self, upload_id: str, now_ms: int | None = None) -> dict[str, Measured]:
         """What waits of one upload, by the queue it belongs to; nothing if Redis does not know it. Raises Unavailable."""
         keys = self.shards.upload(upload_id)
-        state, minute, pending_bytes, lag_ms = await _MEASURE_UPLOAD.run(
-            self._redis, [keys.up], [time_argument(now_ms)]
-        )
+        state, minute, pending_bytes, lag_ms = await _MEASURE_UPLOAD.run(self.redis, [keys.up], [time_argument(now_ms)])
         found = Measured([MinuteBucket(epoch_minute(minute), 1, pending_bytes)] if minute else [], lag_ms / 1000)
         return {queue: found for queue, its_state in STATES.items() if its_state.encode() == state}
 
@@ -178,7 +179,7 @@ class Pending:
             arguments: list[Any] = [keys.task_prefix]
             for upload_id, generation, received, _, lease_until_ms, _ in claims:
                 arguments += (upload_id, generation, received, lease_until_ms)
-            return _ACK_FLUSH.run(self._redis, [keys.due, keys.minutes], arguments)
+            return _ACK_FLUSH.run(self.redis, [keys.due, keys.minutes], arguments)
 
         # On their way at once: Redis takes one after the other, and others in between.
         firsts = range(0, len(flushed), MAX_CLAIM)
@@ -188,21 +189,21 @@ class Pending:
         """Drop a closed upload and leave a tombstone that says `word`. Without a word leave none: the database does not know
         the upload. Raises Unavailable."""
         stays = TOMBSTONE_SECONDS if word else 0
-        await _FORGET.run(self._redis, self.shards.upload(upload_id), [upload_id, word or "", stays])
+        await _FORGET.run(self.redis, self.shards.upload(upload_id), [upload_id, word or "", stays])
 
     async def lease(self, upload_id: str, now_ms: int | None = None) -> None:
         """Keep the upload's task away from other workers for another lease. Raises Unavailable."""
-        arguments = [time_argument(now_ms), upload_id, _ms(self._delays.lease_seconds)]
-        await _LEASE_UPLOAD.run(self._redis, self.shards.upload(upload_id), arguments)
+        arguments = [time_argument(now_ms), upload_id, _ms(self.delays.lease_seconds)]
+        await _LEASE_UPLOAD.run(self.redis, self.shards.upload(upload_id), arguments)
 
     async def configuration(self, *names: str) -> dict[str, str]:
         """These settings of the Redis server, without those that it keeps to itself. Raises Unavailable."""
         try:
-            found = [await self._redis.config_get(name) for name in names]
+            found = [await self.redis.config_get(name) for name in names]
         except ResponseError:
             return {}  # managed servers refuse the command
         except AWAY as error:
-            raise away(self._redis, error) from error
+            raise away(self.redis, error) from error
         pairs = [pair for settings in found for pair in settings.items()]
         return {_text(name): _text(value) for name, value in pairs}
 
@@ -212,23 +213,23 @@ class Pending:
 
         The sweeper calls it again within each lease while the sweep goes on. Raises Unavailable.
         """
-        arguments = [_era_token(), self._claimant, _ms(self._delays.lease_seconds)]
-        era: bytes = await _CLAIM_SWEEP.run(self._redis, self.shards.sweep(shard), arguments)
+        arguments = [_era_token(), self._claimant, _ms(self.delays.lease_seconds)]
+        era: bytes = await _CLAIM_SWEEP.run(self.redis, self.shards.sweep(shard), arguments)
         return era.decode() or None
 
     async def end_sweep(self, shard: int, era: str) -> None:
         """Note that this process has swept a shard in `era`, unless the era has moved since. Raises Unavailable."""
-        await _END_SWEEP.run(self._redis, self.shards.sweep(shard), [_era_token(), self._claimant, era])
+        await _END_SWEEP.run(self.redis, self.shards.sweep(shard), [_era_token(), self._claimant, era])
 
     async def not_closed(self, shard: int) -> AsyncIterator[str]:
         """The uploads of a shard that Redis calls open or merging, of any era. Raises Unavailable."""
         prefix = self.shards.prefix(shard)
         try:
-            async for key in self._redis.scan_iter(match=f"{prefix}*", count=1000):
-                if await self._redis.hget(key, "state") in (b"open", b"merging"):
+            async for key in self.redis.scan_iter(match=f"{prefix}*", count=1000):
+                if await self.redis.hget(key, "state") in (b"open", b"merging"):
                     yield key.decode(errors="replace").removeprefix(prefix)
         except AWAY as error:
-            raise away(self._redis, error) from error
+            raise away(self.redis, error) from error
 
     async def reset(self) -> int:
         """Delete every key of the installation, of any number of shards; returns how many. Whose they are goes last, so that
@@ -236,12 +237,12 @@ class Pending:
         deleted = 0
         try:
             for kind in KINDS:
-                async for key in self._redis.scan_iter(match=f"{kind}:{{s[0-9][0-9]*}}*", count=1000):
-                    deleted += await self._redis.unlink(key)
+                async for key in self.redis.scan_iter(match=f"{kind}:{{s[0-9][0-9]*}}*", count=1000):
+                    deleted += await self.redis.unlink(key)
                     crash_point("reset.after_key")
-            deleted += await self._redis.unlink(INSTALLATION)
+            deleted += await self.redis.unlink(INSTALLATION)
         except AWAY as error:
-            raise away(self._redis, error) from error
+            raise away(self.redis, error) from error
         return deleted
 
 
@@ -316,16 +317,17 @@ class BucketStep:
     strays: list[str]
 
 
+@dataclass(eq=False, repr=False)
 class Audit:
     """Reads all shards. Every method raises Unavailable if Redis is away."""
 
-    def __init__(self, redis: RedisConnection, *, shards: Shards) -> None:
-        self._redis = redis
-        self._shards = shards
+    redis: RedisConnection
+    _: KW_ONLY
+    shards: Shards
 
     async def upload(self, upload_id: str) -> AuditedUpload:
-        keys = self._shards.upload(upload_id)
-        reply = await _AUDIT_UPLOAD.run(self._redis, keys, [upload_id])
+        keys = self.shards.upload(upload_id)
+        reply = await _AUDIT_UPLOAD.run(self.redis, keys, [upload_id])
         state, received, flushed, bitmap, queue, number, length = reply
         tail = Tail(number, length) if length else None
         return AuditedUpload(state.decode(errors="replace"), received, flushed, bitmap, queue.decode(), tail)
@@ -334,37 +336,37 @@ class Audit:
         """Every bucket that exists, and every bucket that an index names."""
         found = set()
         try:
-            for shard in range(self._shards.number):
+            for shard in range(self.shards.number):
                 for queue in STATES:
                     found |= {TaskBucket(shard, queue, minute) async for minute in self._minutes(shard, queue)}
         except AWAY as error:
-            raise away(self._redis, error) from error
+            raise away(self.redis, error) from error
         return sorted(found, key=lambda bucket: (bucket.shard, bucket.queue, bucket.minute))
 
     async def _minutes(self, shard: int, queue: str) -> AsyncIterator[bytes]:
-        keys = self._shards.queue(shard, queue)
-        async for minute, _ in self._redis.zscan_iter(keys.minutes, count=_TASKS_A_STEP):
+        keys = self.shards.queue(shard, queue)
+        async for minute, _ in self.redis.zscan_iter(keys.minutes, count=_TASKS_A_STEP):
             yield minute
-        async for key in self._redis.scan_iter(match=f"{keys.due}:*", count=_KEYS_A_STEP):
+        async for key in self.redis.scan_iter(match=f"{keys.due}:*", count=_KEYS_A_STEP):
             yield key.removeprefix(f"{keys.due}:".encode())
 
     async def bucket(self, bucket: TaskBucket) -> AsyncIterator[BucketStep]:
         """A bucket in steps. A task that moves meanwhile may come twice, or not at all."""
-        keys, cursor = self._shards.queue(bucket.shard, bucket.queue), b""
+        keys, cursor = self.shards.queue(bucket.shard, bucket.queue), b""
         while cursor != b"0":
             arguments = [*self._arguments(bucket), cursor or 0, _TASKS_A_STEP]
             cursor, exists, indexed, tasks, strays = await _AUDIT_BUCKET.run(
-                self._redis, [keys.due, keys.minutes], arguments
+                self.redis, [keys.due, keys.minutes], arguments
             )
             yield BucketStep(bool(exists), bool(indexed), _ids(tasks), _ids(strays))
 
     async def tidy(self, bucket: TaskBucket, strays: list[str]) -> None:
         """Take strays out of a bucket, but those that have become tasks since, and let the index name it if it exists."""
-        keys = self._shards.queue(bucket.shard, bucket.queue)
-        await _TIDY_BUCKET.run(self._redis, [keys.due, keys.minutes], [*self._arguments(bucket), *strays])
+        keys = self.shards.queue(bucket.shard, bucket.queue)
+        await _TIDY_BUCKET.run(self.redis, [keys.due, keys.minutes], [*self._arguments(bucket), *strays])
 
     def _arguments(self, bucket: TaskBucket) -> list[str | bytes]:
-        prefix = self._shards.queue(bucket.shard, bucket.queue).task_prefix
+        prefix = self.shards.queue(bucket.shard, bucket.queue).task_prefix
         return [prefix, STATES[bucket.queue], bucket.minute]
 
 

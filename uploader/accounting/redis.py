@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
@@ -67,16 +68,16 @@ def packed_script(sha: str, numkeys: int, keys_and_args: Sequence[Any]) -> bytes
     return command
 
 
+@dataclass(eq=False, repr=False)
 class Pipeline:
     """The pipe to one server, made when it is first needed, and anew when it was lost."""
 
-    def __init__(self, connection_class: type[AbstractConnection], options: Mapping[str, Any]) -> None:
-        """`options`: those of redis-py for its connections."""
-        self._connection_class = connection_class
-        self._options = options
-        self._pipe: _Pipe | None = None
-        self._connecting: asyncio.Task[_Pipe] | None = None
-        self._closed = False
+    # `options`: those of redis-py for its connections.
+    connection_class: type[AbstractConnection]
+    options: Mapping[str, Any]
+    _pipe: "_Pipe | None" = field(default=None, init=False)
+    _connecting: "asyncio.Task[_Pipe] | None" = field(default=None, init=False)
+    _closed: bool = field(default=False, init=False)
 
     @property
     def is_connected(self) -> bool:
@@ -107,9 +108,9 @@ class Pipeline:
 
     async def _make_pipe(self) -> "_Pipe":
         once = {"retry": Retry(NoBackoff(), 0), "protocol": 2}  # each call tries again by itself
-        connection = self._connection_class(**{**self._options, **once})
+        connection = self.connection_class(**{**self.options, **once})
         try:
-            async with asyncio.timeout(self._options["socket_connect_timeout"]):  # with the log-in
+            async with asyncio.timeout(self.options["socket_connect_timeout"]):  # with the log-in
                 await connection.connect()  # type: ignore[no-untyped-call]
         except BaseException:
             await connection.disconnect(nowait=True)

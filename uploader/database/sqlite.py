@@ -53,38 +53,38 @@ Values = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class Rows:
     """What a statement has found or changed: of SQLAlchemy's results what is used here."""
 
-    def __init__(self, rows: list[Any], names: Sequence[str] = (), rowcount: int = -1) -> None:
-        self._rows = rows
-        self._names = names
-        self.rowcount = rowcount
+    rows: list[Any]
+    names: Sequence[str] = ()
+    rowcount: int = -1
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._rows)
+        return iter(self.rows)
 
     def all(self) -> list[Any]:
-        return self._rows
+        return self.rows
 
     def first(self) -> Any:
-        return self._rows[0] if self._rows else None
+        return self.rows[0] if self.rows else None
 
     def one(self) -> Any:
-        (row,) = self._rows
+        (row,) = self.rows
         return row
 
     def scalar(self) -> Any:
-        return self._rows[0][0] if self._rows else None
+        return self.rows[0][0] if self.rows else None
 
     def scalar_one(self) -> Any:
         return self.one()[0]
 
     def scalars(self) -> "Rows":
-        return Rows([row[0] for row in self._rows])
+        return Rows([row[0] for row in self.rows])
 
     def mappings(self) -> "Rows":
-        return Rows([dict(zip(self._names, row, strict=True)) for row in self._rows])
+        return Rows([dict(zip(self.names, row, strict=True)) for row in self.rows])
 
 
 class _Text:
@@ -159,15 +159,17 @@ def texts() -> Texts:
     return Texts(sqlite.dialect(dbapi=sqlite3))
 
 
+@dataclass(eq=False, repr=False)
 class Statements:
     """The part of an `AsyncConnection` that transactions use: nothing in it waits."""
 
-    def __init__(self, engine: Engine, pooled: PoolProxiedConnection, texts: Texts) -> None:
-        self.dialect = engine.dialect
-        self._engine = engine
-        self._pooled = pooled
-        self.texts = texts
-        self.driver = cast(sqlite3.Connection, pooled.dbapi_connection)
+    engine: Engine
+    pooled: PoolProxiedConnection
+    texts: Texts
+
+    def __post_init__(self) -> None:
+        self.dialect = self.engine.dialect
+        self.driver = cast(sqlite3.Connection, self.pooled.dbapi_connection)
 
     async def execute(self, statement: Executable, values: Values | None = None) -> Any:
         text = self.texts.of(statement, values) if values else None
@@ -176,7 +178,7 @@ class Statements:
     @property
     def info(self) -> dict[Any, Any]:
         """What is noted of the driver's connection, as long as there is one."""
-        return self._pooled.info
+        return self.pooled.info
 
     async def run_sync(self, work: Callable[..., T], *arguments: Any) -> T:
         return work(self._plain, *arguments)
@@ -195,7 +197,7 @@ class Statements:
     @cached_property
     def _plain(self) -> Connection:
         """SQLAlchemy's own, in the transaction that is under way: it neither begins nor ends one."""
-        plain = Connection(self._engine, self._pooled)
+        plain = Connection(self.engine, self.pooled)
         plain.begin()
         return plain
 
@@ -204,7 +206,7 @@ class Statements:
         if "_plain" in vars(self):
             self._plain.close()
         else:
-            self._pooled.close()
+            self.pooled.close()
 
 
 def wrapped(error: sqlite3.Error, text: str | None) -> BaseException:
@@ -222,17 +224,17 @@ def wrapped(error: sqlite3.Error, text: str | None) -> BaseException:
 Work = Callable[[AsyncConnection], Awaitable[T]]
 
 
+@dataclass(eq=False, repr=False)
 class CallingTransaction:
     """A transaction that writes, as those see it that it calls."""
 
-    def __init__(self, connection: Statements, engine: Engine) -> None:
-        self._connection = connection
-        self._engine = engine
-        self._waits = False
+    connection: Statements
+    engine: Engine
+    _waits: bool = field(default=False, init=False)
 
     def waits_on(self, engine: Engine) -> bool:
         """Whether it is in a call, and writes to this database."""
-        return self._waits and self._engine is engine
+        return self._waits and self.engine is engine
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -245,7 +247,7 @@ class CallingTransaction:
 
     def run(self, work: "Work[T]") -> T:
         """Run `work` as a part of it. It waits meanwhile, so nobody else uses its connection."""
-        return run_part(self._connection, work)
+        return run_part(self.connection, work)
 
 
 _caller: ContextVar[CallingTransaction | None] = ContextVar("caller", default=None)

@@ -6,7 +6,7 @@ Idle uploads it leaves to the expirer, which looks every minute and knows when t
 
 import logging
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from datetime import date, timedelta
 
 from uploader.clock import Clock
@@ -32,24 +32,24 @@ _AGAIN_SECONDS = 3600.0
 _CLEANUP_GRACE_SECONDS = 60.0
 
 
+@dataclass(eq=False, repr=False)
 class Cleaner:
     """The cleaner. Several at once repeat each other's looks and do no harm."""
 
-    def __init__(self, cleanup: Cleanup, clock: Clock) -> None:
-        self._cleanup = cleanup
-        self._clock = clock
-        self._cleaned_in: str | None = None
+    cleanup: Cleanup
+    clock: Clock
+    _cleaned_in: str | None = field(default=None, init=False)
 
     def as_job(self) -> Job:
         return Job("cleanup", self.run_once, first_delay_seconds=_CLEANUP_GRACE_SECONDS)
 
     async def run_once(self) -> float:
         """Clean up if this process has not done so in this month."""
-        month = f"{self._clock.now():%Y-%m}"
+        month = f"{self.clock.now():%Y-%m}"
         if month == self._cleaned_in:
             return _CLEANUP_INTERVAL_SECONDS
         try:
-            cleaned = await self._cleanup.clean()
+            cleaned = await self.cleanup.clean()
         except Stopping:
             return _CLEANUP_INTERVAL_SECONDS
         logger.info("cleanup ended", extra=asdict(cleaned))
@@ -118,20 +118,22 @@ _WALK_SECONDS = 3600.0
 _TRASH_GRACE_SECONDS = 3600.0
 
 
+@dataclass(eq=False, repr=False)
 class TrashKeeper:
     """The keeper of the trash. Several at once are safe: each entry is looked at under its row's lock."""
 
-    def __init__(self, keeping: TrashKeeping, admission: Admission, clock: Clock) -> None:
-        self._keeping = keeping
-        self._admission = admission
-        self._clock = clock
-        retention = keeping.retention_seconds
+    keeping: TrashKeeping
+    admission: Admission
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        retention = self.keeping.retention_seconds
         # Where nothing comes, there may be what another retention has left, of this process or of one that still runs.
-        shortest = _SHORTEST_SECONDS if keeping.keeps else _INTERVAL_SECONDS
+        shortest = _SHORTEST_SECONDS if self.keeping.keeps else _INTERVAL_SECONDS
         self._walk_seconds = min(_WALK_SECONDS, max(retention / 2, shortest))
         self._interval_seconds = min(_INTERVAL_SECONDS, self._walk_seconds)
         grace = min(_TRASH_GRACE_SECONDS, retention)
-        self._pause = Pause("the trash", clock, grace_seconds=grace, interval_seconds=self._interval_seconds)
+        self._pause = Pause("the trash", self.clock, grace_seconds=grace, interval_seconds=self._interval_seconds)
         self._walked_at = float("-inf")
 
     def as_job(self) -> Job:
@@ -142,16 +144,16 @@ class TrashKeeper:
         # After a jump of the clock all of it seems to be old. Asked each time, or a pause itself looks like an outage.
         paused = self._pause.active()
         with suppress(Stopping):
-            await self._admission.keep_floor()
-            if self._clock.monotonic() - self._walked_at >= self._walk_seconds:
-                await self._keeping.restore_named()
+            await self.admission.keep_floor()
+            if self.clock.monotonic() - self._walked_at >= self._walk_seconds:
+                await self.keeping.restore_named()
                 if not paused:
                     await self._purge()
-                self._walked_at = self._clock.monotonic()
+                self._walked_at = self.clock.monotonic()
         return self._interval_seconds
 
     async def _purge(self) -> None:
-        purged = await self._keeping.purge_old()
+        purged = await self.keeping.purge_old()
         if purged.entries:
             logger.info("purged from the trash", extra=asdict(purged))
 
@@ -220,20 +222,20 @@ class Reconciler:
 # Takes one snapshot of the totals on every UTC day, for the history and the growth in reports.
 
 
+@dataclass(eq=False, repr=False)
 class Snapshot:
     """The snapshot job. Several at once are safe: a day has one row, and the first one stands. A day on which no worker
     runs has none."""
 
-    def __init__(self, overview: Overview, clock: Clock) -> None:
-        self._overview = overview
-        self._clock = clock
-        self._taken: date | None = None
+    overview: Overview
+    clock: Clock
+    _taken: date | None = field(default=None, init=False)
 
     def as_job(self) -> Job:
         return Job("snapshot", self.run_once)
 
     async def run_once(self) -> float:
         """Take today's snapshot if this process does not know that it is there."""
-        if self._clock.now().date() != self._taken:
-            self._taken = await self._overview.take_day()
+        if self.clock.now().date() != self._taken:
+            self._taken = await self.overview.take_day()
         return _INTERVAL_SECONDS

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from uploader.clock import Clock
@@ -18,26 +19,26 @@ from uploader.service.results import Complete
 _REST_SECONDS = 0.2
 
 
+@dataclass(eq=False, repr=False)
 class Flusher:
     """The flusher of one shard."""
 
-    def __init__(self, queue: UploadQueue, flushing: Flushing) -> None:
-        self._queue = queue
-        self._flushing = flushing
+    queue: UploadQueue
+    flushing: Flushing
 
     def as_jobs(self) -> list[Job]:
         """Two, so that one claims or acknowledges a batch while the database writes the other's."""
-        name = f"flusher {self._queue.shard}"
-        return [Job(name, self.run_once, wake_channel=self._queue.wake_channel) for name in (name, f"{name}, second")]
+        name = f"flusher {self.queue.shard}"
+        return [Job(name, self.run_once, wake_channel=self.queue.wake_channel) for name in (name, f"{name}, second")]
 
     async def run_once(self) -> float:
         """Flush what is due; sleep until the next is."""
-        batch = await self._flushing.flush_due(self._queue)
+        batch = await self.flushing.flush_due(self.queue)
         if batch.more:
             return 0.0
         if batch.claimed:
             await asyncio.sleep(_REST_SECONDS)
-        return await self._queue.pause_seconds()
+        return await self.queue.pause_seconds()
 
 
 # Takes up merges whose worker died, or that nobody waits for.
@@ -49,16 +50,16 @@ _MAX_MERGES = 4
 _LOOK_SECONDS = 1.0
 
 
+@dataclass(eq=False, repr=False)
 class Merger:
     """The merger of one shard."""
 
-    def __init__(self, queue: UploadQueue, merging: Merging) -> None:
-        self._queue = queue
-        self._merging = merging
-        self._running: set[asyncio.Task[Complete]] = set()
+    queue: UploadQueue
+    merging: Merging
+    _running: set[asyncio.Task[Complete]] = field(default_factory=set, init=False)
 
     def as_job(self) -> Job:
-        return Job(f"merger {self._queue.shard}", self.run_once, wake_channel=self._queue.wake_channel)
+        return Job(f"merger {self.queue.shard}", self.run_once, wake_channel=self.queue.wake_channel)
 
     async def run_once(self) -> float:
         """Claim as many due merges as there is room for; sleep until the next is due or one here has ended.
@@ -66,13 +67,13 @@ class Merger:
         A long merge holds up no other, and a stop does not wait for any: they end by themselves.
         """
         room = _MAX_MERGES - len(self._running)
-        for task in await self._merging.start_due(self._queue, room) if room else []:
+        for task in await self.merging.start_due(self.queue, room) if room else []:
             self._running.add(task)
             task.add_done_callback(self._running.discard)
         if self._running:
             await asyncio.wait(self._running, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             return 0.0
-        return await self._queue.pause_seconds()
+        return await self.queue.pause_seconds()
 
 
 # Takes up wholes whose worker died, and those whose parts were completed where nobody saw it.
@@ -103,15 +104,17 @@ _EXPIRY_INTERVAL_SECONDS = 60.0
 _GRACE_SECONDS = 3600.0
 
 
+@dataclass(eq=False, repr=False)
 class Expirer:
     """The expirer. Several at once are safe: each upload is looked at under its locks."""
 
-    def __init__(self, expiry: Expiry, clock: Clock) -> None:
-        self._expiry = expiry
-        self._clock = clock
-        self._interval_seconds = min(_EXPIRY_INTERVAL_SECONDS, expiry.expiry_seconds / 2)
-        grace = min(_GRACE_SECONDS, expiry.expiry_seconds)
-        self._pause = Pause("expiry", clock, grace_seconds=grace, interval_seconds=self._interval_seconds)
+    expiry: Expiry
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._interval_seconds = min(_EXPIRY_INTERVAL_SECONDS, self.expiry.expiry_seconds / 2)
+        grace = min(_GRACE_SECONDS, self.expiry.expiry_seconds)
+        self._pause = Pause("expiry", self.clock, grace_seconds=grace, interval_seconds=self._interval_seconds)
 
     def as_job(self) -> Job:
         return Job("expirer", self.run_once)
@@ -119,15 +122,15 @@ class Expirer:
     async def run_once(self) -> float:
         """Look at all uploads that may be idle, batch by batch."""
         # Asked first, so that a run that fails without the database counts as one that did not happen.
-        updated_before = self._clock.now() - timedelta(seconds=self._expiry.expiry_seconds)
-        idle = await self._expiry.idle(updated_before, after_id="")
+        updated_before = self.clock.now() - timedelta(seconds=self.expiry.expiry_seconds)
+        idle = await self.expiry.idle(updated_before, after_id="")
         if self._pause.active():
             return self._interval_seconds
         after_id = ""
         while idle:
-            await self._expiry.expire(idle)
+            await self.expiry.expire(idle)
             after_id = greatest(after_id, [upload.id for upload in idle])
-            idle = await self._expiry.idle(updated_before, after_id=after_id)
+            idle = await self.expiry.idle(updated_before, after_id=after_id)
         return self._interval_seconds
 
 
@@ -141,21 +144,21 @@ _INTERVAL_SECONDS = 1.0
 _PATIENCE_SECONDS = 60.0
 
 
+@dataclass(eq=False, repr=False)
 class Sweeper:
     """The sweeper of one shard."""
 
-    def __init__(self, shard: int, sweeping: Sweeping) -> None:
-        self._shard = shard
-        self._sweeping = sweeping
+    shard: int
+    sweeping: Sweeping
 
     def as_job(self) -> Job:
-        return Job(f"sweeper {self._shard}", self.run_once)
+        return Job(f"sweeper {self.shard}", self.run_once)
 
     async def run_once(self) -> float:
         """One look, and one sweep if it is due."""
         try:
-            await self._sweeping.sweep(self._shard)
+            await self.sweeping.sweep(self.shard)
         except StorageFailed as error:
-            logger.warning("uploads are left for the next sweep", extra={"shard": self._shard, "reason": error.reason})
+            logger.warning("uploads are left for the next sweep", extra={"shard": self.shard, "reason": error.reason})
             return _PATIENCE_SECONDS
         return _INTERVAL_SECONDS

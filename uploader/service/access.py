@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -81,15 +81,16 @@ class _Believed(Generic[T]):
         self._entries.pop(key, None)
 
 
+@dataclass(eq=False, repr=False)
 class Accounts:
     """Users and tokens."""
 
-    def __init__(self, database: Database, clock: Clock, *, default_total_space_bytes: int) -> None:
-        self._database = database
-        self._clock = clock
-        self._default_total_space = default_total_space_bytes
-        self._believed: _Believed[Identity] = _Believed()
-        self._met: _Believed[bool] = _Believed()
+    database: Database
+    clock: Clock
+    _: KW_ONLY
+    default_total_space_bytes: int
+    _believed: _Believed[Identity] = field(default_factory=_Believed, init=False)
+    _met: _Believed[bool] = field(default_factory=_Believed, init=False)
 
     # Callers
 
@@ -99,7 +100,7 @@ class Accounts:
         believed = self._believed.get(token_sha256)
         if believed is not None:
             return believed
-        row = await self._database.read(lambda connection: queries.token_by_hash(connection, token_sha256), brief=True)
+        row = await self.database.read(lambda connection: queries.token_by_hash(connection, token_sha256), brief=True)
         # The look-up is by hash; the comparison in constant time keeps an index from telling how near a guess was.
         if (
             row is None
@@ -132,12 +133,12 @@ class Accounts:
         """Make a user unless it is there; whether it was made. `by`: who makes it, if not the actor of the context. Raises
         InvalidRequest for an id that can't be."""
         _check(user_id)
-        if await self._database.read(lambda connection: queries.usage(connection, user_id), brief=True) is not None:
+        if await self.database.read(lambda connection: queries.usage(connection, user_id), brief=True) is not None:
             return False
-        space = self._default_total_space if total_space is None else total_space
-        made = act(Action.USER_CREATED, self._clock.now(), subject=user_id, user_id=user_id, by=by)
+        space = self.default_total_space_bytes if total_space is None else total_space
+        made = act(Action.USER_CREATED, self.clock.now(), subject=user_id, user_id=user_id, by=by)
         try:
-            await self._database.transact(lambda connection: users.create_user(connection, user_id, space, made))
+            await self.database.transact(lambda connection: users.create_user(connection, user_id, space, made))
         except Duplicate:
             return False
         crash_point("user.after_commit")
@@ -146,9 +147,9 @@ class Accounts:
     async def set_total_space(self, user_id: str, total_space: int) -> Usage:
         """Set a user's quota, making the user if need be; what is used already stays. Raises InvalidRequest."""
         await self.ensure_user(user_id, total_space)
-        set_ = act(Action.QUOTA_CHANGED, self._clock.now(), subject=user_id, user_id=user_id)
-        await self._database.transact(lambda connection: users.set_total_space(connection, user_id, total_space, set_))
-        usage = await self._database.read(lambda connection: queries.usage(connection, user_id))
+        set_ = act(Action.QUOTA_CHANGED, self.clock.now(), subject=user_id, user_id=user_id)
+        await self.database.transact(lambda connection: users.set_total_space(connection, user_id, total_space, set_))
+        usage = await self.database.read(lambda connection: queries.usage(connection, user_id))
         assert usage is not None
         return usage
 
@@ -175,21 +176,21 @@ class Accounts:
             token_sha256=_hash(token),
             user_id=user_id,
             admin=admin,
-            created_at=self._clock.now(),
+            created_at=self.clock.now(),
             revoked_at=None,
             scope=scope,
             made_by=str(actor()),
         )
         made = act(Action.TOKEN_CREATED, row.created_at, subject=row.token_id, user_id=user_id)
-        await self._database.transact(lambda connection: users.create_token(connection, row, made))
+        await self.database.transact(lambda connection: users.create_token(connection, row, made))
         return row
 
     async def tokens(self, user_id: str | None = None) -> list[Token]:
-        return await self._database.read(lambda connection: queries.tokens(connection, user_id))
+        return await self.database.read(lambda connection: queries.tokens(connection, user_id))
 
     async def tokens_of(self, user_id: str) -> list[Token]:
         """The tokens of a user, the newest first. Raises NotFound."""
-        if await self._database.read(lambda connection: queries.usage(connection, user_id)) is None:
+        if await self.database.read(lambda connection: queries.usage(connection, user_id)) is None:
             raise NotFound("There is no such user.")
         return (await self.tokens(user_id))[::-1]
 
@@ -209,15 +210,15 @@ class Accounts:
         await self._revoke(found)
 
     async def _tokens_by_id(self, prefix: str) -> list[Token]:
-        return await self._database.read(lambda connection: queries.tokens_by_id(connection, prefix))
+        return await self.database.read(lambda connection: queries.tokens_by_id(connection, prefix))
 
     async def _revoke(self, found: list[Token]) -> int:
         return sum([await self._revoke_one(token) for token in found])
 
     async def _revoke_one(self, token: Token) -> bool:
-        now = self._clock.now()
+        now = self.clock.now()
         told = act(Action.TOKEN_REVOKED, now, subject=token.token_id, user_id=token.user_id)
-        revoked = await self._database.transact(
+        revoked = await self.database.transact(
             lambda connection: users.revoke_token(connection, token.token_sha256, now, told)
         )
         self._believed.drop(token.token_sha256)
@@ -261,21 +262,22 @@ def selection_subject(digest: str) -> str:
     return f"selection/{digest}"
 
 
+@dataclass(eq=False, repr=False)
 class Links:
     """Makes links, and tells whether one is good."""
 
-    def __init__(self, database: Database, clock: Clock, secret: str | None, *, lifetime_seconds: float) -> None:
-        self._database = database
-        self._clock = clock
-        self._secret = secret
-        self._max_lifetime_seconds = lifetime_seconds
+    database: Database
+    clock: Clock
+    secret: str | None
+    _: KW_ONLY
+    lifetime_seconds: float
 
     async def make(self, user_id: str, subject: str, lifetime_seconds: int | None = None) -> tuple[str, datetime]:
         """What is to be put behind the path of what is linked to, and until when it works. `subject` is the id of a file, or
         `selection_subject`. Raises Unavailable."""
         asked = _ORDINARY_LIFETIME_SECONDS if lifetime_seconds is None else lifetime_seconds
-        lifetime = min(self._max_lifetime_seconds, asked)
-        end = int((self._clock.now() + timedelta(seconds=lifetime)).timestamp())
+        lifetime = min(self.lifetime_seconds, asked)
+        end = int((self.clock.now() + timedelta(seconds=lifetime)).timestamp())
         signature = await self._sign(user_id, subject, str(end))
         query = urlencode({"user": user_id, "expires": end, "signature": signature})
         return query, datetime.fromtimestamp(end, UTC)
@@ -285,7 +287,7 @@ class Links:
         expected = await self._sign(user_id, subject, expires)
         if not hmac.compare_digest(expected.encode(), signature.encode()):
             raise Unauthenticated("The link is not valid.")
-        if int(expires) <= self._clock.now().timestamp():
+        if int(expires) <= self.clock.now().timestamp():
             raise Unauthenticated("The link has expired.")
 
     async def _sign(self, user_id: str, subject: str, expires: str) -> str:
@@ -294,9 +296,9 @@ class Links:
         return hmac.new(await self._key(), message.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()
 
     async def _key(self) -> bytes:
-        if self._secret is None:
-            self._secret = await meta.remember(self._database, _FACT, secrets.token_hex(32))
-        return self._secret.encode()
+        if self.secret is None:
+            self.secret = await meta.remember(self.database, _FACT, secrets.token_hex(32))
+        return self.secret.encode()
 
 
 # The owner: the administrator that the first start makes, whose token lies on disk.

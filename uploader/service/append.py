@@ -9,7 +9,7 @@ nobody compares what it brought with what is there.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -51,27 +51,26 @@ FIRST_STEP_BYTES = 64 << 20
 LONGEST_STEP_BYTES = 1 << 30
 
 
+@dataclass(eq=False, repr=False)
 class DeferredLength:
     """Reserves for uploads whose length is not known."""
 
-    def __init__(
-        self, database: Database, closers: Closers, admission: Admission, clock: Clock, *, max_file_size_bytes: int
-    ) -> None:
-        self._database = database
-        self._closers = closers
-        self._admission = admission
-        self._clock = clock
-        self._max_file_size_bytes = max_file_size_bytes
+    database: Database
+    closers: Closers
+    admission: Admission
+    clock: Clock
+    _: KW_ONLY
+    max_file_size_bytes: int
 
     def limit_bytes(self, upload: Upload) -> int:
         """How long an upload may become."""
         if upload.length_known:
             return upload.size
-        return min(self._max_file_size_bytes, MAX_CHUNK_COUNT * upload.chunk_size)
+        return min(self.max_file_size_bytes, MAX_CHUNK_COUNT * upload.chunk_size)
 
     async def refuse_early(self, upload: Upload, end: int) -> None:
         """Refuse what is sure to be refused before it is read. Raises QuotaExceeded."""
-        usage = await self._database.read(lambda connection: queries.usage(connection, upload.user_id), brief=True)
+        usage = await self.database.read(lambda connection: queries.usage(connection, upload.user_id), brief=True)
         if usage is not None and not usage.fits(end - upload.size):
             QUOTA_REFUSALS.inc()
             raise usage.refusal(end - upload.size)
@@ -86,27 +85,27 @@ class DeferredLength:
 
     async def _grow(self, upload: Upload, end: int) -> Upload:
         step = await self._admitted(min(upload.size + FIRST_STEP_BYTES, LONGEST_STEP_BYTES), end - upload.size)
-        limit, now = self.limit_bytes(upload), self._clock.now()
+        limit, now = self.limit_bytes(upload), self.clock.now()
         try:
-            grown = await self._database.transact(
+            grown = await self.database.transact(
                 partial(transactions.grow, upload_id=upload.id, end=end, step=step, limit=limit, now=now)
             )
         except QuotaExceeded:
             QUOTA_REFUSALS.inc()
             raise
         crash_point("grow.after_commit")
-        self._admission.promise(grown.size - upload.size)
+        self.admission.promise(grown.size - upload.size)
         return grown
 
     async def _admitted(self, step: int, wanted: int) -> int:
         """A step that the disk has room for. Raises StorageFull if it has none for what is wanted."""
         if step > wanted:
             try:
-                await self._admission.check(step)
+                await self.admission.check(step)
             except StorageFull:
                 step = wanted
         if step <= wanted:
-            await self._admission.check(wanted)
+            await self.admission.check(wanted)
         return step
 
     async def tell(self, upload: Upload, length: int) -> Upload:
@@ -116,20 +115,20 @@ class DeferredLength:
         if length > limit:
             raise FileTooLarge(limit=limit)
         if length > upload.size:
-            await self._admission.check(length - upload.size)
+            await self.admission.check(length - upload.size)
 
         async def commit(stored: int) -> Upload:
-            now = self._clock.now()
-            return await self._database.transact(
+            now = self.clock.now()
+            return await self.database.transact(
                 lambda connection: transactions.tell_length(connection, upload.id, length, stored, now)
             )
 
         try:
-            told = await self._closers.tell_length(upload, commit)
+            told = await self.closers.tell_length(upload, commit)
         except QuotaExceeded:
             QUOTA_REFUSALS.inc()
             raise
-        self._admission.promise(told.size - upload.size)
+        self.admission.promise(told.size - upload.size)
         return told
 
 
@@ -211,58 +210,49 @@ StorePart = Callable[[Upload, int, int, Body], Awaitable[None]]
 Reserve = Callable[[Upload, int], Awaitable[Upload]]
 
 
+@dataclass(eq=False, repr=False)
 class AppendedStream:
     """One stream: while a part of it is stored, the next one arrives."""
 
-    def __init__(
-        self,
-        upload: Upload,
-        offset: int,
-        source: AppendSource,
-        appender: Appender,
-        *,
-        limit_bytes: int,
-        reserve: Reserve,
-        store: StorePart,
-    ) -> None:
-        """`limit_bytes`: how long the upload may become."""
-        self._reserve = reserve
-        self._put = store
-        self._upload = upload
-        self._position = offset
-        self._limit_bytes = limit_bytes
-        self._source = source
-        self._appender = appender
-        self._storing: asyncio.Task[None] | None = None
+    # `limit_bytes`: how long the upload may become.
+    upload: Upload
+    offset: int
+    source: AppendSource
+    appender: Appender
+    _: KW_ONLY
+    limit_bytes: int
+    reserve: Reserve
+    store: StorePart
+    _storing: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def take(self) -> tuple[Upload, int]:
         """Store all of it that comes; returns the upload as it is then, and where the bytes of this stream end in it. Raises
         what ended it before its end, and as the storing of its parts."""
         try:
-            if self._position == self._limit_bytes:
+            if self.offset == self.limit_bytes:
                 await self._refuse_any()
             more = True
-            while more and self._position < self._limit_bytes:
+            while more and self.offset < self.limit_bytes:
                 more = await self._take_part()
         finally:
             await self._end_of_storing()
-        return self._upload, self._position
+        return self.upload, self.offset
 
     async def _take_part(self) -> bool:
         """Whether there may be more."""
-        number, start = divmod(self._position, self._upload.chunk_size)
-        part = await self._receive(chunk_length(number, self._limit_bytes, self._upload.chunk_size) - start)
+        number, start = divmod(self.offset, self.upload.chunk_size)
+        part = await self._receive(chunk_length(number, self.limit_bytes, self.upload.chunk_size) - start)
         try:
-            if self._position + part.body.length == self._limit_bytes and not part.ended and part.error is None:
+            if self.offset + part.body.length == self.limit_bytes and not part.ended and part.error is None:
                 part = replace(part, error=await self._look_beyond())
             await self._end_of_storing()
-            self._source.stored(self._position)
+            self.source.stored(self.offset)
         except asyncio.CancelledError as ending:
             part = replace(part, error=ending)
         except BaseException:
             part.body.close()
             raise
-        self._position += part.body.length
+        self.offset += part.body.length
         self._storing = asyncio.create_task(self._store(number, start, part.body))
         if part.error is not None:
             await self._end_of_storing()
@@ -270,11 +260,11 @@ class AppendedStream:
         return not part.ended
 
     async def _receive(self, limit: int) -> Part:
-        return await self._source.receive_part(self._upload.user_id, limit, lambda: not self._appender.is_claimed)
+        return await self.source.receive_part(self.upload.user_id, limit, lambda: not self.appender.is_claimed)
 
     async def _refuse_any(self) -> None:
         """Where nothing more can be stored. Raises FileTooLarge, and what ended the stream before its end."""
-        error = None if self._source.declared_bytes == 0 else await self._look_beyond()
+        error = None if self.source.declared_bytes == 0 else await self._look_beyond()
         if error is not None:
             raise error
 
@@ -284,15 +274,15 @@ class AppendedStream:
         further = await self._receive(1)
         further.body.close()
         if further.body.length:
-            raise length_exceeded(self._upload, self._limit_bytes)
+            raise length_exceeded(self.upload, self.limit_bytes)
         return None if further.ended else further.error
 
     async def _store(self, number: int, start: int, body: Body) -> None:
         try:
             if body.length:
-                end = number * self._upload.chunk_size + start + body.length
-                self._upload = await self._reserve(self._upload, end)
-                await self._put(self._upload, number, start, body)
+                end = number * self.upload.chunk_size + start + body.length
+                self.upload = await self.reserve(self.upload, end)
+                await self.store(self.upload, number, start, body)
         finally:
             body.close()
 
@@ -315,35 +305,23 @@ def length_exceeded(upload: Upload, limit_bytes: int) -> FileTooLarge:
 _MADE_OF_PARTS = "This upload is made of its parts alone."
 
 
+@dataclass(eq=False, repr=False)
 class Appends:
     """Takes streams."""
 
-    def __init__(
-        self,
-        storage: UploadBytes,
-        pending: Pending,
-        closers: Closers,
-        uploads: Uploads,
-        receiving: Receiving,
-        growing: DeferredLength,
-        *,
-        at_once: ChunksAtOnce,
-        admission: Admission,
-        max_whole_bytes: int,
-        part_completed: Callable[[Upload], Awaitable[None]],
-    ) -> None:
-        """`max_whole_bytes`: of a stream that counts as a whole or not at all, which may need as much room a second time."""
-        self._storage = storage
-        self._pending = pending
-        self._closers = closers
-        self._uploads = uploads
-        self._receiving = receiving
-        self._growing = growing
-        self._at_once = at_once
-        self._admission = admission
-        self._max_whole_bytes = max_whole_bytes
-        self._part_completed = part_completed
-        self._streams: set[asyncio.Future[None]] = set()
+    # `max_whole_bytes`: of a stream that counts as a whole or not at all, which may need as much room a second time.
+    storage: UploadBytes
+    pending: Pending
+    closers: Closers
+    uploads: Uploads
+    receiving: Receiving
+    growing: DeferredLength
+    _: KW_ONLY
+    at_once: ChunksAtOnce
+    admission: Admission
+    max_whole_bytes: int
+    part_completed: Callable[[Upload], Awaitable[None]]
+    _streams: set[asyncio.Future[None]] = field(default_factory=set, init=False)
 
     # Asking
 
@@ -351,7 +329,7 @@ class Appends:
         """Where an upload ends: whoever appends to it now ends first. Raises UploadNotFound, UploadGone, UploadBusy,
         Unavailable."""
         for _ in range(ATTEMPTS):
-            match await self._uploads.find(target):
+            match await self.uploads.find(target):
                 case Complete() as complete:
                     return complete
                 case Upload(is_whole=True):
@@ -360,7 +338,7 @@ class Appends:
                     with suppress(NotOpen):
                         try:
                             async with self._appending(upload) as (_, stored):
-                                status = await self._uploads.status_of(upload)
+                                status = await self.uploads.status_of(upload)
                                 return Appended(offset=stored.leading_bytes, status=status)
                         except Gone:
                             await self._mend(upload)
@@ -370,28 +348,28 @@ class Appends:
     async def _mend(self, upload: Upload) -> None:
         """Its bytes were not found: they are lost, or it was closed."""
         with suppress(Gone, NotOpen):
-            await self._closers.mend(upload)
+            await self.closers.mend(upload)
 
     async def cancel(self, target: Target) -> None:
         """Cancel an open upload: whoever appends to it ends first. Raises UploadNotFound, UploadGone, UploadBusy."""
-        match await self._uploads.find(target):
+        match await self.uploads.find(target):
             case Complete():
                 raise UploadNotFound()
             case Upload() as upload:
                 try:
-                    async with nullcontext() if upload.is_whole else self._storage.appending(upload):
-                        await self._uploads.cancel(target)
+                    async with nullcontext() if upload.is_whole else self.storage.appending(upload):
+                        await self.uploads.cancel(target)
                 except Gone:
-                    await self._uploads.cancel(target)
+                    await self.uploads.cancel(target)
 
     @asynccontextmanager
     async def _appending(self, upload: Upload) -> AsyncIterator[tuple[Appender, PresentChunks]]:
         """The right to append, and what is stored. Raises Gone, NotOpen, UploadBusy, Unavailable."""
-        async with self._storage.appending(upload) as appender:
+        async with self.storage.appending(upload) as appender:
             try:
                 stored = await appender.read_map()
             except Unverified:
-                await self._closers.hydrate(upload)
+                await self.closers.hydrate(upload)
                 stored = await appender.read_map()
             yield appender, stored
 
@@ -423,7 +401,7 @@ class Appends:
     async def _append(
         self, target: Target, offset: int, said: Said, taking: AbstractAsyncContextManager[AppendSource]
     ) -> Appended | StillMerging | Complete:
-        match await self._uploads.find(target):
+        match await self.uploads.find(target):
             case Upload(is_whole=True):
                 raise Forbidden(_MADE_OF_PARTS)
             case found:
@@ -476,14 +454,14 @@ class Appends:
     async def _answer(self, target: Target, upload: Upload, end: int) -> Appended | StillMerging | Complete:
         """To whoever stored all of its stream in an upload that ends there now."""
         if upload.length_known and end == upload.size and upload.is_part:
-            await self._part_completed(upload)
-            return Appended(offset=end, status=self._uploads.of_complete_part(upload))
+            await self.part_completed(upload)
+            return Appended(offset=end, status=self.uploads.of_complete_part(upload))
         if not (upload.length_known and end == upload.size):
             try:
-                return Appended(offset=end, status=await self._uploads.status_of(upload))
+                return Appended(offset=end, status=await self.uploads.status_of(upload))
             except (Gone, NotOpen):
                 await self._complete(target)
-        match await self._uploads.merge_now(upload):
+        match await self.uploads.merge_now(upload):
             case Complete(created=False, file=file):  # of other bytes, which came whole
                 raise OffsetMismatch(offset=file.size)
             case told:
@@ -502,18 +480,18 @@ class Appends:
         if upload.length_known:
             return upload
         if length is None:
-            await self._growing.refuse_early(upload, end)
+            await self.growing.refuse_early(upload, end)
             return upload
         async with self._appending(upload) as (_, stored):
             _check_offset(stored, offset)
-            return await self._growing.tell(upload, length)
+            return await self.growing.tell(upload, length)
 
     def _check_lengths(self, upload: Upload, said: Said, offset: int) -> None:
         """Raises SizeMismatch, FileTooLarge."""
         length, end, limit = (
             said.length_from(offset),
             offset + (said.stream_bytes or 0),
-            self._growing.limit_bytes(upload),
+            self.growing.limit_bytes(upload),
         )
         if said.stream_bytes and end > limit:
             raise length_exceeded(upload, limit)
@@ -525,25 +503,25 @@ class Appends:
     async def _end(self, upload: Upload, end: int) -> Upload:
         """The upload that ends there. Raises SizeMismatch, Gone, NotOpen."""
         if not upload.length_known:
-            return await self._growing.tell(upload, end)
+            return await self.growing.tell(upload, end)
         if end != upload.size:
             raise SizeMismatch("The upload ends before its length.", size=upload.size)
         return upload
 
     @asynccontextmanager
     async def _counted(self, target: Target, source: AppendSource) -> AsyncIterator[AppendSource]:
-        with self._at_once.counted(target.user_id):
+        with self.at_once.counted(target.user_id):
             yield source
 
     @asynccontextmanager
     async def _received(self, target: Target, offset: int, source: CheckedSource) -> AsyncIterator[AppendSource]:
         """What does not fit is refused before it is read."""
-        with self._at_once.counted(target.user_id):
+        with self.at_once.counted(target.user_id):
             (room, excess), declared = await self._room(target, offset), source.declared_bytes
-            limit = min(room, self._max_whole_bytes)
-            await self._admission.check(limit if declared is None else min(declared, limit))
+            limit = min(room, self.max_whole_bytes)
+            await self.admission.check(limit if declared is None else min(declared, limit))
             try:
-                received = await source.receive_whole(target.user_id, limit, self._storage.hash)
+                received = await source.receive_whole(target.user_id, limit, self.storage.hash)
             except FileTooLarge as error:
                 raise (excess if limit == room else error) from error
             try:
@@ -558,7 +536,7 @@ class Appends:
                 end = limit = file.size
                 excess: FileTooLarge = LengthExceeded(limit=limit)
             case Appended(offset=end, status=status):
-                limit = self._growing.limit_bytes(status.upload)
+                limit = self.growing.limit_bytes(status.upload)
                 excess = length_exceeded(status.upload, limit)
         if end != offset:
             raise OffsetMismatch(offset=end)
@@ -574,8 +552,8 @@ class Appends:
                 offset,
                 source,
                 appender,
-                limit_bytes=self._growing.limit_bytes(upload),
-                reserve=self._growing.grow,
+                limit_bytes=self.growing.limit_bytes(upload),
+                reserve=self.growing.grow,
                 store=self.store,
             ).take()
         finally:
@@ -591,31 +569,31 @@ class Appends:
         """Put a part of a chunk where it belongs, and account for it. Not to be cancelled. Raises Gone, also where somebody
         else's chunk is there already, NotOpen, StorageFull, Unavailable."""
         if start + body.length == chunk_length(number, upload.extent, upload.chunk_size):
-            await self._acknowledge(await self._receiving.hold_and_record(upload, number, body, start=start))
+            await self._acknowledge(await self.receiving.hold_and_record(upload, number, body, start=start))
         else:
             await self._store_tail(upload, number, start, body)
 
     async def _acknowledge(self, stored: Stored) -> None:
         if stored.result.outcome not in COUNTED:
             raise NotOpen(stored.upload.id)
-        await self._receiving.acknowledge(stored)
+        await self.receiving.acknowledge(stored)
         if not stored.written:
             raise Gone(stored.upload.id)
 
     async def _store_tail(self, upload: Upload, number: int, start: int, body: Body) -> None:
-        held = await self._storage.hold_chunk(upload, number, body, start=start)
+        held = await self.storage.hold_chunk(upload, number, body, start=start)
         try:
             # Else a chunk of somebody else's has come meanwhile.
             if held.written:
                 tail = Tail(number, start + body.length)
-                result = await self._pending.record_tail(upload.id, tail)
+                result = await self.pending.record_tail(upload.id, tail)
                 crash_point("tail.after_record")
         finally:
             held.release()
         if not held.written:
-            await self._acknowledge(await self._receiving.hold_and_record(upload, number, None))
+            await self._acknowledge(await self.receiving.hold_and_record(upload, number, None))
         elif result.outcome is Outcome.REHYDRATE:
-            await self._closers.hydrate(upload)  # which counts it: it is on the map
+            await self.closers.hydrate(upload)  # which counts it: it is on the map
         elif result.outcome not in COUNTED:
             raise NotOpen(upload.id)
         BYTES_RECEIVED.inc(body.length)

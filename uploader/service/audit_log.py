@@ -8,7 +8,7 @@ import os
 import pwd
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime, timedelta
 
 from uploader.clock import Clock
@@ -71,14 +71,15 @@ def _os_user() -> str:
 # Acts that have no transaction of their own, and the end of all: they are forgotten when they are old.
 
 
+@dataclass(eq=False, repr=False)
 class AuditLog:
     """Notes what the database knows nothing else of: an act on the disk, in Redis, or on all of the installation."""
 
-    def __init__(self, database: Database, clock: Clock, *, retention_seconds: float) -> None:
-        """`retention_seconds`: for how long acts are kept; 0: for ever."""
-        self._database = database
-        self._clock = clock
-        self._retention_seconds = retention_seconds
+    # `retention_seconds`: for how long acts are kept; 0: for ever.
+    database: Database
+    clock: Clock
+    _: KW_ONLY
+    retention_seconds: float
 
     async def note(
         self,
@@ -89,15 +90,15 @@ class AuditLog:
         details: Mapping[str, object] | None = None,
     ) -> None:
         """Note what was just done by the actor of this context. Raises Unavailable."""
-        done = act(action, self._clock.now(), subject=subject, user_id=user_id, details=details)
-        await self._database.transact(lambda connection: audit_log.note(connection, done))
+        done = act(action, self.clock.now(), subject=subject, user_id=user_id, details=details)
+        await self.database.transact(lambda connection: audit_log.note(connection, done))
 
     async def forget_old(self, limit: int) -> int:
         """Forget at most so many acts that are older than the retention; how many. Raises Unavailable."""
-        if not self._retention_seconds:
+        if not self.retention_seconds:
             return 0
-        before = self._clock.now() - timedelta(seconds=self._retention_seconds)
-        return await self._database.transact(lambda connection: audit_log.forget(connection, before, limit))
+        before = self.clock.now() - timedelta(seconds=self.retention_seconds)
+        return await self.database.transact(lambda connection: audit_log.forget(connection, before, limit))
 
 
 # Who did what to whom: the acts of the trail, the newest first.

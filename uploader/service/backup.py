@@ -9,7 +9,7 @@ import asyncio
 import heapq
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -59,17 +59,20 @@ class Copied:
     lacking: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(eq=False, repr=False)
 class Copying:
     """One such copying."""
 
-    def __init__(self, tree: BlobTree, sources: Sources, tell: Tell, *, rereads: bool = False) -> None:
-        """`rereads`: what is there is believed only once it was read, not by its size."""
-        self._tree = tree
-        self._sources = sources
-        self._tell = tell
-        self._rereads = rereads
+    # `rereads`: what is there is believed only once it was read, not by its size.
+    tree: BlobTree
+    sources: Sources
+    tell: Tell
+    _: KW_ONLY
+    rereads: bool = False
+    _done_bytes: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
         self._copied = Copied()
-        self._done_bytes = 0
 
     async def run(self, dump: Path) -> Copied:
         """Copy all blobs that the listing of a dump names; they are durable then. Raises OSError of the target."""
@@ -79,18 +82,18 @@ class Copying:
             absent = await asyncio.to_thread(self._absent, batch)
             self._count(sum(size for _, size in batch) - sum(size for _, size in absent))
             await all_or_none(self._copy(sha256, size) for sha256, size in absent)
-        await asyncio.to_thread(self._tree.sync)
+        await asyncio.to_thread(self.tree.sync)
         return copied
 
     def _absent(self, batch: list[tuple[str, int]]) -> list[tuple[str, int]]:
         return [(sha256, size) for sha256, size in batch if not self._is_there(sha256, size)]
 
     def _is_there(self, sha256: str, size: int) -> bool:
-        if self._tree.size(sha256) != size:
+        if self.tree.size(sha256) != size:
             return False
-        if not self._rereads:
+        if not self.rereads:
             return True
-        descriptor = self._tree.open(sha256)
+        descriptor = self.tree.open(sha256)
         try:
             check(sha256, descriptor)
         except BlobDamaged:
@@ -102,10 +105,10 @@ class Copying:
     async def _copy(self, sha256: str, size: int) -> None:
         """From the first source whose bytes are right."""
         why = "missing"
-        async with aclosing(self._sources(sha256, size)) as sources:  # type: ignore[type-var]
+        async with aclosing(self.sources(sha256, size)) as sources:  # type: ignore[type-var]
             async for source in sources:
                 try:
-                    linked = await asyncio.to_thread(self._tree.place, sha256, source)
+                    linked = await asyncio.to_thread(self.tree.place, sha256, source)
                 except BlobDamaged:
                     why = "damaged"
                     continue
@@ -119,7 +122,7 @@ class Copying:
 
     def _count(self, size_bytes: int) -> None:
         self._done_bytes += size_bytes
-        self._tell("blobs", self._done_bytes, self._copied.bytes)
+        self.tell("blobs", self._done_bytes, self._copied.bytes)
 
 
 async def left_there(dump: Path) -> Copied:
@@ -168,18 +171,16 @@ class BackedUp:
     removed_blobs: int
 
 
+@dataclass(eq=False, repr=False)
 class Backups:
     """Several at once into one directory are refused."""
 
-    def __init__(
-        self, database: Database, storage: Store, installation: Installation, trail: AuditLog, data: Path, clock: Clock
-    ) -> None:
-        self._database = database
-        self._storage = storage
-        self._installation = installation
-        self._trail = trail
-        self._data = data
-        self._clock = clock
+    database: Database
+    storage: Store
+    installation: Installation
+    trail: AuditLog
+    data: Path
+    clock: Clock
 
     async def back_up(self, path: Path, tell: Tell, *, rereads: bool = False, keeps: int | None = None) -> BackedUp:
         """Make a backup in a directory of such, beside earlier ones, whose blobs it shares. `rereads`: blobs that are there
@@ -187,11 +188,11 @@ class Backups:
 
         Raises BackupRefused, Unavailable, OSError.
         """
-        owner = self._installation.id
+        owner = self.installation.id
         if owner is None:
-            raise BackupRefused(await self._database.read(_why_there_is_no_id))
-        if _is_within(path, self._data) or _is_within(self._data, path):
-            raise BackupRefused(f"{path} and the data directory {self._data} are not apart")
+            raise BackupRefused(await self.database.read(_why_there_is_no_id))
+        if _is_within(path, self.data) or _is_within(self.data, path):
+            raise BackupRefused(f"{path} and the data directory {self.data} are not apart")
         directory = await asyncio.to_thread(BackupDirectory.claim, path, owner)
         try:
             return await self._back_up(directory, tell, rereads, keeps)
@@ -199,10 +200,10 @@ class Backups:
             directory.close()
 
     async def _back_up(self, directory: BackupDirectory, tell: Tell, rereads: bool, keeps: int | None) -> BackedUp:
-        stamp, begun = await asyncio.to_thread(directory.begin, self._clock.now())
-        dumped = await write_dump(self._database, begun, partial(tell, "database"))
+        stamp, begun = await asyncio.to_thread(directory.begin, self.clock.now())
+        dumped = await write_dump(self.database, begun, partial(tell, "database"))
         crash_point("backup.after_dump")
-        bucket = None if self._storage.keeps_files else self._storage.marks.store.name
+        bucket = None if self.storage.keeps_files else self.storage.marks.store.name
         if bucket is None:
             copied = await Copying(directory.blobs, self._sources, tell, rereads=rereads).run(begun)
         else:
@@ -210,7 +211,7 @@ class Backups:
         crash_point("backup.after_blobs")
         facts = {
             "version": __version__,
-            "installation": self._installation.id,
+            "installation": self.installation.id,
             "bucket": bucket,
             "database": dumped.kind,
             "revision": dumped.revision,
@@ -220,7 +221,7 @@ class Backups:
         }
         # Before it is whole: a copy of everything that nobody was told of would be none.
         details = {"directory": str(directory), "blobs": copied.blobs, "lacking": len(copied.lacking)}
-        await self._trail.note(Action.BACKUP_MADE, subject=stamp, details=details)
+        await self.trail.note(Action.BACKUP_MADE, subject=stamp, details=details)
         crash_point("backup.after_note")
         await asyncio.to_thread(directory.complete, stamp, facts)
         removed = (0, 0)
@@ -232,11 +233,11 @@ class Backups:
         """The blob, and what the trash has of it; twice, because it may come back from there meanwhile."""
         for _ in range(2):
             with suppress(Gone, StorageFailed):
-                async with _opened(self._storage.open_blob(sha256, size)) as descriptor:
+                async with _opened(self.storage.open_blob(sha256, size)) as descriptor:
                     yield descriptor
-            for found in await self._storage.trash.copies(sha256):
+            for found in await self.storage.trash.copies(sha256):
                 with suppress(Gone, StorageFailed):
-                    async with _opened(self._storage.trash.open(found)) as descriptor:
+                    async with _opened(self.storage.trash.open(found)) as descriptor:
                         yield descriptor
 
 
@@ -303,15 +304,15 @@ class Plan:
         return self.directory.path / self.stamp
 
 
+@dataclass(eq=False, repr=False)
 class Restoring:
     """Nothing else uses the stores meanwhile."""
 
-    def __init__(self, database: Database, storage: Store, pending: Pending, redis: RedisMark, data: Path) -> None:
-        self._database = database
-        self._storage = storage
-        self._pending = pending
-        self._redis = redis
-        self._data = data
+    database: Database
+    storage: Store
+    pending: Pending
+    redis: RedisMark
+    data: Path
 
     async def look(self, path: Path, stamp: str | None = None) -> Plan:
         """Whether the newest backup of a directory, or that of a stamp, is whole and can be restored; changes nothing but
@@ -328,7 +329,7 @@ class Restoring:
         facts = await asyncio.to_thread(directory.manifest, stamp or stamps[-1])
         if facts["installation"] != owner:
             raise BackupRefused(f"{path} is of installation {owner}, the backup of {facts['installation']}")
-        if facts["database"] != kind_of(self._database):
+        if facts["database"] != kind_of(self.database):
             raise BackupRefused(
                 "the backup is of a SQLite: unset UPLOADER_DATABASE_URL"
                 if facts["database"] == "sqlite"
@@ -338,19 +339,19 @@ class Restoring:
             raise BackupRefused(f"the backup was made by version {facts['version']}: install that or a newer one")
         self._check_contents(facts.get("bucket"))  # before 0.3.0 there was none
         await self._check_store(owner)
-        await check_empty(self._database, facts["revision"])
+        await check_empty(self.database, facts["revision"])
         return Plan(directory, stamp or stamps[-1], owner, facts["revision"])
 
     def _check_contents(self, bucket: str | None) -> None:
-        store = self._storage.marks.store
-        if bucket is not None and self._storage.keeps_files:
+        store = self.storage.marks.store
+        if bucket is not None and self.storage.keeps_files:
             raise BackupRefused(f"the contents of the backup are in the {bucket}: set UPLOADER_STORAGE")
-        if bucket is None and not self._storage.keeps_files:
+        if bucket is None and not self.storage.keeps_files:
             raise BackupRefused(f"the backup has its contents with it, which go to a disk: unset {store.setting}")
 
     async def _check_store(self, owner: str) -> None:
         """Contents of the same installation may be there, with or without rows: none is replaced, none is removed."""
-        marks, store = await self._storage.marks.read(), self._storage.marks.store
+        marks, store = await self.storage.marks.read(), self.storage.marks.store
         if marks.installation == owner:
             return
         if marks.installation is not None:
@@ -358,46 +359,46 @@ class Restoring:
                 f"the {store.name} belongs to installation {marks.installation}, the backup to {owner}: "
                 f"correct {store.setting}"
             )
-        if not self._storage.keeps_files:
+        if not self.storage.keeps_files:
             raise ConfigurationError(
                 f"the {store.name} belongs to no installation, and the contents of the backup are in a bucket that belongs "
                 f"to {owner}: correct {store.setting}"
             )
-        if there := sorted(set(await asyncio.to_thread(_names, self._data)) - _NOTHING):
+        if there := sorted(set(await asyncio.to_thread(_names, self.data)) - _NOTHING):
             raise ConfigurationError(
-                f"UPLOADER_DATA: {self._data} is not empty, it has {there[0]}: a restore needs a new one"
+                f"UPLOADER_DATA: {self.data} is not empty, it has {there[0]}: a restore needs a new one"
             )
 
     async def restore(self, plan: Plan, tell: Tell) -> Copied:
         """Raises BackupRefused, ConfigurationError, Unavailable, OSError."""
-        in_redis = await self._redis.read()
+        in_redis = await self.redis.read()
         if in_redis not in (None, plan.installation):
             raise ConfigurationError(
                 f"Redis belongs to installation {in_redis}, the backup to {plan.installation}: correct UPLOADER_REDIS_URL"
             )
-        await self._storage.marks.settle(plan.installation)
-        await self._pending.reset()  # it may know more chunks than the disk has now
+        await self.storage.marks.settle(plan.installation)
+        await self.pending.reset()  # it may know more chunks than the disk has now
         crash_point("restore.after_mark")
-        if not self._storage.keeps_files:
-            await load_dump(self._database, plan.dump, plan.revision)
+        if not self.storage.keeps_files:
+            await load_dump(self.database, plan.dump, plan.revision)
             return await self._look_for_contents(plan, tell)
         copied = await self._copy(plan, tell)
         crash_point("restore.after_blobs")
-        await load_dump(self._database, plan.dump, plan.revision)
+        await load_dump(self.database, plan.dump, plan.revision)
         return copied
 
     async def _look_for_contents(self, plan: Plan, tell: Tell) -> Copied:
         """It takes a while, and the database is there: whoever is interrupted here need not begin again, and could not."""
         try:
-            return await found_there(plan.dump, self._storage.blob_sizes, tell)
+            return await found_there(plan.dump, self.storage.blob_sizes, tell)
         except StorageFailed as error:
             raise BackupRefused(
-                f"the database is restored; whether the {self._storage.marks.store.name} has its contents could not be "
+                f"the database is restored; whether the {self.storage.marks.store.name} has its contents could not be "
                 f"asked ({error.reason}): `uploader scrub` names what is missing"
             ) from error
 
     async def _copy(self, plan: Plan, tell: Tell) -> Copied:
-        root = Root(self._data.absolute())
+        root = Root(self.data.absolute())
         await asyncio.to_thread(root.open)
 
         async def sources(sha256: str, _size: int) -> AsyncIterator[int]:

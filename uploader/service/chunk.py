@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Protocol
 
 from uploader.accounting.pending import Outcome, Pending, RecordResult
@@ -146,26 +146,18 @@ class ChunksAtOnce:
                 del self._counts[user_id]
 
 
+@dataclass(eq=False, repr=False)
 class Receiving:
     """Takes chunks."""
 
-    def __init__(
-        self,
-        database: Database,
-        storage: UploadBytes,
-        pending: Pending,
-        closers: Closers,
-        uploads: Uploads,
-        *,
-        at_once: ChunksAtOnce,
-    ) -> None:
-        self._database = database
-        self._storage = storage
-        self._pending = pending
-        self._closers = closers
-        self._uploads = uploads
-        self._at_once = at_once
-        self._remembered: OrderedDict[Target, Upload] = OrderedDict()
+    database: Database
+    storage: UploadBytes
+    pending: Pending
+    closers: Closers
+    uploads: Uploads
+    _: KW_ONLY
+    at_once: ChunksAtOnce
+    _remembered: OrderedDict[Target, Upload] = field(default_factory=OrderedDict, init=False)
 
     async def receive(self, target: Target, number: int, source: ChunkSource, claims: ClaimedDigests) -> Result:
         """Take chunk `number` of the upload that is meant.
@@ -178,7 +170,7 @@ class Receiving:
                 upload = await self.admit(target, number, source.declared_bytes)
             except InvalidRequest as error:
                 return await self._refuse(target, self._remembered.get(target), number, error)
-            with self._at_once.counted(target.user_id):
+            with self.at_once.counted(target.user_id):
                 try:
                     body = await _receive_checked(source, upload, number, claims)
                 except (ChunkLengthMismatch, DigestMismatch, InvalidDelta, FileNotFound, BaseUnusable) as error:
@@ -223,7 +215,7 @@ class Receiving:
 
     async def _find_and_remember(self, target: Target) -> Upload:
         self._remembered.pop(target, None)
-        match await self._uploads.find(target):
+        match await self.uploads.find(target):
             case Complete() as complete:
                 raise AlreadyComplete(complete)
             case Upload(is_whole=True):
@@ -253,7 +245,7 @@ class Receiving:
             except Gone:
                 stored = None
                 with suppress(Gone, NotOpen):
-                    await self._closers.mend(upload)
+                    await self.closers.mend(upload)
             except NotOpen:
                 stored = None
             if stored is not None and stored.result.outcome in COUNTED:
@@ -272,13 +264,13 @@ class Receiving:
         written = False
         for _ in range(ATTEMPTS):
             try:
-                held = await self._storage.hold_chunk(upload, number, body, start=start)
+                held = await self.storage.hold_chunk(upload, number, body, start=start)
             except Unverified:
-                await self._closers.hydrate(upload)
+                await self.closers.hydrate(upload)
                 continue
             written = written or held.written
             try:
-                result = await self._pending.record_chunk(upload.id, number, length)
+                result = await self.pending.record_chunk(upload.id, number, length)
                 crash_point("chunk.after_record")
             finally:
                 held.release()
@@ -286,10 +278,10 @@ class Receiving:
             is_known = result.outcome not in COUNTED or result.chunk_count == count
             if result.outcome is not Outcome.REHYDRATE and is_known:
                 if result.settled:  # whoever sent it may go away at any moment
-                    self._uploads.begin_merge(upload)
+                    self.uploads.begin_merge(upload)
                 return Stored(upload=upload, number=number, result=result, written=written, length_bytes=length - start)
             # Hydrating adds the chunk: it is on the map. It is recorded again to learn where the upload stands.
-            await self._closers.hydrate(upload)
+            await self.closers.hydrate(upload)
         raise Unavailable("The accounting store keeps restarting; try again.")
 
     # Answering
@@ -304,7 +296,7 @@ class Receiving:
                 chunk_count=result.chunk_count,
                 duplicate=not new,
             )
-        match await self._uploads.merge_now(stored.upload):
+        match await self.uploads.merge_now(stored.upload):
             case Complete() as complete:
                 return replace(complete, created=new and complete.created)
             case still_merging:
@@ -312,7 +304,7 @@ class Receiving:
 
     async def acknowledge(self, stored: Stored) -> bool:
         """Whether a chunk that counts is new: of these bytes. Then its sender waits for the digests. Raises Unavailable."""
-        if self._database.is_lost:
+        if self.database.is_lost:
             raise Unavailable("The database is lost; nothing is acknowledged.")
         result = stored.result
         new = stored.written
@@ -320,7 +312,7 @@ class Receiving:
         if new:
             BYTES_RECEIVED.inc(stored.length_bytes)
             if not result.settled:  # a duplicate is sent by who has lost patience with the first answer
-                await self._storage.keep_pace(stored.upload, stored.number)
+                await self.storage.keep_pace(stored.upload, stored.number)
         return new
 
     async def _refuse(self, target: Target, meant: Upload | None, number: int, error: UploaderError) -> Result:
@@ -330,7 +322,7 @@ class Receiving:
             raise Unavailable("The upload was opened anew meanwhile; send the chunk again.")
         if number < chunk_count(upload.size, upload.chunk_size):
             try:
-                if (await self._closers.read_map(upload)).present[number]:
+                if (await self.closers.read_map(upload)).present[number]:
                     stored = await uninterrupted(self.hold_and_record(upload, number, None))
                     if stored.result.outcome in COUNTED:
                         return await self.answer(stored)

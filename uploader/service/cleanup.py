@@ -7,7 +7,7 @@ again before each removal, and leaves alone what changed lately.
 
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime, timedelta
 
 from uploader.clock import Clock
@@ -33,17 +33,18 @@ logger = logging.getLogger(__name__)
 _EXPIRY_BATCH = 100
 
 
+@dataclass(eq=False, repr=False)
 class Expiry:
     """Asks the database which uploads may be idle, and the store, under an upload's locks, which are."""
 
-    def __init__(self, database: Database, closers: Closers, *, expiry_seconds: float) -> None:
-        self._database = database
-        self._closers = closers
-        self.expiry_seconds = expiry_seconds
+    database: Database
+    closers: Closers
+    _: KW_ONLY
+    expiry_seconds: float
 
     async def idle(self, updated_before: datetime, *, after_id: str) -> list[Upload]:
         """The next uploads, by their ids, that may be idle. Raises Unavailable."""
-        return await self._database.read(
+        return await self.database.read(
             lambda connection: queries.idle_uploads(connection, updated_before, after_id, _EXPIRY_BATCH)
         )
 
@@ -51,7 +52,7 @@ class Expiry:
         """Expire those that are idle. One that is busy holds up no other."""
         for upload in uploads:
             try:
-                await self._closers.expire(upload, self.expiry_seconds)
+                await self.closers.expire(upload, self.expiry_seconds)
             except Unavailable as error:
                 logger.warning(
                     "an upload is not expired for now", extra={"upload_id": upload.id, "reason": error.reason}
@@ -137,15 +138,15 @@ class Reset:
     left: int = 0
 
 
+@dataclass(eq=False, repr=False)
 class Cleanup:
     """The monthly cleanup, and the reset."""
 
-    def __init__(self, database: Database, storage: Store, closers: Closers, trail: AuditLog, clock: Clock) -> None:
-        self._database = database
-        self._trail = trail
-        self._storage = storage
-        self._closers = closers
-        self._clock = clock
+    database: Database
+    storage: Store
+    closers: Closers
+    trail: AuditLog
+    clock: Clock
 
     async def clean(
         self,
@@ -162,18 +163,18 @@ class Cleanup:
         it would do. Raises Unavailable, Stopping.
         """
         run = _Run(
-            self._database,
-            self._storage,
-            self._closers,
-            self._clock,
+            self.database,
+            self.storage,
+            self.closers,
+            self.clock,
             idle_seconds=idle_seconds,
             all_strays=all_strays,
             dry_run=dry_run,
         )
-        await run.clean_uploads(opened_before or _begin_of_month(self._clock.now()))
+        await run.clean_uploads(opened_before or _begin_of_month(self.clock.now()))
         await run.clean_blobs()
         if not dry_run:
-            await remember_kept_strays(self._database, run.cleaned.stray_blobs)
+            await remember_kept_strays(self.database, run.cleaned.stray_blobs)
             await self._note(run.cleaned, all_strays=all_strays)
         return run.cleaned
 
@@ -186,22 +187,22 @@ class Cleanup:
                 "directories": cleaned.directories,
                 "disk_bytes": cleaned.disk_bytes,
             }
-            await self._trail.note(Action.DISK_CLEANED, subject="disk", details=facts)
+            await self.trail.note(Action.DISK_CLEANED, subject="disk", details=facts)
 
     async def purge_closed(self, closed_before: datetime, limit: int) -> int:
         """Forget what became of uploads that were closed long ago; returns how many. Where bytes are left they go first,
         and the row at the next call: bytes that no row names would stay. Raises Unavailable."""
-        closed = await self._database.read(lambda connection: queries.closed_uploads(connection, closed_before, limit))
-        left = {upload.id for upload in await self._storage.remaining(closed)}
+        closed = await self.database.read(lambda connection: queries.closed_uploads(connection, closed_before, limit))
+        left = {upload.id for upload in await self.storage.remaining(closed)}
         for upload_id in left:
             try:
-                await self._closers.tidy(upload_id)
+                await self.closers.tidy(upload_id)
             except Unavailable as error:  # one that is busy must not hold up the others
                 logger.warning("a closed upload is kept", extra={"upload_id": upload_id, "reason": error.reason})
         gone = [upload.id for upload in closed if upload.id not in left]
         if not gone:
             return 0
-        return await self._database.transact(lambda connection: transactions.purge_uploads(connection, gone))
+        return await self.database.transact(lambda connection: transactions.purge_uploads(connection, gone))
 
     async def reset_unfinished(self, *, only_lost: bool = False) -> Reset:
         """Cancel every upload that is open now, as its user would; or only those whose chunks are lost. Raises
@@ -218,7 +219,7 @@ class Cleanup:
 
     async def _is_lost(self, upload: Upload) -> bool:
         try:
-            await self._storage.read_map(upload)
+            await self.storage.read_map(upload)
         except Gone:
             return True
         except (StorageFailed, Unverified):
@@ -237,13 +238,13 @@ class Cleanup:
             after = greatest(after, [upload.id for upload in batch])
 
     async def _open_uploads(self, after: str) -> list[Upload]:
-        return await self._database.read(
+        return await self.database.read(
             lambda connection: queries.all_open_uploads(connection, after=after, limit=_BATCH)
         )
 
     async def _cancel(self, upload: Upload, reset: Reset) -> None:
         try:
-            await self._closers.close(upload, Reason.CANCELLED)
+            await self.closers.close(upload, Reason.CANCELLED)
         except NotOpen:
             return
         except Unavailable as error:

@@ -8,6 +8,7 @@ by the next job, merge or cleanup that meets the upload.
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TypeVar
 
@@ -58,20 +59,22 @@ T = TypeVar("T")
 _HYDRATE_ATTEMPTS = 5
 
 
+@dataclass(eq=False, repr=False)
 class Closers:
     """Takes all locks of an upload for each of its methods, which run to their ends even if their callers are cancelled."""
 
-    def __init__(self, database: Database, storage: Withdrawing, trash: Trash, pending: Pending, clock: Clock) -> None:
-        self._database = database
-        self._storage = storage
-        self._trash = trash
-        self._pending = pending
-        self._clock = clock
+    database: Database
+    storage: Withdrawing
+    trash: Trash
+    pending: Pending
+    clock: Clock
+    # Of closed uploads whose bytes this process could not remove.
+    _left: set[str] = field(default_factory=set, init=False)
+    # Complete, but no digests come of their bytes, though none of those is bad.
+    _unmergeable: set[str] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
         self._mending = OnePerKey[None]()
-        # Of closed uploads whose bytes this process could not remove.
-        self._left: set[str] = set()
-        # Complete, but no digests come of their bytes, though none of those is bad.
-        self._unmergeable: set[str] = set()
 
     async def close(self, upload: Upload, reason: Reason) -> None:
         """End an upload without a file and give back what it held. Raises NotOpen, Unavailable."""
@@ -79,7 +82,7 @@ class Closers:
 
     async def _close(self, upload: Upload, reason: Reason) -> None:
         try:
-            async with self._storage.closing(upload) as closer:
+            async with self.storage.closing(upload) as closer:
                 if STATE_OF_REASON[reason] is State.FAILED:
                     await self._refuse_an_older_generation(upload)
                 await self._commit_close(upload, reason)
@@ -92,15 +95,15 @@ class Closers:
 
     async def _refuse_an_older_generation(self, upload: Upload) -> None:
         """Raises NotOpen if chunks were withdrawn since the caller compared the bytes with the claims."""
-        row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload.id), brief=True)
+        row = await self.database.read(lambda connection: queries.upload_by_id(connection, upload.id), brief=True)
         if row is None or row.generation != upload.generation:
             raise NotOpen(upload.id)
 
     async def _commit_close(self, upload: Upload, reason: Reason) -> None:
         await self.announce(upload)
-        now = self._clock.now()
+        now = self.clock.now()
         told = act_of_ending(upload, reason, now)
-        await self._database.transact(
+        await self.database.transact(
             lambda connection: transactions.close_upload(connection, upload.id, reason, now, told)
         )
         crash_point("close.after_commit")
@@ -111,7 +114,7 @@ class Closers:
         after that commit, the lease ends and a worker meets the upload."""
         try:
             with in_passing():
-                await self._pending.lease(upload.id)
+                await self.pending.lease(upload.id)
             crash_point("close.after_announce")
         except Unavailable:
             logger.debug("an upload is closed without Redis", extra={"upload_id": upload.id})
@@ -120,7 +123,7 @@ class Closers:
         """Run `commit`, a transaction that closes an upload as done because its file came in another way, under the locks of
         the upload, and tidy up. Raises what `commit` raises, and Unavailable. Not to be cancelled."""
         try:
-            async with self._storage.closing(upload) as closer:
+            async with self.storage.closing(upload) as closer:
                 return await self._commit_done(upload, commit, closer)
         except Gone:
             return await self._commit_done(upload, commit, None)  # as in `_close`
@@ -139,12 +142,12 @@ class Closers:
         return await uninterrupted(self._expire(upload, idle_seconds))
 
     async def _expire(self, upload: Upload, idle_seconds: float) -> bool:
-        oldest = self._clock.now() - timedelta(seconds=idle_seconds)
+        oldest = self.clock.now() - timedelta(seconds=idle_seconds)
         try:
-            async with self._storage.closing(upload) as closer:
+            async with self.storage.closing(upload) as closer:
                 complete = await self._may_be_merged(upload, closer)
                 if not complete:
-                    if await self._storage.last_write(upload) > oldest.timestamp():
+                    if await self.storage.last_write(upload) > oldest.timestamp():
                         return False
                     await self._commit_close(upload, Reason.EXPIRED)
                     await self.clear(upload, State.EXPIRED, closer)
@@ -160,7 +163,7 @@ class Closers:
         try:
             complete = (await self._read_held(upload, closer)).complete
         except StorageFailed:
-            await self._storage.check()
+            await self.storage.check()
             # Its map alone can't be read, and so not be merged: it may end when it has been idle for long enough.
             return False
         return complete and not upload.is_part and upload.id not in self._unmergeable
@@ -187,10 +190,10 @@ class Closers:
         return await uninterrupted(self._tidy(upload_id))
 
     async def _tidy(self, upload_id: str) -> bool:
-        row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
+        row = await self.database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
         if row is None:
             # Redis keeps no tombstone: another database may know the upload, and go on with it (decision 0013).
-            await self._pending.forget(upload_id, None)
+            await self.pending.forget(upload_id, None)
             crash_point("tidy.after_forget")
             return False
         if row.state is State.OPEN:
@@ -198,7 +201,7 @@ class Closers:
                 await self._hydrate(row)
             return False
         try:
-            async with self._storage.closing(row) as closer:
+            async with self.storage.closing(row) as closer:
                 return await self._tidy_held(row, closer)
         except Gone:
             return await self.clear(row, row.state, None)
@@ -206,7 +209,7 @@ class Closers:
     async def _tidy_held(self, upload: Upload, closer: WithdrawingCloser) -> bool:
         """The caller has read `upload` as closed, perhaps before that commit was durable. A crash of the database may have
         undone the commit since (decision 0012), so the row is read again, durably."""
-        row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
+        row = await self.database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
         if row is not None and row.state is State.OPEN:
             with suppress(Gone, NotOpen):
                 await self._hydrate_held(row, closer)
@@ -223,12 +226,12 @@ class Closers:
         self._unmergeable.discard(upload.id)
         try:
             with in_passing():
-                await self._pending.forget(upload.id, REDIS_WORDS[state])
+                await self.pending.forget(upload.id, REDIS_WORDS[state])
             crash_point("clear.after_forget")
         except Unavailable:
             logger.warning("closed upload stays in Redis for now", extra={"upload_id": upload.id})
         try:
-            return await (self._storage.discard(upload) if closer is None else closer.unlink())
+            return await (self.storage.discard(upload) if closer is None else closer.unlink())
         except UploaderError:
             logger.warning("bytes of a closed upload stay on disk for now", extra={"upload_id": upload.id})
             self._left.add(upload.id)
@@ -254,12 +257,12 @@ class Closers:
 
     async def _hydrate(self, upload: Upload) -> RecordResult:
         try:
-            async with self._storage.closing(upload) as closer:
+            async with self.storage.closing(upload) as closer:
                 return await self._hydrate_held(upload, closer)
         except Gone:
             generation = await self._begin_anew(upload)
         try:
-            async with self._storage.closing(upload) as closer:
+            async with self.storage.closing(upload) as closer:
                 await closer.withdraw([], generation=generation)  # the digests are of what was
                 return await self._hydrate_held(upload, closer)
         except NotOpen:
@@ -273,7 +276,7 @@ class Closers:
 
     async def _mend(self, upload: Upload) -> None:
         with suppress(Gone):
-            async with self._storage.closing(upload) as closer:
+            async with self.storage.closing(upload) as closer:
                 lost = await closer.find_lost()
                 if lost is not None:
                     await self._withdraw_held(upload, closer, lost, verified=False)
@@ -282,19 +285,19 @@ class Closers:
     async def _begin_anew(self, upload: Upload) -> int:
         """Let an open upload without files have new ones; returns its generation from here on. Each step may be repeated
         after a crash at any other, and done by several at once. Raises Gone, NotOpen, StorageFull, Unavailable."""
-        row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
+        row = await self.database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
         if row is None or row.state is not State.OPEN:
             raise NotOpen(upload.id)
         if row.is_whole:
             raise Gone(upload.id)  # what it was made of is gone with it
-        await self._storage.check_lost(row)
+        await self.storage.check_lost(row)
         await self.announce(row)
         # The generation comes first, as where chunks are withdrawn.
-        generation = await self._database.transact(
-            lambda connection: transactions.withdraw(connection, row.id, 0, self._clock.now())
+        generation = await self.database.transact(
+            lambda connection: transactions.withdraw(connection, row.id, 0, self.clock.now())
         )
         if not await self._restore(row):
-            await self._storage.begin_anew(row)
+            await self.storage.begin_anew(row)
         self._unmergeable.discard(row.id)
         await self._tell_lost(row)
         return generation
@@ -304,26 +307,26 @@ class Closers:
             "an upload lost its files, and begins anew", extra={"upload_id": upload.id, "user_id": upload.user_id}
         )
         LOST_UPLOADS.inc()
-        now = self._clock.now()
+        now = self.clock.now()
         with suppress(Unavailable):  # the log has it
-            await self._database.transact(lambda connection: meta.note_mishap(connection, meta.Mishap.LOST_UPLOAD, now))
+            await self.database.transact(lambda connection: meta.note_mishap(connection, meta.Mishap.LOST_UPLOAD, now))
 
     async def _restore(self, upload: Upload) -> bool:
         """Whether the trash had its files."""
-        for found in await self._trash.put_away_of(upload):
-            if await self._trash.restore_upload(found, upload):
+        for found in await self.trash.put_away_of(upload):
+            if await self.trash.restore_upload(found, upload):
                 return True
         return False
 
     async def _hydrate_held(self, upload: Upload, closer: WithdrawingCloser) -> RecordResult:
         chunk_map = await self._read_held(upload, closer)  # this may withdraw chunks, and so renew the generation
         for _ in range(_HYDRATE_ATTEMPTS):
-            era = (await self._pending.read(upload.id)).era
+            era = (await self.pending.read(upload.id)).era
             # Durably: for bytes that Redis takes to be flushed already no flusher ever comes.
-            row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
+            row = await self.database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
             if row is None or row.state is not State.OPEN:
                 raise NotOpen(upload.id)
-            figures = await self._pending.hydrate(
+            figures = await self.pending.hydrate(
                 upload.id,
                 era=era,
                 generation=row.generation,
@@ -349,7 +352,7 @@ class Closers:
         return await uninterrupted(self._tell_length(upload, commit))
 
     async def _tell_length(self, upload: Upload, commit: Callable[[int], Awaitable[Upload]]) -> Upload:
-        async with self._storage.closing(upload) as closer:
+        async with self.storage.closing(upload) as closer:
             chunk_map = await self._read_held(upload, closer)
             ends = [(chunk_map.present.rfind(1) + 1) * upload.chunk_size, chunk_map.leading_bytes]
             await self.announce(upload)
@@ -366,19 +369,19 @@ class Closers:
         Raises Gone, NotOpen, Unavailable.
         """
         try:
-            return await self._storage.read_map(upload)
+            return await self.storage.read_map(upload)
         except (Gone, Unverified):
             await self.hydrate(upload)
-            return await self._storage.read_map(upload)
+            return await self.storage.read_map(upload)
 
     async def _refuse_if_told(self, upload: Upload) -> None:
-        row = await self._database.read(lambda connection: queries.upload_by_id(connection, upload.id), brief=True)
+        row = await self.database.read(lambda connection: queries.upload_by_id(connection, upload.id), brief=True)
         if row is None or row.state is not State.OPEN or row.length_known:
             raise LengthTold(upload.id)
 
     async def _settle_length(self, upload: Upload, closer: Closer) -> bool:
         """End what a crash interrupted, if it was this. Durably: from here on a row of before would be wrong."""
-        row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
+        row = await self.database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
         return row is not None and row.length_known and await closer.settle_length(row)
 
     async def _read_held(self, upload: Upload, closer: WithdrawingCloser) -> PresentChunks:
@@ -402,7 +405,7 @@ class Closers:
         await uninterrupted(self._withdraw(upload, numbers))
 
     async def _withdraw(self, upload: Upload, numbers: list[int]) -> None:
-        async with self._storage.closing(upload) as closer:
+        async with self.storage.closing(upload) as closer:
             await self._withdraw_held(upload, closer, numbers, verified=False)
             await self._hydrate_held(upload, closer)
 
@@ -418,8 +421,8 @@ class Closers:
         left = received_bytes(present, upload.extent, upload.chunk_size, tail)
         await self.announce(upload)
         # The generation comes first: figures of the old one have to count for nothing before there is a smaller figure.
-        generation = await self._database.transact(
-            lambda connection: transactions.withdraw(connection, upload.id, left, self._clock.now())
+        generation = await self.database.transact(
+            lambda connection: transactions.withdraw(connection, upload.id, left, self.clock.now())
         )
         crash_point("withdraw.after_commit")
         await closer.withdraw(numbers, generation=generation, verified=verified)

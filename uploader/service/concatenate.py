@@ -7,7 +7,7 @@ on it is an upload. Whoever completes the last part brings it further, or whoeve
 import asyncio
 import logging
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 
@@ -152,26 +152,20 @@ class Joining:
 _AT_ONCE = 2
 
 
+@dataclass(eq=False, repr=False)
 class Filling:
     """The wholes that this process fills."""
 
-    def __init__(
-        self,
-        database: Database,
-        storage: UploadBytes,
-        wholes: WholeBytes,
-        closers: Closers,
-        receiving: Receiving,
-        merging: Merging,
-    ) -> None:
-        self._database = database
-        self._storage = storage
-        self._wholes = wholes
-        self._closers = closers
-        self._receiving = receiving
-        self._merging = merging
+    database: Database
+    storage: UploadBytes
+    wholes: WholeBytes
+    closers: Closers
+    receiving: Receiving
+    merging: Merging
+    _running: dict[str, asyncio.Task[None]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
         self._turns = asyncio.Semaphore(_AT_ONCE)
-        self._running: dict[str, asyncio.Task[None]] = {}
 
     def start(self, upload_id: str) -> "asyncio.Task[None]":
         """Begin to fill a whole, and to merge it then; or join who does that here."""
@@ -201,12 +195,12 @@ class Filling:
             return
         if complete:
             with suppress(UploaderError, Stopping):
-                await asyncio.shield(self._merging.start(upload_id))
+                await asyncio.shield(self.merging.start(upload_id))
 
     async def _fill(self, upload_id: str) -> bool:
         """Whether it was completed here: the merge of one that was before has its task. Raises Busy, Gone, NotOpen,
         Stopping, StorageFull, Unavailable."""
-        upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
+        upload = await self.database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
         if upload is None or upload.state is not State.OPEN:
             return False
         missing = await self._missing(upload)
@@ -215,24 +209,24 @@ class Filling:
                 await self._copy(upload, missing)
             except PartDamaged as error:
                 logger.error("a part of a whole is damaged", extra={"upload_id": upload.id, "reason": str(error)})
-                await self._closers.close(upload, Reason.PART_DAMAGED)
+                await self.closers.close(upload, Reason.PART_DAMAGED)
                 return False
         return bool(missing) or not upload.size
 
     async def _missing(self, upload: Upload) -> list[int]:
-        present = (await self._closers.read_map(upload)).present
+        present = (await self.closers.read_map(upload)).present
         return [number for number, there in enumerate(present) if not there]
 
     async def _copy(self, upload: Upload, numbers: list[int]) -> None:
-        async with self._wholes.filling(upload) as parts:
+        async with self.wholes.filling(upload) as parts:
             for number in numbers:
                 body = await parts.chunk(number)
-                stored = await uninterrupted(self._receiving.hold_and_record(upload, number, body))
+                stored = await uninterrupted(self.receiving.hold_and_record(upload, number, body))
                 if stored.result.outcome not in COUNTED:
                     raise NotOpen(upload.id)
-                if self._database.is_lost:
+                if self.database.is_lost:
                     raise Unavailable("The database is lost.")
-                await self._storage.keep_pace(upload, number)
+                await self.storage.keep_pace(upload, number)
 
 
 _BATCH = 100

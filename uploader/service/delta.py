@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
@@ -132,13 +133,15 @@ class DeltaBase:
         return pieces
 
 
+@dataclass(eq=False, repr=False)
 class DeltaBases:
     """Refuses what is not whole. A store that is away says nothing of that: a base is not refused for it."""
 
-    def __init__(self, files: Files, storage: BlobBytes, healing: Healing) -> None:
-        self._files = files
-        self._storage = storage
-        self._healing = healing
+    files: Files
+    storage: BlobBytes
+    healing: Healing
+
+    def __post_init__(self) -> None:
         self._examining = OnePerKey[object]()
 
     async def open(self, user_id: str, file_id: str, chunk_bytes: int) -> DeltaBase:
@@ -146,7 +149,7 @@ class DeltaBases:
         kept. Raises FileNotFound, BaseUnusable, StorageFull, Unavailable."""
         file = await self._find(user_id, file_id)
         try:
-            content = await self._files.open(file)
+            content = await self.files.open(file)
         except StorageAway:
             raise
         except (ContentDamaged, StorageFailed) as error:
@@ -180,7 +183,7 @@ class DeltaBases:
 
     async def _open_signature(self, file: File) -> OpenSignature:
         try:
-            return await self._storage.open_signature(file.sha256, file.size)
+            return await self.storage.open_signature(file.sha256, file.size)
         except StorageAway:
             raise
         except StorageFailed as error:
@@ -195,11 +198,11 @@ class DeltaBases:
     async def _examine(self, sha256: str) -> None:
         """Once for all who find it unusable at the same time: it takes as long as hashing it, in threads that merges use."""
         try:
-            await self._examining.run(sha256, lambda: self._healing.examine(sha256))
+            await self._examining.run(sha256, lambda: self.healing.examine(sha256))
         except Stopping as error:
             raise Unavailable() from error
 
     async def _find(self, user_id: str, file_id: str) -> File:
         if not ID.fullmatch(file_id):
             raise FileNotFound()
-        return await self._files.get(user_id, file_id)
+        return await self.files.get(user_id, file_id)

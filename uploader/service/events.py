@@ -8,6 +8,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal
@@ -191,17 +192,19 @@ _REST_SECONDS = 0.2
 _JITTER = 0.1
 
 
+@dataclass(eq=False, repr=False)
 class Relay:
     """Tells one sink."""
 
-    def __init__(self, name: str, sink: EventSink, database: Database, clock: Clock, source: Callable[[], str]) -> None:
-        """`source`: who says it, as CloudEvents wants to know."""
-        self.name = name
-        self._sink = sink
-        self._database = database
-        self._clock = clock
-        self._source = source
-        self._breaker = Breaker(clock.monotonic)
+    # `source`: who says it, as CloudEvents wants to know.
+    name: str
+    sink: EventSink
+    database: Database
+    clock: Clock
+    source: Callable[[], str]
+
+    def __post_init__(self) -> None:
+        self._breaker = Breaker(self.clock.monotonic)
 
     async def relay_due(self) -> float:
         """Tell of at most one batch; how long to sleep then, in seconds. Raises Unavailable."""
@@ -211,7 +214,7 @@ class Relay:
         wait = await self._wait_seconds()
         if wait > 0:
             return min(wait, POLL_SECONDS)
-        limit = self._sink.batch if self._breaker.is_closed else 1
+        limit = self.sink.batch if self._breaker.is_closed else 1
         told = await uninterrupted(self._relay(limit))
         if told < limit:
             await asyncio.sleep(_REST_SECONDS)
@@ -223,16 +226,16 @@ class Relay:
 
         async def look(connection: Connection) -> datetime | None:
             due_at = await deliveries.next_due(connection, self.name)
-            if due_at is None or due_at > self._clock.now():
+            if due_at is None or due_at > self.clock.now():
                 return due_at
             return None if await is_off(connection, self.name) else due_at
 
-        due_at = await self._database.read(look, brief=True)
-        return POLL_SECONDS if due_at is None else (due_at - self._clock.now()).total_seconds()
+        due_at = await self.database.read(look, brief=True)
+        return POLL_SECONDS if due_at is None else (due_at - self.clock.now()).total_seconds()
 
     async def _relay(self, limit: int) -> int:
-        now = self._clock.now()
-        due = await self._database.transact(
+        now = self.clock.now()
+        due = await self.database.transact(
             lambda connection: deliveries.claim(connection, self.name, limit, now=now, until=now + _LEASE)
         )
         if due:
@@ -240,7 +243,7 @@ class Relay:
         return len(due)
 
     async def _tell(self, due: Sequence[Due]) -> None:
-        source = self._source()
+        source = self.source()
         with EVENT_DELIVERY_SECONDS.labels(self.name).time():
             outcomes = await self._deliver([envelope_of(each.message, source) for each in due])
         pairs = list(zip(due, outcomes, strict=True))
@@ -252,30 +255,30 @@ class Relay:
         self._count(len(taken), failures)
 
         async def settle(connection: Connection) -> None:
-            await deliveries.settle(connection, self.name, taken, failures, self._clock.now())
+            await deliveries.settle(connection, self.name, taken, failures, self.clock.now())
             if gone:
-                await switch_off(connection, self.name, self._clock.now())
+                await switch_off(connection, self.name, self.clock.now())
 
-        await self._database.transact(settle)
+        await self.database.transact(settle)
         if gone:
             logger.error("a sink wants no more events", extra={"sink": self.name})
 
     async def _deliver(self, envelopes: Sequence[Envelope]) -> Outcomes:
         """What a sink raises all the same is a failure as any other, or the events would be due again for ever."""
         try:
-            return await self._sink.deliver(envelopes)
+            return await self.sink.deliver(envelopes)
         except Exception as error:
             logger.exception("a sink failed in a way that it should not", extra={"sink": self.name})
             return [not_taken(error)] * len(envelopes)
 
     async def tell_once(self, message: Message) -> NotTaken | None:
         """Tell of something that is in no row; why it was not taken."""
-        (outcome,) = await self._deliver([envelope_of(message, self._source())])
+        (outcome,) = await self._deliver([envelope_of(message, self.source())])
         return outcome
 
     def _failure(self, due: Due, outcome: NotTaken) -> Failure:
         """What is gone is no failure of the event: it waits until its sink is put in force again."""
-        now = self._clock.now()
+        now = self.clock.now()
         if outcome.gone:
             return Failure(due.message.id, due.attempt, now, outcome.error)
         attempt = due.attempt + 1
@@ -295,7 +298,7 @@ class Relay:
             )
 
     async def close(self) -> None:
-        await self._sink.close()
+        await self.sink.close()
 
 
 # Events by hand: what was told to whom, telling it once more, and trying a sink.
@@ -309,21 +312,21 @@ TEST_TYPE = "test"
 _AT_ONCE = 1000
 
 
+@dataclass(eq=False, repr=False)
 class Reviewing:
     """Asks the rows, and the sinks."""
 
-    def __init__(self, relays: Mapping[str, Relay], database: Database, clock: Clock) -> None:
-        self._relays = relays
-        self._database = database
-        self._clock = clock
+    relays: Mapping[str, Relay]
+    database: Database
+    clock: Clock
 
     async def newest(self, *, limit: int, since: datetime | None, dead: bool) -> list[Told]:
         """The newest events first, and who was told of each. Raises Unavailable."""
-        return await self._database.read(partial(deliveries.newest, limit=limit, since=since, dead=dead))
+        return await self.database.read(partial(deliveries.newest, limit=limit, since=since, dead=dead))
 
     async def one(self, event_id: str) -> Told:
         """Raises NotFound, Unavailable."""
-        found = await self._database.read(partial(deliveries.one, event_id=event_id))
+        found = await self.database.read(partial(deliveries.one, event_id=event_id))
         if found is None:
             raise NotFound(f"There is no event {event_id}: events are kept for a week.")
         return found
@@ -331,10 +334,10 @@ class Reviewing:
     async def replay(self, *, sink: str | None, event_id: str | None, since: datetime | None, dead: bool) -> int:
         """Let all be told once more that fits, to a sink or to all there are; how many deliveries. Raises NotFound,
         Unavailable."""
-        sinks = list(self._relays) if sink is None else [self._relay(sink).name]
+        sinks = list(self.relays) if sink is None else [self._relay(sink).name]
         if event_id is not None:
             await self.one(event_id)
-        now, by = self._clock.now(), actor()
+        now, by = self.clock.now(), actor()
         again = partial(deliveries.renew, now=now, sinks=sinks, event_id=event_id, since=since, dead=dead)
 
         async def renew(connection: Connection, limit: int | None = None) -> int:
@@ -346,10 +349,10 @@ class Reviewing:
             return renewed
 
         if not dead:
-            return await self._database.transact(renew)
+            return await self.database.transact(renew)
         # What is dead may be very much, and others write meanwhile.
         count = 0
-        while renewed := await self._database.transact(partial(renew, limit=_AT_ONCE)):
+        while renewed := await self.database.transact(partial(renew, limit=_AT_ONCE)):
             count += renewed
         return count
 
@@ -359,23 +362,23 @@ class Reviewing:
         relay = self._relay(sink)
         event_id = new_id()
         data = msgspec.json.encode({"sink": sink})
-        message = Message(event_id, TEST_TYPE, event_id, "", self._clock.now(), data)
+        message = Message(event_id, TEST_TYPE, event_id, "", self.clock.now(), data)
         refusal = await relay.tell_once(message)
         if refusal is not None:
             return refusal.error
 
-        told = act(Action.SINK_ENABLED, self._clock.now(), subject=sink)
+        told = act(Action.SINK_ENABLED, self.clock.now(), subject=sink)
 
         async def put_in_force(connection: Connection) -> None:
             if await is_off(connection, sink):
                 await switch_on(connection, sink)
                 await note(connection, told)
 
-        await self._database.transact(put_in_force)
+        await self.database.transact(put_in_force)
         return None
 
     def _relay(self, sink: str) -> Relay:
-        relay = self._relays.get(sink)
+        relay = self.relays.get(sink)
         if relay is None:
-            raise NotFound(f"UPLOADER_EVENTS has no sink {sink}; it has: {', '.join(self._relays) or 'none'}")
+            raise NotFound(f"UPLOADER_EVENTS has no sink {sink}; it has: {', '.join(self.relays) or 'none'}")
         return relay

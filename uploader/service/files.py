@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from heapq import merge
 from itertools import islice
@@ -32,15 +33,15 @@ from uploader.storage.contents import BlobBytes, Found, OpenBlob, Trash
 from uploader.tasks import uninterrupted
 
 
+@dataclass(eq=False, repr=False)
 class Files:
     """All that can be done to files."""
 
-    def __init__(self, database: Database, storage: BlobBytes, trash: Trash, healing: Healing, clock: Clock) -> None:
-        self._database = database
-        self._storage = storage
-        self._trash = trash
-        self._healing = healing
-        self._clock = clock
+    database: Database
+    storage: BlobBytes
+    trash: Trash
+    healing: Healing
+    clock: Clock
 
     async def list(
         self, user_id: str, *, limit: int, after: str | None, prefix: str | None, part: str | None = None
@@ -49,7 +50,7 @@ class Files:
         one. Raises InvalidRequest for an unknown cursor."""
         if after is not None and not ID.fullmatch(after):
             raise InvalidRequest.field("after", "is not a cursor of this list")
-        found = await self._database.read(
+        found = await self.database.read(
             lambda connection: queries.files(
                 connection, user_id, limit=limit + 1, after=after, prefix=prefix, part=part
             )
@@ -59,7 +60,7 @@ class Files:
 
     async def get(self, user_id: str, file_id: str) -> File:
         """Raises FileNotFound."""
-        file = await self._database.read(lambda connection: queries.file_by_id(connection, user_id, file_id))
+        file = await self.database.read(lambda connection: queries.file_by_id(connection, user_id, file_id))
         if file is None:
             raise FileNotFound()
         return file
@@ -70,11 +71,11 @@ class Files:
             raise ContentDamaged()
         async with self._noting(file):
             with suppress(Gone):
-                return await self._storage.open_blob(file.sha256, file.size)
+                return await self.storage.open_blob(file.sha256, file.size)
             await self.get(file.user_id, file.id)  # the file may have been deleted at this moment
-            if await self._healing.is_whole(file.sha256, file.size):
+            if await self.healing.is_whole(file.sha256, file.size):
                 with suppress(Gone):
-                    return await self._storage.open_blob(file.sha256, file.size)
+                    return await self.storage.open_blob(file.sha256, file.size)
         if not (await self.get(file.user_id, file.id)).damaged:
             raise StorageFailed()  # it could only not be looked at
         raise ContentDamaged()
@@ -97,13 +98,13 @@ class Files:
         except StorageAway:
             raise
         except StorageFailed:
-            await self._healing.note_unreadable(file.sha256)
+            await self.healing.note_unreadable(file.sha256)
             raise
 
     async def rename(self, user_id: str, file_id: str, name: str) -> File:
         """Raises FileNotFound, NameTaken."""
         try:
-            found = await self._database.transact(
+            found = await self.database.transact(
                 lambda connection: transactions.rename_file(connection, user_id, file_id, name)
             )
         except Duplicate as error:
@@ -115,7 +116,7 @@ class Files:
     async def delete(self, user_id: str, file_id: str) -> None:
         """Delete a file, and its content if this was the last file of it. Raises FileNotFound."""
         file = await self.get(user_id, file_id)
-        if not await self._database.transact(lambda connection: transactions.delete_file(connection, file)):
+        if not await self.database.transact(lambda connection: transactions.delete_file(connection, file)):
             raise FileNotFound()
         crash_point("delete.after_commit")
         try:
@@ -132,23 +133,23 @@ class Files:
 
         async def prepare() -> None:
             nonlocal found
-            await self._database.sync()
-            found = await self._storage.find_blob(sha256)
+            await self.database.sync()
+            found = await self.storage.find_blob(sha256)
 
         async def remove() -> None:
             # If the lock of the row was lost since, these may be the bytes of a merge by now; then they have changed.
             if found is not None:
-                await self._trash.put_away(found)
+                await self.trash.put_away(found)
 
-        steps = {"prepare": self._database.outside(prepare), "remove": self._database.outside(remove)}
-        return await self._database.transact(
-            lambda connection: transactions.collect_blob(connection, sha256, **steps, now=self._clock.now()),
+        steps = {"prepare": self.database.outside(prepare), "remove": self.database.outside(remove)}
+        return await self.database.transact(
+            lambda connection: transactions.collect_blob(connection, sha256, **steps, now=self.clock.now()),
             alone=True,
         )
 
     async def collect_all(self, limit: int = 1000) -> int:
         """Put blobs without refs away; returns how many."""
-        found = await self._database.read(lambda connection: queries.blobs_without_refs(connection, limit))
+        found = await self.database.read(lambda connection: queries.blobs_without_refs(connection, limit))
         collected = 0
         for sha256 in found:
             try:
@@ -159,7 +160,7 @@ class Files:
 
     async def usage(self, user_id: str) -> Usage:
         """The accounts of a user; nothing but zeros for one who is unknown."""
-        usage = await self._database.read(lambda connection: queries.usage(connection, user_id))
+        usage = await self.database.read(lambda connection: queries.usage(connection, user_id))
         return usage or Usage(user_id=user_id, total_space=0, use_space_finished=0, use_space_unfinished=0, reserved=0)
 
 

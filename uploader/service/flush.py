@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -39,14 +40,14 @@ class FlushedBatch(NamedTuple):
     more: bool
 
 
+@dataclass(eq=False, repr=False)
 class Flushing:
     """Claims what is due, writes it, and only then acknowledges. A crash in between repeats what changes nothing."""
 
-    def __init__(self, database: Database, pending: Pending, closers: Closers, clock: Clock) -> None:
-        self._database = database
-        self._pending = pending
-        self._closers = closers
-        self._clock = clock
+    database: Database
+    pending: Pending
+    closers: Closers
+    clock: Clock
 
     async def flush_due(self, queue: UploadQueue) -> FlushedBatch:
         """Flush one batch of a queue. Raises Unavailable."""
@@ -58,7 +59,7 @@ class Flushing:
         is_open = await self._write(claims)
         FLUSH_BATCH_UPLOADS.observe(len(claims))
         FLUSH_LAG_SECONDS.observe(claims[0].late_ms / 1000 + time.perf_counter() - started)
-        await self._pending.ack_flush(queue.shard, [claim for claim in claims if is_open.get(claim.upload_id)])
+        await self.pending.ack_flush(queue.shard, [claim for claim in claims if is_open.get(claim.upload_id)])
         crash_point("flush.after_ack")
         for claim in claims:
             if is_open.get(claim.upload_id) is False:
@@ -67,7 +68,7 @@ class Flushing:
 
     async def _tidy_one(self, upload_id: str) -> None:
         try:
-            await self._closers.tidy(upload_id)
+            await self.closers.tidy(upload_id)
         except (DatabaseDamaged, StorageFailed, Unverified) as error:
             logger.warning("a closed upload is not tidied", extra={"upload_id": upload_id, "reason": error.reason})
 
@@ -76,8 +77,8 @@ class Flushing:
         up no other; an upload that fails alone is left out, neither acknowledged nor tidied: it is due after the lease."""
         batch = [Received(claim.upload_id, claim.generation, claim.received) for claim in claims]
         try:
-            flushed = await self._database.transact(
-                lambda connection: transactions.flush(connection, batch, self._clock.now())
+            flushed = await self.database.transact(
+                lambda connection: transactions.flush(connection, batch, self.clock.now())
             )
         except Exception as error:
             if isinstance(error, Unavailable) and not isinstance(error, DatabaseDamaged):
@@ -89,7 +90,7 @@ class Flushing:
             return await self._write(claims[:middle]) | await self._write(claims[middle:])
         if flushed.open_ids and not flushed.changed:
             # It wrote nothing, so its commit waited for nothing: the figures may be somebody else's, and not durable yet.
-            await self._database.sync()
+            await self.database.sync()
         crash_point("flush.after_commit")
         FLUSHED_UPLOADS.inc(flushed.changed)
         return {claim.upload_id: claim.upload_id in flushed.open_ids for claim in claims}
@@ -104,13 +105,13 @@ _AT_ONCE = 8
 _TOLD = 10
 
 
+@dataclass(eq=False, repr=False)
 class Sweeping:
     """One sweep of a shard looks at every open upload. Of several processes one sweeps, and another takes over."""
 
-    def __init__(self, database: Database, pending: Pending, closers: Closers) -> None:
-        self._database = database
-        self._pending = pending
-        self._closers = closers
+    database: Database
+    pending: Pending
+    closers: Closers
 
     async def sweep(self, shard: int) -> int:
         """Sweep a shard if Redis is in another era than at its last sweep; returns how many uploads were rebuilt.
@@ -118,16 +119,16 @@ class Sweeping:
         Raises Unavailable; then the sweep begins again. It does so, too, if a few uploads could not be dealt with, while all
         others are: that is StorageFailed.
         """
-        era = await self._pending.claim_sweep(shard)
+        era = await self.pending.claim_sweep(shard)
         if era is None:
             return 0
         crash_point("sweep.after_claim")
         rebuilt, after, left = 0, "", _Left()
         while batch := await self._batch(after):
-            mine = [upload for upload in batch if self._pending.shards.of(upload.id) == shard]
+            mine = [upload for upload in batch if self.pending.shards.of(upload.id) == shard]
             rebuilt += await self._rebuild(mine, left)
             after = greatest(after, [upload.id for upload in batch])
-            if await self._pending.claim_sweep(shard) != era:
+            if await self.pending.claim_sweep(shard) != era:
                 return rebuilt  # lost again, or somebody else's by now
         await self._tidy_closed(shard, left)
         crash_point("sweep.after_rebuild")
@@ -135,27 +136,27 @@ class Sweeping:
             logger.info("uploads rebuilt after a loss of Redis", extra={"shard": shard, "rebuilt": rebuilt})
         if left.reasons:
             raise StorageFailed(f"Uploads that are not rebuilt for now: {left}.")
-        await self._pending.end_sweep(shard, era)
+        await self.pending.end_sweep(shard, era)
         return rebuilt
 
     async def _batch(self, after: str) -> list[Upload]:
-        return await self._database.read(
+        return await self.database.read(
             lambda connection: queries.all_open_uploads(connection, after=after, limit=_BATCH)
         )
 
     async def _tidy_closed(self, shard: int, left: "_Left") -> None:
         """A Redis that fell back to an older state may have closed uploads as open, without a task to find them by."""
-        suspects = [upload_id async for upload_id in self._pending.not_closed(shard)]
+        suspects = [upload_id async for upload_id in self.pending.not_closed(shard)]
         for start in range(0, len(suspects), _BATCH):
             ids = suspects[start : start + _BATCH]
             rows = await self._uploads(ids)
             for upload_id in ids:
                 if upload_id not in rows or rows[upload_id].state is not State.OPEN:
                     with left.noted(upload_id):
-                        await self._closers.tidy(upload_id)
+                        await self.closers.tidy(upload_id)
 
     async def _uploads(self, ids: list[str]) -> dict[str, Upload]:
-        return await self._database.read(lambda connection: queries.uploads_by_id(connection, ids))
+        return await self.database.read(lambda connection: queries.uploads_by_id(connection, ids))
 
     async def _rebuild(self, uploads: list[Upload], left: "_Left") -> int:
         places = asyncio.Semaphore(_AT_ONCE)
@@ -167,10 +168,10 @@ class Sweeping:
         return sum(await asyncio.gather(*(one(upload) for upload in uploads)))
 
     async def _rebuild_one(self, upload: Upload, left: "_Left") -> bool:
-        if (await self._pending.read(upload.id)).state:
+        if (await self.pending.read(upload.id)).state:
             return False  # touched in this era already
         with suppress(Gone, NotOpen), left.noted(upload.id):
-            await self._closers.hydrate(upload)
+            await self.closers.hydrate(upload)
             return True
         return False
 

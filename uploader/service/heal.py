@@ -51,14 +51,14 @@ class Damage:
     healed: bool
 
 
+@dataclass(eq=False, repr=False)
 class Healing:
     """Several at once only do the same work twice."""
 
-    def __init__(self, database: Database, blobs: BlobBytes, trash: Trash, clock: Clock) -> None:
-        self._database = database
-        self._blobs = blobs
-        self._trash = trash
-        self._clock = clock
+    database: Database
+    blobs: BlobBytes
+    trash: Trash
+    clock: Clock
 
     async def is_whole(self, sha256: str, size: int) -> bool:
         """Whether a content that is wanted is there, by its size. Where it is not, it is marked, or comes back from the
@@ -69,7 +69,7 @@ class Healing:
         return await self._size(sha256) == size
 
     async def _size(self, sha256: str) -> int | None:
-        (size,) = await self._blobs.blob_sizes([sha256])
+        (size,) = await self.blobs.blob_sizes([sha256])
         return size
 
     async def examine(self, sha256: str, pace: Pace | None = None) -> Damage | None:
@@ -95,7 +95,7 @@ class Healing:
             await self._note_unreadable(blob)
         elif not healed and not await self._note(blob, found, None):
             return None  # other bytes took their place meanwhile, or nobody has it any more
-        files = await self._database.read(lambda connection: queries.files_by_sha256(connection, sha256))
+        files = await self.database.read(lambda connection: queries.files_by_sha256(connection, sha256))
         return Damage(sha256, blob.size, seen, files, healed) if files else None
 
     async def note_unreadable(self, sha256: str) -> None:
@@ -105,7 +105,7 @@ class Healing:
             await self._note_unreadable(blob)
 
     async def _in_use(self, sha256: str) -> queries.Blob | None:
-        blob = await self._database.read(lambda connection: queries.blob_by_sha256(connection, sha256))
+        blob = await self.database.read(lambda connection: queries.blob_by_sha256(connection, sha256))
         return None if blob is None or blob.refs == 0 else blob
 
     async def _look_at(self, blob: queries.Blob, pace: Pace | None) -> tuple[Found | None, BlobProblem | Digests]:
@@ -113,13 +113,13 @@ class Healing:
         StorageAway."""
         found: Found | None = None
         try:
-            found = await self._blobs.find_blob(blob.sha256)
+            found = await self.blobs.find_blob(blob.sha256)
             if found is None:
                 return None, BlobProblem.MISSING
             # None: the disk does not tell.
             if await self._size(blob.sha256) not in (None, blob.size):
                 return found, BlobProblem.ALTERED
-            actual = await self._blobs.hash_blob(found, pace, with_md5=blob.md5 is None)
+            actual = await self.blobs.hash_blob(found, pace, with_md5=blob.md5 is None)
         except StorageAway:
             raise
         except StorageFailed:
@@ -130,7 +130,7 @@ class Healing:
 
     async def _note_unreadable(self, blob: queries.Blob) -> None:
         """Without a look at the bytes, which might fail: if others have taken their place, the next one tells."""
-        now, wait_seconds = self._clock.now(), _REREAD_SECONDS
+        now, wait_seconds = self.clock.now(), _REREAD_SECONDS
         if blob.reread_at is None:
             logger.error("a content can't be read", extra={"sha256": blob.sha256})
         elif blob.reread_at > now:
@@ -139,7 +139,7 @@ class Healing:
             waited_seconds = (blob.reread_at - blob.scrubbed_at).total_seconds()
             wait_seconds = min(max(2 * waited_seconds, _REREAD_SECONDS), _LAST_REREAD_SECONDS)
         reread_at = now + timedelta(seconds=wait_seconds)
-        await self._database.transact(
+        await self.database.transact(
             lambda connection: transactions.note_unreadable(connection, blob.sha256, now=now, reread_at=reread_at)
         )
 
@@ -150,7 +150,7 @@ class Healing:
 
         async def note(connection: Connection) -> None:
             await transactions.note_scrub(
-                connection, blob.sha256, damaged=damaged, now=self._clock.now(), md5=good.md5 if good else None
+                connection, blob.sha256, damaged=damaged, now=self.clock.now(), md5=good.md5 if good else None
             )
 
         noted = await self._with_these_bytes(blob.sha256, found, note)
@@ -160,7 +160,7 @@ class Healing:
 
     async def _heal(self, blob: queries.Blob, found: Found | None, pace: Pace | None) -> bool:
         """Put the first good copy of the trash into the place of these bytes."""
-        for copy in await self._trash.copies(blob.sha256):
+        for copy in await self.trash.copies(blob.sha256):
             good = await self._digests_of(copy, pace, with_md5=blob.md5 is None)
             if good is not None and good.sha256 == blob.sha256 and await self._restore(good, found, copy):
                 _tell(blob.sha256, damaged=False)
@@ -169,15 +169,15 @@ class Healing:
 
     async def _digests_of(self, copy: Found, pace: Pace | None, *, with_md5: bool) -> Digests | None:
         try:
-            return await self._blobs.hash_blob(copy, pace, with_md5=with_md5)
+            return await self.blobs.hash_blob(copy, pace, with_md5=with_md5)
         except StorageAway:
             raise
         except StorageFailed:
             return None
 
     async def _restore(self, good: Digests, found: Found | None, copy: Found) -> bool:
-        restore = self._database.outside(self._trash.restore_blob)
-        now = self._clock.now()
+        restore = self.database.outside(self.trash.restore_blob)
+        now = self.clock.now()
         told = act(Action.CONTENT_HEALED, now, subject=good.sha256)
 
         async def place(connection: Connection) -> None:
@@ -197,7 +197,7 @@ class Healing:
         self, sha256: str, found: Found | None, work: Callable[[Connection], Awaitable[None]]
     ) -> bool:
         """Do something under the lock of a blob's row, if it is in use and its bytes are those that were found."""
-        look = self._database.outside(self._blobs.find_blob)
+        look = self.database.outside(self.blobs.find_blob)
 
         async def transaction(connection: Connection) -> bool:
             blob = await queries.blob_by_sha256(connection, sha256, lock=True)
@@ -209,7 +209,7 @@ class Healing:
             await work(connection)
             return True
 
-        return await uninterrupted(self._database.transact(transaction, alone=True))
+        return await uninterrupted(self.database.transact(transaction, alone=True))
 
 
 def _with_own_errors(pace: Pace) -> Pace:

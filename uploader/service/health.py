@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client import Gauge
@@ -53,18 +53,18 @@ class Seen:
     age: Age
 
 
+@dataclass(eq=False, repr=False)
 class Integrity:
     """Asks the database alone."""
 
-    def __init__(self, database: Database, scrubbing: Scrubbing) -> None:
-        self._database = database
-        self._scrubbing = scrubbing
+    database: Database
+    scrubbing: Scrubbing
 
     async def look(self) -> Seen:
         """Raises Unavailable."""
-        damaged = await self._database.read(queries.count_damaged_blobs)
-        unreadable = await self._database.read(queries.count_unreadable_blobs)
-        return Seen(damaged, unreadable, await kept_strays(self._database), await self._scrubbing.age())
+        damaged = await self.database.read(queries.count_damaged_blobs)
+        unreadable = await self.database.read(queries.count_unreadable_blobs)
+        return Seen(damaged, unreadable, await kept_strays(self.database), await self.scrubbing.age())
 
     async def warning(self) -> str | None:
         """What somebody should look at, in words. Raises Unavailable."""
@@ -100,47 +100,39 @@ class Finding:
     reason: str | None = None
 
 
+@dataclass(eq=False, repr=False)
 class Health:
     """Asks the disk, Redis and the database."""
 
-    def __init__(
-        self,
-        database: Database,
-        storage: Store,
-        pending: Pending,
-        integrity: Integrity,
-        installation: Installation,
-        watching: Watching,
-        list_aside: Callable[[], Sequence[Path]],
-        clock: Clock,
-    ) -> None:
-        """`list_aside`: the directories of Redis that it could not load; blocks."""
-        self._list_aside = list_aside
-        self._clock = clock
-        self._watching = watching
-        self._installation = installation
-        self._database = database
-        self._storage = storage
-        self._pending = pending
-        self._integrity = integrity
-        self._warnings: dict[str, tuple[float, str | None]] = {}
-        # One question of a kind at a time.
-        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._storage_lock = asyncio.Lock()
-        self._storage_failure: UploaderError | None = None
+    # `list_aside`: the directories of Redis that it could not load; blocks.
+    database: Database
+    storage: Store
+    pending: Pending
+    integrity: Integrity
+    installation: Installation
+    watching: Watching
+    list_aside: Callable[[], Sequence[Path]]
+    clock: Clock
+    _warnings: dict[str, tuple[float, str | None]] = field(default_factory=dict, init=False)
+    # One question of a kind at a time.
+    _asking: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock), init=False)
+    _storage_lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    _storage_failure: UploaderError | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
         self._storage_checked_at = float("-inf")
 
     async def check(self) -> dict[str, Finding]:
         """For each part, how it is. A setting that is not as durable as it should be is a warning, and `ok`."""
         database, redis, storage, content = await asyncio.gather(
             self._find("database", self._check_database, self._database_warning),
-            self._find("redis", self._installation.check_redis, self._redis_warning),
+            self._find("redis", self.installation.check_redis, self._redis_warning),
             self._find("storage", self._check_storage, self._storage_warning),
-            self._warned("content", self._integrity.warning),
+            self._warned("content", self.integrity.warning),
         )
         found = {"database": database, "redis": redis, "storage": storage, "content": content}
-        events = await self._warned("events", self._watching.warning) if database.ok else Finding(True)
-        return found | ({"events": events} if self._watching.names or events.reason else {})
+        events = await self._warned("events", self.watching.warning) if database.ok else Finding(True)
+        return found | ({"events": events} if self.watching.names or events.reason else {})
 
     async def _warned(self, name: str, warn: Callable[[], Awaitable[str | None]]) -> Finding:
         """Damaged content, or an event that nobody takes, is no reason to send requests elsewhere; nor is that nobody can
@@ -173,10 +165,10 @@ class Health:
             return warning
 
     async def _check_database(self) -> None:
-        await self._database.look()
-        await self._database.check_writable()
-        await migrate.check(self._database)
-        await self._installation.check_database()
+        await self.database.look()
+        await self.database.check_writable()
+        await migrate.check(self.database)
+        await self.installation.check_database()
 
     async def _check_storage(self) -> None:
         """However often it is asked, one check runs at a time, and none right after another: it is a write."""
@@ -184,7 +176,7 @@ class Health:
             if time.monotonic() > self._storage_checked_at + _STORAGE_CHECK_SECONDS:
                 self._storage_failure = None
                 try:
-                    await self._storage.check()
+                    await self.storage.check()
                 except UploaderError as error:
                     self._storage_failure = error
                 self._storage_checked_at = time.monotonic()
@@ -192,7 +184,7 @@ class Health:
             raise self._storage_failure
 
     async def _database_warning(self) -> str | None:
-        found = await self._database.read(durability)
+        found = await self.database.read(durability)
         wanted = {"innodb_flush_log_at_trx_commit": ("1",)}
         if found.get("log_bin") == "1":
             wanted["sync_binlog"] = ("1",)
@@ -201,13 +193,13 @@ class Health:
     async def _storage_warning(self) -> str | None:
         mishaps: list[str] = []
         with suppress(Unavailable):  # the database is a check of its own
-            mishaps = await self._database.read(lambda connection: recent_mishaps(connection, self._clock.now()))
-        return "; ".join(filter(None, (self._storage.doubt, *mishaps))) or None
+            mishaps = await self.database.read(lambda connection: recent_mishaps(connection, self.clock.now()))
+        return "; ".join(filter(None, (self.storage.doubt, *mishaps))) or None
 
     async def _redis_warning(self) -> str | None:
         wanted = {"appendonly": ("yes",), "appendfsync": ("everysec", "always"), "maxmemory-policy": ("noeviction",)}
-        odd = _warning_of(await self._pending.configuration(*wanted), wanted)
-        aside = [path.name for path in await asyncio.to_thread(self._list_aside)]
+        odd = _warning_of(await self.pending.configuration(*wanted), wanted)
+        aside = [path.name for path in await asyncio.to_thread(self.list_aside)]
         lost = f"could not be loaded, all was rebuilt; find out why, and remove: {', '.join(aside)}" if aside else None
         return "; ".join(filter(None, (odd, lost))) or None
 
@@ -232,30 +224,26 @@ _GAUGES_PATIENCE_SECONDS = 3.0
 _QUEUE_GAUGES = tuple(gauge.labels(name) for gauge in (QUEUE_TASKS, QUEUE_LAG_SECONDS) for name in ("flush", "merge"))
 
 
+@dataclass(eq=False, repr=False)
 class Gauges:
     """Sets the gauges that no process can know by itself."""
 
-    def __init__(
-        self,
-        database: Database,
-        storage: Bounded,
-        pending: Pending,
-        integrity: Integrity,
-        watching: Watching,
-        list_aside: Callable[[], Sequence[Path]],
-    ) -> None:
-        """`list_aside`: the directories of Redis that it could not load; blocks."""
-        self._list_aside = list_aside
-        self._database = database
-        self._storage = storage
-        self._pending = pending
-        self._integrity = integrity
-        self._watching = watching
+    # `list_aside`: the directories of Redis that it could not load; blocks.
+    database: Database
+    storage: Bounded
+    pending: Pending
+    integrity: Integrity
+    watching: Watching
+    list_aside: Callable[[], Sequence[Path]]
+    _asking: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    def __post_init__(self) -> None:
         self._event_gauges = tuple(
-            gauge.labels(name) for gauge in (WAITING_EVENTS, DEAD_EVENTS, EVENT_LAG_SECONDS) for name in watching.names
+            gauge.labels(name)
+            for gauge in (WAITING_EVENTS, DEAD_EVENTS, EVENT_LAG_SECONDS)
+            for name in self.watching.names
         )
         self._asked_at = float("-inf")
-        self._asking = asyncio.Lock()
 
     async def observe(self) -> None:
         """Ask, unless that was done a moment ago. What can't be asked is shown as NaN."""
@@ -273,31 +261,31 @@ class Gauges:
             self._asked_at = time.monotonic()
 
     async def _ask_database(self) -> None:
-        OPEN_UPLOADS.set(await self._database.read(queries.count_all_open_uploads))
+        OPEN_UPLOADS.set(await self.database.read(queries.count_all_open_uploads))
 
     async def _ask_disk(self) -> None:
-        space = await self._storage.space()
+        space = await self.storage.space()
         # A store without a bound has no figures that could fall: 0 would be an alert.
         FREE_DISK_BYTES.set(math.nan if space is None else space.free)
         TRASH_BYTES.set(math.nan if space is None else space.trash)
 
     async def _ask_integrity(self) -> None:
-        seen = await self._integrity.look()
+        seen = await self.integrity.look()
         DAMAGED_BLOBS.set(seen.damaged_blobs)
         KEPT_STRAYS.set(seen.kept_strays)
         UNSCRUBBED_SECONDS.set(seen.age.seconds)
 
     async def _ask_events(self) -> None:
-        for name, state in (await self._watching.states()).items():
+        for name, state in (await self.watching.states()).items():
             WAITING_EVENTS.labels(name).set(state.waiting)
             DEAD_EVENTS.labels(name).set(state.dead)
-            EVENT_LAG_SECONDS.labels(name).set(self._watching.lag_seconds(state))
+            EVENT_LAG_SECONDS.labels(name).set(self.watching.lag_seconds(state))
 
     async def _ask_data_directory(self) -> None:
-        REDIS_SET_ASIDE.set(len(await asyncio.to_thread(self._list_aside)))
+        REDIS_SET_ASIDE.set(len(await asyncio.to_thread(self.list_aside)))
 
     async def _ask_redis(self) -> None:
-        measured = await self._pending.measure_all()
+        measured = await self.pending.measure_all()
         for name, found in measured.items():
             QUEUE_TASKS.labels(name).set(found.tasks)
             QUEUE_LAG_SECONDS.labels(name).set(found.lag_seconds)

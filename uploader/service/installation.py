@@ -6,7 +6,7 @@ one, and what has no row there would be thrown away: so it stops. Redis is told 
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sized
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -39,16 +39,16 @@ class Belonging:
     redis: str | None
 
 
+@dataclass(eq=False, repr=False)
 class Installation:
     """Compares what each says."""
 
-    def __init__(self, database: Database, storage: Store, redis: RedisMark, clock: Clock) -> None:
-        self._database = database
-        self._storage = storage
-        self._redis = redis
-        self._clock = clock
-        # Set once store and database have said the same.
-        self._id: str | None = None
+    database: Database
+    storage: Store
+    redis: RedisMark
+    clock: Clock
+    # Set once store and database have said the same.
+    _id: str | None = field(default=None, init=False)
 
     @property
     def id(self) -> str | None:
@@ -57,15 +57,15 @@ class Installation:
 
     async def begin(self) -> None:
         """For whoever serves or works: an installation that is none yet becomes one. Raises as `compare`."""
-        marks = await self._storage.marks.read()
+        marks = await self.storage.marks.read()
         if marks.installation is None and await self._fact() is None:
             await self._refuse_what_is_named_elsewhere()
-            proposed = await self._storage.marks.propose(uuid4().hex)
-            await meta.remember(self._database, FACT, proposed)
+            proposed = await self.storage.marks.propose(uuid4().hex)
+            await meta.remember(self.database, FACT, proposed)
             crash_point("installation.after_fact")
         await self.compare()
         if self._id is not None:
-            await self._storage.marks.settle(self._id)
+            await self.storage.marks.settle(self._id)
 
     async def compare(self) -> None:
         """Compare the store with the database.
@@ -74,12 +74,12 @@ class Installation:
         """
         # In this order: a first start puts its proposal into the database before it settles it.
         in_database = await self._fact()
-        marks = await self._storage.marks.read()
+        marks = await self.storage.marks.read()
         if in_database is None and marks.installation is not None:
             in_database = await self._fact()  # a first start may just have ended
         in_store = marks.installation or (in_database if in_database in marks.proposed else None)
         if in_store != in_database:
-            raise ConfigurationError(_difference(self._storage.marks.store, in_store, in_database))
+            raise ConfigurationError(_difference(self.storage.marks.store, in_store, in_database))
         if in_store is None:
             await self._refuse_what_is_named_elsewhere()
         self._id = in_store
@@ -91,12 +91,12 @@ class Installation:
             return
         in_database = await self._fact()
         if in_database != self._id:
-            raise ConfigurationError(_difference(self._storage.marks.store, self._id, in_database))
+            raise ConfigurationError(_difference(self.storage.marks.store, self._id, in_database))
 
     async def check_redis(self) -> None:
         """Mark Redis if it says nothing, because it is new or was lost. Raises ConfigurationError if it is another
         installation's, Unavailable."""
-        in_redis = await (self._redis.read() if self._id is None else self._redis.claim(self._id))
+        in_redis = await (self.redis.read() if self._id is None else self.redis.claim(self._id))
         if in_redis != self._id:
             raise ConfigurationError(
                 f"Redis belongs to installation {in_redis}, the {self.store_name} and the database to "
@@ -107,13 +107,13 @@ class Installation:
     async def check(self) -> None:
         """For whoever is about to remove anything: whether all still belong together. Raises ConfigurationError,
         Unavailable."""
-        await self._database.look()
+        await self.database.look()
         await self.check_database()
         await self.check_redis()
 
     async def look(self) -> float:
         """Look at what no commit looks at while there are none; when to look again, in seconds. Raises Unavailable."""
-        await self._database.look()
+        await self.database.look()
         return 2.0
 
     # By hand
@@ -121,34 +121,34 @@ class Installation:
     @property
     def store_name(self) -> str:
         """What the store is called in messages."""
-        return self._storage.marks.store.name
+        return self.storage.marks.store.name
 
     async def belonging(self) -> Belonging:
         """What each says. Raises ConfigurationError, Unavailable."""
-        marks = await self._storage.marks.read()
-        return Belonging(marks.installation, await self._fact(), await self._redis.read())
+        marks = await self.storage.marks.read()
+        return Belonging(marks.installation, await self._fact(), await self.redis.read())
 
     async def adopt(self) -> str:
         """Let all belong together from now on, by the id of the database, else of the store, else by a new one, which is
         returned. Nothing else uses them meanwhile. Raises ConfigurationError, Unavailable."""
         said = await self.belonging()
         adopted = said.database or said.disk or uuid4().hex
-        await self._storage.marks.replace(adopted)
-        told = act(Action.INSTALLATION_ADOPTED, self._clock.now(), subject=adopted, details=asdict(said))
+        await self.storage.marks.replace(adopted)
+        told = act(Action.INSTALLATION_ADOPTED, self.clock.now(), subject=adopted, details=asdict(said))
 
         async def replace(connection: Connection) -> None:
             await meta.replace_fact(connection, FACT, adopted)
             await note(connection, told)
 
-        await self._database.transact(replace)
-        await self._redis.replace(adopted)
+        await self.database.transact(replace)
+        await self.redis.replace(adopted)
         self._id = adopted
         return adopted
 
     # What was there before ids were
 
     async def _fact(self) -> str | None:
-        return await self._database.read(lambda connection: meta.fact(connection, FACT))
+        return await self.database.read(lambda connection: meta.fact(connection, FACT))
 
     async def _refuse_what_is_named_elsewhere(self) -> None:
         """An installation of 0.1.0 has no id, nor has a new one. But bytes of which this database names nothing are of
@@ -167,15 +167,15 @@ class Installation:
 
     async def _batches(self) -> AsyncIterator[tuple[list[str], bool]]:
         """Content in the store, and whether the database names any of it."""
-        async for listed in self._storage.list_blobs():
+        async for listed in self.storage.list_blobs():
             blobs = [found.name for found in listed if not found.is_draft]
             yield blobs, await self._names_any(queries.known_blobs, blobs)
-        async for listed in self._storage.list_uploads(_ANY_TIME):
-            uploads = [found.name for found in listed if await self._storage.holds_chunks(found)]
+        async for listed in self.storage.list_uploads(_ANY_TIME):
+            uploads = [found.name for found in listed if await self.storage.holds_chunks(found)]
             yield uploads, await self._names_any(queries.uploads_by_id, uploads)
 
     async def _names_any(self, query: Callable[[Connection, list[str]], Awaitable[Sized]], names: list[str]) -> bool:
-        return bool(names and await self._database.read(lambda connection: query(connection, names)))
+        return bool(names and await self.database.read(lambda connection: query(connection, names)))
 
 
 def _difference(store: StoreName, in_store: str | None, in_database: str | None) -> str:

@@ -7,6 +7,7 @@ is not for them.
 import asyncio
 import hmac
 import secrets
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
@@ -41,32 +42,20 @@ Source = tuple[File | None, str | None]
 NO_SOURCE: Source = (None, None)
 
 
+@dataclass(eq=False, repr=False)
 class Instant:
     """All ways to finish without bytes."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        database: Database,
-        storage: UploadBytes,
-        blobs: BlobBytes,
-        healing: Healing,
-        closers: Closers,
-        uploads: Uploads,
-        challenges: Challenges,
-        asking: PreCreateHook,
-        clock: Clock,
-    ) -> None:
-        self._settings = settings
-        self._database = database
-        self._storage = storage
-        self._blobs = blobs
-        self._healing = healing
-        self._closers = closers
-        self._uploads = uploads
-        self._challenges = challenges
-        self._asking = asking
-        self._clock = clock
+    settings: Settings
+    database: Database
+    storage: UploadBytes
+    blobs: BlobBytes
+    healing: Healing
+    closers: Closers
+    uploads: Uploads
+    challenges: Challenges
+    asking: PreCreateHook
+    clock: Clock
 
     async def finish(self, opening: Opening, md5: str, source: Source, existing: Upload | None) -> Complete | None:
         """The file, if the caller has it under this name, or if its content is there and may be used as it is.
@@ -76,7 +65,7 @@ class Instant:
         """
         same, sha256 = source
         wanted = sha256 if same is None else same.sha256
-        if wanted is None or not await self._healing.is_whole(wanted, opening.size):
+        if wanted is None or not await self.healing.is_whole(wanted, opening.size):
             return None  # or it was there: whoever sends it heals it
         if same is not None:
             if (existing is not None and opening.instant) or await self._is_to_replace(opening, same):
@@ -94,12 +83,12 @@ class Instant:
         if opening.if_exists is not IfExists.REPLACE:
             return False
         names = [opening.name]
-        found = await self._database.read(lambda connection: queries.files_of_names(connection, opening.user_id, names))
+        found = await self.database.read(lambda connection: queries.files_of_names(connection, opening.user_id, names))
         return any(other.id != same.id for other in found)
 
     async def source(self, connection: Connection, opening: Opening, md5: str) -> Source:
         """What there is to finish from; damaged content is not."""
-        mode = self._settings.instant
+        mode = self.settings.instant
         ask = partial(queries.newest_file, connection, opening.user_id, md5, size=opening.size, sha256=opening.sha256)
         ask = partial(ask, sound=True)
         own = await ask()
@@ -121,10 +110,10 @@ class Instant:
         the caller has spent a budget.
         """
         sha256 = opening.sha256
-        eligible = self._settings.instant == "proof" and opening.instant and sha256 is not None
-        if not eligible or sha256 is None or opening.size < self._settings.proof_min_size_bytes:
+        eligible = self.settings.instant == "proof" and opening.instant and sha256 is not None
+        if not eligible or sha256 is None or opening.size < self.settings.proof_min_size_bytes:
             return None
-        blobs = await self._database.read(
+        blobs = await self.database.read(
             lambda connection: queries.blobs_by_md5(connection, md5, opening.size), brief=True
         )
         challenge = Challenge(
@@ -134,15 +123,15 @@ class Instant:
             md5=md5,
             sha256=sha256,
             size=opening.size,
-            ranges=draw_ranges(opening.size, self._settings.proof_ranges, secrets.randbelow),
-            expires_at=self._clock.now() + timedelta(seconds=_CHALLENGE_SECONDS),
+            ranges=draw_ranges(opening.size, self.settings.proof_ranges, secrets.randbelow),
+            expires_at=self.clock.now() + timedelta(seconds=_CHALLENGE_SECONDS),
             if_exists=opening.if_exists or IfExists.KEEP,
             modified_at=opening.modified_at,
         )
-        (size,) = await self._blobs.blob_sizes([sha256])
+        (size,) = await self.blobs.blob_sizes([sha256])
         offered = size == opening.size and any(blob.sha256 == sha256 for blob in blobs)
         try:
-            issued = await self._challenges.issue(challenge, offered=offered, ttl_seconds=_CHALLENGE_SECONDS)
+            issued = await self.challenges.issue(challenge, offered=offered, ttl_seconds=_CHALLENGE_SECONDS)
         except Unavailable:
             return None  # without Redis there is nowhere to keep it: the bytes do as well
         return challenge if issued else None
@@ -152,28 +141,28 @@ class Instant:
         Unavailable; after that one, the same answer will do."""
         meant: Upload | None = None
         if target.upload_id is not None:
-            match await self._uploads.find(target):
+            match await self.uploads.find(target):
                 case Upload() as upload:
                     meant = upload
                 case complete:
                     return complete
-        challenge = await self._challenges.take(target.user_id, challenge_id)
+        challenge = await self.challenges.take(target.user_id, challenge_id)
         md5 = target.md5 if meant is None else meant.md5
         if challenge is None or challenge.md5 != md5 or not await self._is_proven(challenge, proof):
             raise ProofFailed()
-        await self._challenges.count_as_proven(challenge)
+        await self.challenges.count_as_proven(challenge)
         try:
             return await self._finish_proven(challenge, name, meant)
         except Unavailable:  # the client is told to try again, with the same proof
-            left = challenge.expires_at - self._clock.now()
-            await self._challenges.give_back(challenge, left.total_seconds())
+            left = challenge.expires_at - self.clock.now()
+            await self.challenges.give_back(challenge, left.total_seconds())
             raise
 
     async def _is_proven(self, challenge: Challenge, proof: bytes) -> bool:
-        if challenge.expires_at <= self._clock.now():
+        if challenge.expires_at <= self.clock.now():
             return False
         try:
-            contents = await self._blobs.read_blob(challenge.sha256, challenge.ranges)
+            contents = await self.blobs.read_blob(challenge.sha256, challenge.ranges)
         except Gone:
             return False
         expected = await asyncio.to_thread(proof_of, challenge, contents)
@@ -192,7 +181,7 @@ class Instant:
             modified_at=challenge.modified_at,
         )
         for _ in range(ATTEMPTS):
-            replaced = meant or await self._uploads.by_md5(challenge.user_id, challenge.md5)
+            replaced = meant or await self.uploads.by_md5(challenge.user_id, challenge.md5)
             if replaced is not None and not _is_of(replaced, challenge):
                 replaced = None  # a twin: other content with the same MD5
             try:
@@ -208,7 +197,7 @@ class Instant:
 
     async def _add_file(self, opening: Opening, md5: str, sha256: str, replaced: Upload | None) -> Complete:
         if replaced is None or replaced.name != opening.name:  # of an upload that is open it was asked when that began
-            await self._asking.ask(Question(opening.user_id, opening.name, opening.size, md5=md5, sha256=sha256))
+            await self.asking.ask(Question(opening.user_id, opening.name, opening.size, md5=md5, sha256=sha256))
         file = File(
             id=new_id(),
             user_id=opening.user_id,
@@ -217,7 +206,7 @@ class Instant:
             name=opening.name,
             size=opening.size,
             instant=True,
-            created_at=self._clock.now(),
+            created_at=self.clock.now(),
             modified_at=opening.modified_at,
         )
         if_exists = opening.if_exists or IfExists.KEEP
@@ -229,7 +218,7 @@ class Instant:
         replaced_id = None if replaced is None else replaced.id
 
         async def commit() -> Complete:
-            added = await self._database.transact(
+            added = await self.database.transact(
                 lambda connection: transactions.add_instant_file(
                     connection, file, if_exists, replaced_upload_id=replaced_id
                 )
@@ -237,7 +226,7 @@ class Instant:
             crash_point("instant.after_commit")
             return Complete(file=added.file, created=added.is_new)
 
-        return await (commit() if replaced is None else self._closers.close_by(replaced, commit))
+        return await (commit() if replaced is None else self.closers.close_by(replaced, commit))
 
 
 def _is_of(upload: Upload, challenge: Challenge) -> bool:

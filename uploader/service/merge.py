@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import KW_ONLY, dataclass, field
 
 from uploader.accounting.pending import Pending
 from uploader.accounting.queue import UploadQueue
@@ -50,29 +51,20 @@ _FINAL = (Md5Mismatch, Sha256Mismatch, NameTaken)
 _TOLD_SECONDS = 10.0
 
 
+@dataclass(eq=False, repr=False)
 class Merging:
     """The merges of this process."""
 
-    def __init__(
-        self,
-        database: Database,
-        storage: Withdrawing,
-        pending: Pending,
-        closers: Closers,
-        clock: Clock,
-        *,
-        wait_seconds: float,
-        lease_seconds: float,
-    ) -> None:
-        self._database = database
-        self._storage = storage
-        self._pending = pending
-        self._closers = closers
-        self._clock = clock
-        self._wait_seconds = wait_seconds
-        self._lease_seconds = lease_seconds
-        self._running: dict[str, asyncio.Task[Complete]] = {}
-        self._stopping = False
+    database: Database
+    storage: Withdrawing
+    pending: Pending
+    closers: Closers
+    clock: Clock
+    _: KW_ONLY
+    wait_seconds: float
+    lease_seconds: float
+    _running: dict[str, asyncio.Task[Complete]] = field(default_factory=dict, init=False)
+    _stopping: bool = field(default=False, init=False)
 
     def start(self, upload_id: str) -> "asyncio.Task[Complete]":
         """Begin the merge of an upload, or join the one that runs here."""
@@ -102,7 +94,7 @@ class Merging:
         Raises Md5Mismatch, Sha256Mismatch, NameTaken, ChunksMissing, UploadGone, Unavailable.
         """
         task = self.start(upload_id)
-        await asyncio.wait({task}, timeout=self._wait_seconds)
+        await asyncio.wait({task}, timeout=self.wait_seconds)
         return _result_of(task) if task.done() else None
 
     async def finish(self, upload_id: str) -> Complete:
@@ -121,7 +113,7 @@ class Merging:
         started = time.perf_counter()
         lost, pause = 0, _FIRST_PAUSE_SECONDS
         while True:
-            upload = await self._database.read(
+            upload = await self.database.read(
                 lambda connection: queries.upload_by_id(connection, upload_id), brief=True
             )
             if upload is None:
@@ -148,10 +140,10 @@ class Merging:
 
     async def _what_became_of(self, upload: Upload) -> Complete:
         """What became of an upload that is closed; what is left of it elsewhere is tidied."""
-        await self._closers.tidy(upload.id)
+        await self.closers.tidy(upload.id)
         if upload.state is State.DONE and upload.file_id is not None:
             file_id = upload.file_id
-            file = await self._database.read(
+            file = await self.database.read(
                 lambda connection: queries.file_by_id(connection, upload.user_id, file_id), brief=True
             )
             if file is not None:
@@ -162,9 +154,9 @@ class Merging:
     async def _attempt(self, upload: Upload) -> File:
         if upload.is_part:
             raise Forbidden("A part is merged with its whole.")
-        chunk_map = await self._closers.read_map(upload)
+        chunk_map = await self.closers.read_map(upload)
         if not chunk_map.complete:
-            await self._closers.hydrate(upload)  # what armed this merge knows of chunks that were withdrawn
+            await self.closers.hydrate(upload)  # what armed this merge knows of chunks that were withdrawn
             raise ChunksMissing(missing=missing_ranges(chunk_map.present))
         if upload.flushed_bytes < upload.size and await self._takes_long(upload):
             await self._account(upload)
@@ -182,35 +174,35 @@ class Merging:
         them, and the next attempt goes on."""
         try:
             async with self._leased(upload.id):
-                return await self._storage.digest(upload)
+                return await self.storage.digest(upload)
         except StorageAway:
             raise
         except StorageFailed:
             await self._withdraw_bad(upload)
-            self._closers.note_unmergeable(upload)
-            await self._storage.forget_digests(upload)
+            self.closers.note_unmergeable(upload)
+            await self.storage.forget_digests(upload)
             raise
 
     async def _withdraw_bad(self, upload: Upload) -> None:
         """Raises ChunksMissing if stored bytes went bad."""
         async with self._leased(upload.id):
-            bad = await self._storage.find_bad_chunks(upload)
+            bad = await self.storage.find_bad_chunks(upload)
         if bad:
-            await self._closers.withdraw(upload, bad)
+            await self.closers.withdraw(upload, bad)
             MERGES.labels("withdrawn").inc()
             raise ChunksMissing("Stored bytes went bad; these chunks are missing again.", missing=as_ranges(bad))
 
     async def _account(self, upload: Upload) -> None:
         """All bytes are here: say so in the database now, and not only after the hashing."""
         whole = Received(upload.id, upload.generation, upload.size)
-        await self._database.transact(lambda connection: transactions.flush(connection, [whole], self._clock.now()))
+        await self.database.transact(lambda connection: transactions.flush(connection, [whole], self.clock.now()))
         crash_point("merge.after_account")
 
     async def _takes_long(self, upload: Upload) -> bool:
         """Whether so much is left to hash that others are told of the bytes first."""
         if upload.size < _LONG_MERGE_BYTES:
             return False
-        return upload.size - await self._storage.digested_bytes(upload) >= _LONG_MERGE_BYTES
+        return upload.size - await self.storage.digested_bytes(upload) >= _LONG_MERGE_BYTES
 
     @asynccontextmanager
     async def _leased(self, upload_id: str) -> AsyncIterator[None]:
@@ -223,9 +215,9 @@ class Merging:
 
     async def _renew(self, upload_id: str) -> None:
         while True:
-            await asyncio.sleep(min(1.0, self._lease_seconds / 3))
+            await asyncio.sleep(min(1.0, self.lease_seconds / 3))
             try:
-                await self._pending.lease(upload_id)
+                await self.pending.lease(upload_id)
             except Unavailable:
                 logger.debug("lease of a merge not renewed", extra={"upload_id": upload_id})
 
@@ -244,15 +236,15 @@ class Merging:
         raise Sha256Mismatch(expected=upload.sha256, actual=digests.sha256)
 
     async def _fail(self, upload: Upload, reason: Reason) -> None:
-        await self._closers.close(upload, reason)
+        await self.closers.close(upload, reason)
         MERGES.labels(reason.value).inc()
 
     async def _commit(self, upload: Upload, digests: Digests) -> File:
         file_id = new_id()
-        async with self._storage.closing(upload) as closer:
-            place = self._database.outside(lambda: closer.place_blob(digests.sha256))
-            await self._closers.announce(upload)
-            file = await self._database.transact(
+        async with self.storage.closing(upload) as closer:
+            place = self.database.outside(lambda: closer.place_blob(digests.sha256))
+            await self.closers.announce(upload)
+            file = await self.database.transact(
                 lambda connection: transactions.merge(
                     connection,
                     upload_id=upload.id,
@@ -260,11 +252,11 @@ class Merging:
                     md5=digests.md5,
                     sha256=digests.sha256,
                     place_blob=place,
-                    now=self._clock.now(),
+                    now=self.clock.now(),
                 )
             )
             crash_point("merge.after_commit")
-            await self._closers.clear(upload, State.DONE, closer)
+            await self.closers.clear(upload, State.DONE, closer)
         logger.info("upload merged", extra={"upload_id": upload.id, "user_id": upload.user_id, "size": upload.size})
         return file
 

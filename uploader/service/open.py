@@ -140,34 +140,25 @@ class _Found:
     open_uploads: int = 0
 
 
+@dataclass(eq=False, repr=False)
 class Openings:
     """All ways to begin."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        database: Database,
-        storage: UploadBytes,
-        instant: Instant,
-        uploads: Uploads,
-        receiving: Receiving,
-        admission: Admission,
-        asking: PreCreateHook,
-        clock: Clock,
-    ) -> None:
-        self._settings = settings
-        self._database = database
-        self._storage = storage
-        self._instant = instant
-        self._uploads = uploads
-        self._receiving = receiving
-        self._admission = admission
-        self._asking = asking
-        self._clock = clock
+    settings: Settings
+    database: Database
+    storage: UploadBytes
+    instant: Instant
+    uploads: Uploads
+    receiving: Receiving
+    admission: Admission
+    asking: PreCreateHook
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self.chunk_sizes = ChunkSizes(
-            settings.chunk_size_bytes, settings.min_chunk_size_bytes, settings.max_chunk_size_bytes
+            self.settings.chunk_size_bytes, self.settings.min_chunk_size_bytes, self.settings.max_chunk_size_bytes
         )
-        self.max_file_size_bytes = min(settings.max_file_size_bytes, self.chunk_sizes.max_file_size())
+        self.max_file_size_bytes = min(self.settings.max_file_size_bytes, self.chunk_sizes.max_file_size())
 
     async def open(self, opening: Opening) -> UploadStatus | Complete | Challenge:
         """Open, resume or finish at once. Raises as `POST /files/{md5}` and `POST /uploads` say."""
@@ -183,7 +174,7 @@ class Openings:
         raise Unavailable(_TOO_FAST)
 
     async def _open_once(self, opening: Opening) -> UploadStatus | Complete | Challenge:
-        found = await self._database.read(lambda connection: self._look(connection, opening), brief=True)
+        found = await self.database.read(lambda connection: self._look(connection, opening), brief=True)
         existing, md5 = found.existing, opening.md5
         if md5 is not None:
             if existing is not None:
@@ -192,28 +183,28 @@ class Openings:
             if at_once is not None:
                 return at_once
         elif existing is not None and existing.state is not State.OPEN:
-            return await self._uploads.ended(existing)
+            return await self.uploads.ended(existing)
         if existing is not None:
             return await self._resume(existing, opening)
         self._refuse_early(opening, found)
-        await self._admission.check(opening.size)
+        await self.admission.check(opening.size)
         if opening.kind is not UploadKind.PART:  # which has no name: asked is for its whole
             size = opening.size if opening.length_known else None
             question = Question(opening.user_id, opening.name, size, md5=opening.md5, sha256=opening.sha256)
-            await self._asking.ask(question)
+            await self.asking.ask(question)
         return await self._open_new(opening)
 
     async def _finish_at_once(self, opening: Opening, md5: str, found: _Found) -> Complete | Challenge | None:
         known = _completed(opening, found.existing)
-        complete = await self._instant.finish(known, md5, found.source, found.existing)
-        return complete or await self._instant.challenge(opening, md5)
+        complete = await self.instant.finish(known, md5, found.source, found.existing)
+        return complete or await self.instant.challenge(opening, md5)
 
     async def _look(self, connection: Connection, opening: Opening) -> _Found:
         """All that the database has to say, at one go."""
         existing, source = None, NO_SOURCE
         if opening.md5 is not None:
             existing = await queries.open_upload_by_md5(connection, opening.user_id, opening.md5)
-            source = await self._instant.source(connection, _completed(opening, existing), opening.md5)
+            source = await self.instant.source(connection, _completed(opening, existing), opening.md5)
         elif opening.idempotency_key is not None:
             existing = await self._by_idempotency_key(connection, opening, opening.idempotency_key)
         if existing is None or existing.state is State.OPEN:
@@ -244,26 +235,26 @@ class Openings:
             upload = await self._tell(upload, None, opening.sha256)
         wanted = _completed(opening, upload)
         if (wanted.if_exists, wanted.modified_at) != (upload.if_exists, upload.modified_at):
-            await self._database.transact(
+            await self.database.transact(
                 lambda connection: transactions.choose(
                     connection, upload.id, wanted.if_exists or IfExists.KEEP, wanted.modified_at
                 )
             )
         if upload.length_known and upload.size == 0:
             return await self._merge_empty(upload)
-        status = await self._uploads.status_of(upload)
-        self._receiving.expect(upload)
+        status = await self.uploads.status_of(upload)
+        self.receiving.expect(upload)
         return status
 
     async def _merge_empty(self, upload: Upload) -> UploadStatus | Complete:
-        match await self._uploads.merge_now(upload):
+        match await self.uploads.merge_now(upload):
             case StillMerging(status):
                 return status
             case complete:
                 return complete
 
     async def _open_new(self, opening: Opening) -> UploadStatus | Complete:
-        now = self._clock.now()
+        now = self.clock.now()
         upload_id = opening.id or new_id()
         upload = Upload(
             id=upload_id,
@@ -281,7 +272,7 @@ class Openings:
             state=State.OPEN,
             close_reason=None,
             file_id=None,
-            place=self._storage.place_of(upload_id, now),
+            place=self.storage.place_of(upload_id, now),
             idempotency_key=opening.idempotency_key,
             created_at=now,
             updated_at=now,
@@ -293,31 +284,31 @@ class Openings:
             computes_md5=opening.computes_md5,
             kind=opening.kind,
         )
-        era = await self._uploads.era(upload_id)
+        era = await self.uploads.era(upload_id)
         made_at = await uninterrupted(self._create(upload))
         crash_point("open.after_commit")
-        self._admission.promise(upload.size)
+        self.admission.promise(upload.size)
         if upload.length_known and upload.size == 0 and not upload.is_part:
             return await self._merge_empty(upload)
-        self._receiving.expect(upload)
-        return await self._uploads.begun(upload, era, made_at)
+        self.receiving.expect(upload)
+        return await self.uploads.begun(upload, era, made_at)
 
     async def _create(self, upload: Upload) -> float:
         """The directory first, then the row: a row without bytes would lose what is acknowledged."""
-        made_at = await self._storage.create(upload)
+        made_at = await self.storage.create(upload)
         crash_point("open.after_create")
         try:
-            await self._database.transact(
+            await self.database.transact(
                 lambda connection: transactions.open_upload(
                     connection,
                     upload,
-                    max_open_uploads=self._settings.max_open_uploads,
-                    expires_at=upload.created_at + timedelta(seconds=self._settings.upload_expiry_seconds),
+                    max_open_uploads=self.settings.max_open_uploads,
+                    expires_at=upload.created_at + timedelta(seconds=self.settings.upload_expiry_seconds),
                 )
             )
         except Exception as error:
             if isinstance(error, _ROLLED_BACK) or not await self._may_have_committed(upload):
-                await self._storage.discard(upload)
+                await self.storage.discard(upload)
             if isinstance(error, QuotaExceeded):
                 QUOTA_REFUSALS.inc()
             raise
@@ -327,7 +318,7 @@ class Openings:
         """Whether an answer that was lost may hide a commit, even one that is still to come: then the row has to find its
         directory."""
         try:
-            return await self._database.transact(lambda connection: queries.is_inserted(connection, upload.id))
+            return await self.database.transact(lambda connection: queries.is_inserted(connection, upload.id))
         except Unavailable:
             return True
 
@@ -337,8 +328,8 @@ class Openings:
         if usage is not None and not usage.fits(opening.size):
             QUOTA_REFUSALS.inc()
             raise usage.refusal(opening.size)
-        if found.open_uploads >= self._settings.max_open_uploads:
-            raise TooManyUploads(limit=self._settings.max_open_uploads)
+        if found.open_uploads >= self.settings.max_open_uploads:
+            raise TooManyUploads(limit=self.settings.max_open_uploads)
 
     # Telling the digests
 
@@ -349,7 +340,7 @@ class Openings:
         """
         for _ in range(ATTEMPTS):
             try:
-                match await self._uploads.find(target):
+                match await self.uploads.find(target):
                     case Upload() as upload:
                         return await self._tell_once(upload, md5, sha256)
                     case Complete(file=file) as complete:
@@ -369,7 +360,7 @@ class Openings:
             raise Md5Conflict()
         if sha256 is not None and upload.sha256 not in (None, sha256):
             raise Sha256Conflict()
-        other = await self._uploads.by_md5(upload.user_id, md5)
+        other = await self.uploads.by_md5(upload.user_id, md5)
         if other is not None and other.id != upload.id:
             raise UploadExists(id=other.id)
         opening = Opening(
@@ -384,16 +375,16 @@ class Openings:
             modified_at=upload.modified_at,
         )
         known = _completed(opening, upload)
-        source = await self._database.read(lambda connection: self._instant.source(connection, known, md5), brief=True)
-        complete = await self._instant.finish(known, md5, source, upload)
+        source = await self.database.read(lambda connection: self.instant.source(connection, known, md5), brief=True)
+        complete = await self.instant.finish(known, md5, source, upload)
         if complete is not None:
             return replace(complete, created=True)
         told = await self._tell(upload, md5, sha256)
-        return await self._instant.challenge(opening, md5) or await self._uploads.status_of(told)
+        return await self.instant.challenge(opening, md5) or await self.uploads.status_of(told)
 
     async def _tell(self, upload: Upload, md5: str | None, sha256: str | None) -> Upload:
         """Store claimed digests; those that somebody else claimed meanwhile stand."""
-        told = await self._database.transact(
+        told = await self.database.transact(
             lambda connection: transactions.tell_digests(connection, upload.id, md5, sha256)
         )
         crash_point("tell.after_commit")
@@ -402,7 +393,7 @@ class Openings:
         if sha256 is not None and told.sha256 != sha256:
             raise Sha256Conflict()
         if told.needs_md5 and not upload.needs_md5:
-            self._storage.follow(told)
+            self.storage.follow(told)
         return told
 
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from http import HTTPStatus
 
 import msgspec
@@ -47,35 +47,36 @@ class Asker:
 asker_of_request: ContextVar[Asker | None] = ContextVar("asker", default=None)
 
 
+@dataclass(eq=False, repr=False)
 class PreCreateHook:
     """Asks, if there is anybody to be asked."""
 
-    def __init__(
-        self, post: SignedPost | None, *, allows_on_failure: bool, timeout_seconds: float = TIMEOUT_SECONDS
-    ) -> None:
-        """None: everything may come. `timeout_seconds`: also for one's turn, among the many that are asked at once."""
-        self._post = post
-        self._timeout_seconds = timeout_seconds
-        self._allows_on_failure = allows_on_failure
+    # None: everything may come. `timeout_seconds`: also for one's turn, among the many that are asked at once.
+    post: SignedPost | None
+    _: KW_ONLY
+    allows_on_failure: bool
+    timeout_seconds: float = TIMEOUT_SECONDS
+
+    def __post_init__(self) -> None:
         self._at_once = asyncio.Semaphore(_AT_ONCE)
 
     @property
     def is_on(self) -> bool:
-        return self._post is not None
+        return self.post is not None
 
     async def ask(self, question: Question) -> None:
         """Raises NotAllowed, Unavailable."""
         asker = asker_of_request.get()
-        if self._post is None or (asker is not None and question in asker.allowed):
+        if self.post is None or (asker is not None and question in asker.allowed):
             return
         address = None if asker is None else asker.address()
         body = msgspec.json.encode({**asdict(question), "client_address": address})
         try:
-            async with asyncio.timeout(self._timeout_seconds), self._at_once:
-                answer = await self._post.send(new_id(), body, _CONTENT_TYPE)
+            async with asyncio.timeout(self.timeout_seconds), self._at_once:
+                answer = await self.post.send(new_id(), body, _CONTENT_TYPE)
         except TimeoutError:
-            self._post.close()  # whatever swallowed this question may have more of its connections
-            self._fail(f"no answer within {self._timeout_seconds:g} s")
+            self.post.close()  # whatever swallowed this question may have more of its connections
+            self._fail(f"no answer within {self.timeout_seconds:g} s")
         except NoAnswer as error:
             self._fail(str(error))
         else:
@@ -92,14 +93,14 @@ class PreCreateHook:
 
     def _fail(self, reason: str) -> None:
         logger.warning("nobody said whether an upload may come", extra={"reason": reason})
-        if not self._allows_on_failure:
+        if not self.allows_on_failure:
             raise Unavailable(
                 "Nobody can say now whether this may be uploaded; try again.", inside=f"[pre_create]: {reason}"
             )
 
     def close(self) -> None:
-        if self._post is not None:
-            self._post.close()
+        if self.post is not None:
+            self.post.close()
 
 
 def _detail_of(body: bytes) -> str | None:

@@ -184,14 +184,14 @@ logger = logging.getLogger(__name__)
 _OVER_A_MONTH = timedelta(days=32)
 
 
+@dataclass(eq=False, repr=False)
 class Leftovers:
     """Reports them. What has a row that is closed is tidied as a repair; what has none may be of another database."""
 
-    def __init__(self, database: Database, storage: Store, closers: Closers, clock: Clock) -> None:
-        self._database = database
-        self._storage = storage
-        self._closers = closers
-        self._clock = clock
+    database: Database
+    storage: Store
+    closers: Closers
+    clock: Clock
 
     async def check(self, found: Findings) -> None:
         """Look at the directories of all uploads, as far as they can be read. Raises Unavailable, Stopping."""
@@ -201,8 +201,8 @@ class Leftovers:
             logger.warning("leftovers are not looked for any further", extra={"reason": error.reason})
 
     async def _check(self, found: Findings) -> None:
-        now = self._clock.now()
-        async for batch in self._storage.list_uploads(now + _OVER_A_MONTH):
+        now = self.clock.now()
+        async for batch in self.storage.list_uploads(now + _OVER_A_MONTH):
             settled = [each for each in batch if is_settled(each, now)]
             rows = await self._rows([each.name for each in settled])
             for each in settled:
@@ -210,18 +210,18 @@ class Leftovers:
                 if row is None:
                     found.add([_drift(each)], cannot_be_repaired)
                 elif row.state is not State.OPEN and await self._outlives(row):
-                    found.add([_drift(each)], partial(self._closers.tidy, row.id))
+                    found.add([_drift(each)], partial(self.closers.tidy, row.id))
 
     async def _rows(self, upload_ids: list[str]) -> dict[str, Upload]:
-        return await self._database.read(lambda connection: queries.uploads_by_id(connection, upload_ids))
+        return await self.database.read(lambda connection: queries.uploads_by_id(connection, upload_ids))
 
     async def _outlives(self, closed: Upload) -> bool:
         """Whoever ends an upload holds its locks until nothing is left of it."""
         try:
-            async with self._storage.closing(closed):
+            async with self.storage.closing(closed):
                 return True
         except Gone:
-            return bool(await self._storage.remaining([closed]))
+            return bool(await self.storage.remaining([closed]))
         except StorageFailed:
             return True
 
@@ -240,12 +240,12 @@ def _drift(found: Found) -> Drift:
 _SLICE = 2000
 
 
+@dataclass(eq=False, repr=False)
 class Recounting:
     """Several at once are safe: every repair recounts under its locks."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
-        self._database = database
-        self._clock = clock
+    database: Database
+    clock: Clock
 
     async def recount(self, user_id: str | None = None) -> Findings:
         """Recount everything, or one user; a user that is not there is not checked. Raises Unavailable."""
@@ -266,14 +266,14 @@ class Recounting:
 
     async def _check_users(self, found: Findings, after: str) -> str | None:
         """Recount the users after `after`; returns the last one, or None where no more follow."""
-        users = await self._database.read(partial(recount.users_after, after=after, count=_SLICE), snapshot=True)
+        users = await self.database.read(partial(recount.users_after, after=after, count=_SLICE), snapshot=True)
         found.checked["users"] += users.count
         for user in users.rows:
             self._add(found, user)
         return users.until
 
     async def _check_user(self, found: Findings, user_id: str) -> None:
-        user = await self._database.read(partial(recount.recounted_user, user_id=user_id), snapshot=True)
+        user = await self.database.read(partial(recount.recounted_user, user_id=user_id), snapshot=True)
         found.checked["users"] = 0 if user.stored is None else 1
         self._add(found, user)
 
@@ -282,23 +282,23 @@ class Recounting:
         found.notes += _notes_of_user(user.stored)
 
     async def _repair_user(self, user_id: str) -> bool:
-        told = act(Action.USER_REPAIRED, self._clock.now(), subject=user_id, user_id=user_id)
-        return await self._database.transact(lambda connection: recount.repair_user(connection, user_id, told))
+        told = act(Action.USER_REPAIRED, self.clock.now(), subject=user_id, user_id=user_id)
+        return await self.database.transact(lambda connection: recount.repair_user(connection, user_id, told))
 
     async def _check_refs(self, found: Findings, after: str) -> str | None:
         """Recount the refs, and compare the files, of the contents after `after`; returns the last one, or None where no
         more follow."""
-        contents = await self._database.read(partial(recount.refs_after, after=after, count=_SLICE), snapshot=True)
+        contents = await self.database.read(partial(recount.refs_after, after=after, count=_SLICE), snapshot=True)
         found.checked["blobs"] += contents.count
         for sha256, refs, files in contents.rows:
             found.add([Drift(Kind.REFS, sha256, files, refs)], partial(self._repair_refs, sha256))
-        unlike = await self._database.read(partial(recount.files_unlike_blobs, after=after, until=contents.until))
+        unlike = await self.database.read(partial(recount.files_unlike_blobs, after=after, until=contents.until))
         found.add((Drift(Kind.FILE, *file) for file in unlike), cannot_be_repaired)
         return contents.until
 
     async def _repair_refs(self, sha256: str) -> bool:
-        told = act(Action.CONTENT_REPAIRED, self._clock.now(), subject=sha256)
-        return await self._database.transact(lambda connection: recount.repair_refs(connection, sha256, told))
+        told = act(Action.CONTENT_REPAIRED, self.clock.now(), subject=sha256)
+        return await self.database.transact(lambda connection: recount.repair_refs(connection, sha256, told))
 
 
 def _drifts_of_user(user_id: str, stored: Usage | None, counted: Sums) -> list[Drift]:
@@ -359,28 +359,21 @@ _OF_ROWS = frozenset(
 _OF_QUEUES = frozenset({Kind.STRAY_TASK, Kind.INDEX})
 
 
+@dataclass(eq=False, repr=False)
 class Reconciling:
     """Several at once are safe: looking changes nothing, and every repair recounts under its locks."""
 
-    def __init__(
-        self,
-        database: Database,
-        storage: Store,
-        audit: Audit,
-        closers: Closers,
-        recounting: Recounting,
-        trail: AuditLog,
-        clock: Clock,
-    ) -> None:
-        self._database = database
-        self._recounting = recounting
-        self._trail = trail
-        self._storage = storage
-        self._audit = audit
-        self._closers = closers
-        self._wholeness = Wholeness(database)
-        self._leftovers = Leftovers(database, storage, closers, clock)
-        self._clock = clock
+    database: Database
+    storage: Store
+    audit: Audit
+    closers: Closers
+    recounting: Recounting
+    trail: AuditLog
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._wholeness = Wholeness(self.database)
+        self._leftovers = Leftovers(self.database, self.storage, self.closers, self.clock)
 
     async def reconcile(self, *, repair: bool = False) -> Findings:
         """Look at everything, then repair what was found if asked to. Raises Unavailable, Stopping."""
@@ -389,7 +382,7 @@ class Reconciling:
         await _checked("rows", self._wholeness.check, found)
         await _checked("uploads", self._check_uploads, found)
         await _checked("queues", self._check_queues, found)
-        await _checked("accounts", self._recounting.check, found)
+        await _checked("accounts", self.recounting.check, found)
         await _checked("blobs", self._check_blobs, found)
         await _checked("stray blobs", self._check_stray_blobs, found)
         await _checked("leftovers", self._leftovers.check, found)
@@ -403,7 +396,7 @@ class Reconciling:
         if repaired and drift.kind not in _OF_ROWS:
             action = Action.QUEUE_REPAIRED if drift.kind in _OF_QUEUES else Action.UPLOAD_REPAIRED
             facts = {"kind": drift.kind.value, "expected": drift.expected, "actual": drift.actual}
-            await self._trail.note(action, subject=drift.subject, details=facts)
+            await self.trail.note(action, subject=drift.subject, details=facts)
         return repaired
 
     # Blobs, against the disk
@@ -411,19 +404,19 @@ class Reconciling:
     async def _check_blobs(self, found: Findings) -> None:
         after = ""
         while blobs := await self._blobs(after):
-            sizes = await self._storage.blob_sizes([blob.sha256 for blob in blobs])
+            sizes = await self.storage.blob_sizes([blob.sha256 for blob in blobs])
             for blob, size in zip(blobs, sizes, strict=True):
                 if size != blob.size:
                     found.add(await self._look_at_blob(blob.sha256), cannot_be_repaired)
             after = greatest(after, [blob.sha256 for blob in blobs])
 
     async def _blobs(self, after: str) -> list[queries.Blob]:
-        return await self._database.read(lambda connection: queries.blobs_in_use(connection, after=after, limit=_BATCH))
+        return await self.database.read(lambda connection: queries.blobs_in_use(connection, after=after, limit=_BATCH))
 
     async def _look_at_blob(self, sha256: str) -> list[Drift]:
         """Its row is locked, so it is not collected or placed meanwhile."""
 
-        sizes = self._database.outside(self._storage.blob_sizes)
+        sizes = self.database.outside(self.storage.blob_sizes)
 
         async def look(connection: Connection) -> list[Drift]:
             blob = await queries.blob_by_sha256(connection, sha256, lock=True)
@@ -432,17 +425,17 @@ class Reconciling:
             (size,) = await sizes([sha256])
             return [] if size == blob.size else [Drift(Kind.BLOB_BYTES, sha256, blob.size, size)]
 
-        return await self._database.transact(look)
+        return await self.database.transact(look)
 
     async def _check_stray_blobs(self, found: Findings) -> None:
-        async for batch in stray_blobs(self._database, self._storage, self._clock.now()):
+        async for batch in stray_blobs(self.database, self.storage, self.clock.now()):
             sha256s = [stray.name for stray in batch.strays if not stray.is_draft]
             if sha256s:
                 found.add(await self._look_at_strays(sha256s), cannot_be_repaired)
 
     async def _look_at_strays(self, sha256s: list[str]) -> list[Drift]:
         """What is just being placed has a row that is locked: this waits for it. What is collected has gone."""
-        sizes = self._database.outside(self._storage.blob_sizes)
+        sizes = self.database.outside(self.storage.blob_sizes)
 
         async def look(connection: Connection) -> list[Drift]:
             known = await queries.known_blobs(connection, sha256s, lock=True)
@@ -450,7 +443,7 @@ class Reconciling:
             found = zip(strays, await sizes(strays), strict=True)
             return [Drift(Kind.STRAY_BLOB, sha256, None, size) for sha256, size in found if size is not None]
 
-        return await self._database.transact(look)
+        return await self.database.transact(look)
 
     # Uploads: disk, Redis and database
 
@@ -463,17 +456,17 @@ class Reconciling:
         found.checked["uploads"] = count
 
     async def _open_uploads(self, after: str) -> list[Upload]:
-        return await self._database.read(
+        return await self.database.read(
             lambda connection: queries.all_open_uploads(connection, after=after, limit=_BATCH)
         )
 
     async def _seems_right(self, upload: Upload) -> bool:
         """A look without locks: most uploads need no other."""
         try:
-            chunk_map = await self._storage.read_map(upload)
+            chunk_map = await self.storage.read_map(upload)
         except (Gone, StorageFailed, Unverified):
             return False
-        return not drifts_of_upload(upload, chunk_map, await self._audit.upload(upload.id))
+        return not drifts_of_upload(upload, chunk_map, await self.audit.upload(upload.id))
 
     async def _report_uploads(self, found: Findings, suspects: list[str]) -> None:
         """Report what every one of several looks under the locks finds, with the figures of the last."""
@@ -495,9 +488,9 @@ class Reconciling:
     async def _look_under_locks(self, upload_id: str) -> list[Drift]:
         upload = await self._upload(upload_id)
         if upload is None or upload.state is not State.OPEN:
-            return drifts_of_closed(upload_id, await self._audit.upload(upload_id))
+            return drifts_of_closed(upload_id, await self.audit.upload(upload_id))
         try:
-            async with self._storage.closing(upload) as closer:
+            async with self.storage.closing(upload) as closer:
                 return await self._compare(upload_id, closer)
         except Gone:
             still = await self._upload(upload_id)
@@ -512,7 +505,7 @@ class Reconciling:
 
     async def _compare(self, upload_id: str, closer: Closer) -> list[Drift]:
         """The caller holds the locks. Redis is read before the database: what it calls flushed was committed earlier."""
-        snapshot = await self._audit.upload(upload_id)
+        snapshot = await self.audit.upload(upload_id)
         upload = await self._upload(upload_id)
         if upload is None or upload.state is not State.OPEN:
             return drifts_of_closed(upload_id, snapshot)
@@ -522,38 +515,38 @@ class Reconciling:
         return drifts_of_upload(upload, await closer.read_map() if stored.settled else stored, snapshot)
 
     async def _upload(self, upload_id: str) -> Upload | None:
-        return await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id))
+        return await self.database.read(lambda connection: queries.upload_by_id(connection, upload_id))
 
     async def _repair_upload(self, upload_id: str) -> bool:
         """Rebuild Redis from disk and database, or drop what is left of a closed upload; whether that was enough."""
         upload = await self._upload(upload_id)
         if upload is None or upload.state is not State.OPEN:
-            await self._closers.tidy(upload_id)
+            await self.closers.tidy(upload_id)
         else:
             try:
-                await self._closers.read_map(upload)  # withdraws what is not whole, if it can't be believed
-                async with self._storage.closing(upload):
+                await self.closers.read_map(upload)  # withdraws what is not whole, if it can't be believed
+                async with self.storage.closing(upload):
                     await self._correct_flushed(upload_id)
-                await self._closers.hydrate(upload)
+                await self.closers.hydrate(upload)
             except (Gone, NotOpen):
                 return False
         return not await self._look(upload_id)
 
     async def _correct_flushed(self, upload_id: str) -> None:
         """Where accounted bytes contradict the disk, or Redis has to forget some: the disk's figure, at once."""
-        snapshot = await self._audit.upload(upload_id)
+        snapshot = await self.audit.upload(upload_id)
         upload = await self._upload(upload_id)
         if upload is None:
             raise NotOpen(upload_id)
-        stored = await self._storage.read_map(upload)
+        stored = await self.storage.read_map(upload)
         on_disk = stored.received_bytes
         shrinks = max(upload.flushed_bytes, snapshot.flushed) > on_disk or has_more(snapshot, stored)
         if not shrinks and upload.flushed_bytes >= snapshot.flushed:
             return
-        await self._closers.announce(upload)
-        now = self._clock.now()
+        await self.closers.announce(upload)
+        now = self.clock.now()
         told = act(Action.UPLOAD_REPAIRED, now, subject=upload_id, user_id=upload.user_id)
-        await self._database.transact(
+        await self.database.transact(
             lambda connection: recount.repair_flushed(
                 connection, upload_id, on_disk, renew_generation=shrinks, now=now, act=told
             )
@@ -565,7 +558,7 @@ class Reconciling:
     async def _check_queues(self, found: Findings) -> None:
         """After the uploads: what waits there for an upload that is closed, or for no upload at all."""
         count = 0
-        for bucket in await self._audit.buckets():
+        for bucket in await self.audit.buckets():
             waiting, strays, index = await self._look_at_bucket(bucket)
             await self._report_uploads(found, await self._not_open(waiting))
             repair = partial(self._repair_bucket, bucket, strays)
@@ -579,7 +572,7 @@ class Reconciling:
         waiting: dict[str, None] = {}
         strays: dict[str, None] = {}
         index: list[Drift] = []
-        async for step in self._audit.bucket(bucket):
+        async for step in self.audit.bucket(bucket):
             waiting |= dict.fromkeys(step.tasks)
             strays |= dict.fromkeys(step.strays)
             words = ("bucket" if step.exists else None, "bucket" if step.indexed else None)
@@ -590,12 +583,12 @@ class Reconciling:
         not_open: list[str] = []
         for start in range(0, len(upload_ids), _BATCH):
             batch = upload_ids[start : start + _BATCH]
-            rows = await self._database.read(partial(queries.uploads_by_id, upload_ids=batch))
+            rows = await self.database.read(partial(queries.uploads_by_id, upload_ids=batch))
             not_open += [id_ for id_ in batch if id_ not in rows or rows[id_].state is not State.OPEN]
         return not_open
 
     async def _repair_bucket(self, bucket: TaskBucket, strays: list[str]) -> bool:
-        await self._audit.tidy(bucket, strays)
+        await self.audit.tidy(bucket, strays)
         return True
 
 

@@ -231,13 +231,13 @@ class Idle:
     user_id: str | None = None
 
 
+@dataclass(eq=False, repr=False)
 class Reports:
     """Lists over all users."""
 
-    def __init__(self, database: Database, files: Files, clock: Clock) -> None:
-        self._database = database
-        self._files = files
-        self._clock = clock
+    database: Database
+    files: Files
+    clock: Clock
 
     # Users
 
@@ -246,7 +246,7 @@ class Reports:
     ) -> tuple[list[UserUsage], str | None]:
         """A page of users, and the cursor of the next one. Raises InvalidRequest for an unknown cursor."""
         page = order.page(limit, after)
-        found = await self._database.read(
+        found = await self.database.read(
             lambda connection: reports.user_reports(connection, page, containing), snapshot=True
         )
         users = [user_of(report) for report in found[:limit]]
@@ -265,7 +265,7 @@ class Reports:
 
     async def user(self, user_id: str) -> UserReport:
         """One user. Raises NotFound."""
-        report = await self._database.read(lambda connection: reports.user_report(connection, user_id), snapshot=True)
+        report = await self.database.read(lambda connection: reports.user_report(connection, user_id), snapshot=True)
         if report is None:
             raise NotFound("There is no such user.")
         return report
@@ -275,7 +275,7 @@ class Reports:
     ) -> tuple[list[File], str | None]:
         """A page of a user's files, newest first. Raises NotFound, InvalidRequest for an unknown cursor."""
         await self.user(user_id)
-        return await self._files.list(user_id, limit=limit, after=after, prefix=prefix)
+        return await self.files.list(user_id, limit=limit, after=after, prefix=prefix)
 
     # Open uploads
 
@@ -289,7 +289,7 @@ class Reports:
             found = await reports.open_uploads(connection, page, idle_since=since, user_id=idle.user_id)
             return found, await reports.open_sums(connection, idle_since=since, user_id=idle.user_id)
 
-        found, sums = await self._database.read(look, snapshot=True)
+        found, sums = await self.database.read(look, snapshot=True)
         uploads, total = [upload_of(upload) for upload in found[:limit]], total_of(sums)
         if len(found) <= limit:
             return uploads, None, total
@@ -299,7 +299,7 @@ class Reports:
         """Every open upload, in batches."""
         page, since = order.page(_BATCH, None), self._since(idle)
         while True:
-            found = await self._database.read(
+            found = await self.database.read(
                 lambda connection, page=page: reports.open_uploads(  # type: ignore[misc]
                     connection, page, idle_since=since, user_id=idle.user_id
                 )
@@ -311,7 +311,7 @@ class Reports:
             page = replace(page, after=(getattr(uploads[-1], order.sort), uploads[-1].upload_id))
 
     def _since(self, idle: Idle) -> datetime | None:
-        return self._clock.now() - timedelta(seconds=idle.seconds) if idle.seconds else None
+        return self.clock.now() - timedelta(seconds=idle.seconds) if idle.seconds else None
 
 
 # What everything adds up to: now, on each day since there are snapshots, and how fast it grows.
@@ -319,18 +319,18 @@ class Reports:
 # All figures are of the database, but for the room on the disk; no directory is walked.
 
 
+@dataclass(eq=False, repr=False)
 class Overview:
     """The summary, and the snapshots of days."""
 
-    def __init__(self, database: Database, storage: Bounded, admission: Admission, clock: Clock) -> None:
-        self._database = database
-        self._storage = storage
-        self._admission = admission
-        self._clock = clock
+    database: Database
+    storage: Bounded
+    admission: Admission
+    clock: Clock
 
     async def summary(self) -> Summary:
         """How things stand. Raises Unavailable."""
-        as_of = self._clock.now()
+        as_of = self.clock.now()
         today = as_of.date()
 
         async def look(connection: Connection) -> tuple[Totals, list[OpenSums], list[Day | None], int]:
@@ -338,8 +338,8 @@ class Overview:
             days = [await reports.newest_day_until(connection, today - timedelta(days=span)) for span in SPANS_DAYS]
             return totals, months, days, await queries.count_damaged_blobs(connection)
 
-        totals, months, days, damaged = await self._database.read(look, snapshot=True)
-        room = await self._admission.room(sum(month.quota_bytes - month.disk_bytes for month in months))
+        totals, months, days, damaged = await self.database.read(look, snapshot=True)
+        room = await self.admission.room(sum(month.quota_bytes - month.disk_bytes for month in months))
         present = _moment(as_of, totals)
         growths = [
             growth(span, present, None if day is None else _moment(day.taken_at, day.totals), room.available_bytes)
@@ -349,21 +349,21 @@ class Overview:
 
     async def history(self, days: int) -> list[HistoryDay]:
         """The last `days` days, today included, in order; those on which nobody looked are left out."""
-        first = self._clock.now().date() - timedelta(days=days - 1)
-        found = await self._database.read(lambda connection: reports.days_since(connection, first))
+        first = self.clock.now().date() - timedelta(days=days - 1)
+        found = await self.database.read(lambda connection: reports.days_since(connection, first))
         return [day_of(day) for day in found]
 
     async def take_day(self) -> date:
         """Take today's snapshot, unless it is there; returns the day. Raises Unavailable."""
-        now = self._clock.now()
+        now = self.clock.now()
         today = now.date()
-        if await self._database.read(lambda connection: reports.has_day(connection, today)):
+        if await self.database.read(lambda connection: reports.has_day(connection, today)):
             return today
-        totals, _ = await self._database.read(_totals, snapshot=True)
-        free = (await self._admission.room(0)).free_bytes
+        totals, _ = await self.database.read(_totals, snapshot=True)
+        free = (await self.admission.room(0)).free_bytes
         day = Day(day=today, taken_at=now, totals=totals, free_disk_bytes=free)
         with suppress(Duplicate):  # another worker was faster
-            await self._database.transact(lambda connection: reports.add_day(connection, day))
+            await self.database.transact(lambda connection: reports.add_day(connection, day))
         return today
 
 
@@ -400,24 +400,24 @@ class QueueReport(Struct):
     as_of: datetime
 
 
+@dataclass(eq=False, repr=False)
 class Queues:
     """Looks into the queues; changes nothing."""
 
-    def __init__(self, database: Database, pending: Pending, clock: Clock) -> None:
-        self._database = database
-        self._pending = pending
-        self._clock = clock
+    database: Database
+    pending: Pending
+    clock: Clock
 
     async def report(self, *, user_id: str | None = None, upload_id: str | None = None) -> QueueReport:
         """Of everybody, of a user, of an upload, or of an upload if it is this user's. Raises NotFound, UploadNotFound,
         Unavailable."""
-        as_of = self._clock.now()
+        as_of = self.clock.now()
         if user_id is None and upload_id is None:
-            return _report_of(await self._pending.measure_all(), as_of)
-        uploads = await self._database.read(lambda connection: _uploads_of(connection, user_id, upload_id))
+            return _report_of(await self.pending.measure_all(), as_of)
+        uploads = await self.database.read(lambda connection: _uploads_of(connection, user_id, upload_id))
         found: dict[str, list[Measured]] = {}
         for upload in uploads:
-            for name, measured in (await self._pending.measure(upload.id)).items():
+            for name, measured in (await self.pending.measure(upload.id)).items():
                 found.setdefault(name, []).append(measured)
         return _report_of({name: added_up(queues) for name, queues in found.items()}, as_of)
 

@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 import msgspec
@@ -78,16 +78,18 @@ class Age:
     within_goal: bool
 
 
+@dataclass(eq=False, repr=False)
 class Scrubbing:
     """Two at once only do the same work twice."""
 
-    def __init__(self, database: Database, healing: Healing, clock: Clock, goals: Goals) -> None:
-        self._database = database
-        self._healing = healing
-        self._clock = clock
-        self.goals = goals
+    database: Database
+    healing: Healing
+    clock: Clock
+    goals: Goals
+    _sample_at: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
         self._worker = new_id()
-        self._sample_at = 0.0
         self.progress = ScrubProgress()
 
     async def scrub_due(self, pace: Pace) -> bool:
@@ -102,8 +104,8 @@ class Scrubbing:
         if self.goals.samples:
             await self._scrub_sample(pace)
             return False
-        now = self._clock.now()
-        due = await self._database.read(
+        now = self.clock.now()
+        due = await self.database.read(
             lambda connection: queries.blobs_to_scrub(
                 connection,
                 placed_before=now - timedelta(seconds=_DUE * self.goals.first_seconds),
@@ -120,13 +122,13 @@ class Scrubbing:
 
     async def _reread(self, pace: Pace) -> None:
         """Read again what could not be read, where it is time."""
-        now = self._clock.now()
-        for blob in await self._database.read(lambda connection: queries.blobs_to_reread(connection, now, _REREADS)):
+        now = self.clock.now()
+        for blob in await self.database.read(lambda connection: queries.blobs_to_reread(connection, now, _REREADS)):
             await self._examine(blob.sha256, pace)
 
     async def _scrub_sample(self, pace: Pace) -> None:
         """Read back any content, if the last time is long ago."""
-        now = self._clock.monotonic()
+        now = self.clock.monotonic()
         if now < self._sample_at:
             return
         self._sample_at = now + _SAMPLE_SECONDS
@@ -137,30 +139,30 @@ class Scrubbing:
     async def _examine(self, sha256: str, pace: Pace) -> Damage | None:
         """One that the disk refuses to look at, or whose row is damaged, holds up no other; the reconciler tells of it."""
         try:
-            return await self._healing.examine(sha256, pace)
+            return await self.healing.examine(sha256, pace)
         except (DatabaseDamaged, StorageFailed, StorageFull) as error:
             logger.warning("a content is not read back for now", extra={"sha256": sha256, "reason": error.reason})
             return None
 
     async def _lease(self) -> bool:
         """Whether this worker is the one, for a while from now on. One content may take longer: then two read."""
-        until = self._clock.now() + timedelta(seconds=_LEASE_SECONDS)
+        until = self.clock.now() + timedelta(seconds=_LEASE_SECONDS)
         try:
-            return await self._database.transact(
-                lambda connection: meta.lease(connection, _LEASE, self._worker, now=self._clock.now(), until=until)
+            return await self.database.transact(
+                lambda connection: meta.lease(connection, _LEASE, self._worker, now=self.clock.now(), until=until)
             )
         except Duplicate:
             return False  # another one was the first by a moment
 
     async def age(self) -> Age:
         """How old the worst is. Raises Unavailable."""
-        placed_at, scrubbed_at = await self._database.read(queries.unscrubbed_since)
+        placed_at, scrubbed_at = await self.database.read(queries.unscrubbed_since)
         first, again = self._seconds_since(placed_at), self._seconds_since(scrubbed_at)
         within = self.goals.samples or (first <= self.goals.first_seconds and again <= self.goals.every_seconds)
         return Age(max(first, again), within)
 
     def _seconds_since(self, moment: datetime | None) -> float:
-        return 0.0 if moment is None else (self._clock.now() - moment).total_seconds()
+        return 0.0 if moment is None else (self.clock.now() - moment).total_seconds()
 
     async def scrub(self, pace: Pace, *, restart: bool = False) -> AsyncGenerator[Damage]:
         """What is damaged, from where the last run ended, or from the first blob on after a whole pass or with `restart`.
@@ -168,7 +170,7 @@ class Scrubbing:
         `pace` is told the bytes of every read, in a thread, and may sleep there. Raises Unavailable, Stopping.
         """
         self.progress = ScrubProgress() if restart else await self._recall()
-        remembered_at = self._clock.monotonic()
+        remembered_at = self.clock.monotonic()
         while blobs := await self._blobs(self.progress.after):
             for blob in blobs:
                 damage = await self._examine(blob.sha256, pace)
@@ -178,16 +180,16 @@ class Scrubbing:
                 if damage is not None:
                     self.progress.damaged += 1
                     yield damage
-                if damage or self._clock.monotonic() - remembered_at > _REMEMBER_INTERVAL_SECONDS:
+                if damage or self.clock.monotonic() - remembered_at > _REMEMBER_INTERVAL_SECONDS:
                     await self._remember(self.progress)
-                    remembered_at = self._clock.monotonic()
+                    remembered_at = self.clock.monotonic()
         await self._remember(ScrubProgress())
 
     async def _blobs(self, after: str, limit: int = _BATCH) -> list[queries.Blob]:
-        return await self._database.read(lambda connection: queries.blobs_in_use(connection, after=after, limit=limit))
+        return await self.database.read(lambda connection: queries.blobs_in_use(connection, after=after, limit=limit))
 
     async def _recall(self) -> ScrubProgress:
-        stored = await self._database.read(lambda connection: meta.fact(connection, _POSITION))
+        stored = await self.database.read(lambda connection: meta.fact(connection, _POSITION))
         try:
             return ScrubProgress() if stored is None else msgspec.json.decode(stored, type=ScrubProgress)
         except msgspec.MsgspecError:  # a damaged row
@@ -195,4 +197,4 @@ class Scrubbing:
 
     async def _remember(self, progress: ScrubProgress) -> None:
         value = msgspec.json.encode(progress).decode()
-        await self._database.transact(lambda connection: meta.replace_fact(connection, _POSITION, value))
+        await self.database.transact(lambda connection: meta.replace_fact(connection, _POSITION, value))

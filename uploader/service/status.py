@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from uploader.accounting.pending import Pending
@@ -26,28 +27,18 @@ ATTEMPTS = 5
 PAUSE_SECONDS = 0.02
 
 
+@dataclass(eq=False, repr=False)
 class Uploads:
     """All that can be done to uploads that are there."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        database: Database,
-        storage: UploadBytes,
-        blobs: BlobBytes,
-        pending: Pending,
-        closers: Closers,
-        merging: Merging,
-        clock: Clock,
-    ) -> None:
-        self._settings = settings
-        self._database = database
-        self._storage = storage
-        self._blobs = blobs
-        self._pending = pending
-        self._closers = closers
-        self._merging = merging
-        self._clock = clock
+    settings: Settings
+    database: Database
+    storage: UploadBytes
+    blobs: BlobBytes
+    pending: Pending
+    closers: Closers
+    merging: Merging
+    clock: Clock
 
     # Finding
 
@@ -70,7 +61,7 @@ class Uploads:
         """The open upload of which this was told; None also where there is no MD5 to ask for."""
         if md5 is None:
             return None
-        return await self._database.read(
+        return await self.database.read(
             lambda connection: queries.open_upload_by_md5(connection, user_id, md5), brief=True
         )
 
@@ -84,17 +75,17 @@ class Uploads:
     async def forget_metadata(self, target: Target) -> None:
         """Let nothing be known of it any more."""
         upload_id = target.upload_id or ""
-        await self._database.transact(lambda connection: transactions.forget_metadata(connection, upload_id))
+        await self.database.transact(lambda connection: transactions.forget_metadata(connection, upload_id))
 
     async def forget(self, target: Target) -> None:
         """Let nothing be known any more of an upload that became a file, which stays. Raises UploadNotFound."""
         upload = await self.known(target)
-        await self._closers.tidy(upload.id)  # without the row nobody could tell whose bytes these are
-        await self._database.transact(lambda connection: transactions.purge_uploads(connection, [upload.id]))
+        await self.closers.tidy(upload.id)  # without the row nobody could tell whose bytes these are
+        await self.database.transact(lambda connection: transactions.purge_uploads(connection, [upload.id]))
 
     async def _by_id(self, target: Target) -> Upload | None:
         upload_id = target.upload_id or ""
-        upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
+        upload = await self.database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
         return upload if upload is not None and upload.user_id == target.user_id else None
 
     async def _find_by_md5(self, user_id: str, md5: str) -> Upload | Complete:
@@ -107,7 +98,7 @@ class Uploads:
                 return Complete(file=file, created=False)
             return await queries.newest_closed_upload(connection, user_id, md5, self._closed_uploads_are_known_since())
 
-        match await self._database.read(look, brief=True):
+        match await self.database.read(look, brief=True):
             case None:
                 raise UploadNotFound()
             case Upload(state=state) as closed if state is not State.OPEN:
@@ -116,7 +107,7 @@ class Uploads:
                 return found
 
     def _closed_uploads_are_known_since(self) -> datetime:
-        return self._clock.now() - timedelta(seconds=self._settings.closed_retention_seconds)
+        return self.clock.now() - timedelta(seconds=self.settings.closed_retention_seconds)
 
     async def ended(self, upload: Upload) -> Complete:
         """What a closed upload became. Raises UploadGone, or UploadNotFound if its file was deleted or it is long ago."""
@@ -125,7 +116,7 @@ class Uploads:
         if upload.state is not State.DONE:
             raise UploadGone(reason=upload.close_reason)
         file_id = upload.file_id or ""
-        file = await self._database.read(
+        file = await self.database.read(
             lambda connection: queries.file_by_id(connection, upload.user_id, file_id), brief=True
         )
         if file is None:
@@ -148,22 +139,22 @@ class Uploads:
         raise Unavailable("The bytes of this upload can't be found.")
 
     async def status_of(self, upload: Upload) -> UploadStatus:
-        chunk_map = await self._closers.read_map(upload)
-        last_write = await self._storage.last_write(upload)
+        chunk_map = await self.closers.read_map(upload)
+        last_write = await self.storage.last_write(upload)
         await self._compare_with_redis(upload, chunk_map)
         return UploadStatus(
             upload=upload,
             merging=chunk_map.complete and not upload.is_part,
             received_bytes=chunk_map.received_bytes,
             missing=_missing(upload, chunk_map.present),
-            merged_bytes=await self._storage.digested_bytes(upload) if chunk_map.complete else 0,
+            merged_bytes=await self.storage.digested_bytes(upload) if chunk_map.complete else 0,
             expires_at=self._expires_at(last_write),
         )
 
     async def era(self, upload_id: str) -> str:
         """The present era of Redis, for `begun`; empty if Redis is away."""
         try:
-            return (await self._pending.read(upload_id)).era
+            return (await self.pending.read(upload_id)).era
         except Unavailable:
             return ""
 
@@ -172,7 +163,7 @@ class Uploads:
         size, count = upload.extent, chunk_count(upload.extent, upload.chunk_size)
         if era and not upload.is_part:
             with suppress(Unavailable):  # it is made known by the first chunk
-                await self._pending.introduce(
+                await self.pending.introduce(
                     upload.id, era=era, size=size, chunk_size=upload.chunk_size, chunk_count=count
                 )
         return UploadStatus(
@@ -193,26 +184,26 @@ class Uploads:
             received_bytes=upload.size,
             missing=[],
             merged_bytes=0,
-            expires_at=self._expires_at(self._clock.now().timestamp()),
+            expires_at=self._expires_at(self.clock.now().timestamp()),
         )
 
     def _expires_at(self, last_write: float) -> datetime:
-        return datetime.fromtimestamp(last_write, UTC) + timedelta(seconds=self._settings.upload_expiry_seconds)
+        return datetime.fromtimestamp(last_write, UTC) + timedelta(seconds=self.settings.upload_expiry_seconds)
 
     async def _compare_with_redis(self, upload: Upload, stored: PresentChunks) -> None:
         """Hydrate where Redis does not know, or knows something else than the disk. Without Redis the disk alone answers."""
         try:
-            known = await self._pending.read(upload.id)
+            known = await self.pending.read(upload.id)
             differs = known.received != stored.received_bytes or (known.state == "open" and stored.complete)
             if not known.state or (known.state in ("open", "merging") and differs):
-                await self._closers.hydrate(upload)
+                await self.closers.hydrate(upload)
         except Unavailable:
             return
 
     async def list_open(self, user_id: str) -> list[UploadStatus]:
         """Where all open uploads of a user stand, newest first; without those whose own bytes can't be asked for now. Raises
         Unavailable."""
-        uploads = await self._database.read(lambda connection: queries.open_uploads(connection, user_id))
+        uploads = await self.database.read(lambda connection: queries.open_uploads(connection, user_id))
         statuses = []
         for upload in uploads:
             try:
@@ -220,7 +211,7 @@ class Uploads:
             except (Gone, NotOpen):
                 continue  # closed meanwhile
             except Unavailable as error:
-                await self._storage.check()
+                await self.storage.check()
                 logger.warning("an upload is not listed", extra={"upload_id": upload.id, "reason": error.reason})
         return statuses
 
@@ -231,8 +222,8 @@ class Uploads:
             blobs = await queries.contents_by_md5(connection, user_id, md5s)
             return blobs, await queries.open_md5s(connection, user_id, md5s)
 
-        blobs, open_uploads = await self._database.read(look)
-        sizes = await self._blobs.blob_sizes([blob.sha256 for blob in blobs])
+        blobs, open_uploads = await self.database.read(look)
+        sizes = await self.blobs.blob_sizes([blob.sha256 for blob in blobs])
         finished = {blob.md5 for blob, size in zip(blobs, sizes, strict=True) if size == blob.size}
         states = {}
         for md5 in md5s:
@@ -244,7 +235,7 @@ class Uploads:
 
     async def _state_of(self, upload: Upload, finished: bool) -> str:
         try:
-            return "merging" if (await self._closers.read_map(upload)).complete else "uploading"
+            return "merging" if (await self.closers.read_map(upload)).complete else "uploading"
         except (Gone, NotOpen):
             return "complete" if finished else "absent"
         except Unavailable as error:
@@ -266,17 +257,17 @@ class Uploads:
     async def merge_now(self, upload: Upload) -> StillMerging | Complete:
         """Merge an upload that is complete, as long as a request waits: a file is `created` by that, unless it came in
         another way. Raises as the merge does."""
-        complete = await self._merging.wait(upload.id)
+        complete = await self.merging.wait(upload.id)
         if complete is not None:
             return complete
         try:
             return StillMerging(await self.status_of(upload))
         except (Gone, NotOpen):
-            return await self._merging.finish(upload.id)  # it is closed: only what became of it is left to be read
+            return await self.merging.finish(upload.id)  # it is closed: only what became of it is left to be read
 
     def begin_merge(self, upload: Upload) -> None:
         """Merge an upload that is complete, whoever waits for that."""
-        self._merging.start(upload.id)
+        self.merging.start(upload.id)
 
     # Cancelling
 
@@ -290,7 +281,7 @@ class Uploads:
         else:
             upload = await self._find_open(target)
         try:
-            await self._closers.close(upload, reason)
+            await self.closers.close(upload, reason)
         except NotOpen as error:
             if target.upload_id is not None:
                 await self.find(target)  # says why it is gone
@@ -308,7 +299,7 @@ class Uploads:
 
         Raises UploadNotFound, UploadGone, UploadActive, Unavailable.
         """
-        upload = await self._database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
+        upload = await self.database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
         if upload is None:
             raise UploadNotFound()
         if await self._expire(upload, idle_seconds):
@@ -320,9 +311,9 @@ class Uploads:
         if upload.state is not State.OPEN:
             return False
         if idle_seconds:
-            return await self._closers.expire(upload, idle_seconds)
+            return await self.closers.expire(upload, idle_seconds)
         try:
-            await self._closers.close(upload, Reason.EXPIRED)
+            await self.closers.close(upload, Reason.EXPIRED)
         except NotOpen:
             return False
         return True

@@ -6,7 +6,7 @@ blob that went bad, of an upload that is open.
 
 import logging
 from collections.abc import Awaitable
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from datetime import datetime, timedelta
 
 from uploader.clock import Clock
@@ -33,30 +33,24 @@ class Purged:
     disk_bytes: int = 0
 
 
+@dataclass(eq=False, repr=False)
 class TrashKeeping:
     """Several at once are safe: each entry is looked at under its row's lock, and removed only as it was found."""
 
-    def __init__(
-        self,
-        database: Database,
-        storage: Store,
-        healing: Healing,
-        trail: AuditLog,
-        clock: Clock,
-        *,
-        retention_seconds: float,
-    ) -> None:
-        self._database = database
-        self._storage = storage
-        self._healing = healing
-        self._trail = trail
-        self._clock = clock
-        self.retention_seconds = retention_seconds
-        self.keeps = storage.trash.keeps
+    database: Database
+    storage: Store
+    healing: Healing
+    trail: AuditLog
+    clock: Clock
+    _: KW_ONLY
+    retention_seconds: float
+
+    def __post_init__(self) -> None:
+        self.keeps = self.storage.trash.keeps
 
     async def entries(self) -> list[Found]:
         """All that is there, the oldest first."""
-        found = [each async for batch in self._storage.trash.list_all() for each in batch]
+        found = [each async for batch in self.storage.trash.list_all() for each in batch]
         return sorted(found, key=lambda each: each.changed_at)
 
     # Back
@@ -64,7 +58,7 @@ class TrashKeeping:
     async def restore_named(self) -> int:
         """Put back what a row names and the store lacks; returns how many. Raises Unavailable, Stopping."""
         restored = 0
-        async for batch in self._storage.trash.list_all():
+        async for batch in self.storage.trash.list_all():
             for sha256 in await self._lacking([found for found in batch if found.is_blob]):
                 restored += await self._patiently(sha256, self.restore_blob(sha256))
             for found in batch:
@@ -84,9 +78,9 @@ class TrashKeeping:
         """The contents of these whose row has refs, and that are not sound or not there; unless that is known, and the copy
         was there when it was found out: then it is as bad."""
         sha256s = sorted({copy.name for copy in copies})
-        rows = await self._database.read(lambda connection: queries.blobs_by_sha256(connection, sha256s))
+        rows = await self.database.read(lambda connection: queries.blobs_by_sha256(connection, sha256s))
         wanted = [blob for blob in rows.values() if blob.refs]
-        sizes = await self._storage.blob_sizes([blob.sha256 for blob in wanted])
+        sizes = await self.storage.blob_sizes([blob.sha256 for blob in wanted])
         lacking = {
             blob.sha256: blob
             for blob, size in zip(wanted, sizes, strict=True)
@@ -103,34 +97,34 @@ class TrashKeeping:
 
     async def restore_blob(self, sha256: str) -> bool:
         """Heal a content that a row names by a copy that is here; whether that was done."""
-        damage = await self._healing.examine(sha256)
+        damage = await self.healing.examine(sha256)
         return damage is not None and damage.healed
 
     async def restore_upload(self, found: Found) -> bool:
         """Put the bytes of an upload back if it is open and has none; whether that was done."""
-        row = await self._database.read(lambda connection: queries.upload_by_id(connection, found.name))
+        row = await self.database.read(lambda connection: queries.upload_by_id(connection, found.name))
         if row is None or not await self._is_wanted(row):
             return False
-        restored = await self._storage.trash.restore_upload(found, row)
+        restored = await self.storage.trash.restore_upload(found, row)
         if restored:
             logger.warning("an upload has its bytes back from the trash", extra={"upload_id": row.id})
-            await self._trail.note(Action.UPLOAD_RESTORED, subject=row.id, user_id=row.user_id)
+            await self.trail.note(Action.UPLOAD_RESTORED, subject=row.id, user_id=row.user_id)
         return restored
 
     async def _is_wanted(self, upload: Upload) -> bool:
-        return upload.state is State.OPEN and not await self._storage.remaining([upload])
+        return upload.state is State.OPEN and not await self.storage.remaining([upload])
 
     # For good
 
     async def purge_old(self) -> Purged:
         """Remove what came longer ago than the retention."""
-        return await self._purge(self._clock.now() - timedelta(seconds=self.retention_seconds))
+        return await self._purge(self.clock.now() - timedelta(seconds=self.retention_seconds))
 
     async def empty(self) -> Purged:
         """Remove all that no row needs."""
         purged = await self._purge(None)
         if purged.entries:
-            await self._trail.note(Action.TRASH_EMPTIED, subject="trash", details=asdict(purged))
+            await self.trail.note(Action.TRASH_EMPTIED, subject="trash", details=asdict(purged))
         return purged
 
     async def make_room(self, disk_bytes: int) -> Purged:
@@ -149,7 +143,7 @@ class TrashKeeping:
 
     async def _purge(self, came_before: datetime | None) -> Purged:
         purged = Purged()
-        async for batch in self._storage.trash.list_all():
+        async for batch in self.storage.trash.list_all():
             for found in batch:
                 if came_before is None or found.changed_at <= came_before.timestamp():
                     await self._purge_one(found, purged)
@@ -170,15 +164,15 @@ class TrashKeeping:
     async def _purge_blob(self, found: Found) -> bool:
         async def unless_needed(blob: queries.Blob | None) -> bool:
             if blob is not None and blob.refs:
-                (size,) = await self._storage.blob_sizes([blob.sha256])
+                (size,) = await self.storage.blob_sizes([blob.sha256])
                 if not blob.is_sound or size != blob.size:
                     return False
-            return await self._storage.trash.remove(found)
+            return await self.storage.trash.remove(found)
 
-        purge = self._database.outside(unless_needed)
+        purge = self.database.outside(unless_needed)
         try:
-            gone = await self._database.transact(
-                lambda connection: transactions.with_blob_locked(connection, found.name, purge, self._clock.now()),
+            gone = await self.database.transact(
+                lambda connection: transactions.with_blob_locked(connection, found.name, purge, self.clock.now()),
                 alone=True,
             )
         except Duplicate:
@@ -187,10 +181,10 @@ class TrashKeeping:
         return gone
 
     async def _purge_upload(self, found: Found) -> bool:
-        row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, found.name))
+        row = await self.database.read_durably(lambda connection: queries.upload_by_id(connection, found.name))
         if row is not None and await self._is_wanted(row):
             return False
-        return await self._storage.trash.remove(found)
+        return await self.storage.trash.remove(found)
 
 
 def _was_tried(copy: Found, blob: queries.Blob) -> bool:

@@ -5,7 +5,7 @@ while the next group arrives.
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -35,30 +35,20 @@ from uploader.tasks import all_or_none, uninterrupted
 Outcome = Complete | UploaderError
 
 
+@dataclass(eq=False, repr=False)
 class Storing:
     """Stores contents, and makes files of them."""
 
-    def __init__(
-        self,
-        database: Database,
-        arrivals: Arrivals,
-        closers: Closers,
-        uploads: Uploads,
-        admission: Admission,
-        asking: PreCreateHook,
-        clock: Clock,
-        *,
-        max_bytes: int,
-    ) -> None:
-        """`max_bytes`: of one file; it is received as a chunk is."""
-        self._database = database
-        self._arrivals = arrivals
-        self._closers = closers
-        self._uploads = uploads
-        self._admission = admission
-        self._asking = asking
-        self._clock = clock
-        self.max_bytes = max_bytes
+    # `max_bytes`: of one file; it is received as a chunk is.
+    database: Database
+    arrivals: Arrivals
+    closers: Closers
+    uploads: Uploads
+    admission: Admission
+    asking: PreCreateHook
+    clock: Clock
+    _: KW_ONLY
+    max_bytes: int
 
     # Before
 
@@ -70,18 +60,18 @@ class Storing:
         if size > self.max_bytes:
             raise FileTooLarge(limit=self.max_bytes)
         if new.if_exists is IfExists.FAIL or not await self._fits(new.user_id, size):
-            await self._database.read(lambda connection: _refuse(connection, new, size))
-        await self._admission.check(size)
+            await self.database.read(lambda connection: _refuse(connection, new, size))
+        await self.admission.check(size)
 
     async def _fits(self, user_id: str, size: int) -> bool:
-        usage = await self._database.read(lambda connection: queries.usage(connection, user_id), brief=True)
+        usage = await self.database.read(lambda connection: queries.usage(connection, user_id), brief=True)
         return usage is not None and usage.fits(size)
 
     async def has_room(self, user_id: str, size: int) -> bool:
         if not await self._fits(user_id, size):
             return False
         try:
-            await self._admission.check(size)
+            await self.admission.check(size)
         except StorageFull:
             return False
         return True
@@ -91,7 +81,7 @@ class Storing:
     async def store(self, files: Sequence[NewFile], bodies: Sequence[Body]) -> list[Outcome]:
         """Digest, compare, make durable, and make files of what is as it was claimed to be, and allowed. Raises
         Unavailable."""
-        if not self._asking.is_on:
+        if not self.asking.is_on:
             return await self._store(files, bodies)
         refusals = await all_or_none(map(self._refusal, files, bodies))
         allowed = [pair for pair, refusal in zip(zip(files, bodies, strict=True), refusals, strict=True) if not refusal]
@@ -100,7 +90,7 @@ class Storing:
 
     async def _refusal(self, new: NewFile, body: Body) -> NotAllowed | None:
         try:
-            await self._asking.ask(Question(new.user_id, new.name, body.length, md5=new.md5, sha256=new.sha256))
+            await self.asking.ask(Question(new.user_id, new.name, body.length, md5=new.md5, sha256=new.sha256))
         except NotAllowed as error:
             return error
         return None
@@ -108,7 +98,7 @@ class Storing:
     async def _store(self, files: Sequence[NewFile], bodies: Sequence[Body]) -> list[Outcome]:
         arrivals = [Arrival(body, new.md5, new.sha256) for new, body in zip(files, bodies, strict=True)]
         try:
-            await self._arrivals.store(arrivals)
+            await self.arrivals.store(arrivals)
             whole = [(new, arrival) for new, arrival in zip(files, arrivals, strict=True) if arrival.error is None]
             made = iter(await self._make(whole) if whole else [])
         except StorageFull as error:
@@ -120,17 +110,17 @@ class Storing:
 
     async def _make(self, whole: Sequence[tuple[NewFile, Arrival]]) -> list[Outcome]:
         def place(contents: Collection[str]) -> Mapping[str, str]:
-            return self._arrivals.place_blobs([arrival for _, arrival in whole if arrival.sha256_of_bytes in contents])
+            return self.arrivals.place_blobs([arrival for _, arrival in whole if arrival.sha256_of_bytes in contents])
 
         add = partial(
             transactions.add_whole_files,
             files=[self._file(new, arrival) for new, arrival in whole],
             if_exists=whole[0][0].if_exists,
-            place_blobs=self._database.in_thread(place),
+            place_blobs=self.database.in_thread(place),
         )
         for _ in range(ATTEMPTS):
             try:
-                verdicts = await self._database.transact(add)
+                verdicts = await self.database.transact(add)
             except (Duplicate, BlobLost):
                 await asyncio.sleep(PAUSE_SECONDS)  # somebody else was faster
                 continue
@@ -144,10 +134,10 @@ class Storing:
     async def _make_closing(self, new: NewFile, arrival: Arrival) -> Outcome:
         """A file whose MD5 has an open upload: if it is the same content, it is closed by it."""
         sha256 = arrival.sha256_of_bytes
-        place = self._database.in_thread(lambda: self._arrivals.place_blobs([arrival]).get(sha256))
+        place = self.database.in_thread(lambda: self.arrivals.place_blobs([arrival]).get(sha256))
         for _ in range(ATTEMPTS):
             file = self._file(new, arrival)
-            existing = await self._uploads.by_md5(new.user_id, file.md5)
+            existing = await self.uploads.by_md5(new.user_id, file.md5)
             if existing is not None and (existing.size != file.size or existing.sha256 not in (None, sha256)):
                 existing = None  # a twin: other content with the same MD5
             try:
@@ -164,13 +154,13 @@ class Storing:
         replaced_id = None if existing is None else existing.id
 
         async def commit() -> Added:
-            return await self._database.transact(
+            return await self.database.transact(
                 lambda connection: transactions.add_whole_file(
                     connection, file, if_exists, replaced_upload_id=replaced_id, place_blob=place
                 )
             )
 
-        return await (commit() if existing is None else self._closers.close_by(existing, commit))
+        return await (commit() if existing is None else self.closers.close_by(existing, commit))
 
     def _file(self, new: NewFile, arrival: Arrival) -> File:
         assert arrival.digests is not None
@@ -182,7 +172,7 @@ class Storing:
             name=new.name,
             size=arrival.body.length,
             instant=False,
-            created_at=self._clock.now(),
+            created_at=self.clock.now(),
             modified_at=new.modified_at,
         )
 
@@ -360,14 +350,16 @@ class _Groups:
             group.close()
 
 
+@dataclass(eq=False, repr=False)
 class WholeFiles:
     """Takes files that come whole."""
 
-    def __init__(self, storing: Storing, at_once: ChunksAtOnce) -> None:
-        self._storing = storing
-        self._at_once = at_once
+    storing: Storing
+    at_once: ChunksAtOnce
+
+    def __post_init__(self) -> None:
         # Of one file.
-        self.max_bytes = storing.max_bytes
+        self.max_bytes = self.storing.max_bytes
 
     async def receive(self, new: NewFile, source: WholeSource, claims: ClaimedDigests) -> Complete:
         """Take one file.
@@ -377,14 +369,14 @@ class WholeFiles:
         """
         declared = source.declared_bytes
         if declared is not None:
-            await self._storing.refuse_early(new, declared)
-        with self._at_once.counted(new.user_id):
-            body = await source.receive_up_to(new.user_id, self._storing.max_bytes)
+            await self.storing.refuse_early(new, declared)
+        with self.at_once.counted(new.user_id):
+            body = await source.receive_up_to(new.user_id, self.storing.max_bytes)
             try:
                 await check_digests(body, claims)
                 if declared is None:
-                    await self._storing.refuse_early(new, body.length)
-                (outcome,) = await uninterrupted(self._storing.store([new], [body]))
+                    await self.storing.refuse_early(new, body.length)
+                (outcome,) = await uninterrupted(self.storing.store([new], [body]))
             finally:
                 body.close()
         if isinstance(outcome, UploaderError):
@@ -397,7 +389,7 @@ class WholeFiles:
 
         What was received is stored also where `entries` breaks off. Raises what that raises, TooManyRequests, Unavailable.
         """
-        with self._at_once.counted(user_id):
+        with self.at_once.counted(user_id):
             groups = _Groups(self._store_group)
             try:
                 async for entry in entries:
@@ -413,15 +405,15 @@ class WholeFiles:
                 yield outcome
 
     async def _store_group(self, group: _Group) -> list[Outcome]:
-        if await self._storing.has_room(group.files[0].user_id, group.bytes):
-            return await self._storing.store(group.files, group.bodies)
+        if await self.storing.has_room(group.files[0].user_id, group.bytes):
+            return await self.storing.store(group.files, group.bodies)
         return [await self._store_refusable(new, body) for new, body in zip(group.files, group.bodies, strict=True)]
 
     async def _store_refusable(self, new: NewFile, body: Body) -> Outcome:
         """One of a group that has no room as a whole."""
         try:
-            await self._storing.refuse_early(new, body.length)
+            await self.storing.refuse_early(new, body.length)
         except (NameTaken, QuotaExceeded, StorageFull) as error:
             return error
-        (outcome,) = await self._storing.store([new], [body])
+        (outcome,) = await self.storing.store([new], [body])
         return outcome
