@@ -28,9 +28,9 @@ from tests.support.servers import PRIVATE_DATABASES, UNPACKED_VALKEY, PrivateDat
 from tests.support.stack import Stack, patient, running_stack
 from tests.support.storing import running_storage
 from tests.support.terminal import tmux_path
+from uploader.addresses import BucketAddress
 from uploader.database import migrate, models
 from uploader.database.engine import Database
-from uploader.settings.addresses import BucketAddress
 from uploader.storage.store import Store
 
 # A busy machine is no finding: no example fails because it took long.

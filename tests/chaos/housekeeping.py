@@ -14,7 +14,7 @@ from tests.support.in_bucket import BucketBytes
 from tests.support.process import environment
 from uploader.bootstrap.services import Services, create_services
 from uploader.clock import Clock
-from uploader.settings.loading import Settings
+from uploader.settings import Settings
 from uploader.storage.s3.bucket import Bucket
 
 _LATER = timedelta(days=20)

@@ -22,6 +22,7 @@ from tests.support.maps import parsed_map
 from tests.support.rot import NO_FILES
 from tests.support.stack import Stack, go_on
 from tests.support.waiting import eventually
+from uploader.addresses import BucketAddress
 from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed
@@ -29,7 +30,6 @@ from uploader.jobs.maintenance import Collector
 from uploader.jobs.uploads import Sweeper
 from uploader.service import reconcile
 from uploader.service.reconcile import Drift, Kind
-from uploader.settings.addresses import BucketAddress
 from uploader.storage.base import Busy
 from uploader.storage.contents import Digests
 from uploader.storage.local import formats, frontier, frontier_states

@@ -11,13 +11,13 @@ from tests.conftest import MakeStack
 from tests.support.content import KIB, Content
 from tests.support.gateways import JuiceGateway, settings_of
 from tests.support.stack import Stack, running_stack
+from uploader.addresses import BucketAddress
 from uploader.bootstrap import create_services
 from uploader.database.dump import load_dump
 from uploader.errors import ConfigurationError
 from uploader.service import backup, reconcile
 from uploader.service.backup import BackedUp, Copied
 from uploader.settings import Settings
-from uploader.settings.addresses import BucketAddress
 from uploader.storage.backups import BackupRefused
 from uploader.storage.s3.bucket import Bucket
 from uploader.storage.s3.streams import BytesBody

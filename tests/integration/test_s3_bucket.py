@@ -30,8 +30,8 @@ from tests.support.certificates import Authority
 from tests.support.gateways import Gateway, JuiceGateway
 from tests.support.relay import relaying
 from tests.support.servers import free_port
+from uploader.addresses import BucketAddress
 from uploader.errors import ConfigurationError, StorageAway, StorageFailed, StorageFull
-from uploader.settings.addresses import BucketAddress
 from uploader.storage.base import Gone
 from uploader.storage.s3 import bucket as s3_bucket
 from uploader.storage.s3 import client
@@ -406,7 +406,7 @@ def test_what_the_sdk_knows_of_its_services_is_read_once(
 def test_nothing_of_the_sdk_is_loaded_before_the_first_call(s3_address: BucketAddress) -> None:
     script = (
         "import sys\n"
-        "from uploader.settings.addresses import BucketAddress\n"
+        "from uploader.addresses import BucketAddress\n"
         "from uploader.storage.s3 import probe\n"
         f"bucket = probe.Bucket({s3_address!r})\n"
         "assert not {'boto3', 'botocore', 'urllib3'} & set(sys.modules)\n"

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.support.rows import upload_row
+from uploader.addresses import BucketAddress
 from uploader.clock import Clock
 from uploader.database.engine import Database
 from uploader.database.ledger import LedgerRows
 from uploader.domain.upload import Upload
-from uploader.settings.addresses import BucketAddress
 from uploader.storage.s3.bucket import Bucket
 from uploader.storage.s3.failures import NoSuchMultipart
 from uploader.storage.s3.store import S3Store

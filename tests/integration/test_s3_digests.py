@@ -16,11 +16,11 @@ from tests.support.content import Content
 from tests.support.nodes import CHUNK, CONTENT, MakeNode, Node, digests_of, making_nodes
 from tests.support.statements import statements
 from tests.support.waiting import eventually
+from uploader.addresses import BucketAddress
 from uploader.database import models
 from uploader.domain.ledger import PartNoted
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed
-from uploader.settings.addresses import BucketAddress
 from uploader.storage.base import Gone
 from uploader.storage.hashes import PrefixHashes
 from uploader.storage.s3.uploads import frontier, prefix

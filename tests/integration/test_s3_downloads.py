@@ -18,9 +18,9 @@ from tests.support.gateways import Gateway, settings_of
 from tests.support.process import Server, ended, owner_token
 from tests.support.servers import free_port
 from tests.support.stack import Stack
+from uploader.addresses import BucketAddress
 from uploader.client import AsyncClient, ContentDiffers, File, Patience, ServerProblem, Unreachable
 from uploader.http.native import download
-from uploader.settings.addresses import BucketAddress
 from uploader.storage.s3.bucket import Bucket
 from uploader.storage.s3.streams import BytesBody
 

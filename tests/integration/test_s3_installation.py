@@ -11,10 +11,10 @@ from tests.support.content import Content
 from tests.support.gateways import PART_BYTES, settings_of
 from tests.support.process import run_cli
 from tests.support.stack import Stack
+from uploader.addresses import BucketAddress
 from uploader.database import meta
 from uploader.errors import ConfigurationError
 from uploader.service.installation import FACT
-from uploader.settings.addresses import BucketAddress
 from uploader.storage.s3.bucket import Bucket
 from uploader.storage.s3.marks import MARK
 

@@ -15,10 +15,10 @@ from tests.support.nodes import CHUNK, CONTENT, MakeNode, Node, digests_of, maki
 from tests.support.rows import NOW, upload_row
 from tests.support.statements import statements
 from tests.support.waiting import PATIENCE_SECONDS
+from uploader.addresses import BucketAddress
 from uploader.database import models
 from uploader.database.engine import Database
 from uploader.errors import BytesConflict, StorageFailed, Unverified
-from uploader.settings.addresses import BucketAddress
 from uploader.storage.base import Arrival, Busy, Gone
 from uploader.storage.contents import Digests
 from uploader.storage.s3.streams import BytesBody

@@ -17,10 +17,10 @@ from tests.support.problems import problem
 from tests.support.rot import flip_bit
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
+from uploader.addresses import BucketAddress
 from uploader.database import models
 from uploader.jobs.maintenance import TrashKeeper
 from uploader.service.trash import Purged
-from uploader.settings.addresses import BucketAddress
 from uploader.storage.base import Space
 from uploader.storage.contents import Digests, Found, Pace
 

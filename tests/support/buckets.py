@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from uploader.settings.addresses import BucketAddress
+from uploader.addresses import BucketAddress
 from uploader.storage.base import Body
 from uploader.storage.s3.bucket import Bucket, Stat
 from uploader.storage.s3.streams import ObjectReader

@@ -11,11 +11,11 @@ from tests.support.clock import ManualClock
 from tests.support.content import Content
 from tests.support.gateways import PART_BYTES
 from tests.support.rows import upload_row
+from uploader.addresses import BucketAddress
 from uploader.database.engine import Database
 from uploader.database.ledger import LedgerRows
 from uploader.domain.ledger import Entry
 from uploader.domain.upload import Upload
-from uploader.settings.addresses import BucketAddress
 from uploader.storage.contents import Digests
 from uploader.storage.s3.store import S3Store
 from uploader.storage.s3.uploads.multipart import Multipart, multipart_of

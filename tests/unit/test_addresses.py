@@ -5,18 +5,17 @@ from pathlib import Path
 import pytest
 
 from tests.support.certificates import Authority
-from uploader.errors import ConfigurationError
-from uploader.settings import Settings
-from uploader.settings.addresses import (
+from uploader.addresses import (
     BucketAddress,
     RedisKind,
     Tls,
-    bucket_address,
     parse_endpoint,
     parse_mysql_url,
     parse_redis_url,
     parse_storage_url,
 )
+from uploader.errors import ConfigurationError
+from uploader.settings import Settings
 
 
 def complaint(**settings: str) -> str:
@@ -210,7 +209,7 @@ def test_the_address_of_a_bucket_is_what_the_settings_say_and_does_not_show_its_
         "UPLOADER_S3_SECRET_ACCESS_KEY_FILE": str(tmp_path / "secret"),
         "UPLOADER_S3_PATH_STYLE": "true",
     }
-    address = bucket_address(Settings.load(environment))
+    address = Settings.load(environment).bucket()
     assert address == BucketAddress(
         bucket="bucket",
         prefix="a",
@@ -224,5 +223,5 @@ def test_the_address_of_a_bucket_is_what_the_settings_say_and_does_not_show_its_
 
 
 def test_without_a_storage_there_is_no_bucket() -> None:
-    assert bucket_address(Settings()) is None
-    assert bucket_address(Settings(storage="s3://bucket")) == BucketAddress(bucket="bucket")
+    assert Settings().bucket() is None
+    assert Settings(storage="s3://bucket").bucket() == BucketAddress(bucket="bucket")

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from uploader import cli
-from uploader.settings import Settings
+from uploader.settings import Settings, variable_of
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docker-compose.yml").read_text()
@@ -22,7 +22,7 @@ STORES = ("mysql", "valkey")
 OURS = ("migrate", "api", "worker")
 LONG_RUNNING = ("mysql", "valkey", "api", "worker")
 
-_SECRET_SETTINGS = {setting.metadata["name"] for setting in fields(Settings) if setting.metadata["secret"]}
+_SECRET_SETTINGS = {variable_of(setting) for setting in fields(Settings) if setting.metadata["secret"]}
 
 
 def arguments_of(service: str) -> list[str]:
@@ -88,7 +88,7 @@ def test_every_setting_is_known_and_has_a_good_value(service: str) -> None:
 
 
 def test_no_unknown_setting_is_named_anywhere_in_the_file() -> None:
-    known = {setting.metadata["name"] for setting in fields(Settings)} | {f"{name}_FILE" for name in _SECRET_SETTINGS}
+    known = {variable_of(setting) for setting in fields(Settings)} | {f"{name}_FILE" for name in _SECRET_SETTINGS}
     assert set(re.findall(r"\bUPLOADER_\w+", TEXT)) <= known
 
 

@@ -18,7 +18,7 @@ import uploader
 from uploader import cli, errors, observability
 from uploader.errors import UploaderError, message_of
 from uploader.http.shared.problem import ERRORS, STATUS, explain, title_of
-from uploader.settings import Settings
+from uploader.settings import Settings, variable_of
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -107,12 +107,12 @@ def test_the_readme_lists_every_setting_with_its_default_and_meaning() -> None:
     for setting in fields(Settings):
         default = setting.metadata["default"]
         shown = "unset" if default is None else f"`{default}`"
-        expected.append([f"`{setting.metadata['name']}`", shown, setting.metadata["about"]])
+        expected.append([f"`{variable_of(setting)}`", shown, setting.metadata["about"]])
     assert table(ROOT / "README.md", "## Configuration") == expected
 
 
 def test_the_readme_names_the_file_variant_of_every_secret_setting_and_of_no_other() -> None:
-    secret = {f"{setting.metadata['name']}_FILE" for setting in fields(Settings) if setting.metadata["secret"]}
+    secret = {f"{variable_of(setting)}_FILE" for setting in fields(Settings) if setting.metadata["secret"]}
     assert set(re.findall(r"UPLOADER_\w+_FILE\b", (ROOT / "README.md").read_text())) == secret
 
 
@@ -166,8 +166,8 @@ def test_the_dashboard_asks_for_metrics_that_exist_by_labels_that_they_have() ->
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_a_document_names_no_setting_and_no_metric_that_does_not_exist(document: Path) -> None:
-    names = {setting.metadata["name"] for setting in fields(Settings)}
-    names |= {f"{setting.metadata['name']}_FILE" for setting in fields(Settings) if setting.metadata["secret"]}
+    names = {variable_of(setting) for setting in fields(Settings)}
+    names |= {f"{variable_of(setting)}_FILE" for setting in fields(Settings) if setting.metadata["secret"]}
     names |= {"UPLOADER_URL", "UPLOADER_TOKEN", "UPLOADER_TEST_", "UPLOADER_TEST_CRASH_AT", "UPLOADER_TEST_CLOCK"}
     text = document.read_text()
     assert set(re.findall(r"\bUPLOADER_\w+", text)) <= names

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uploader.errors import ConfigurationError
-from uploader.settings import Settings
+from uploader.settings import Settings, variable_of
 from uploader.units import format_duration, format_size, parse_duration, parse_rate, parse_size
 
 
@@ -278,7 +278,7 @@ def test_settings_do_not_change() -> None:
 
 
 def test_every_setting_is_shown_under_the_name_of_its_variable() -> None:
-    assert list(Settings().shown()) == [field.metadata["name"] for field in fields(Settings)]
+    assert list(Settings().shown()) == [variable_of(field) for field in fields(Settings)]
 
 
 def test_what_is_shown_can_be_loaded_again() -> None:

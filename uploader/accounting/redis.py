@@ -46,8 +46,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from uploader.accounting.keys import FORMAT, INSTALLATION
+from uploader.addresses import RedisAddress, RedisKind, Tls, parse_redis_url
 from uploader.errors import ConfigurationError, Unavailable
-from uploader.settings.addresses import RedisAddress, RedisKind, Tls, parse_redis_url
 from uploader.tasks import ended
 from uploader.wait_budget import LEAST, wait_budget, waiting
 

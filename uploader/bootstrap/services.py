@@ -42,7 +42,6 @@ from uploader.service.status import Uploads
 from uploader.service.trash import TrashKeeping
 from uploader.service.whole import Storing, WholeFiles
 from uploader.settings import Settings
-from uploader.settings.addresses import bucket_address
 from uploader.sinks.base import EventSink
 from uploader.sinks.configuration import (
     EventSettings,
@@ -95,7 +94,7 @@ def create_redis(settings: Settings) -> RedisConnection:
 
 def create_storage(settings: Settings, database: Database, clock: Clock) -> Store:
     """Connects to nothing yet. Raises ConfigurationError."""
-    address = bucket_address(settings)
+    address = settings.bucket()
     if address is None:
         return LocalStore(
             settings.data, durable=settings.durability == "power", keeps_trash=settings.trash_retention_seconds > 0

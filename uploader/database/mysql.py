@@ -13,7 +13,7 @@ from sqlalchemy import NullPool, event, make_url
 from sqlalchemy.exc import DBAPIError, DisconnectionError, InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from uploader.settings.addresses import TLS_OPTIONS, parse_mysql_url
+from uploader.addresses import TLS_OPTIONS, parse_mysql_url
 from uploader.tasks import ended
 from uploader.wait_budget import LEAST, WaitBudget, wait_budget
 

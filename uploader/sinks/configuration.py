@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from uploader.addresses import parse_redis_url
 from uploader.domain.events import EventType
 from uploader.errors import ConfigurationError
-from uploader.settings.addresses import parse_redis_url
 
 # Signatures as Standard Webhooks has them: HMAC-SHA256 over id, time and body, with each secret that is in force.
 #

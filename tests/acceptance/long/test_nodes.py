@@ -9,7 +9,7 @@ from benchmarks.nodes import Scale, Sending, sent, through_all_but_one, watched
 from tests.support.content import MIB
 from tests.support.fleet import Fleet
 from tests.support.gateways import Gateway
-from uploader.settings.addresses import BucketAddress
+from uploader.addresses import BucketAddress
 
 
 def in_order_through_two(sending: Sending, _scale: Scale) -> None:

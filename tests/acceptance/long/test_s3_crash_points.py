@@ -25,9 +25,9 @@ from tests.support.process import Process, Server, answers, ended, owner_token, 
 from tests.support.servers import free_port
 from tests.support.stack import running_stack
 from tests.support.waiting import eventually
+from uploader.addresses import BucketAddress
 from uploader.database import models
 from uploader.database.engine import Database
-from uploader.settings.addresses import BucketAddress
 
 CHUNK = PART_BYTES
 TUS = {"Tus-Resumable": "1.0.0"}

@@ -8,7 +8,7 @@ from tests.support.browser import visiting
 from tests.support.content import MIB
 from tests.support.gateways import Gateway, settings_of
 from tests.support.sockets import serving_stack
-from uploader.settings.addresses import BucketAddress
+from uploader.addresses import BucketAddress
 
 TEXT = b"alpha\n" * (MIB // 6)
 

@@ -20,10 +20,10 @@ from tests.support.gateways import PART_BYTES
 from tests.support.invariants import Account, checked_accounts
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS
+from uploader.addresses import BucketAddress
 from uploader.database import models, queries
 from uploader.errors import ConfigurationError
 from uploader.service.ids import new_id
-from uploader.settings.addresses import BucketAddress
 from uploader.storage.base import Gone
 from uploader.storage.s3.streams import BytesBody
 

@@ -12,8 +12,8 @@ from email.utils import parsedate_to_datetime
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from uploader.addresses import BucketAddress
 from uploader.errors import StorageFailed
-from uploader.settings.addresses import BucketAddress
 from uploader.storage.base import Body, Gone
 from uploader.storage.s3 import client
 from uploader.storage.s3.failures import NoSuchMultipart, NoSuchObject, PartsChanged, code_of, failed, translated

@@ -10,8 +10,8 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from uploader.addresses import BucketAddress
 from uploader.errors import ConfigurationError
-from uploader.settings.addresses import BucketAddress
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from uploader.settings.table import SettingsTable
-
 REDIS_PORT = 6379
 SENTINEL_PORT = 26379
 _NAME = re.compile(r"[A-Za-z0-9_]{1,40}")
@@ -182,22 +180,6 @@ def parse_storage_url(url: str) -> tuple[str, str]:
     if prefix and (not _PREFIX.fullmatch(prefix) or {".", ".."} & set(prefix.split("/"))):
         raise ValueError("a prefix has letters, digits and !_.*'()-, and slashes between them: s3://bucket/prefix")
     return bucket, prefix
-
-
-def bucket_address(settings: SettingsTable) -> BucketAddress | None:
-    """Where the bytes are, if they are in a bucket."""
-    if settings.storage is None:
-        return None
-    bucket, prefix = parse_storage_url(settings.storage)
-    return BucketAddress(
-        bucket=bucket,
-        prefix=prefix,
-        endpoint=None if settings.s3_endpoint is None else parse_endpoint(settings.s3_endpoint),
-        region=settings.s3_region,
-        access_key_id=settings.s3_access_key_id,
-        secret_access_key=settings.s3_secret_access_key,
-        path_style=settings.s3_path_style,
-    )
 
 
 def parse_endpoint(url: str) -> str:
