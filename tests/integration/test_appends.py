@@ -31,7 +31,7 @@ from uploader.errors import (
     UploadGone,
     UploadNotFound,
 )
-from uploader.http.bodies.slices import Reread
+from uploader.http.bodies.body import Reread
 from uploader.service.results import Appended, Complete, Opening, Target, UploadStatus
 from uploader.storage import disk
 from uploader.storage.local import formats

@@ -17,9 +17,9 @@ from tests.support.problems import problem
 from tests.support.sockets import Answer, Connection, Server, on_both_loops, serving_stack
 from tests.support.stack import Stack
 from tests.support.waiting import eventually
-from uploader.http.auth import wrong_tokens
-from uploader.http.auth.wrong_tokens import WrongTokens
-from uploader.http.server import http11, limits
+from uploader.http.auth import authenticator
+from uploader.http.auth.authenticator import WrongTokens
+from uploader.http.server import http11, process
 
 GET = b"GET /config HTTP/1.1\r\nHost: test\r\n\r\n"
 CONTENT = Content(64 * KIB, chunk_size=64 * KIB)
@@ -141,7 +141,7 @@ async def test_the_connections_of_a_proxy_are_not_those_of_an_address(make_stack
 
 
 async def test_those_beyond_the_limits_do_not_pile_up(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_RESERVED_CONNECTIONS", 10)
+    monkeypatch.setattr(process, "_RESERVED_CONNECTIONS", 10)
     monkeypatch.setattr(http11, "_LINGER_SECONDS", 600.0)
     async with serving_stack(make_stack, max_connections=1) as server, working(server, 1), AsyncExitStack() as stack:
         beyond = [await stack.enter_async_context(server.connection()) for _ in range(40)]
@@ -257,7 +257,7 @@ async def test_wrong_tokens_of_an_address_slow_down_after_a_while(make_stack: Ma
 async def test_of_those_who_guess_at_once_most_are_refused(
     make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wrong_tokens, "_WAIT_SECONDS", 2.0)
+    monkeypatch.setattr(authenticator, "_WAIT_SECONDS", 2.0)
     async with make_stack(max_wrong_tokens=1) as stack:
         assert await status(stack, "203.0.113.7", "wrong") == 401
         statuses = await asyncio.gather(*(status(stack, "203.0.113.7", f"wrong-{number}") for number in range(10)))

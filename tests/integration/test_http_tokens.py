@@ -158,7 +158,7 @@ async def test_a_token_that_was_made_is_in_no_log(stack: Stack, caplog: pytest.L
     with caplog.at_level("DEBUG"):
         made = await _make(root, "bob", admin=True)
         await root.delete(f"/admin/tokens/{made['id']}")
-    told = [vars(record) for record in caplog.records if record.name == "uploader.http.admin.tokens"]
+    told = [vars(record) for record in caplog.records if record.name == "uploader.http.admin"]
     assert [(line["msg"], line["token_id"]) for line in told] == [
         ("token made", made["id"]),
         ("token revoked", made["id"]),

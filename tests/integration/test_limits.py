@@ -12,8 +12,8 @@ from tests.conftest import MakeStack
 from tests.support.content import KIB, MIB, Content
 from tests.support.sockets import Connection, serving_stack
 from tests.support.waiting import eventually
+from uploader.http.bodies import intake
 from uploader.http.bodies import intake as body
-from uploader.http.bodies import pace
 from uploader.http.server.http11 import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, MAX_TARGET_BYTES
 
 CONTENT = Content(4 * MIB, chunk_size=2 * MIB)
@@ -199,7 +199,7 @@ async def test_a_body_slower_than_the_minimum_is_given_up_though_it_never_stands
             await connection.send(b"x")
             await asyncio.sleep(0.05)
 
-    monkeypatch.setattr(pace, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(intake, "GRACE_SECONDS", 0.3)
     async with serving_stack(make_stack) as server, server.connection() as connection:
         await server.stack.open(CONTENT)
         await connection.request("PUT", f"{URL}/chunks/0", f"Content-Length: {2 * MIB}")

@@ -225,7 +225,7 @@ async def test_what_a_sink_raises_is_a_failure_as_any_other(
             }
             assert await relay.relay_due() > 0, "five failures in a row"
             clock.advance(10)
-            with patch.object(relay._sink._post._poster, "_send", side_effect=ZeroDivisionError("so")):  # type: ignore[attr-defined]
+            with patch.object(relay.sink._post._poster, "_send", side_effect=ZeroDivisionError("so")):  # type: ignore[attr-defined]
                 await relay.relay_due()
             clock.advance(400)
             await relay_all(relay)

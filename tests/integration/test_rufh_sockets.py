@@ -10,7 +10,7 @@ from tests.support.content import KIB, Content
 from tests.support.invariants import Account, checked_accounts
 from tests.support.sockets import Answer, Connection, Server, on_both_loops, serving_stack
 from tests.support.waiting import eventually
-from uploader.http.resumable.rufh import telling
+from uploader.http.resumable import rufh
 
 CONTENT = Content(200 * KIB)
 URL = "/resumable"
@@ -57,7 +57,7 @@ async def test_4_2_2_a_104_says_where_the_upload_is_before_its_bytes_come(
     """ "When sent, it MUST include Location header field pointing to the upload resource and MUST include the Upload-Limit
     header field with the corresponding limits"; "all interim and final response messages for the same request MUST contain
     an identical Location value.\""""
-    monkeypatch.setattr(telling, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(rufh, "_PAUSE_SECONDS", 0.0)
     async with serving_stack(make_stack, **SETTINGS) as server, server.connection() as connection:
         for _ in range(2):  # and again on the same connection
             await connection.request("POST", URL, *named(version, True), f"Content-Length: {CONTENT.size}")
@@ -104,7 +104,7 @@ async def test_a_setting_switches_them_off(make_stack: MakeStack) -> None:
 async def test_5_the_100_is_not_left_out(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """ "the server MUST NOT omit the 100 (Continue) response because it has sent an interim response with the 104 (Upload
     Resumption Supported) status code.\""""
-    monkeypatch.setattr(telling, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(rufh, "_PAUSE_SECONDS", 0.0)
     async with serving_stack(make_stack, **SETTINGS) as server, server.connection() as connection:
         path = await begin(connection, 8, CONTENT.size, "Expect: 100-continue")
         await interim(connection, 100)
@@ -124,7 +124,7 @@ async def test_4_4_2_progress_is_told_without_a_place(
 ) -> None:
     """ "the server SHOULD send interim responses ... and the Upload-Offset header field set to the current offset"; "These
     interim responses MUST NOT include the Location header field." Of bytes that are acknowledged, and from version 5 on."""
-    monkeypatch.setattr(telling, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(rufh, "_PAUSE_SECONDS", 0.0)
     async with serving_stack(make_stack, **SETTINGS) as server, server.connection() as connection:
         length = f"Upload-Length: {CONTENT.size}"
         await connection.request("POST", URL, *named(version, False), length, "Content-Length: 0")
@@ -151,7 +151,7 @@ async def test_4_4_2_progress_is_told_without_a_place(
 async def test_who_does_not_read_is_not_told_more_and_more(
     make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telling, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(rufh, "_PAUSE_SECONDS", 0.0)
     content = Content(3 << 20)
     async with serving_stack(make_stack, **SETTINGS) as server, server.connection(narrow=True) as connection:
         path = await begin(connection, 8, content.size)

@@ -25,7 +25,7 @@ from tests.support.stack import Stack
 from tests.support.streams import Sending
 from tests.support.waiting import eventually
 from uploader.errors import OffsetMismatch, Unavailable, UploadBusy
-from uploader.http.resumable.checksum import CheckedBody, Checksum
+from uploader.http.resumable.request import CheckedBody, Checksum
 from uploader.service import chunk
 from uploader.service.results import Target
 from uploader.storage import disk

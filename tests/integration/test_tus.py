@@ -23,8 +23,8 @@ from tests.support.sockets import serving_stack
 from tests.support.stack import GIB, Stack, without_database
 from tests.support.streams import Sending
 from tests.support.waiting import eventually
-from uploader.http.resumable import checksum
-from uploader.http.resumable.metadata import name_of, parse_metadata
+from uploader.http.resumable import request
+from uploader.http.resumable.request import name_of, parse_metadata
 from uploader.service.results import Target
 from uploader.storage.local.uploads import appending
 
@@ -486,16 +486,16 @@ async def test_checksum_bodies_are_bounded_before_they_are_read(
     be, and none where the disk has no room."""
     threads: list[str] = []
 
-    def listening(body: Any, algorithm: str, compute: Any = checksum._checksum_of) -> bytes:
+    def listening(body: Any, algorithm: str, compute: Any = request._checksum_of) -> bytes:
         threads.append(threading.current_thread().name)
         return bytes(compute(body, algorithm))
 
-    monkeypatch.setattr(checksum, "_checksum_of", listening)
+    monkeypatch.setattr(request, "_checksum_of", listening)
     async with make_stack(chunk_size_bytes=64 * KIB, max_chunk_size_bytes=64 * KIB, max_concurrent_chunks=1) as stack:
         path = await created(stack)
         target, sending = Target("alice", upload_id=path.rpartition("/")[2]), Sending(stack, 1000)
         right = checksum_of(CONTENT.data[:1000], "sha1")
-        source = checksum.CheckedBody(sending.source, lambda: checksum.parse_checksum(right))
+        source = request.CheckedBody(sending.source, lambda: request.parse_checksum(right))
         hanging = asyncio.create_task(stack.services.appends.append_whole(target, 0, source))
         sending.send(CONTENT.data[:10])
         await eventually(sending.is_taken)

@@ -19,7 +19,7 @@ from tests.support.content import KIB, MIB, Content
 from tests.support.sockets import Server, serving_stack
 from tests.support.stack import Stack
 from tests.support.waiting import PATIENCE_SECONDS, eventually
-from uploader.http.bodies.received import BodyBudget
+from uploader.http.bodies.body import BodyBudget
 
 CLIENTS = 1000
 AT_ONCE = 50

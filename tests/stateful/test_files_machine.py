@@ -33,8 +33,8 @@ from uploader.database.engine import Connection
 from uploader.domain.digest import ClaimedDigests
 from uploader.domain.upload import IfExists
 from uploader.errors import FileNotFound, NameTaken, QuotaExceeded, UploaderError, UploadNotFound
+from uploader.http.bodies.delta import DeltaChunk
 from uploader.http.bodies.intake import Intake
-from uploader.http.bodies.made import MadeChunk
 from uploader.service.results import Complete, NewFile, Opening, Target, UploadStatus
 from uploader.settings import Settings
 from uploader.storage.base import Body
@@ -270,7 +270,7 @@ class FilesMachine(RuleBasedStateMachine):
 
         services, none = self.services, ClaimedDigests()
         request = Request({"type": "http", "headers": []}, receive)
-        source = MadeChunk(self.intake, request, none, partial(services.bases.open, user_id, base))
+        source = DeltaChunk(self.intake, request, none, partial(services.bases.open, user_id, base))
         try:
             return _said(await services.receiving.receive(Target(user_id, content.md5), 0, source, none))
         except UploaderError as error:

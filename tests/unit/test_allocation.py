@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from uploader.http.server.allocation import collect_seldom
+from uploader.http.server.process import collect_seldom
 
 
 @pytest.fixture

@@ -17,13 +17,7 @@ from tests.support.archives import END, Entry, archive, extended, header, in_pie
 from tests.support.content import KIB, MIB
 from uploader.errors import InvalidArchive
 from uploader.http.bodies import archive as archive_module
-from uploader.http.bodies.archive import (
-    MAX_EXTENSION_BYTES,
-    MAX_MEMBERS,
-    MAX_PADDING_BYTES,
-    ArchiveReader,
-    Member,
-)
+from uploader.http.bodies.archive import MAX_EXTENSION_BYTES, MAX_MEMBERS, MAX_PADDING_BYTES, ArchiveReader, Member
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 FORMAT_NAMES = ["ustar", "gnu", "pax"]

@@ -18,10 +18,9 @@ from tests.support.content import KIB, MIB, Content
 from tests.support.faults import failing_call, open_files_under, paused_call, short_writes
 from uploader.errors import BodyTimeout, ChunkLengthMismatch, FileTooLarge, StorageFull, TooManyRequests
 from uploader.http.bodies import intake as intake_module
-from uploader.http.bodies import pace as pace_module
-from uploader.http.bodies.intake import Intake
-from uploader.http.bodies.received import BodyBudget, ReceivedBody, Segments
-from uploader.http.bodies.source import MessageBody
+from uploader.http.bodies import intake as pace_module
+from uploader.http.bodies.body import BodyBudget, ReceivedBody, Segments
+from uploader.http.bodies.intake import Intake, MessageBody
 from uploader.service.chunk import ChunksAtOnce
 from uploader.settings import Settings
 from uploader.storage.base import Body

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import serialization
 
 from tests.support.certificates import self_signed
 from uploader.errors import ConfigurationError
-from uploader.http.server.certificate import CertificateInForce, read_certificate
+from uploader.http.server.tls import CertificateInForce, read_certificate
 from uploader.settings import Settings
 
 

@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from uploader.http.server.limits import connection_limits
+from uploader.http.server.process import connection_limits
 from uploader.settings import Settings
 
 INFINITE = resource.RLIM_INFINITY

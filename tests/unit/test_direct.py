@@ -20,12 +20,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from tests.support.waiting import PATIENCE_SECONDS
-from uploader.http.bodies.intake import source_of
-from uploader.http.bodies.source import DIRECT_BODY
+from uploader.http.bodies.intake import DIRECT_BODY, source_of
 from uploader.http.server.connections import CONNECTIONS_STATE, Connections
 from uploader.http.server.http11 import HttpConnection
-from uploader.http.server.limits import ConnectionLimits
-from uploader.http.shared.networks import Networks
+from uploader.http.server.process import ConnectionLimits
+from uploader.http.shared.proxies import Networks
 
 LIMITS = ConnectionLimits(
     max_connections=10,

@@ -15,7 +15,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from starlette.requests import Request
 
 import uploader
-from uploader import cli, errors, observability
+from uploader import cli, observability
 from uploader.errors import UploaderError, message_of
 from uploader.http.shared.problem import ERRORS, STATUS, explain, title_of
 from uploader.settings import Settings, variable_of
@@ -286,12 +286,6 @@ async def test_every_error_code_is_explained(code: str) -> None:
 
 def test_every_error_of_the_tree_has_a_status_and_every_status_an_error() -> None:
     assert {error.code for error in errors_below(UploaderError)} == set(STATUS)
-
-
-def test_the_docstring_of_the_error_tree_names_every_error() -> None:
-    lines = re.findall(r"^[│├└─ ]*([A-Z]\w+(?:, [A-Z]\w+)*)$", errors.__doc__ or "", flags=re.MULTILINE)
-    drawn = [name for line in lines for name in line.split(", ")]
-    assert sorted(drawn) == sorted(error.__name__ for error in errors_below(UploaderError))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=name_of)

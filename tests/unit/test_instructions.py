@@ -5,7 +5,7 @@ import pytest
 from tests.support.deltas import copied, literal
 from uploader.domain.delta import MAX_INSTRUCTIONS, Copy, literal_head
 from uploader.errors import ChunkLengthMismatch, InvalidDelta
-from uploader.http.bodies.instructions import InstructionReader
+from uploader.http.bodies.delta import InstructionReader
 
 BASE = bytes(range(200))
 

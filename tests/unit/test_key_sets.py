@@ -17,7 +17,7 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from tests.support.clock import ManualClock
 from tests.support.jwts import SECRET, b64, ec_signer, ed_signer, key_set, public_pem, rsa_signer
 from uploader.errors import ConfigurationError, Unavailable
-from uploader.http.auth.keys import KeySet, keys_in_force, keys_of_set
+from uploader.http.auth.jwt import KeySet, keys_in_force, keys_of_set
 from uploader.settings import Settings
 
 SECRET_JWK = {"kty": "oct", "k": b64(SECRET.encode())}

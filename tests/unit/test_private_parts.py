@@ -3,10 +3,12 @@ that names the part and the module to adapt."""
 
 import asyncio
 import inspect
+import re
 import signal
 from collections import deque
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +26,8 @@ from uvicorn.protocols.http import flow_control
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 from uvicorn.supervisors import Multiprocess
+
+import uploader
 
 REQUEST = b"POST /path HTTP/1.1\r\nHost: here\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
 
@@ -113,7 +117,7 @@ def test_redis_runs_scripts_by_a_method_that_may_be_overridden() -> None:
 
 # uvicorn
 
-SERVER = "uploader/http/server"
+SERVER = "uploader/http/server/http11.py"
 # Each method that is overridden or called, with its parameters.
 METHODS: dict[str, list[str]] = {
     "connection_made": ["transport"],
@@ -162,6 +166,19 @@ OF_CYCLE: dict[str, object] = {
     "transport": SimpleNamespace,
     "waiting_for_100_continue": True,
 }
+
+
+SUPERVISOR = "uploader/bootstrap/application.py"
+
+
+def test_no_other_module_looks_into_uvicorn() -> None:
+    package = Path(uploader.__file__).parent
+    found = {
+        module.relative_to(package.parent).as_posix()
+        for module in package.rglob("*.py")
+        if re.search(r"(from|import) uvicorn[._]", module.read_text())
+    }
+    assert found == {SERVER, SUPERVISOR}
 
 
 def as_uvicorn_has_it(part: str, there: bool) -> None:
@@ -251,5 +268,4 @@ def test_uvicorn_leaves_the_signals_of_several_processes_to_methods(monkeypatch:
     for name in ("handle_hup", "handle_term", "init_processes", "keep_subprocess_alive"):
         method: Any = getattr(supervisor, name, None)
         there = there and method is not None and parameters(method) == []
-    used_in = "uploader/bootstrap/application.py"
-    as_used("uvicorn", "Multiprocess.processes, or a method of it", there, used_in)
+    as_used("uvicorn", "Multiprocess.processes, or a method of it", there, SUPERVISOR)

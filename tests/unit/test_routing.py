@@ -3,8 +3,7 @@
 import pytest
 from starlette.responses import Response
 
-from uploader.http.shared.operation import Call, Operation
-from uploader.http.shared.routing import Routing
+from uploader.http.shared.operation import Call, Operation, Routing
 
 TABLE = [
     ("GET", "/"),

@@ -17,11 +17,9 @@ from tests.support.archives import END, Entry, archive, header, in_pieces, padde
 from tests.support.content import KIB, MIB, Content
 from tests.support.faults import open_files_under, paused_call
 from uploader.errors import BodyTimeout, FileTooLarge, InvalidArchive, InvalidRequest, UploaderError
-from uploader.http.bodies import unpacking as unpacking_module
-from uploader.http.bodies.archive import Member
-from uploader.http.bodies.intake import Intake
-from uploader.http.bodies.source import MessageBody
-from uploader.http.bodies.unpacking import Unpacking
+from uploader.http.bodies import archive as unpacking_module
+from uploader.http.bodies.archive import Member, Unpacking
+from uploader.http.bodies.intake import Intake, MessageBody
 from uploader.settings import Settings
 from uploader.storage.base import Body
 from uploader.storage.spool import Spool

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from uploader.errors import TooManyRequests
-from uploader.http.auth import wrong_tokens
-from uploader.http.auth.wrong_tokens import WrongTokens
+from uploader.http.auth import authenticator
+from uploader.http.auth.authenticator import WrongTokens
 
 
 class Time:
@@ -48,7 +48,7 @@ def test_however_many_come_beyond_a_minute_is_enough(monkeypatch: pytest.MonkeyP
 async def test_a_few_of_a_party_wait_and_the_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = WrongTokens(1)
     tokens.count("a")
-    monkeypatch.setattr(wrong_tokens, "_WAIT_SECONDS", 600.0)
+    monkeypatch.setattr(authenticator, "_WAIT_SECONDS", 600.0)
     waiting = [asyncio.create_task(tokens.slow_down("a")) for _ in range(4)]
     await asyncio.sleep(0)
     with pytest.raises(TooManyRequests):
@@ -58,13 +58,13 @@ async def test_a_few_of_a_party_wait_and_the_others_are_refused(monkeypatch: pyt
         task.cancel()
     await asyncio.wait(waiting)
     assert not any(task.done() and not task.cancelled() for task in waiting)
-    monkeypatch.setattr(wrong_tokens, "_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(authenticator, "_WAIT_SECONDS", 0.0)
     await tokens.slow_down("a")
 
 
 def test_no_flood_of_addresses_is_remembered_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     Time(monkeypatch)
-    monkeypatch.setattr(wrong_tokens, "_MAX_PARTIES", 2)
+    monkeypatch.setattr(authenticator, "_MAX_PARTIES", 2)
     tokens = WrongTokens(1)
     for party in ("a", "b", "c"):
         tokens.count(party)

@@ -26,39 +26,25 @@ from uploader.database.engine import Connection
 from uploader.domain.audit_log import Action
 from uploader.embedded import end_with_parent
 from uploader.errors import ConfigurationError, Unavailable
-from uploader.http.admin.events import EventHandlers
-from uploader.http.admin.handlers import AdminHandlers
-from uploader.http.admin.routes import admin_operations
-from uploader.http.admin.tokens import TokenHandlers
-from uploader.http.admin.trail import TrailHandlers
+from uploader.http.admin import AdminHandlers, AuditLogHandlers, EventHandlers, TokenHandlers
 from uploader.http.app import Application, Lifespan
-from uploader.http.auth.at_once import AtOnce
 from uploader.http.auth.authenticator import Authenticator
 from uploader.http.auth.origins import Origins
-from uploader.http.auth.proxies import Proxies
 from uploader.http.bodies.intake import Intake
-from uploader.http.native import file_routes
-from uploader.http.native import routes as native
-from uploader.http.native.files import FileHandlers
-from uploader.http.native.selections import SelectionHandlers
+from uploader.http.native.files import FileHandlers, SelectionHandlers
 from uploader.http.native.uploads import UploadHandlers
-from uploader.http.native.whole import WholeHandlers
-from uploader.http.ops import routes as ops
-from uploader.http.ops.handlers import OpsHandlers
-from uploader.http.ops.pages import PageHandlers
-from uploader.http.resumable.dialect import ResumableDialect
-from uploader.http.resumable.routes import resumable_operations
-from uploader.http.resumable.rufh.dialect import RufhDialect
-from uploader.http.resumable.rufh.handlers import RufhHandlers
-from uploader.http.resumable.tus import TusDialect, TusHandlers
-from uploader.http.resumable.wholes import TusWholes
-from uploader.http.server.allocation import collect_seldom, keep_freed_memory
-from uploader.http.server.certificate import CertificateInForce
+from uploader.http.native.whole_file import WholeFileHandlers
+from uploader.http.ops import OpsHandlers, PageHandlers, ops_operations
+from uploader.http.resumable.dialect import ResumableDialect, ResumableHandlers
+from uploader.http.resumable.rufh import RufhDialect, RufhHandlers
+from uploader.http.resumable.tus import TusConcatenations, TusDialect, TusHandlers
 from uploader.http.server.connections import CONNECTIONS_STATE, Connections
-from uploader.http.server.limits import connection_limits
+from uploader.http.server.process import collect_seldom, connection_limits, keep_freed_memory
 from uploader.http.server.sendfile import SENDERS_STATE, Senders
-from uploader.http.shared.exchange import is_news
-from uploader.http.shared.networks import Networks
+from uploader.http.server.tls import CertificateInForce
+from uploader.http.shared.exchange import ConcurrencyLimit, is_news
+from uploader.http.shared.operation import operations_of
+from uploader.http.shared.proxies import Networks, Proxies
 from uploader.jobs.events import EventKeeper, relay_job, wake_channel
 from uploader.jobs.maintenance import Cleaner, Collector, Reconciler, Scrubber, Snapshot, TrashKeeper
 from uploader.jobs.runner import Job, Runner
@@ -299,16 +285,15 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
     authenticator = Authenticator(settings, services.accounts, services.links, origins, verifier)
     intake = Intake(settings, services.spool)
     proxies = Proxies(settings.trusted_proxies)
-    uploads = UploadHandlers(services.openings, services.receiving, services.uploads, services.instant, services.bases)
-    operations = [
-        *native.upload_operations(uploads),
-        *native.whole_operations(WholeHandlers(services.whole)),
-        *resumable_operations(
+    handlers = (
+        UploadHandlers(services.openings, services.receiving, services.uploads, services.instant, services.bases),
+        WholeFileHandlers(services.whole),
+        ResumableHandlers(
             TusHandlers(
                 services.openings,
                 services.appends,
                 services.uploads,
-                TusWholes(services.concatenations, proxies),
+                TusConcatenations(services.concatenations, proxies),
                 proxies,
             ),
             RufhHandlers(
@@ -319,36 +304,29 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
                 sends_interim=settings.interim_responses,
             ),
         ),
-        *file_routes.file_operations(
-            FileHandlers(
-                services.files,
-                services.folders,
-                services.links,
-                services.bases,
-                sends_on=settings.s3_presigned_downloads,
-            )
+        FileHandlers(
+            services.files,
+            services.folders,
+            services.links,
+            services.bases,
+            sends_on=settings.s3_presigned_downloads,
         ),
-        *file_routes.selection_operations(SelectionHandlers(services.files, services.folders, services.links)),
-        *admin_operations(
-            AdminHandlers(
-                services.reports,
-                services.overview,
-                services.recounting,
-                services.accounts,
-                services.uploads,
-                services.queues,
-                services.clock,
-            ),
-            TokenHandlers(services.accounts, settings.auth),
-            EventHandlers(services.watching, services.reviewing, services.clock),
-            TrailHandlers(services.trail_reports, services.clock),
+        SelectionHandlers(services.files, services.folders, services.links),
+        AdminHandlers(
+            services.reports,
+            services.overview,
+            services.recounting,
+            services.accounts,
+            services.uploads,
+            services.queues,
+            services.clock,
         ),
-        *ops.open_operations(
-            OpsHandlers(settings, services.openings, services.health, services.gauges, services.exposition),
-            settings,
-        ),
-        *ops.page_operations(PageHandlers(settings)),
-    ]
+        TokenHandlers(services.accounts, settings.auth),
+        EventHandlers(services.watching, services.reviewing, services.clock),
+        AuditLogHandlers(services.trail_reports, services.clock),
+    )
+    ops = OpsHandlers(settings, services.openings, services.health, services.gauges, services.exposition)
+    operations = [*operations_of(*handlers), *ops_operations(ops, PageHandlers(settings), settings)]
     max_size_bytes = services.openings.max_file_size_bytes
     dialect = ResumableDialect(TusDialect(max_size_bytes), RufhDialect(max_size_bytes, settings.upload_expiry_seconds))
     return Application(
@@ -356,10 +334,10 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
         authenticator,
         lifespan,
         origins=origins,
-        at_once=AtOnce(settings, proxies),
+        concurrency_limit=ConcurrencyLimit(settings, proxies),
         intake=intake,
         proxies=proxies,
-        asks=services.asking.is_on,
+        pre_creates=services.asking.is_on,
         dialect=dialect,
     )
 
@@ -374,8 +352,7 @@ def create_verifier(settings: Settings, clock: Clock) -> "Verifier | None":
     if settings.auth != "jwt":
         return None
     # Here, because who does without JWTs does without the memory that cryptography takes.
-    from uploader.http.auth.jwt import Verifier
-    from uploader.http.auth.keys import keys_in_force
+    from uploader.http.auth.jwt import Verifier, keys_in_force
 
     return Verifier(settings, keys_in_force(settings, clock), clock)
 

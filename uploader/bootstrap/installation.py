@@ -17,7 +17,7 @@ from uploader.database.engine import Database, is_refusal, unfitness
 from uploader.database.meta import Mishap, note_mishap
 from uploader.embedded import list_aside
 from uploader.errors import ConfigurationError, Unavailable
-from uploader.http.server.certificate import read_certificate
+from uploader.http.server.tls import read_certificate
 from uploader.service.access import OWNER_TOKEN_FILE, owner_token
 from uploader.settings import Settings
 from uploader.sinks.configuration import load_events

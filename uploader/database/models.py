@@ -34,6 +34,8 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.mysql import DATETIME
 from sqlalchemy.types import TypeEngine
 
+from uploader.domain.names import MAX_NAME_BYTES, MAX_USER_ID_BYTES
+
 # The types of columns: how a value is stored, and what one is read as that was never stored.
 
 
@@ -160,7 +162,7 @@ metadata = MetaData()
 user_info = Table(
     "user_info",
     metadata,
-    Column("user_id", Bytewise(255), primary_key=True),
+    Column("user_id", Bytewise(MAX_USER_ID_BYTES), primary_key=True),
     _figure("total_space"),
     _figure("use_space_finished"),
     _figure("use_space_unfinished"),
@@ -172,10 +174,10 @@ upload = Table(
     "upload",
     metadata,
     Column("id", PathWord(32), primary_key=True),
-    Column("user_id", Bytewise(255), nullable=False),
+    Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
     Column("md5", Bytewise(32)),
     Column("sha256", Bytewise(64)),
-    Column("name", Bytewise(1024), nullable=False),
+    Column("name", Bytewise(MAX_NAME_BYTES), nullable=False),
     _figure("size"),
     _figure("chunk_size"),
     _figure("flushed_bytes"),
@@ -210,8 +212,8 @@ concatenation = Table(
     "concatenation",
     metadata,
     Column("id", Bytewise(32), primary_key=True),
-    Column("user_id", Bytewise(255), nullable=False),
-    Column("name", Bytewise(1024), nullable=False),
+    Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
+    Column("name", Bytewise(MAX_NAME_BYTES), nullable=False),
     Column("metadata", Bytewise(4096)),
     # As it was ordered in the protocol of its client.
     Column("ordered", Bytewise(16384), nullable=False),
@@ -264,10 +266,10 @@ file = Table(
     "file",
     metadata,
     Column("id", Bytewise(32), primary_key=True),
-    Column("user_id", Bytewise(255), nullable=False),
+    Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
     Column("md5", Bytewise(32)),
     Column("sha256", PathWord(64), nullable=False),
-    Column("name", Bytewise(1024), nullable=False),
+    Column("name", Bytewise(MAX_NAME_BYTES), nullable=False),
     _figure("size"),
     Column("instant", Boolean, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
@@ -287,7 +289,7 @@ token = Table(
     "token",
     metadata,
     Column("token_sha256", Bytewise(64), primary_key=True),
-    Column("user_id", Bytewise(255), nullable=False),
+    Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
     Column("admin", Boolean, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("revoked_at", UtcDateTime),
@@ -332,7 +334,7 @@ outbox = Table(
     Column("type", Bytewise(32), nullable=False),
     # The id of the upload or file that it is about.
     Column("subject", Bytewise(32), nullable=False),
-    Column("user_id", Bytewise(255), nullable=False),
+    Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     # JSON, as it is told.
     Column("data", LargeBinary, nullable=False),
@@ -364,11 +366,11 @@ trail = Table(
     Column("action", Bytewise(32), nullable=False),
     # How somebody came to act, and who: a user, one of the operating system, or a job.
     Column("via", Bytewise(16), nullable=False),
-    Column("actor", Bytewise(255)),
+    Column("actor", Bytewise(MAX_USER_ID_BYTES)),
     Column("token_id", Bytewise(16)),
     Column("address", Bytewise(64)),
     # Whose the subject is.
-    Column("user_id", Bytewise(255)),
+    Column("user_id", Bytewise(MAX_USER_ID_BYTES)),
     Column("subject", Bytewise(255), nullable=False),
     # JSON.
     Column("details", LargeBinary, nullable=False),

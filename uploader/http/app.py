@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -18,18 +18,15 @@ from uploader.errors import (
     RangeNotSatisfiable,
     UploaderError,
 )
-from uploader.http.auth.at_once import AtOnce
 from uploader.http.auth.authenticator import Authenticator
 from uploader.http.auth.origins import Origins
-from uploader.http.auth.proxies import Proxies
 from uploader.http.bodies.intake import Intake
-from uploader.http.shared.dialect import Dialect
-from uploader.http.shared.exchange import ABORTED, Exchange
+from uploader.http.shared.exchange import ABORTED, ConcurrencyLimit, Exchange
 from uploader.http.shared.openapi import document
-from uploader.http.shared.operation import Call, Operation
+from uploader.http.shared.operation import Call, Operation, Routing, operations_of
 from uploader.http.shared.problem import problem_response
+from uploader.http.shared.proxies import Proxies
 from uploader.http.shared.responses import Json
-from uploader.http.shared.routing import Routing
 from uploader.service.access import Identity
 from uploader.service.audit_log import Actor, Via, actor_of_context
 from uploader.service.precreate import Asker, asker_of_request
@@ -38,6 +35,24 @@ from uploader.wait_budget import WaitBudget, wait_budget_of_request
 logger = logging.getLogger(__name__)
 
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]
+
+
+class Dialect(Protocol):
+    """Such a protocol."""
+
+    @property
+    def prefix(self) -> str:
+        """What its paths begin with."""
+
+    def begin(self, request: Request) -> Response | None:
+        """Look at a request before anything else does, and perhaps answer it at once; its method and its path may be others
+        after this."""
+
+    def refuse(self, request: Request, error: UploaderError, headers: dict[str, str]) -> Response:
+        """Its answer to a request that failed with `error`; `headers` are what every answer has that says this."""
+
+    def mark(self, request: Request, response: Response) -> None:
+        """Say in an answer what every answer says."""
 
 
 class Application:
@@ -50,20 +65,20 @@ class Application:
         lifespan: Lifespan | None = None,
         *,
         origins: Origins,
-        at_once: AtOnce,
+        concurrency_limit: ConcurrencyLimit,
         intake: Intake,
         proxies: Proxies,
-        asks: bool = False,
+        pre_creates: bool = False,
         dialect: Dialect | None = None,
     ) -> None:
-        """`proxies`: through which requests come. `asks`: somebody is asked before uploads, and told from where."""
-        operations = [*operations, _itself(self._describe)]
+        """`proxies`: through which requests come. `pre_creates`: a pre-create hook is asked, and told from where."""
+        operations = [*operations, *operations_of(self)]
         self._authenticator = authenticator
         self._origins = origins
-        self._at_once = at_once
+        self._concurrency_limit = concurrency_limit
         self._intake = intake
         self._proxies = proxies
-        self._asks = asks
+        self._pre_creates = pre_creates
         self._dialect = dialect
         # Starlette's router knows how a server starts and ends an application; requests never meet it.
         self._lifespan = Router(lifespan=lifespan).lifespan
@@ -103,7 +118,7 @@ class Application:
             return self._problem(request, exchange, NotFound())
         # Timers that are set for a request keep its context: nothing of the connection may be in there.
         came_by = {name: request.scope.get(name) for name in ("type", "client", "headers")}
-        if self._asks:
+        if self._pre_creates:
             asker_of_request.set(Asker(partial(self._proxies.client_address, Request(came_by))))
         response = self._origins.preflight(request) if self._origins.are_any else None
         dialect = self._dialect_of(request)
@@ -112,10 +127,10 @@ class Application:
         if response is None:
             try:
                 operation = self._route(request, exchange)
-                self._at_once.admit_address(request, exchange)
+                self._concurrency_limit.admit_address(request, exchange)
                 actor_of_context.set(partial(self._actor, came_by, None))
                 identity = await self._authenticator.identify(operation.access, request)
-                self._at_once.admit_user(identity.user_id, exchange)
+                self._concurrency_limit.admit_user(identity.user_id, exchange)
                 actor_of_context.set(partial(self._actor, came_by, identity))
                 response = await operation.handler(Call(request, identity, self._intake))
             except Exception as error:
@@ -177,17 +192,6 @@ class Application:
             case _:
                 return {}
 
+    @Operation("GET", "/openapi.json", "This document", tag="operations", access="open")
     async def _describe(self, _call: Call) -> Response:
         return Json(self.described)
-
-
-def _itself(handler: Callable[[Call], Any]) -> Operation:
-    return Operation(
-        method="GET",
-        path="/openapi.json",
-        handler=handler,
-        summary="This document",
-        tag="operations",
-        access="open",
-        responses={200: None},
-    )

@@ -1,15 +1,17 @@
 """Who is calling: by a token, a JWT, a proxy's header or a signed link; or the local user where authentication is off."""
 
+import asyncio
+import time
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
 from uploader.domain.names import check_user_id
-from uploader.errors import Forbidden, Unauthenticated
+from uploader.errors import Forbidden, TooManyRequests, Unauthenticated
 from uploader.http.auth.origins import Origins, is_local_host
-from uploader.http.auth.proxies import Proxies
-from uploader.http.auth.wrong_tokens import WrongTokens
 from uploader.http.shared.operation import Access
+from uploader.http.shared.proxies import Proxies
 from uploader.observability import user_id as user_of_log
 from uploader.service.access import LOCAL_USER, Accounts, Identity, Links, selection_subject
 from uploader.settings import Settings
@@ -17,7 +19,55 @@ from uploader.settings import Settings
 if TYPE_CHECKING:
     from uploader.http.auth.jwt import Verifier
 
+_DETAIL = "Too many wrong tokens came from your address: wait before you show one that is new here."
+_MINUTE_SECONDS = 60.0
+# What each beyond waits for, and how many of a party may wait at once: 16 questions to the database in a second.
+_WAIT_SECONDS = 0.25
+_MAX_WAITING = 4
+# What sums of fractions of a minute may be wrong by.
+_ROUNDING_SECONDS = 1e-6
+# Of a flood from more than these, those that were wrong longest ago are forgotten.
+_MAX_PARTIES = 10_000
+
 _NOBODY = Identity("", admin=False)
+
+
+class WrongTokens:
+    """So many at once of each party, then as many in a minute, evenly."""
+
+    def __init__(self, most: int) -> None:
+        self._seconds_for_one = _MINUTE_SECONDS / most
+        # Of each party, until when all it has shown is worked off, by the monotonic clock.
+        self._busy_until: OrderedDict[str, float] = OrderedDict()
+        self._waiting: Counter[str] = Counter()
+
+    def are_too_many(self, party: str) -> bool:
+        """Whether another one would be."""
+        left_seconds = self._busy_until.get(party, 0.0) - time.monotonic()
+        return left_seconds + self._seconds_for_one > _MINUTE_SECONDS + _ROUNDING_SECONDS
+
+    async def slow_down(self, party: str) -> None:
+        """Return after a while if there were too many. Raises TooManyRequests where others of the party wait already."""
+        if not self.are_too_many(party):
+            return
+        if self._waiting[party] >= _MAX_WAITING:
+            raise TooManyRequests(_DETAIL)
+        self._waiting[party] += 1
+        try:
+            await asyncio.sleep(_WAIT_SECONDS)
+        finally:
+            self._waiting[party] -= 1
+            if not self._waiting[party]:
+                del self._waiting[party]
+
+    def count(self, party: str) -> None:
+        """One was wrong."""
+        now = time.monotonic()
+        busy_until = max(self._busy_until.get(party, 0.0), now) + self._seconds_for_one
+        self._busy_until[party] = min(busy_until, now + _MINUTE_SECONDS)
+        self._busy_until.move_to_end(party)
+        if len(self._busy_until) > _MAX_PARTIES:
+            self._busy_until.popitem(last=False)
 
 
 class Authenticator:

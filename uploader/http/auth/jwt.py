@@ -1,24 +1,58 @@
-"""Checks a JWT and reads its claims. Refuses everything it does not know how to check; PyJWT does the cryptography, and no
-more (decision 0014)."""
+"""Checks a JWT and reads its claims, with a secret, a public key, or a JWK set that is read again and again.
 
+Refuses everything it does not know how to check; PyJWT does the cryptography, and no more (decision 0014). A key has exactly
+one algorithm, by its kind; what a token says of itself never chooses how a key is used.
+"""
+
+import asyncio
 import base64
 import hashlib
+import json
+import logging
 import re
 import sys
+import time
+import urllib.request
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+from urllib.error import HTTPError
 
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from jwt.algorithms import get_default_algorithms
+from jwt.exceptions import PyJWTError
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from uploader.clock import Clock
 from uploader.domain.names import check_user_id
-from uploader.errors import InvalidRequest, Unauthenticated
-from uploader.http.auth.keys import Key, Keys
-from uploader.http.shared.operation import decode_json
-from uploader.http.shared.schemas import Size
+from uploader.errors import ConfigurationError, InvalidRequest, Unauthenticated, Unavailable
+from uploader.http.shared.operation import Size, decode_json
 from uploader.service.access import METRICS_SCOPE
 from uploader.settings import Settings
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+_MIN_RSA_BITS = 2048
+_MIN_SECRET_BYTES = 32
+_MAX_KEYS = 64
+_MAX_SET_BYTES = 256 << 10
+_FETCH_SECONDS = 5.0
+# A key that was taken out of its set is out of force after this, and waits for nobody unless requests are this rare.
+_FRESH_SECONDS = 20.0
+_STALE_SECONDS = 30.0
+# Between two attempts, also where tokens name keys that nobody knows.
+_RETRY_SECONDS = 10.0
+
+_ALGORITHMS = get_default_algorithms()
+_KINDS = {"RSA": "RS256", "EC": "ES256", "OKP": "EdDSA", "oct": "HS256"}
 
 _MAX_TOKEN_BYTES = 8192
 _SEGMENT = re.compile(r"[A-Za-z0-9_-]+")
@@ -26,9 +60,199 @@ _CACHE_SIZE = 10_000
 _TYPES = ("jwt", "at+jwt")
 _ADMIN_SCOPE = "admin"
 
-T = TypeVar("T")
 
 Time = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What one algorithm checks signatures with."""
+
+    algorithm: str
+    kid: str | None
+    material: Any
+
+    def signed(self, message: bytes, signature: bytes) -> bool:
+        return bool(_ALGORITHMS[self.algorithm].verify(message, self.material, signature))
+
+
+class FixedKey:
+    """The one key of the settings, whatever `kid` a token names."""
+
+    def __init__(self, key: Key) -> None:
+        self._keys = (key,)
+
+    async def find(self, _kid: str | None) -> tuple[Key, ...]:
+        return self._keys
+
+
+class KeySet:
+    """The keys of a JWK set. Where it can't be read any more, the last good keys stay in force."""
+
+    def __init__(self, read: Callable[[], bytes], clock: Clock, *, secrets_allowed: bool) -> None:
+        """`read` may block, and raises OSError or ValueError. `secrets_allowed`: whether HS256 keys may be in the set."""
+        self._read = read
+        self._clock = clock
+        self._secrets_allowed = secrets_allowed
+        self._keys: tuple[Key, ...] | None = None
+        self._content = b""
+        self._reading: asyncio.Task[None] | None = None
+        self._tried_at = float("-inf")
+        self._failed = False
+
+    async def find(self, kid: str | None) -> tuple[Key, ...]:
+        """The keys that may have signed a token: those of its `kid`, or all where it names none.
+
+        Raises Unavailable if the set could never be read.
+        """
+        age = self._clock.monotonic() - self._tried_at
+        if self._keys is None or age >= _STALE_SECONDS:
+            await self._read_again()
+        elif age >= _FRESH_SECONDS:
+            self._start_reading()
+        found = self._named(kid)
+        if not found:
+            await self._read_again()
+            found = self._named(kid)
+        return found
+
+    def _named(self, kid: str | None) -> tuple[Key, ...]:
+        if self._keys is None:
+            raise Unavailable("The keys that tokens are checked with can't be read; try again.")
+        return tuple(key for key in self._keys if kid is None or key.kid == kid)
+
+    async def _read_again(self) -> None:
+        """Wait for the set to be read, unless that was tried a moment ago."""
+        self._start_reading()
+        if self._reading is not None:
+            await asyncio.shield(self._reading)
+
+    def _start_reading(self) -> None:
+        if self._reading is None and self._clock.monotonic() - self._tried_at >= _RETRY_SECONDS:
+            self._reading = asyncio.create_task(self._read_once(), name="key set")
+
+    async def _read_once(self) -> None:
+        try:
+            content = await asyncio.to_thread(self._read)
+            if content != self._content or self._keys is None:
+                self._keys = keys_of_set(content, secrets_allowed=self._secrets_allowed)
+                self._content = content
+            self._failed = False
+        except (OSError, HTTPException, ValueError) as error:
+            if not self._failed:
+                logger.warning("the key set can't be read; its last good keys stay", extra={"reason": str(error)})
+            self._failed = True
+        finally:
+            self._tried_at = self._clock.monotonic()
+            self._reading = None
+
+
+Keys = FixedKey | KeySet
+
+
+def keys_in_force(settings: Settings, clock: Clock) -> Keys:
+    """The keys that the settings name. Raises ConfigurationError for one that is no key or is too weak."""
+    try:
+        if settings.jwt_secret is not None:
+            return FixedKey(Key("HS256", None, settings.jwt_secret.encode()))
+        if settings.jwt_public_key is not None:
+            return FixedKey(_key_of_pem(settings.jwt_public_key))
+    except ValueError as error:
+        raise ConfigurationError(f"UPLOADER_JWT_PUBLIC_KEY: {error}") from error
+    place = settings.jwt_jwks or ""
+    if place.startswith(("http://", "https://")):
+        return KeySet(lambda: _fetch(place), clock, secrets_allowed=False)
+    try:
+        keys_of_set(_read_file(place), secrets_allowed=True)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"UPLOADER_JWT_JWKS: {error}") from error
+    return KeySet(lambda: _read_file(place), clock, secrets_allowed=True)
+
+
+def _key_of_pem(text: str) -> Key:
+    try:
+        material = load_pem_public_key(text.encode())
+    except Exception as error:  # whatever the parser makes of it, and never its text: it may be a private key
+        raise ValueError("not a public key in PEM") from error
+    return Key(_algorithm_of(material), None, material)
+
+
+def _algorithm_of(material: object) -> str:
+    """The one algorithm of a public key. Raises ValueError for a kind or size that is not taken."""
+    if isinstance(material, RSAPublicKey) and material.key_size >= _MIN_RSA_BITS:
+        return "RS256"
+    if isinstance(material, EllipticCurvePublicKey) and isinstance(material.curve, SECP256R1):
+        return "ES256"
+    if isinstance(material, Ed25519PublicKey):
+        return "EdDSA"
+    raise ValueError("neither RSA of 2048 bits or more, nor EC P-256, nor Ed25519")
+
+
+def keys_of_set(content: bytes, *, secrets_allowed: bool) -> tuple[Key, ...]:
+    """The usable keys of a JWK set (RFC 7517); others in it are left out. Raises ValueError if there are none."""
+    try:
+        jwks = json.loads(content)["keys"]
+        found = [_key_of_jwk(jwk, secrets_allowed=secrets_allowed) for jwk in jwks[:_MAX_KEYS]]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError("not a JWK set") from error
+    keys = tuple(key for key in found if key is not None)
+    if not keys:
+        raise ValueError("the JWK set has no usable key")
+    return keys
+
+
+def _key_of_jwk(jwk: dict[str, Any], *, secrets_allowed: bool) -> Key | None:
+    try:
+        algorithm, kid = _KINDS[jwk["kty"]], jwk.get("kid")
+        for_signatures = jwk.get("use", "sig") == "sig" and "verify" in jwk.get("key_ops", ["verify"])
+        if jwk.get("alg", algorithm) != algorithm or not for_signatures or not isinstance(kid, str | None):
+            return None
+        if "d" in jwk:
+            return None  # a private key that got out is no key
+        material = _ALGORITHMS[algorithm].from_jwk(jwk)
+        if algorithm != "HS256":
+            return Key(_algorithm_of(material), kid, material)
+    except (PyJWTError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return Key(algorithm, kid, material) if secrets_allowed and len(material) >= _MIN_SECRET_BYTES else None
+
+
+def _read_file(place: str) -> bytes:
+    with Path(place).open("rb") as file:
+        return _bounded(file.read(_MAX_SET_BYTES + 1))
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """What the settings name is asked, and nobody else."""
+
+
+def _fetch(url: str) -> bytes:
+    deadline = time.monotonic() + _FETCH_SECONDS
+    opener = urllib.request.build_opener(_NoRedirects)
+    content = b""
+    request = urllib.request.Request(url, headers={"Accept": "application/json"})  # noqa: S310 (its scheme is checked)
+    with _opened(opener, request) as reply:
+        while piece := reply.read1(64 << 10):
+            content = _bounded(content + piece)
+            if time.monotonic() > deadline:
+                raise TimeoutError("the key set came too slowly")
+    return content
+
+
+def _opened(opener: urllib.request.OpenerDirector, request: urllib.request.Request) -> HTTPResponse:
+    try:
+        reply: HTTPResponse = opener.open(request, None, _FETCH_SECONDS)
+    except HTTPError as error:
+        error.close()  # it is a reply, too
+        raise
+    return reply
+
+
+def _bounded(content: bytes) -> bytes:
+    if len(content) > _MAX_SET_BYTES:
+        raise ValueError(f"the JWK set is larger than {_MAX_SET_BYTES} bytes")
+    return content
 
 
 class Header(Struct):

@@ -7,6 +7,8 @@ client is refused for lack of memory, and no slow one holds it.
 import asyncio
 import re
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
@@ -20,14 +22,21 @@ from uploader.errors import (
     TooManyRequests,
     UploaderError,
 )
-from uploader.http.bodies.pace import Pace
-from uploader.http.bodies.received import BodyBudget, ReceivedBody, Segments, WholeBody
-from uploader.http.bodies.source import DIRECT_BODY, BodySource, MessageBody
+from uploader.http.bodies.body import BodyBudget, ReceivedBody, Segments, WholeBody
 from uploader.service.append import Part, a_newer_one
 from uploader.settings import Settings
 from uploader.storage.base import Body
 from uploader.storage.spool import Spool
 from uploader.tasks import uninterrupted
+
+# A body that takes longer than this moves out of memory; the minimum rate is asked for from here on, too.
+GRACE_SECONDS = 10.0
+
+# Under this name `scope["extensions"]` holds `{"body": a DirectSource}`, where the server offers one for a request.
+DIRECT_BODY = "uploader.direct_body"
+# And under this one, for a request that announces trailers, `{"fields": those that came}`, once all of its body has: each
+# name in lower case, with its value.
+TRAILERS = "uploader.trailers"
 
 # JSON is small, and there is no place for it but memory: it has a budget of its own, so that chunks never starve it.
 MAX_JSON_BYTES = 256 << 10
@@ -41,6 +50,144 @@ _PATIENCE_SECONDS = 0.25
 
 # What is wrong with a body of a length, where another one was expected, or that is the most.
 _FaultOf = Callable[[int, int], UploaderError | None]
+
+
+class Pace:
+    """When a body stands still for too long, or is slower than it may be; by the loop's clock, in seconds."""
+
+    def __init__(self, started_at: float, idle_timeout_seconds: float, min_rate_bytes: int) -> None:
+        self._started_at = started_at
+        self._idle_timeout_seconds = idle_timeout_seconds
+        self._min_rate_bytes = min_rate_bytes
+        self.slow_at = started_at + GRACE_SECONDS
+        # Since when it is waited for.
+        self._ready_at = started_at
+
+    def excuse(self, since: float, now: float) -> None:
+        """What a busy disk took between the two is not the client's."""
+        if now == since:
+            return
+        self._started_at += now - since
+        self.slow_at += now - since
+        self._ready_at = now
+
+    def late_at(self, progressed_at: float, length: int) -> float:
+        """For a body that gets no further than this."""
+        still_at = max(progressed_at, self._ready_at) + self._idle_timeout_seconds
+        if not self._min_rate_bytes:
+            return still_at
+        return min(still_at, max(self.slow_at, self._started_at + length / self._min_rate_bytes))
+
+
+class Sink(Protocol):
+    """Memory that a body is poured into."""
+
+    def room(self) -> memoryview:
+        """Where the next bytes go; empty if there is no room now."""
+
+    def advance(self, count: int) -> None:
+        """So many bytes were put there, at the latest when the pouring ends."""
+
+
+class Piece:
+    """What was read of a body, and not yet looked at."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._memory = memoryview(bytearray(size_bytes))
+        self.length = 0
+
+    def room(self) -> memoryview:
+        return self._memory[self.length :]
+
+    def advance(self, count: int) -> None:
+        self.length += count
+
+    def take(self) -> memoryview:
+        """What was read; good until the next is."""
+        taken, self.length = self._memory[: self.length], 0
+        return taken
+
+
+class BodySource(Protocol):
+    """A body that is on its way."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of it was poured."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is waiting, and nothing was poured."""
+
+    def take(self) -> bytes:
+        """What is waiting, in place of pouring it."""
+
+    @property
+    def progressed_at(self) -> float:
+        """When a byte last came, or when it began, by the loop's clock, in seconds."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What has come beyond that, as far as is known."""
+
+    async def pour(self, sink: Sink, until: float) -> None:
+        """Give bytes to `sink` until it has no room, the body ends, or the loop's clock says `until`.
+
+        Raises ClientDisconnect.
+        """
+
+
+class DirectSource(BodySource, Protocol):
+    """A body that the server reads past its parser."""
+
+    @property
+    def started(self) -> bool:
+        """Whether anything was poured: the rest has to be asked for here, too."""
+
+
+class MessageBody:
+    """A body in ASGI's messages."""
+
+    # It may be, but nobody asked.
+    is_whole = False
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._rest = memoryview(b"")
+        self._more = True
+        self.progressed_at = asyncio.get_running_loop().time()
+
+    @property
+    def ended(self) -> bool:
+        return not self._more and not self._rest
+
+    @property
+    def waiting_bytes(self) -> int:
+        return len(self._rest)
+
+    def take(self) -> bytes:
+        taken, self._rest = bytes(self._rest), memoryview(b"")
+        return taken
+
+    async def pour(self, sink: Sink, until: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                while (room := sink.room()) and not self.ended:
+                    if not self._rest:
+                        await self._next()
+                    count = min(len(self._rest), len(room))
+                    room[:count] = self._rest[:count]
+                    self._rest = self._rest[count:]
+                    sink.advance(count)
+
+    async def _next(self) -> None:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect()
+        self._rest = memoryview(message.get("body", b""))
+        self._more = message.get("more_body", False)
+        if self._rest:
+            self.progressed_at = asyncio.get_running_loop().time()
 
 
 class _Excess:

@@ -17,11 +17,40 @@ from starlette.types import Receive, Scope, Send
 
 from uploader.domain.upload import File
 from uploader.errors import RangeNotSatisfiable
-from uploader.http.native.showing import headers_of, shown_as
 from uploader.http.shared.responses import ZERO_COPY_SEND
 from uploader.service.files import Files
 from uploader.storage.contents import FileBlob, OpenBlob, OpenSignature, PresigningBlob
 from uploader.tasks import uninterrupted
+
+# With the policies under which they are shown: alone, or within a page of the same origin.
+_ALONE = "sandbox; default-src 'none'; media-src 'self'; style-src 'unsafe-inline'; frame-ancestors 'self'"
+# Browsers open their viewer of PDF in no sandbox; nothing but this viewer takes this type.
+_PDF = "default-src 'none'; object-src 'self'; style-src 'unsafe-inline'; frame-ancestors 'self'"
+
+_PREVIEW_TYPES = {
+    "avif": "image/avif",
+    "bmp": "image/bmp",
+    "gif": "image/gif",
+    "ico": "image/x-icon",
+    "jpeg": "image/jpeg",
+    "jpg": "image/jpeg",
+    "png": "image/png",
+    "webp": "image/webp",
+    "m4v": "video/mp4",
+    "mov": "video/quicktime",
+    "mp4": "video/mp4",
+    "ogv": "video/ogg",
+    "webm": "video/webm",
+    "aac": "audio/aac",
+    "flac": "audio/flac",
+    "m4a": "audio/mp4",
+    "mp3": "audio/mpeg",
+    "oga": "audio/ogg",
+    "ogg": "audio/ogg",
+    "opus": "audio/ogg",
+    "wav": "audio/wav",
+    "pdf": "application/pdf",
+}
 
 _PIECE_BYTES = 256 << 10
 _MAX_RANGES = 100
@@ -32,6 +61,21 @@ _SENT_ON_SECONDS = 60
 _SPEC = re.compile(r"[ \t]*(?:([0-9]+)-([0-9]*)|-([0-9]+))[ \t]*")
 
 Range = tuple[int, int]  # offset and length in bytes
+
+
+def preview_type_of(name: str) -> str | None:
+    """The media type as which a file of this name may be shown; None: it is only ever saved."""
+    _, dot, ending = name.rpartition(".")
+    return _PREVIEW_TYPES.get(ending.lower()) if dot else None
+
+
+def preview_headers_of(media_type: str, disposition: str) -> dict[str, str]:
+    """Those that differ from a download's, which has this disposition."""
+    return {
+        "Content-Disposition": disposition.replace("attachment", "inline", 1),
+        "Content-Security-Policy": _PDF if media_type == "application/pdf" else _ALONE,
+        "X-Frame-Options": "SAMEORIGIN",
+    }
 
 
 def parse_ranges(header: str, size: int) -> list[Range] | None:
@@ -117,10 +161,10 @@ async def download(
 ) -> Response:
     """The answer to `GET` or `HEAD` of a file's content; `shown`: for a browser to show, where it may; `sends_on`: to where
     the bytes are, where that can be. Raises RangeNotSatisfiable, and as `Files.open` does."""
-    shown_type = shown_as(file.name) if shown else None
+    shown_type = preview_type_of(file.name) if shown else None
     headers = _headers(file)
     if shown_type is not None:
-        headers |= headers_of(shown_type, headers["Content-Disposition"])
+        headers |= preview_headers_of(shown_type, headers["Content-Disposition"])
     media_type = shown_type or _MEDIA_TYPE
     if _matches_etag(request.headers.get("if-none-match", ""), headers["ETag"]):
         return Response(status_code=304, headers=headers)

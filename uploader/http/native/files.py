@@ -1,22 +1,58 @@
-"""The handlers of `/me`: each turns a request into one call of the service, and what it says into HTTP."""
+"""`/me`: files, one and many at once, and the caller's accounts; each handler turns a request into one call of the
+service, and what it says into HTTP.
+"""
 
 import base64
 import unicodedata
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from starlette.responses import Response
 
-from uploader.domain.names import Folder, Place
+from uploader.domain.names import Folder, Place, Selection
 from uploader.domain.upload import File
-from uploader.errors import InvalidRequest
+from uploader.errors import InvalidRequest, Unauthenticated
 from uploader.http.native import schemas
+from uploader.http.native.archive import archive
 from uploader.http.native.download import download, send_signature
-from uploader.http.shared.operation import Call, checked_name, or_none
+from uploader.http.native.schemas import ArchiveSchema, MoveInto, SelectionSchema, selection_of
+from uploader.http.shared.operation import (
+    AFTER,
+    LIMIT,
+    PREFIX,
+    SEARCH,
+    STRING,
+    Call,
+    Operation,
+    Parameter,
+    checked_name,
+    or_none,
+)
 from uploader.http.shared.responses import Json
-from uploader.service.access import Links
+from uploader.service.access import Links, selection_subject
 from uploader.service.delta import DeltaBases
 from uploader.service.files import Files, Folders
+
+FORM_FIELD = "selection"
+
+_SELECTION = Parameter("selection", STRING, "Of a signed link: the digest of what it is to.")
+_SHOW = Parameter(
+    "show",
+    {"enum": ["inline"]},
+    "To be shown, not saved: images, sound, films and PDF have their type then. All else stays a download.",
+)
+_DELIMITER = Parameter(
+    "delimiter", {"enum": ["/"]}, "One level, by name: its files, and what lies deeper as `folders`."
+)
+_SOME = Parameter("prefix", STRING, "Files whose names start with this.", required=True)
+_FORMAT = Parameter("format", {"enum": ["zip", "tar"], "default": "zip"}, "What is made of it.")
+
+_files = partial(Operation, tag="files")
+
+
+def _link_parameters(maker: str) -> tuple[Parameter, ...]:
+    return tuple(Parameter(name, STRING, f"Of a signed link: see `{maker}`.") for name in ("user", "expires"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +66,13 @@ class FileHandlers:
     # Whether downloads are sent on to where the bytes are.
     sends_on: bool = False
 
+    @_files(
+        "GET",
+        "/me/files",
+        "Your files, newest first",
+        responses={200: schemas.FileList},
+        parameters=(LIMIT, AFTER, PREFIX, SEARCH, _DELIMITER),
+    )
     async def list_files(self, call: Call) -> Response:
         limit = call.query_int("limit", 100, 1, 1000)
         prefix, part = _part_of_name(call, "prefix"), _part_of_name(call, "q")
@@ -49,41 +92,73 @@ class FileHandlers:
         folders = [schemas.folder_of(found) for found in page if isinstance(found, Folder)]
         return Json(schemas.FileList(files, None if place is None else _cursor_of(place), folders))
 
+    @_files("GET", "/me/files/{id}", "One file", responses={200: schemas.FileSchema}, problems=("file-not-found",))
     async def get_file(self, call: Call) -> Response:
-        return Json(schemas.file_of(await self.files.get(call.user_id, self._id(call))))
+        return Json(schemas.file_of(await self.files.get(call.user_id, call.in_path("id"))))
 
+    @_files(
+        "PATCH",
+        "/me/files/{id}",
+        "Rename a file",
+        takes=schemas.Rename,
+        responses={200: schemas.FileSchema},
+        problems=("file-not-found", "name-taken"),
+    )
     async def rename_file(self, call: Call) -> Response:
         body = await call.json(schemas.Rename)
-        return Json(schemas.file_of(await self.files.rename(call.user_id, self._id(call), checked_name(body.name))))
+        return Json(schemas.file_of(await self.files.rename(call.user_id, call.in_path("id"), checked_name(body.name))))
 
+    @_files("DELETE", "/me/files/{id}", "Delete a file", responses={204: None}, problems=("file-not-found",))
     async def delete_file(self, call: Call) -> Response:
-        await self.files.delete(call.user_id, self._id(call))
+        await self.files.delete(call.user_id, call.in_path("id"))
         return Response(status_code=204)
 
+    @_files(
+        "GET",
+        "/me/files/{id}/content",
+        "Download a file, whole or in ranges",
+        access="reader",
+        responses={200: None, 206: None, 304: None, 307: None},
+        problems=("file-not-found", "range-not-satisfiable", "content-damaged"),
+        parameters=(*_link_parameters("POST /me/files/{id}/link"), _SHOW),
+    )
     async def get_content(self, call: Call) -> Response:
-        file = await self.files.get(call.user_id, self._id(call))
+        file = await self.files.get(call.user_id, call.in_path("id"))
         shown = call.query_word("show", "", ("", "inline")) == "inline"
         return await download(call.request, file, self.files, shown=shown, sends_on=self.sends_on)
 
+    @_files(
+        "GET",
+        "/me/files/{id}/signature",
+        "The pieces of a file, so that only what changed need be sent",
+        problems=("file-not-found", "base-unusable", "storage-full"),
+    )
     async def get_signature(self, call: Call) -> Response:
-        opened = await self.bases.open_signature(call.user_id, self._id(call))
+        opened = await self.bases.open_signature(call.user_id, call.in_path("id"))
         return await send_signature(call.request, opened)
 
+    @_files(
+        "POST",
+        "/me/files/{id}/link",
+        "Make a link that downloads a file without a token, for a while",
+        takes=schemas.MakeLink,
+        takes_optional=True,
+        responses={200: schemas.Link},
+        problems=("file-not-found",),
+    )
     async def make_link(self, call: Call) -> Response:
         body = await call.json(schemas.MakeLink, optional=True)
-        file = await self.files.get(call.user_id, self._id(call))
+        file = await self.files.get(call.user_id, call.in_path("id"))
         query, end = await self.links.make(call.user_id, file.id, or_none(body.expires_in))
         return Json(schemas.Link(f"/me/files/{file.id}/content?{query}", end))
 
+    @_files("GET", "/me/usage", "Your accounts", responses={200: schemas.UsageSchema})
     async def get_usage(self, call: Call) -> Response:
         return Json(schemas.usage_of(await self.files.usage(call.user_id)))
 
+    @_files("GET", "/me/identity", "Who you are here", responses={200: schemas.Caller})
     async def get_caller(self, call: Call) -> Response:
         return Json(schemas.Caller(call.user_id, call.identity.admin))
-
-    def _id(self, call: Call) -> str:
-        file_id: str = call.request.path_params["id"]
-        return file_id
 
 
 def _part_of_name(call: Call, parameter: str) -> str | None:
@@ -105,3 +180,124 @@ def _place_of(cursor: str | None) -> Place | None:
     except (ValueError, msgspec.MsgspecError) as error:
         raise InvalidRequest.field("after", "is not a cursor of this list") from error
     return place
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionHandlers:
+    """`/me/archive`, and `/me/files` by prefixes and by ids."""
+
+    files: Files
+    folders: Folders
+    links: Links
+
+    @_files(
+        "GET",
+        "/me/archive",
+        "Download a folder as one zip or tar",
+        problems=("content-damaged",),
+        parameters=(PREFIX, _FORMAT),
+    )
+    async def get_archive(self, call: Call) -> Response:
+        kind = call.query_word("format", "zip", ("zip", "tar"))
+        prefix = unicodedata.normalize("NFC", call.query("prefix") or "")
+        folder = prefix[: prefix.rfind("/") + 1]
+        return await self._archive(call.user_id, Selection((), (prefix,)), [folder], kind)
+
+    @_files(
+        "POST",
+        "/me/archive",
+        "Download files and folders as one zip or tar, named from what they have in common on",
+        access="reader",
+        takes=ArchiveSchema,
+        takes_form=FORM_FIELD,
+        problems=("file-not-found", "content-damaged"),
+        parameters=(*_link_parameters("POST /me/archive/link"), _SELECTION),
+    )
+    async def make_archive(self, call: Call) -> Response:
+        """With a link, only of what that was made for."""
+        told = await call.json_or_form(ArchiveSchema, FORM_FIELD)
+        selection = selection_of(told)
+        if call.query("selection") not in (None, selection.digest):
+            raise Unauthenticated("The link is not valid.")
+        names = await self.folders.names(call.user_id, selection)
+        return await self._archive(call.user_id, selection, names, told.format)
+
+    @_files(
+        "POST",
+        "/me/archive/link",
+        "Make a link to which a form can post this selection without a token, for five minutes",
+        takes=ArchiveSchema,
+        responses={200: schemas.Link},
+        problems=("file-not-found", "content-damaged"),
+    )
+    async def make_archive_link(self, call: Call) -> Response:
+        """What could not be answered later, where nobody may see it, is refused here."""
+        selection = selection_of(await call.json(ArchiveSchema))
+        await self.folders.names(call.user_id, selection)
+        await self.folders.check(call.user_id, selection)
+        query, end = await self.links.make(call.user_id, selection_subject(selection.digest))
+        return Json(schemas.Link(f"/me/archive?selection={selection.digest}&{query}", end))
+
+    @_files(
+        "POST",
+        "/me/files/delete",
+        "Delete files, and what is below prefixes",
+        takes=SelectionSchema,
+        responses={200: schemas.Changed},
+    )
+    async def delete_selection(self, call: Call) -> Response:
+        selection = _of_some(await call.json(SelectionSchema))
+        return Json(schemas.Changed(await self.folders.delete(call.user_id, selection)))
+
+    @_files(
+        "POST",
+        "/me/files/move",
+        "Put files, and folders, into a folder",
+        takes=MoveInto,
+        responses={200: schemas.Changed},
+    )
+    async def move_selection(self, call: Call) -> Response:
+        told = await call.json(MoveInto)
+        to = unicodedata.normalize("NFC", told.to)
+        return Json(schemas.Changed(await self.folders.move_into(call.user_id, _of_some(told), to)))
+
+    @_files(
+        "DELETE", "/me/files", "Delete what is below a prefix", responses={200: schemas.Changed}, parameters=(_SOME,)
+    )
+    async def delete_files(self, call: Call) -> Response:
+        selection = Selection((), (_prefix_of_some(call),))
+        return Json(schemas.Changed(await self.folders.delete(call.user_id, selection)))
+
+    @_files(
+        "PATCH",
+        "/me/files",
+        "Move what is below a prefix",
+        takes=schemas.Move,
+        responses={200: schemas.Changed},
+        parameters=(_SOME,),
+    )
+    async def move_files(self, call: Call) -> Response:
+        prefix = _prefix_of_some(call)
+        body = await call.json(schemas.Move)
+        new_prefix = unicodedata.normalize("NFC", body.prefix)
+        return Json(schemas.Changed(await self.folders.move(call.user_id, prefix, new_prefix)))
+
+    async def _archive(self, user_id: str, selection: Selection, names: list[str], kind: str) -> Response:
+        await self.folders.check(user_id, selection)
+        return archive(self.folders.read(user_id, selection), names, kind, self.files.open)
+
+
+def _of_some(told: SelectionSchema) -> Selection:
+    """What is to be changed; all files are never meant by nothing. Raises InvalidRequest."""
+    selection = selection_of(told)
+    if "" in selection.prefixes:
+        raise InvalidRequest.field("prefixes", "has an empty one")
+    return selection
+
+
+def _prefix_of_some(call: Call) -> str:
+    """As `_of_some`."""
+    prefix = call.query("prefix")
+    if not prefix:
+        raise InvalidRequest.field("prefix", "is missing or empty")
+    return unicodedata.normalize("NFC", prefix)

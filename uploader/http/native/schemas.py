@@ -4,6 +4,7 @@ Field names are the contract's. Types are strict: a missing field, an unknown on
 refused while decoding.
 """
 
+import unicodedata
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -11,19 +12,19 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from uploader.domain.digest import ALGORITHM, Challenge
-from uploader.domain.names import Folder
+from uploader.domain.names import MAX_NAME_BYTES, Folder, Selection
 from uploader.domain.reports import Usage
 from uploader.domain.upload import File, IfExists, chunk_count
 from uploader.errors import InvalidRequest
-from uploader.http.shared.operation import or_none
-from uploader.http.shared.schemas import MAX_SIZE_BYTES, Problem, Size
+from uploader.http.shared.operation import MAX_SIZE_BYTES, Size, or_none
+from uploader.http.shared.problem import Problem
 from uploader.service.results import Complete, StillMerging, UploadStatus
 
 Name = Annotated[
     str,
     Meta(
         min_length=1,
-        max_length=1024,
+        max_length=MAX_NAME_BYTES,
         description="A relative path in segments of at most 255 bytes, separated by `/`; normalised to NFC.",
     ),
 ]
@@ -42,17 +43,8 @@ Moment = Annotated[
 
 # Requests
 
-
-class OpenFile(Struct, forbid_unknown_fields=True):
-    """Open, resume or finish at once."""
-
-    name: Name
-    size: Size
-    chunk_size: ChunkSize | UnsetType = UNSET
-    sha256: Sha256 | UnsetType = UNSET
-    instant: bool = True
-    if_exists: Choice | UnsetType = UNSET
-    modified_at: Moment | UnsetType = UNSET
+# Of one request, so that its body stays small.
+_MAX_SELECTED = 5000
 
 
 class OpenUpload(Struct, forbid_unknown_fields=True):
@@ -63,6 +55,13 @@ class OpenUpload(Struct, forbid_unknown_fields=True):
     chunk_size: ChunkSize | UnsetType = UNSET
     if_exists: Choice | UnsetType = UNSET
     modified_at: Moment | UnsetType = UNSET
+
+
+class OpenFile(OpenUpload, forbid_unknown_fields=True):
+    """Open, resume or finish at once."""
+
+    sha256: Sha256 | UnsetType = UNSET
+    instant: bool = True
 
 
 class TellDigests(Struct, forbid_unknown_fields=True):
@@ -89,7 +88,7 @@ class Rename(Struct, forbid_unknown_fields=True):
 class Move(Struct, forbid_unknown_fields=True):
     """Where files go: what their names begin with from then on."""
 
-    prefix: Annotated[str, Meta(max_length=1024)]
+    prefix: Annotated[str, Meta(max_length=MAX_NAME_BYTES)]
 
 
 class MakeLink(Struct, forbid_unknown_fields=True):
@@ -339,3 +338,30 @@ def _challenge_of(challenge: Challenge) -> ChallengeSchema:
     return ChallengeSchema(
         challenge.id, challenge.nonce, challenge.user_id, challenge.ranges, ALGORITHM, challenge.expires_at
     )
+
+
+class SelectionSchema(Struct, forbid_unknown_fields=True):
+    """Files by their ids, and all that is below prefixes. Ids that are none of your files' are passed over."""
+
+    ids: Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=_MAX_SELECTED)] = []
+    prefixes: Annotated[list[Annotated[str, Meta(max_length=MAX_NAME_BYTES)]], Meta(max_length=_MAX_SELECTED)] = []
+
+
+class ArchiveSchema(SelectionSchema, forbid_unknown_fields=True):
+    """What is to be in an archive, and of which kind that is."""
+
+    format: Literal["zip", "tar"] = "zip"
+
+
+class MoveInto(SelectionSchema, forbid_unknown_fields=True, kw_only=True):
+    """What goes into a folder, which is there from then on; `""` is the top."""
+
+    to: Annotated[
+        str,
+        Meta(max_length=MAX_NAME_BYTES, pattern="^(.*/)?$", description="A prefix that ends with a slash, or nothing."),
+    ]
+
+
+def selection_of(told: SelectionSchema) -> Selection:
+    """Prefixes in the form that names have."""
+    return Selection.of(told.ids, (unicodedata.normalize("NFC", prefix) for prefix in told.prefixes))

@@ -1,17 +1,19 @@
 """The handlers of `/files` and `/uploads`: each turns a request into one call of the service, and its result into HTTP."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from uploader.domain.digest import Challenge, ClaimedDigests
 from uploader.errors import ChunkNumberOutOfRange, InvalidRequest, UploadNotFound
-from uploader.http.bodies.made import MadeChunk
+from uploader.http.bodies.delta import DeltaChunk
 from uploader.http.native import schemas
-from uploader.http.shared.operation import Call, checked_name, or_none
+from uploader.http.shared.operation import STRING, Call, H, Operation, Parameter, checked_name, header, or_none
 from uploader.http.shared.responses import Json
 from uploader.service.chunk import Receiving
 from uploader.service.delta import DeltaBases
@@ -21,9 +23,45 @@ from uploader.service.open import Openings
 from uploader.service.results import Acknowledged, Complete, Opening, Result, StillMerging, Target, UploadStatus
 from uploader.service.status import Uploads
 
+_ID_OF_UPLOAD = Parameter("id", STRING, "The id of the upload that is meant.")
+_IDEMPOTENCY = header(
+    "Idempotency-Key", {"type": "string", "pattern": "^[!-~]{1,128}$"}, "A repeated call with it gives the same upload."
+)
+_BASE = Parameter("base", STRING, "A file of yours that the chunk is made from: the body is instructions.")
+DIGEST_HEADERS = (
+    header("Content-MD5", STRING, "RFC 1864."),
+    header("Content-Digest", STRING, "RFC 9530, `md5` or `sha-256`."),
+)
+
+FILE = {200: schemas.FileState, 201: schemas.FileState}
+_STATUS = {200: (schemas.UploadState, schemas.FileState)}
+_OPEN = {**_STATUS, 201: (schemas.UploadState, schemas.FileState)}
+_OPEN_FILE = {**_OPEN, 200: (schemas.UploadState, schemas.FileState, schemas.ChallengeState)}
+_MERGE = {**FILE, 202: schemas.UploadState}
+_CHUNK = {**_MERGE, 200: (schemas.ChunkState, schemas.FileState)}
+# Where a file begins, and where it is made.
+BEGINNING = ("refused", "quota-exceeded", "file-too-large")
+FINISHING = ("name-taken", "md5-mismatch", "sha256-mismatch", "storage-full")
+_OPENING = ("invalid-request", *BEGINNING, *FINISHING, "too-many-uploads")
+_FINDING = ("upload-not-found", "upload-gone", "invalid-request")
+
 _MAX_ID_LENGTH = 64
 _MAX_DIGITS = 18
 _RETRY_AFTER_MERGING_SECONDS = "1"
+
+
+uploading = partial(Operation, tag="uploading")
+
+
+def _of_upload(method: str, place: str, summary: str, **declared: Any) -> Callable[[H], H]:
+    """An operation of one upload, which is found by its MD5 or by its id."""
+
+    def declare(handler: H) -> H:
+        parameters = declared.pop("parameters", ())
+        by_id = uploading(method, f"/uploads/{{id}}{place}", summary, parameters=parameters, **declared)
+        return replace(by_id, path=f"/files/{{md5}}{place}", parameters=(_ID_OF_UPLOAD, *parameters))(by_id(handler))
+
+    return declare
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,57 +74,94 @@ class UploadHandlers:
     instant: Instant
     bases: DeltaBases
 
+    @uploading(
+        "POST",
+        "/files/{md5}",
+        "Open, resume or finish at once",
+        takes=schemas.OpenFile,
+        responses=_OPEN_FILE,
+        problems=("invalid-md5", "size-mismatch", "sha256-conflict", *_OPENING),
+    )
     async def open_file(self, call: Call) -> Response:
         md5 = call.md5()
-        body = await call.json(schemas.OpenFile)
-        opening = Opening(
-            user_id=call.user_id,
-            md5=md5,
-            sha256=_lower(or_none(body.sha256)),
-            name=checked_name(body.name),
-            size=body.size,
-            chunk_size=or_none(body.chunk_size),
-            instant=body.instant,
-            if_exists=or_none(body.if_exists),
-            modified_at=schemas.moment_of(body.modified_at),
-        )
-        return answer(call, await self.openings.open(opening))
+        return answer(call, await self.openings.open(_opening(call, md5, await call.json(schemas.OpenFile))))
 
+    @uploading(
+        "POST",
+        "/uploads",
+        "Open an upload whose digests are not known yet",
+        takes=schemas.OpenUpload,
+        responses=_OPEN,
+        problems=("upload-not-found", "upload-gone", *_OPENING),
+        parameters=(_IDEMPOTENCY,),
+    )
     async def open_upload(self, call: Call) -> Response:
-        body = await call.json(schemas.OpenUpload)
-        opening = Opening(
-            user_id=call.user_id,
-            md5=None,
-            sha256=None,
-            name=checked_name(body.name),
-            size=body.size,
-            chunk_size=or_none(body.chunk_size),
-            instant=False,
-            idempotency_key=_idempotency_key(call.request),
-            if_exists=or_none(body.if_exists),
-            modified_at=schemas.moment_of(body.modified_at),
-        )
-        return answer(call, await self.openings.open(opening))
+        return answer(call, await self.openings.open(_opening(call, None, await call.json(schemas.OpenUpload))))
 
+    @_of_upload(
+        "PUT",
+        "/chunks/{n}",
+        "Send one chunk",
+        takes_bytes=True,
+        responses=_CHUNK,
+        problems=(
+            *(
+                "upload-not-found",
+                "upload-gone",
+                "file-not-found",
+                "base-unusable",
+                "length-unknown",
+                "invalid-request",
+            ),
+            *("chunk-number-out-of-range", "chunk-length-mismatch", "digest-mismatch", "invalid-delta"),
+            *(*FINISHING, "chunks-missing", "bytes-conflict"),
+        ),
+        parameters=(_BASE, *DIGEST_HEADERS),
+    )
     async def put_chunk(self, call: Call) -> Response:
         target, number, claims = _target(call), _chunk_number(call), call.claims()
         base = call.query("base")
         if base is None:
             body = call.intake.body_of(call.request)
             return answer(call, await self.receiving.receive(target, number, body, claims))
-        made = MadeChunk(call.intake, call.request, claims, partial(self.bases.open, call.user_id, base))
+        made = DeltaChunk(call.intake, call.request, claims, partial(self.bases.open, call.user_id, base))
         return answer(call, await self.receiving.receive(target, number, made, ClaimedDigests()))
 
+    @_of_upload("GET", "", "Where it stands", responses=_STATUS, problems=_FINDING)
     async def get_upload(self, call: Call) -> Response:
         return Json(schemas.state_of(await self.uploads.status(_target(call))))
 
+    @_of_upload(
+        "POST",
+        "/merge",
+        "Ask for the merge again",
+        responses=_MERGE,
+        problems=(*FINISHING, "chunks-missing", *_FINDING),
+    )
     async def merge(self, call: Call) -> Response:
         return answer(call, await self.uploads.merge(_target(call)))
 
+    @_of_upload("DELETE", "", "Cancel", responses={204: None}, problems=_FINDING)
     async def cancel(self, call: Call) -> Response:
         await self.uploads.cancel(_target(call))
         return Response(status_code=204)
 
+    @uploading(
+        "PATCH",
+        "/uploads/{id}",
+        "Tell the digests of an upload",
+        takes=schemas.TellDigests,
+        responses={200: (schemas.UploadTold, schemas.FileState, schemas.ChallengeState), 201: schemas.FileState},
+        problems=(
+            *_FINDING,
+            "length-unknown",
+            "md5-conflict",
+            "sha256-conflict",
+            "upload-exists",
+            "name-taken",
+            "quota-exceeded",
+        ),
+    )
     async def tell_digests(self, call: Call) -> Response:
         target = _target(call)
         body = await call.json(schemas.TellDigests)
@@ -96,21 +171,54 @@ class UploadHandlers:
             case result:
                 return answer(call, result)
 
+    @_of_upload(
+        "POST",
+        "/proof",
+        "Prove that you hold the content",
+        takes=schemas.Prove,
+        responses=FILE,
+        problems=("proof-failed", "refused", "name-taken", "quota-exceeded", *_FINDING),
+    )
     async def prove(self, call: Call) -> Response:
         target = _target(call)
         body = await call.json(schemas.Prove)
         proof = bytes.fromhex(body.proof)
         return answer(call, await self.instant.prove(target, checked_name(body.name), body.id, proof))
 
+    @uploading("GET", "/uploads", "Your open uploads", responses={200: schemas.UploadList})
     async def list_uploads(self, call: Call) -> Response:
         statuses = await self.uploads.list_open(call.user_id)
         return Json(schemas.UploadList([schemas.upload_of(status) for status in statuses]))
 
+    @uploading(
+        "POST",
+        "/files/status",
+        "The state of many MD5s",
+        takes=schemas.AskStates,
+        responses={200: dict[str, schemas.StateSchema]},
+    )
     async def ask_states(self, call: Call) -> Response:
         body = await call.json(schemas.AskStates)
         md5s = list(dict.fromkeys(md5.lower() for md5 in body.md5s))
         states = await self.uploads.states(call.user_id, md5s)
         return Json({md5: {"state": state} for md5, state in states.items()})
+
+
+def _opening(call: Call, md5: str | None, body: schemas.OpenUpload) -> Opening:
+    """Raises InvalidRequest."""
+    told = body if isinstance(body, schemas.OpenFile) else None
+    return Opening(
+        user_id=call.user_id,
+        md5=md5,
+        sha256=None if told is None else _lower(or_none(told.sha256)),
+        name=checked_name(body.name),
+        size=body.size,
+        chunk_size=or_none(body.chunk_size),
+        instant=told is not None and told.instant,
+        idempotency_key=_idempotency_key(call.request) if told is None else None,
+        if_exists=or_none(body.if_exists),
+        modified_at=schemas.moment_of(body.modified_at),
+    )
 
 
 def _target(call: Call) -> Target:

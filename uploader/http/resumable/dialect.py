@@ -1,16 +1,82 @@
-"""Which protocol a request at `/resumable` speaks."""
+"""The routes of `/resumable`, for both protocols."""
+
+from dataclasses import dataclass
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from uploader.errors import UploaderError
-from uploader.http.resumable.common import PREFIX, override_method, take_off_slash
-from uploader.http.resumable.rufh.dialect import RufhDialect
-from uploader.http.resumable.rufh.drafts import MARKS
-from uploader.http.resumable.tus import BYTES, TusDialect
+from uploader.errors import NotFound, UploaderError
+from uploader.http.resumable.drafts import MARKS
+from uploader.http.resumable.request import PREFIX, override_method, take_off_slash
+from uploader.http.resumable.rufh import RufhDialect, RufhHandlers
+from uploader.http.resumable.tus import BYTES, TusDialect, TusHandlers
+from uploader.http.shared.operation import STRING, Call, Operation, header
 
 # What tus alone has. Its clients are told which version is spoken.
 _OF_TUS = ("Upload-Metadata", "Upload-Defer-Length", "Upload-Concat", "Upload-Checksum")
+
+_NUMBER = {"type": "integer", "minimum": 0}
+_FLAG = {"type": "string", "enum": ["?0", "?1"]}
+_DIGESTS = {"type": "string", "pattern": "^((md5=:[A-Za-z0-9+/]{22}==:|sha-256=:[A-Za-z0-9+/]{43}=:)(, )?)+$"}
+_VERSIONS = (
+    header("Tus-Resumable", {"const": "1.0.0"}, "With tus, its version."),
+    header(
+        "Upload-Draft-Interop-Version",
+        {"type": "integer", "minimum": 3, "maximum": 8},
+        "With resumable uploads of HTTP, the version of the draft; without it, the current one.",
+    ),
+)
+_COMPLETE = header("Upload-Complete", _FLAG, "With resumable uploads of HTTP: whether the body is the last of it.")
+_LENGTH = header("Upload-Length", _NUMBER, "Its size.")
+_CHECKSUM = header(
+    "Upload-Checksum",
+    {
+        "type": "string",
+        "pattern": "^(md5 [A-Za-z0-9+/]{22}==|sha1 [A-Za-z0-9+/]{27}=|sha256 [A-Za-z0-9+/]{43}=|crc32 [A-Za-z0-9+/]{6}==)$",
+    },
+    "With tus: an algorithm, and the checksum of the body in Base64.",
+)
+_CONTENT_DIGEST = header("Content-Digest", _DIGESTS, "What the body has to have; else nothing of it counts.")
+_CREATION = (
+    *(*_VERSIONS, _COMPLETE, _LENGTH),
+    header("Upload-Defer-Length", {"const": "1"}, "With tus: its size is told later."),
+    # No schema can say that one header goes without another.
+    header(
+        "Upload-Concat",
+        {"const": "partial"},
+        "Of a partial upload. That of a final one is `final;` and the addresses of its partial uploads, with spaces between "
+        "them, and goes without `Upload-Length`.",
+    ),
+    header(
+        "Upload-Metadata",
+        {"type": "string", "pattern": r"^([!-+\--~]+( [A-Za-z0-9+/]+=*)?(, ?[!-+\--~]+( [A-Za-z0-9+/]+=*)?)*)?$"},
+        "Different keys, each with its value in Base64.",
+    ),
+    _CHECKSUM,
+    header(
+        "Content-Disposition",
+        STRING,
+        "With resumable uploads of HTTP: the name of the file, as `filename*` or `filename`.",
+    ),
+    _CONTENT_DIGEST,
+    header("Repr-Digest", _DIGESTS, "What the file has to have; else there is none."),
+)
+_APPENDING = (
+    *(*_VERSIONS, _COMPLETE),
+    header("Upload-Offset", _NUMBER, "Where it ends.", required=True),
+    *(_LENGTH, _CHECKSUM, _CONTENT_DIGEST),
+)
+_ONE = f"{PREFIX}/{{id}}"
+_FINDING = ("upload-not-found", "upload-gone")
+_APPEND = ("chunks-missing", "file-too-large", "md5-mismatch", "name-taken", "size-mismatch")
+# Of tus alone: 412: another version, 423: another request does not let go, or something is away for the moment, 460: not the
+# checksum that was told.
+_OF_ANY = {412: None, 423: None}
+_OF_BYTES = {**_OF_ANY, 460: None}
+
+_resumable = partial(Operation, tag="resumable")
+_asking = partial(_resumable, responses={200: None, 204: None, **_OF_ANY}, problems=_FINDING, parameters=_VERSIONS)
 
 
 def speaks_tus(request: Request) -> bool:
@@ -25,20 +91,20 @@ def speaks_tus(request: Request) -> bool:
     return request.method == "POST" and "upload-length" in headers
 
 
+@dataclass(frozen=True, slots=True)
 class ResumableDialect:
     """Both protocols, at the same addresses."""
 
     prefix = PREFIX
 
-    def __init__(self, tus: TusDialect, rufh: RufhDialect) -> None:
-        self._tus = tus
-        self._rufh = rufh
+    tus: TusDialect
+    rufh: RufhDialect
 
     def begin(self, request: Request) -> Response | None:
         override_method(request)
         take_off_slash(request)
         if request.method == "OPTIONS":
-            return Response(status_code=204, headers=self._tus.facts() | self._rufh.facts())
+            return Response(status_code=204, headers=self.tus.facts() | self.rufh.facts())
         return self._of(request).begin(request)
 
     def refuse(self, request: Request, error: UploaderError, headers: dict[str, str]) -> Response:
@@ -48,4 +114,62 @@ class ResumableDialect:
         self._of(request).mark(request, response)
 
     def _of(self, request: Request) -> TusDialect | RufhDialect:
-        return self._tus if speaks_tus(request) else self._rufh
+        return self.tus if speaks_tus(request) else self.rufh
+
+
+@dataclass(frozen=True, slots=True)
+class ResumableHandlers:
+    """For clients that speak tus 1.0.0 or resumable uploads of HTTP: each request goes to the handler of its protocol."""
+
+    tus: TusHandlers
+    rufh: RufhHandlers
+
+    @_resumable(
+        "POST",
+        PREFIX,
+        "Open an upload, perhaps with its first bytes, or with all of them",
+        takes_bytes=True,
+        takes_optional=True,
+        responses={201: None, 202: None, **_OF_BYTES},
+        problems=(*_APPEND, *_FINDING, "upload-exists", "quota-exceeded", "refused", "too-many-uploads"),
+        parameters=_CREATION,
+    )
+    async def create(self, call: Call) -> Response:
+        return await self._of(call).create(call)
+
+    @_asking("GET", _ONE, "Where it ends")
+    async def get(self, call: Call) -> Response:
+        if speaks_tus(call.request):
+            raise NotFound()  # tus has no GET
+        return await self.rufh.head(call)
+
+    @_asking("HEAD", _ONE, "Where it ends")
+    async def head(self, call: Call) -> Response:
+        return await self._of(call).head(call)
+
+    @_resumable(
+        "PATCH",
+        _ONE,
+        "Append bytes",
+        takes_bytes=True,
+        takes_optional=True,
+        responses={201: None, 202: None, 204: None, **_OF_BYTES},
+        problems=(*_FINDING, "offset-mismatch", "size-mismatch", "quota-exceeded", *_APPEND),
+        parameters=_APPENDING,
+    )
+    async def patch(self, call: Call) -> Response:
+        return await self._of(call).patch(call)
+
+    @_resumable(
+        "DELETE",
+        _ONE,
+        "Cancel, or forget what is finished",
+        responses={204: None, **_OF_ANY},
+        problems=_FINDING,
+        parameters=_VERSIONS,
+    )
+    async def delete(self, call: Call) -> Response:
+        return await self._of(call).delete(call)
+
+    def _of(self, call: Call) -> TusHandlers | RufhHandlers:
+        return self.tus if speaks_tus(call.request) else self.rufh

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import format_datetime
+from urllib.parse import urljoin, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,25 +18,40 @@ from uploader.domain.upload import State, UploadKind
 from uploader.errors import (
     DigestMismatch,
     FileTooLarge,
+    Forbidden,
     InvalidRequest,
     Unavailable,
     UnsupportedMediaType,
     UploaderError,
 )
-from uploader.http.auth.proxies import Proxies
 from uploader.http.bodies.intake import Incoming
-from uploader.http.resumable.checksum import ALGORITHMS, CheckedBody, ToldCheck, checksum_of
-from uploader.http.resumable.common import PREFIX, end_upload, target_of
-from uploader.http.resumable.metadata import name_of, parse_metadata
-from uploader.http.resumable.wholes import PARTIAL, TusWholes, kind_asked
+from uploader.http.resumable.request import (
+    ALGORITHMS,
+    PREFIX,
+    CheckedBody,
+    ToldCheck,
+    checksum_of,
+    end_upload,
+    name_of,
+    parse_metadata,
+    target_of,
+)
 from uploader.http.shared.operation import Call
 from uploader.http.shared.problem import problem_response
+from uploader.http.shared.proxies import Proxies
 from uploader.service.append import Appends
-from uploader.service.ids import new_id
+from uploader.service.concatenate import Concatenations, NewWhole
+from uploader.service.ids import ID, new_id
 from uploader.service.open import Openings
 from uploader.service.results import Appended, Complete, Opening, StillMerging, Target, UploadStatus
 from uploader.service.status import Uploads
 from uploader.tasks import uninterrupted
+
+PARTIAL = "partial"
+_FINAL = "final;"
+_HEADER = "Upload-Concat"
+_MAX_PARTS = 250
+_MAX_BYTES = 16384
 
 VERSION = "1.0.0"
 EXTENSIONS = (
@@ -47,15 +63,93 @@ BYTES = "application/offset+octet-stream"
 _STATUS: dict[type[UploaderError], int] = {Unavailable: 423, DigestMismatch: 460, InvalidRequest: 400}
 
 
+@dataclass(frozen=True, slots=True)
+class TusConcatenations:
+    """Final uploads."""
+
+    concatenations: Concatenations
+    proxies: Proxies
+
+    async def create(self, call: Call) -> Response:
+        """Of the same parts in the same order it is the same one."""
+        headers, upload_id = call.request.headers, new_id()
+        if "upload-length" in headers:
+            raise InvalidRequest.field("Upload-Length", "is that of the parts: it is not told")
+        text, ordered = headers.get("upload-metadata"), headers[_HEADER]
+        made = await self.concatenations.order(
+            NewWhole(
+                id=upload_id,
+                user_id=call.user_id,
+                name=name_of({} if text is None else parse_metadata(text), upload_id),
+                metadata=text,
+                ordered=ordered,
+                part_ids=parse_parts(ordered),
+            )
+        )
+        return Response(status_code=201, headers={"Location": self.proxies.absolute(call.request, f"{PREFIX}/{made}")})
+
+    async def is_one(self, target: Target) -> bool:
+        return await self.concatenations.is_whole(target)
+
+    async def refuse(self, target: Target) -> None:
+        """Raises Forbidden for a whole: nobody appends to it."""
+        if await self.is_one(target):
+            raise Forbidden("This upload is made of its parts alone.")
+
+    async def head(self, target: Target) -> Response:
+        status = await self.concatenations.status(target)
+        facts = {_HEADER: status.ordered}
+        facts |= {} if status.size is None else {"Upload-Length": str(status.size)}
+        facts |= {} if status.metadata is None else {"Upload-Metadata": status.metadata}
+        return Response(headers=facts | ({"Upload-Offset": str(status.size)} if status.finished else {}))
+
+    async def delete(self, target: Target) -> None:
+        await self.concatenations.cancel(target)
+
+
+def kind_asked(call: Call) -> UploadKind | None:
+    """What an upload that is created is to be. Raises InvalidRequest."""
+    values = call.request.headers.getlist(_HEADER)
+    if not values:
+        return None
+    if values == [PARTIAL]:
+        return UploadKind.PART
+    if len(values) == 1 and values[0].startswith(_FINAL):
+        return UploadKind.WHOLE
+    raise InvalidRequest.field(_HEADER, f"is neither {PARTIAL!r} nor {_FINAL!r} with a list of uploads")
+
+
+def parse_parts(text: str) -> tuple[str, ...]:
+    """The ids of the parts that a final upload names, by whatever address they are reached. Raises InvalidRequest."""
+    urls = text.removeprefix(_FINAL).split()
+    if not text.isascii() or not 1 <= len(urls) <= _MAX_PARTS or len(text) > _MAX_BYTES:
+        raise InvalidRequest.field(
+            _HEADER, f"names no uploads, or more than {_MAX_PARTS}, or in more than {_MAX_BYTES} bytes"
+        )
+    return tuple(_part_id(url) for url in urls)
+
+
+def _part_id(url: str) -> str:
+    try:
+        found = urlsplit(urljoin(PREFIX, url))
+    except ValueError:
+        found = urlsplit("")
+    parent, _, upload_id = found.path.rpartition("/")
+    is_here = found.scheme in ("", "http", "https") and not (found.query or found.fragment)
+    if not is_here or parent != PREFIX or not ID.fullmatch(upload_id):
+        raise InvalidRequest.field(_HEADER, "names what is no upload of this server")
+    return upload_id
+
+
+@dataclass(frozen=True, slots=True)
 class TusDialect:
     """What every request and answer has."""
 
-    def __init__(self, max_size_bytes: int) -> None:
-        self._max_size_bytes = max_size_bytes
+    max_size_bytes: int
 
     def facts(self) -> dict[str, str]:
         """What is spoken."""
-        facts = {"Tus-Version": VERSION, "Tus-Extension": EXTENSIONS, "Tus-Max-Size": str(self._max_size_bytes)}
+        facts = {"Tus-Version": VERSION, "Tus-Extension": EXTENSIONS, "Tus-Max-Size": str(self.max_size_bytes)}
         return {"Tus-Resumable": VERSION, **facts, "Tus-Checksum-Algorithm": ",".join(ALGORITHMS)}
 
     def begin(self, request: Request) -> Response | None:
@@ -80,14 +174,14 @@ class TusHandlers:
     openings: Openings
     appends: Appends
     uploads: Uploads
-    wholes: TusWholes
+    concatenations: TusConcatenations
     proxies: Proxies
 
     async def create(self, call: Call) -> Response:
         headers = call.request.headers
         kind = kind_asked(call)
         if kind is UploadKind.WHOLE:
-            return await self.wholes.create(call)
+            return await self.concatenations.create(call)
         size = _length(call)
         body = _body(call)
         if size is not None and body is not None and (body.declared_bytes or 0) > size:
@@ -132,8 +226,8 @@ class TusHandlers:
 
     async def head(self, call: Call) -> Response:
         target = target_of(call)
-        if await self.wholes.is_one(target):
-            return await self.wholes.head(target)
+        if await self.concatenations.is_one(target):
+            return await self.concatenations.head(target)
         upload = await self.uploads.known(target)
         facts = {} if upload.metadata is None else {"Upload-Metadata": upload.metadata}
         facts |= {"Upload-Concat": PARTIAL} if upload.is_part else {}
@@ -147,7 +241,7 @@ class TusHandlers:
 
     async def patch(self, call: Call) -> Response:
         target, offset = target_of(call), _count(call, "Upload-Offset")
-        await self.wholes.refuse(target)
+        await self.concatenations.refuse(target)
         checksum = checksum_of(call.request)
         length = _count(call, "Upload-Length") if "upload-length" in call.request.headers else None
         if call.request.headers.get("content-type") != BYTES:
@@ -171,8 +265,8 @@ class TusHandlers:
 
     async def delete(self, call: Call) -> Response:
         target = target_of(call)
-        if await self.wholes.is_one(target):
-            await self.wholes.delete(target)
+        if await self.concatenations.is_one(target):
+            await self.concatenations.delete(target)
         else:
             await end_upload(self.uploads, self.appends, target)
         return Response(status_code=204)

@@ -10,8 +10,8 @@ from itertools import islice
 from typing import Protocol
 
 from uploader.errors import TooManyRequests, Unavailable, UploaderError
-from uploader.http.server.limits import ConnectionLimits
-from uploader.http.shared.networks import Networks, parsed_address, party_of
+from uploader.http.server.process import ConnectionLimits
+from uploader.http.shared.proxies import Networks, parsed_address, party_of
 from uploader.observability import REFUSED_CONNECTIONS
 
 # Under this name the application's lifespan state carries the connections to the protocol.

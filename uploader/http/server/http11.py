@@ -1,27 +1,47 @@
 """What uvicorn is given as its protocol: its own HTTP/1.1 over buffered reads and batched writes, with limits that neither
 uvicorn nor ASGI has: on connections, on the time and the size of a request's head, on how long an answer may stand still.
 
-Owns what is decided before the application sees a request, and refuses it in the application's words.
+The border to uvicorn: no other module touches its private parts (`tests/unit/test_private_parts.py` names them). Owns what
+is decided before the application sees a request, and refuses it in the application's words; and what ASGI or uvicorn has no
+word for: bodies past the parser, interim responses, files from the page cache.
 """
 
 import asyncio
-from typing import Any, cast
+import weakref
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Protocol, cast
 
 import httptools
-from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from uploader.errors import BadRequest, HeadersTooLarge, TargetTooLong, UploaderError
-from uploader.http.bodies.source import DIRECT_BODY, TRAILERS
-from uploader.http.server.batching import WriteBatching
+from uploader.http.bodies.intake import DIRECT_BODY, TRAILERS, Sink
 from uploader.http.server.connections import CONNECTIONS_STATE, Connections
-from uploader.http.server.direct_body import BufferedReads, DirectBody
-from uploader.http.server.faults import fault_of, has_body
-from uploader.http.server.interim import offer_interim
-from uploader.http.server.sendfile import SENDERS_STATE, SENDING_METHODS, with_sendfile
-from uploader.http.server.stalls import StallWatch
+from uploader.http.server.sendfile import SENDERS_STATE, Senders, extent_of
+from uploader.http.server.transport import ReadBatching, StallWatch, WriteBatching
 from uploader.http.shared.exchange import PROBES, refusal
+from uploader.http.shared.responses import INTERIM, ZERO_COPY_SEND
+
+Headers = list[tuple[bytes, bytes]]
+
+# Of requests whose answers may be files: to offer it to all others costs each of them two layers.
+_SENDING_METHODS = frozenset({"GET", "HEAD"})
+# Of requests that an application may have something to say of before it answers them. PUT sends chunks, and is left alone.
+_INTERIM_METHODS = frozenset({"POST", "PATCH"})
+_PHRASES = {104: "Upload Resumption Supported"}
+
+# Of one body, before all other connections have their turn.
+_TURN_BYTES = 1 << 20
+_NO_ROOM = memoryview(b"")
+# What is read at once where no body is received: a head and a chunk of 64 KiB fit, and it stays below the size from which
+# glibc asks the kernel for new pages each time.
+_SCRATCH_BYTES = 96 << 10
 
 MAX_TARGET_BYTES = 8 << 10
 MAX_HEAD_BYTES = 32 << 10
@@ -33,6 +53,320 @@ _CHUNK_FRAMING_BYTES, _BODY_PER_FRAMING = 16, 8
 MAX_PIPELINED = 16
 # How long a connection stays that is beyond the limits: for its request, and then so that its client can read the answer.
 _LINGER_SECONDS = 2.0
+
+
+def fault_of(headers: Headers, http_version: str) -> str | None:
+    """What is wrong with it (RFC 9112, sections 3.2 and 6.1)."""
+    if http_version not in ("1.0", "1.1"):
+        return "Only HTTP/1.1 and HTTP/1.0 are spoken here."
+    names = [name for name, _ in headers]
+    hosts = names.count(b"host")
+    if hosts > 1 or (hosts == 0 and http_version == "1.1"):
+        return "A request has one Host header."
+    if b"transfer-encoding" not in names:
+        return None
+    codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+    if http_version == "1.0" or codings != [b"chunked"]:
+        return "The only Transfer-Encoding is chunked."
+    return None
+
+
+def has_body(headers: Headers) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b" 0")) for name, value in headers
+    )
+
+
+class InterimResponses:
+    """Those of one request."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle: RequestResponseCycle = weakref.proxy(cycle)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the client has taken what was written before. One that does not read yet is not told more and more."""
+        return not self._cycle.transport.get_write_buffer_size()
+
+    def send(self, status: int, headers: dict[str, str]) -> None:
+        """Write one, unless the answer has begun or the client is gone."""
+        cycle = self._cycle
+        if cycle.response_started or cycle.disconnected or cycle.transport.is_closing():
+            return
+        lines = [f"HTTP/1.1 {status} {_PHRASES.get(status) or HTTPStatus(status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        cycle.transport.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+
+
+def offer_interim(cycle: RequestResponseCycle) -> None:
+    """To the application, for one request. A client of HTTP/1.0 would take one for the answer."""
+    scope = cycle.scope
+    if scope["method"] in _INTERIM_METHODS and scope["http_version"] == "1.1":
+        scope.setdefault("extensions", {})[INTERIM] = {"responses": InterimResponses(cycle)}
+
+
+class Carrier(Protocol):
+    """What a body needs of the connection that it comes by."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    flow: FlowControl
+    # The body that is received past the parser now.
+    direct: "DirectBody | None"
+    # Of the last request's body, what came through the parser.
+    parsed_body_bytes: int
+
+    def end_direct_body(self) -> None:
+        """All of it was read from the socket."""
+
+    def data_received(self, data: memoryview) -> None:
+        """What is no part of it."""
+
+
+class DirectBody:
+    """The body of one request."""
+
+    def __init__(self, carrier: Carrier, cycle: RequestResponseCycle, length_bytes: int) -> None:
+        # Both refer to this; in a circle the memory of each request would wait for the garbage collector.
+        self._carrier: Carrier = weakref.proxy(carrier)
+        self._cycle: RequestResponseCycle = weakref.proxy(cycle)
+        self._length = length_bytes
+        self._poured = 0
+        self._read_in_turn = 0
+        self._sink: Sink | None = None
+        self._filled = 0  # of the sink's room, what it was not told of yet
+        self._paused: asyncio.Future[None] | None = None
+        self._batching: ReadBatching | None = None
+        # Where the next bytes go; empty if nobody asks for them.
+        self.room = _NO_ROOM
+        # What of it was not read from the socket yet, once the parser sees no more of it.
+        self.on_wire = 0
+        # When a byte last came, by the loop's clock, in seconds.
+        self.progressed_at = carrier.loop.time()
+
+    @property
+    def started(self) -> bool:
+        """Whether anything was poured: the rest has to be asked for here, too."""
+        return self._poured > 0 or self._carrier.direct is self
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of it was poured."""
+        return self._poured == self._length
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What came with the head and was not poured."""
+        return len(self._cycle.body)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it came before anybody asked for any."""
+        return self.waiting_bytes == self._length
+
+    def take(self) -> bytes:
+        """What is waiting, in place of pouring it: no copy of it, if it is all of the body and came in one piece."""
+        self._invite()
+        taken, self._cycle.body = bytes(self._cycle.body), bytearray()
+        self._poured += len(taken)
+        return taken
+
+    async def pour(self, sink: Sink, until: float) -> None:
+        """Give bytes to `sink` until it has no room, the body ends, or the loop's clock says `until`.
+
+        Raises ClientDisconnect, also if the rest was taken otherwise: it never comes.
+        """
+        self._invite()
+        self._sink, self.room = sink, sink.room()
+        try:
+            self._pour_parsed()
+            if self.room and not self.ended:
+                await self._pour_from_wire(until)
+        finally:
+            self._tell_sink()
+            self._sink, self.room = None, _NO_ROOM
+
+    def _invite(self) -> None:
+        cycle = self._cycle
+        if cycle.waiting_for_100_continue and not self._carrier.transport.is_closing():
+            cycle.waiting_for_100_continue = False
+            self._carrier.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _pour_parsed(self) -> None:
+        """What came with the head, or before anybody asked."""
+        parsed, start = self._cycle.body, 0
+        if not parsed:
+            return
+        with memoryview(parsed) as view:
+            while self.room and start < len(view):
+                count = min(len(view) - start, len(self.room))
+                self.room[:count] = view[start : start + count]
+                start += count
+                self._give(count)
+        # A bytearray would keep the memory of what is taken out of it.
+        self._cycle.body = parsed[start:]
+
+    async def _pour_from_wire(self, until: float) -> None:
+        if self._cycle.disconnected or not self._cycle.more_body:
+            raise ClientDisconnect()
+        if self._carrier.direct is None:
+            self.on_wire = self._length - self._carrier.parsed_body_bytes
+            self._carrier.direct = self
+            self._batching = ReadBatching(self._carrier.transport, self._carrier.loop, self.on_wire)
+        self._paused = self._carrier.loop.create_future()
+        timer = self._carrier.loop.call_at(until, self._wake)
+        self._carrier.flow.resume_reading()
+        try:
+            await self._paused
+        finally:
+            timer.cancel()
+            self._paused = None
+            if self.on_wire:
+                self._carrier.flow.pause_reading()
+        if self._cycle.disconnected:
+            raise ClientDisconnect()
+
+    def _give(self, count: int) -> None:
+        """So many bytes are in the sink's room, which asks for another one when it is full."""
+        self._poured += count
+        self._filled += count
+        self.room = self.room[count:]
+        if not self.room:
+            self._tell_sink()
+            assert self._sink is not None
+            self.room = self._sink.room()
+
+    def _tell_sink(self) -> None:
+        if self._filled:
+            assert self._sink is not None
+            filled, self._filled = self._filled, 0
+            self._sink.advance(filled)
+
+    def _wake(self) -> None:
+        if self._paused is not None and not self._paused.done():
+            self._paused.set_result(None)
+
+    # What the connection says
+
+    def received(self, count: int) -> None:
+        """So many bytes were put into the room, or dropped if there was none."""
+        assert self._batching is not None
+        self.progressed_at = self._carrier.loop.time()
+        self.on_wire -= count
+        if self._batching.mark_bytes == 1 or self.on_wire < self._batching.mark_bytes:
+            self._batching.received(count, self.on_wire)
+        else:
+            self._batching.progress = True
+        if self.room:
+            self._give(count)
+        if not self.on_wire:
+            self._batching.end()
+            self._carrier.end_direct_body()
+            self._wake()
+        elif not self.room:
+            self._carrier.flow.pause_reading()
+            self._wake()
+        else:
+            self._take_turns(count)
+
+    def _take_turns(self, count: int) -> None:
+        """A client that sends as fast as it is read would be read on and on, and no other client be heard."""
+        self._read_in_turn += count
+        if self._read_in_turn >= _TURN_BYTES:
+            self._read_in_turn = 0
+            self._carrier.flow.pause_reading()
+            self._carrier.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._paused is not None and not self._paused.done():
+            self._carrier.flow.resume_reading()
+
+    def lose(self) -> None:
+        """The connection is gone."""
+        if self._batching is not None:
+            self._batching.end()
+        self._wake()
+
+
+class BufferedReads(asyncio.BufferedProtocol):
+    """The reading side of a connection: into the body that is received, or for the parser."""
+
+    # Shared by all: what is read is handed on before the next read.
+    _scratch = memoryview(bytearray(_SCRATCH_BYTES))
+
+    def __init__(self, carrier: Carrier) -> None:
+        self._carrier = carrier
+
+    def get_buffer(self, _size_hint: int) -> memoryview:
+        """Where the next bytes go, never empty, and never for more than a body: what nobody asks for is dropped."""
+        direct = self._carrier.direct
+        return self._scratch if direct is None else (direct.room or self._scratch)[: direct.on_wire]
+
+    def buffer_updated(self, count: int) -> None:
+        direct = self._carrier.direct
+        if direct is None:
+            self._carrier.data_received(self._scratch[:count])
+        else:
+            direct.received(count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """The `send` of one request: uvicorn's, and the message of `http.response.zerocopysend`, the ASGI extension
+    (asgi.readthedocs.io/en/latest/extensions.html)."""
+
+    cycle: RequestResponseCycle
+    send: ASGISendCallable
+    senders: Senders
+
+    async def __call__(self, message: Any) -> None:
+        cycle = self.cycle
+        if message["type"] != ZERO_COPY_SEND or not cycle.response_started or cycle.response_complete:
+            await self.send(message)
+            return
+        if cycle.scope["method"] != "HEAD":
+            await self._send_file(message)
+        if not message.get("more_body", False):
+            await self.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_file(self, message: Message) -> None:
+        """As uvicorn does it with bytes."""
+        cycle, (file, offset, count) = self.cycle, extent_of(message)
+        if not cycle.chunked_encoding:
+            if count > cycle.expected_content_length:
+                raise RuntimeError("Response content longer than Content-Length")
+            cycle.expected_content_length -= count
+        if not count:
+            return
+        if cycle.chunked_encoding:
+            cycle.transport.write(b"%x\r\n" % count)
+        await self.senders.send(cycle.transport, partial(_is_drained, cycle), file, offset, count)
+        if cycle.chunked_encoding:
+            cycle.transport.write(b"\r\n")
+
+
+async def _is_drained(cycle: RequestResponseCycle) -> bool:
+    """Wait until the transport has sent what it was given; whether the client is still there."""
+    transport = cycle.transport
+    if not transport.is_closing() and transport.get_write_buffer_size():
+        low, high = transport.get_write_buffer_limits()
+        transport.set_write_buffer_limits(high=0)
+        await cycle.flow.drain()
+        if not transport.is_closing():
+            transport.set_write_buffer_limits(high=high, low=low)
+    return not (cycle.disconnected or transport.is_closing())
+
+
+def with_sendfile(app: ASGI3Application, cycle: RequestResponseCycle, senders: Senders | None) -> ASGI3Application:
+    """An application that may send files in its answer to one request, where that can be."""
+    if senders is None or cycle.transport.get_extra_info("sslcontext") is not None:
+        return app
+    cycle.scope.setdefault("extensions", {})[ZERO_COPY_SEND] = {}
+
+    async def sending(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        await app(scope, receive, _Sending(cycle, send, senders))
+
+    return sending
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -185,7 +519,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
-        if cycle.scope["method"] in SENDING_METHODS:
+        if cycle.scope["method"] in _SENDING_METHODS:
             app = with_sendfile(app, cycle, self.app_state.get(SENDERS_STATE))
         offer_interim(cycle)
         super()._start_asgi_task(cycle, app)

@@ -1,22 +1,27 @@
-"""What is around every request and answer: the request id, security headers, the line in the log, and the rest of a body
-nobody read."""
+"""What is around every request and answer: the request id, security headers, the line in the log, the rest of a body nobody
+read; and how many requests one user, or one client behind a proxy, may have at once: it is as many connections.
+"""
 
 import asyncio
 import logging
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
-from uploader.errors import UploaderError
-from uploader.http.bodies.source import DIRECT_BODY, DirectSource
+from uploader.errors import TooManyRequests, UploaderError
+from uploader.http.bodies.intake import DIRECT_BODY, DirectSource
 from uploader.http.shared.problem import problem_response
+from uploader.http.shared.proxies import Proxies
 from uploader.observability import REQUESTS, request_id, user_id
+from uploader.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -178,3 +183,44 @@ def _tell(
 def is_news(record: logging.LogRecord) -> bool:
     """Of what uvicorn logs: why an answer has no end its request's own line tells, where the error has a name."""
     return not isinstance((record.exc_info or (None, None))[1], UploaderError)
+
+
+class ConcurrencyLimit:
+    """The requests that have no whole answer yet, by whom they are."""
+
+    def __init__(self, settings: Settings, proxies: Proxies) -> None:
+        self._proxies = proxies
+        self._by_address = _Limit(settings.max_connections_per_address, "your address")
+        self._by_user = _Limit(settings.max_connections_per_user, "you")
+
+    def admit_address(self, request: Request, exchange: Exchange) -> None:
+        """Count a request by where it comes from, if that is behind a proxy: else its connection counts.
+
+        Raises TooManyRequests, but never for a probe.
+        """
+        party = self._proxies.party_behind(request) if self._proxies.are_any else None
+        if party is not None and exchange.route not in PROBES:
+            self._by_address.admit(party, exchange)
+
+    def admit_user(self, user_id: str, exchange: Exchange) -> None:
+        """Count a request by whose it is, nobody's excepted. Raises TooManyRequests."""
+        if user_id:
+            self._by_user.admit(user_id, exchange)
+
+
+class _Limit:
+    def __init__(self, most: int, whose: str) -> None:
+        self._most = most
+        self._whose = whose
+        self._counts: Counter[str] = Counter()
+
+    def admit(self, party: str, exchange: Exchange) -> None:
+        if self._counts[party] >= self._most:
+            raise TooManyRequests(f"There are too many requests of {self._whose} at once: wait for one to be answered.")
+        self._counts[party] += 1
+        exchange.at_end.append(partial(self._release, party))
+
+    def _release(self, party: str) -> None:
+        self._counts[party] -= 1
+        if not self._counts[party]:
+            del self._counts[party]

@@ -8,8 +8,7 @@ import msgspec
 
 from uploader import __version__
 from uploader.http.shared.operation import FORM, Operation, Parameter
-from uploader.http.shared.problem import STATUS, title_of
-from uploader.http.shared.schemas import Problem
+from uploader.http.shared.problem import STATUS, Problem, title_of
 
 _REF = "#/components/schemas/{name}"
 _PATH_PARAMETERS: dict[str, dict[str, Any]] = {
@@ -163,13 +162,17 @@ def _responses(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any
 def _problems(operation: Operation) -> list[str]:
     # 403: also of a token that is good for something else alone.
     common = [] if operation.access == "open" else ["unauthenticated", "forbidden"]
-    # What is refused before the application sees it, on every path; 429: too many JSON bodies of a user at once.
-    body = ("body-timeout", "too-many-requests") if operation.takes is not None else ()
+    takes, asks = operation.takes is not None, any(each.place == "query" for each in operation.parameters)
     codes = (
+        # What is refused before the application sees it, on every path.
         *("bad-request", "target-too-long", "headers-too-large"),
         *common,
-        *body,
+        # 429: also of JSON, if a user sends too much of it at once.
+        *(("body-timeout", "too-many-requests") if takes or operation.takes_bytes else ()),
+        *(("unsupported-media-type", "storage-full") if operation.takes_bytes else ()),
         *operation.problems,
+        *(("invalid-request",) if takes or asks else ()),
+        *(("invalid-md5",) if "{md5}" in operation.path else ()),
         *(("unavailable",) if 503 not in operation.responses else ()),
     )
     return list(dict.fromkeys(codes))

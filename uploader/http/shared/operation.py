@@ -1,20 +1,26 @@
-"""One entry of the route table: a method of a path, who may call it, what it takes and what it answers.
+"""Operations: a method of a path, who may call it, what it takes and what it answers; the call of one; and the routing of a
+path to its operations.
 
-The router and the OpenAPI document are both made from it, so neither can drift from the other.
+The routing and the OpenAPI document are both made from the operations, so neither can drift from the other. Starlette's
+router tries one path after the other, with a layer of its own around each request; this one looks the first segment up, and
+leaves the request alone.
 """
 
 import asyncio
 import json
 import re
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import compile_path
 
 from uploader.domain.digest import ClaimedDigests, parse_hex
 from uploader.domain.names import normalise_name
@@ -23,46 +29,55 @@ from uploader.http.bodies.intake import MAX_JSON_BYTES, Intake
 from uploader.service.access import Identity
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Callable[..., Awaitable[Response]])
 
 FORM = "application/x-www-form-urlencoded"
+# Of a handler: the operations that are declared on it.
+_DECLARED = "operations"
 _MAX_FORM_FIELDS = 8
 _MAX_DEPTH = 64
+MAX_SIZE_BYTES = 2**63 - 1
+Size = Annotated[int, Meta(ge=0, le=MAX_SIZE_BYTES, description="Bytes.")]
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{}\]]')
 
 # "reader": the user, or whoever has a signed link; "metrics": an administrator, or whoever's token is good for that alone.
 Access = Literal["open", "user", "reader", "admin", "metrics"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Parameter:
     """A parameter in the query or in a header."""
 
     name: str
     schema: dict[str, Any]
     about: str
+    _: KW_ONLY
     place: Literal["query", "header"] = "query"
     required: bool = False
 
 
+STRING = {"type": "string"}
+header = partial(Parameter, place="header")
 # Of lists.
-LIMIT = Parameter(
-    name="limit",
-    schema={"type": "integer", "minimum": 1, "maximum": 1000, "default": 100},
-    about="How many at the most.",
-)
-AFTER = Parameter(name="after", schema={"type": "string"}, about="The cursor: `next` of the page before.")
-SEARCH = Parameter(name="q", schema={"type": "string"}, about="Only names that contain this.")
-PREFIX = Parameter(name="prefix", schema={"type": "string"}, about="Only names that start with this.")
+LIMIT = Parameter("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "How many at the most.")
+AFTER = Parameter("after", STRING, "The cursor: `next` of the page before.")
+SEARCH = Parameter("q", STRING, "Only names that contain this.")
+PREFIX = Parameter("prefix", STRING, "Only names that start with this.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+async def _unbound(_call: "Call") -> Response:
+    raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
-    """A method of a path. `responses` maps a status to the type of its body, to several, or to None: no JSON."""
+    """A method of a path, declared on its handler: as a decorator. `responses` maps a status to the type of its body, to
+    several, or to None: no JSON. `problems` are those that neither the access nor the body nor the path makes possible."""
 
     method: str
     path: str
-    handler: Callable[["Call"], Awaitable[Response]]
     summary: str
+    _: KW_ONLY
     tag: str
     access: Access = "user"
     takes: type | None = None
@@ -70,11 +85,27 @@ class Operation:
     # The field of a form that may hold what is taken, as JSON.
     takes_form: str | None = None
     takes_bytes: bool = False
-    responses: dict[int, Any] = field(default_factory=dict)
+    responses: dict[int, Any] = field(default_factory=lambda: {200: None})
     # Media types that the body of a 200 may have beside JSON.
     media_types: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     parameters: tuple[Parameter, ...] = ()
+    handler: Callable[["Call"], Awaitable[Response]] = _unbound
+
+    def __call__(self, handler: H) -> H:
+        """Declare it on a handler, which may have several."""
+        vars(handler).setdefault(_DECLARED, []).insert(0, self)
+        return handler
+
+
+def operations_of(*handlers: object) -> list[Operation]:
+    """The operations that are declared on the methods of these objects, in order."""
+    return [
+        replace(operation, handler=getattr(each, name))
+        for each in handlers
+        for name, method in vars(type(each)).items()
+        for operation in getattr(method, _DECLARED, ())
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +119,11 @@ class Call:
     @property
     def user_id(self) -> str:
         return self.identity.user_id
+
+    def in_path(self, name: str) -> str:
+        """A parameter of the path."""
+        value: str = self.request.path_params[name]
+        return value
 
     def md5(self) -> str:
         """Raises InvalidMd5."""
@@ -217,3 +253,56 @@ def checked_name(name: str, field: str = "name") -> str:
         return normalise_name(name)
     except ValueError as error:
         raise InvalidRequest.field(field, str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A path of the route table, and what may be done there."""
+
+    path: str
+    pattern: re.Pattern[str]
+    by_method: dict[str, Operation]
+
+    @property
+    def allow(self) -> str:
+        """The value of `Allow`."""
+        return ", ".join(sorted(self.by_method))
+
+
+class Match(NamedTuple):
+    """The place that a path leads to, and what it gives for the parameters there."""
+
+    place: Place
+    path_params: dict[str, str]
+
+
+class Routing:
+    """The places of a route table. Each path begins with a segment that is no parameter."""
+
+    def __init__(self, operations: list[Operation]) -> None:
+        by_path: dict[str, dict[str, Operation]] = defaultdict(dict)
+        for operation in operations:
+            by_path[operation.path][operation.method] = operation
+            if operation.method == "GET":
+                by_path[operation.path]["HEAD"] = operation
+        self._by_first_segment: dict[str, list[Place]] = defaultdict(list)
+        for path, by_method in sorted(
+            by_path.items(), key=lambda place: "{" in place[0]
+        ):  # a word goes before a parameter
+            self._by_first_segment[_first_segment(path)].append(Place(path, compile_path(path)[0], by_method))
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of all places."""
+        return [place.path for places in self._by_first_segment.values() for place in places]
+
+    def find(self, path: str) -> Match | None:
+        """The place of a request's path; None if it leads nowhere."""
+        for place in self._by_first_segment.get(_first_segment(path), ()):
+            if match := place.pattern.fullmatch(path):
+                return Match(place, match.groupdict())
+        return None
+
+
+def _first_segment(path: str) -> str:
+    return path[1:].partition("/")[0]

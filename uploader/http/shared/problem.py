@@ -4,6 +4,7 @@ import html
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
@@ -12,56 +13,55 @@ from uploader.errors import UploaderError, message_of
 from uploader.http.shared.responses import Results
 from uploader.observability import request_id
 
-STATUS: dict[str, int] = {
-    "bad-request": 400,
-    "unauthenticated": 401,
-    "forbidden": 403,
-    "proof-failed": 403,
-    "refused": 403,
-    "not-found": 404,
-    "upload-not-found": 404,
-    "file-not-found": 404,
-    "method-not-allowed": 405,
-    "body-timeout": 408,
-    "size-mismatch": 409,
-    "length-unknown": 409,
-    "sha256-conflict": 409,
-    "md5-conflict": 409,
-    "bytes-conflict": 409,
-    "upload-exists": 409,
-    "upload-active": 409,
-    "offset-mismatch": 409,
-    "name-taken": 409,
-    "chunks-missing": 409,
-    "base-unusable": 409,
-    "token-in-use": 409,
-    "tokens-unused": 409,
-    "upload-gone": 410,
-    "quota-exceeded": 413,
-    "file-too-large": 413,
-    "target-too-long": 414,
-    "unsupported-media-type": 415,
-    "range-not-satisfiable": 416,
-    "invalid-request": 422,
-    "invalid-md5": 422,
-    "chunk-number-out-of-range": 422,
-    "chunk-length-mismatch": 422,
-    "digest-mismatch": 422,
-    "invalid-archive": 422,
-    "invalid-delta": 422,
-    "md5-mismatch": 422,
-    "sha256-mismatch": 422,
-    "too-many-uploads": 429,
-    "too-many-requests": 429,
-    "headers-too-large": 431,
-    "internal-error": 500,
-    "content-damaged": 500,
-    "unavailable": 503,
-    "storage-full": 507,
+# Of each kind of errors, unless one below it has its own.
+_STATUS: dict[type[UploaderError], int] = {
+    UploaderError: 500,
+    errors.BadRequest: 400,
+    errors.Unauthenticated: 401,
+    errors.Forbidden: 403,
+    errors.ProofFailed: 403,
+    errors.NotAllowed: 403,
+    errors.NotFound: 404,
+    errors.MethodNotAllowed: 405,
+    errors.BodyTimeout: 408,
+    errors.Conflict: 409,
+    errors.UploadGone: 410,
+    errors.QuotaExceeded: 413,
+    errors.FileTooLarge: 413,
+    errors.TargetTooLong: 414,
+    errors.UnsupportedMediaType: 415,
+    errors.RangeNotSatisfiable: 416,
+    errors.InvalidRequest: 422,
+    errors.Md5Mismatch: 422,
+    errors.Sha256Mismatch: 422,
+    errors.TooManyUploads: 429,
+    errors.TooManyRequests: 429,
+    errors.HeadersTooLarge: 431,
+    errors.Unavailable: 503,
+    errors.StorageFull: 507,
 }
-
 _MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER_SECONDS = {423: "1", 429: "1", 503: "2"}
+
+
+class FieldError(Struct):
+    """What is wrong with one field."""
+
+    field: str
+    reason: str
+
+
+class Problem(Struct, kw_only=True):
+    """Any error (RFC 9457). Some codes come with further members."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    retryable: bool
+    request_id: str
+    errors: list[FieldError] | UnsetType = UNSET
 
 
 def _errors_of(error: type[UploaderError]) -> dict[str, type[UploaderError]]:
@@ -74,6 +74,9 @@ def _errors_of(error: type[UploaderError]) -> dict[str, type[UploaderError]]:
 
 # The error that stands for each code; the first class of the tree that has it explains it.
 ERRORS: dict[str, type[UploaderError]] = _errors_of(errors.UploaderError)
+STATUS: dict[str, int] = {
+    code: next(_STATUS[kind] for kind in error.__mro__ if kind in _STATUS) for code, error in ERRORS.items()
+}
 
 
 def title_of(code: str) -> str:
@@ -117,7 +120,7 @@ async def explain(request: Request) -> Response:
     """`GET /problems/{code}`, for a person."""
     code = request.path_params["code"]
     error = ERRORS.get(code)
-    if error is None or code not in STATUS:
+    if error is None:
         raise errors.NotFound()
     retry = "Trying again later may help." if error.retryable else "Trying again as it is will not help."
     title, message = html.escape(title_of(code)), html.escape(message_of(error))

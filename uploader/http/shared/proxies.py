@@ -1,16 +1,49 @@
-"""Which peers are proxies that are believed, by what address clients reach the server through them, and from which."""
+"""Addresses of peers: which are in a list of networks, which count as one; and which are proxies that are believed, by
+what address clients reach the server through them, and from which.
+"""
 
+import ipaddress
 import re
 from collections.abc import Iterable
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network
 
 from starlette.requests import Request
 
-from uploader.http.shared.networks import Networks, parsed_address, party_of
+# What a provider gives to one customer, of IPv6, at the least.
+_PREFIX_OF_ONE = 64
 
 _HOST = re.compile(r"[A-Za-z0-9._~:\[\]-]{1,255}")
 _FORWARDED = re.compile(r"(?:^|;)\s*(for|proto|host)\s*=\s*(?:\"([^\"]*)\"|([^;,\s\"]*))", re.IGNORECASE)
 _NODE = re.compile(r"\[([^\]]*)\](?::\d+)?|([0-9.]+)(?::\d+)?|([0-9A-Fa-f:.]+)")
+
+
+class Networks:
+    """A list of networks."""
+
+    def __init__(self, networks: Iterable[str] | None) -> None:
+        self._networks = [ipaddress.ip_network(network) for network in networks or ()]
+        # Whether there are any.
+        self.are_any = bool(self._networks)
+
+    def have(self, address: IPv4Address | IPv6Address | None) -> bool:
+        """Whether an address is in one of them."""
+        return address is not None and any(address in network for network in self._networks)
+
+
+def parsed_address(text: str) -> IPv4Address | IPv6Address | None:
+    """An address, if it is one; of IPv4 as that, though it came by IPv6."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def party_of(address: IPv4Address | IPv6Address | None) -> str | None:
+    """Whom an address counts for: of IPv6 a whole /64, of which one machine may take any address."""
+    if isinstance(address, IPv6Address):
+        return str(IPv6Network((int(address), _PREFIX_OF_ONE), strict=False))
+    return None if address is None else str(address)
 
 
 class Proxies:
@@ -18,6 +51,8 @@ class Proxies:
 
     def __init__(self, networks: Iterable[str] | None) -> None:
         self._networks = Networks(networks)
+        # Whether there are any.
+        self.are_any = self._networks.are_any
 
     def sent(self, request: Request) -> bool:
         """Whether a request comes from one of them."""
@@ -25,7 +60,7 @@ class Proxies:
 
     def party_behind(self, request: Request) -> str | None:
         """Whom a request counts for that comes through one of them; None for all others, and where that is not known."""
-        if not (self._networks.are_any and self.sent(request)):
+        if not (self.are_any and self.sent(request)):
             return None
         address = parsed_address(self.client_address(request) or "")
         return None if self._networks.have(address) else party_of(address)

@@ -1,4 +1,4 @@
-"""Bodies while they gather and after: in memory that is used again and again, or in a file of the spool.
+"""Bodies while they gather and after: in memory that is used again and again, or in a file of the spool; whole or in slices.
 
 A page that is touched for the first time costs more than all that is done with its bytes; so free segments are kept.
 Memory is charged to one budget of the process, and to a share of each user.
@@ -7,8 +7,10 @@ Memory is charged to one budget of the process, and to a share of each user.
 import asyncio
 import mmap
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
+from uploader.service.append import Part, a_newer_one
 from uploader.storage.spool import Spool, SpooledBytes
 from uploader.tasks import uninterrupted
 
@@ -287,3 +289,47 @@ def _cut(pieces: Iterable[memoryview], start: int, length: int) -> list[memoryvi
         if len(part):
             found.append(part)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class BodySlice:
+    """Some bytes of a body, which is kept for them. Close it, as a body."""
+
+    body: ReceivedBody | WholeBody
+    start: int
+    length: int
+
+    def __post_init__(self) -> None:
+        self.body.keep()
+
+    def pieces(self) -> Iterable[memoryview]:
+        return self.body.pieces_of(self.start, self.length)
+
+    def keep(self) -> None:
+        self.body.keep()
+
+    def close(self) -> None:
+        self.body.close()
+
+
+class Reread:
+    """A stream of bytes that are here."""
+
+    def __init__(self, body: ReceivedBody | WholeBody) -> None:
+        self._body = body
+        self._position = 0
+        self.declared_bytes = body.length
+
+    async def receive_part(self, _user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Part:
+        if not goes_on():
+            return Part(BodySlice(self._body, self._position, 0), ended=False, error=a_newer_one())
+        length = min(limit_bytes, self.declared_bytes - self._position)
+        part = BodySlice(self._body, self._position, length)
+        self._position += length
+        return Part(part, ended=self._position == self.declared_bytes)
+
+    def stored(self, offset: int) -> None:
+        """As `Incoming.stored`."""
+
+    def close(self) -> None:
+        self._body.close()

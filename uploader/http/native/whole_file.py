@@ -2,7 +2,7 @@
 
 from collections import deque
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -15,27 +15,59 @@ from uploader.domain.digest import parse_hex
 from uploader.domain.names import MAX_NAME_BYTES
 from uploader.domain.upload import IfExists
 from uploader.errors import FileTooLarge, InvalidMd5, InvalidRequest, UploaderError
-from uploader.http.bodies.archive import Member
+from uploader.http.bodies.archive import Member, Unpacking
 from uploader.http.bodies.intake import source_of
-from uploader.http.bodies.unpacking import Unpacking
 from uploader.http.native import schemas
-from uploader.http.native.uploads import answer
-from uploader.http.shared.operation import Call, checked_name
+from uploader.http.native.uploads import BEGINNING, DIGEST_HEADERS, FILE, FINISHING, answer, uploading
+from uploader.http.shared.operation import STRING, Call, Parameter, checked_name
 from uploader.http.shared.problem import STATUS, problem_of
 from uploader.http.shared.responses import Json, Results
 from uploader.service.results import Complete, NewFile
 from uploader.service.whole import WholeFiles
 
+_IF_EXISTS = Parameter(
+    "if_exists",
+    {"type": "string", "enum": list(IfExists), "default": IfExists.KEEP},
+    "What happens to your other files of this name.",
+)
+_TO = Parameter("to", STRING, "The folder that the names of the members are below.")
+_PARAMETERS = (
+    Parameter("name", {"type": "string", "maxLength": MAX_NAME_BYTES}, "The name of the file.", required=True),
+    Parameter("sha256", {"type": "string", "pattern": "^[0-9a-fA-F]{64}$"}, "SHA-256 of the file."),
+    _IF_EXISTS,
+    Parameter("modified_at", {"type": "string", "format": "date-time"}, "When the person's own file was changed."),
+    *DIGEST_HEADERS,
+)
+_PROBLEMS = ("invalid-request", "chunk-length-mismatch", "digest-mismatch", *BEGINNING, *FINISHING)
+
 
 @dataclass(frozen=True, slots=True)
-class WholeHandlers:
+class WholeFileHandlers:
     """Files without uploads."""
 
     whole: WholeFiles
 
+    @uploading(
+        "PUT",
+        "/files/{md5}",
+        "Send a whole file",
+        takes_bytes=True,
+        responses=FILE,
+        problems=("invalid-md5", *_PROBLEMS),
+        parameters=_PARAMETERS,
+    )
     async def put_file(self, call: Call) -> Response:
         return await self._receive(call, call.md5())
 
+    @uploading(
+        "POST",
+        "/me/files",
+        "Send a whole file whose MD5 is not known",
+        takes_bytes=True,
+        responses=FILE,
+        problems=_PROBLEMS,
+        parameters=_PARAMETERS,
+    )
     async def post_file(self, call: Call) -> Response:
         return await self._receive(call, None)
 
@@ -54,6 +86,15 @@ class WholeHandlers:
         claims = call.claims()
         return answer(call, await self.whole.receive(new, call.intake.body_of(call.request), claims))
 
+    @uploading(
+        "POST",
+        "/files/batch",
+        "Send many small files as a tar archive",
+        takes_bytes=True,
+        responses={200: schemas.BatchResults},
+        problems=("invalid-request", "invalid-archive"),
+        parameters=(_TO, _IF_EXISTS),
+    )
     async def post_batch(self, call: Call) -> Response:
         batch = _Batch(call.user_id, _folder(call), _if_exists(call), self.whole.max_bytes)
         call.claims()
@@ -78,15 +119,15 @@ class WholeHandlers:
         raise unpacking.failure
 
 
+@dataclass(frozen=True, slots=True)
 class _Batch:
     """What all members of an archive have in common, and the name there of each that was not answered yet."""
 
-    def __init__(self, user_id: str, folder: str, if_exists: IfExists, max_file_bytes: int) -> None:
-        self._user_id = user_id
-        self._folder = folder
-        self._if_exists = if_exists
-        self._max_file_bytes = max_file_bytes
-        self.names: deque[str] = deque()
+    user_id: str
+    folder: str
+    if_exists: IfExists
+    max_file_bytes: int
+    names: deque[str] = field(default_factory=deque, init=False)
 
     def admit(self, member: Member) -> NewFile:
         """The file that a member is to be. Raises InvalidRequest, FileTooLarge."""
@@ -99,15 +140,15 @@ class _Batch:
         except UnicodeDecodeError as error:
             raise InvalidRequest.field("name", "is not valid UTF-8") from error
         new = NewFile(
-            user_id=self._user_id,
-            name=checked_name(self._folder + name.removeprefix("./")),
+            user_id=self.user_id,
+            name=checked_name(self.folder + name.removeprefix("./")),
             md5=_md5_of(member.md5),
             sha256=_sha256_of("uploader.sha256", member.sha256),
-            if_exists=self._if_exists,
+            if_exists=self.if_exists,
             modified_at=member.modified_at,
         )
-        if member.size > self._max_file_bytes:
-            raise FileTooLarge(limit=self._max_file_bytes)
+        if member.size > self.max_file_bytes:
+            raise FileTooLarge(limit=self.max_file_bytes)
         return new
 
 

@@ -5,37 +5,223 @@ All bytes that were announced make a file as soon as they are there: some client
 client has said so is kept beside the upload, because it is asked for.
 """
 
+import asyncio
 import base64
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from uploader.clock import Clock
+from uploader.domain.digest import parse_content_digest
 from uploader.domain.upload import File, Reason, Upload
 from uploader.errors import (
     BadRequest,
+    DigestMismatch,
+    FileTooLarge,
     InvalidRequest,
     LengthExceeded,
+    Md5Mismatch,
+    NameTaken,
     OffsetMismatch,
+    Sha256Mismatch,
     SizeMismatch,
     UnsupportedMediaType,
     UploaderError,
     UploadExists,
 )
-from uploader.http.resumable.checksum import CheckedBody, ContentDigest
-from uploader.http.resumable.common import PREFIX, end_upload, target_of
-from uploader.http.resumable.rufh.dialect import completed
-from uploader.http.resumable.rufh.drafts import BYTES, Draft, draft_of, integer_in
-from uploader.http.resumable.rufh.requests import INCOMPLETE, completes, content_length, has_content, opening_of
-from uploader.http.resumable.rufh.telling import SUPPORTED, ToldBody
+from uploader.http.bodies.intake import Incoming
+from uploader.http.resumable.drafts import BYTES, CURRENT, Draft, draft_of, filename_in, integer_in
+from uploader.http.resumable.request import (
+    PREFIX,
+    CheckedBody,
+    ContentDigest,
+    end_upload,
+    name_of,
+    parse_metadata,
+    target_of,
+)
 from uploader.http.shared.operation import Call
+from uploader.http.shared.problem import problem_response
 from uploader.http.shared.responses import INTERIM, Interim
-from uploader.service.append import Appends
+from uploader.service.append import Appends, Part
+from uploader.service.ids import new_id
 from uploader.service.open import Openings
-from uploader.service.results import Appended, Complete, StillMerging, Target, UploadStatus
+from uploader.service.results import Appended, Complete, Opening, StillMerging, Target, UploadStatus
 from uploader.service.status import Uploads
 from uploader.tasks import uninterrupted
+
+_STATUS: dict[type[UploaderError], int] = {
+    DigestMismatch: 400,
+    InvalidRequest: 400,
+    LengthExceeded: 400,
+    SizeMismatch: 400,
+}
+# What became of an upload that came whole.
+_OF_THE_FILE = (Md5Mismatch, Sha256Mismatch, NameTaken)
+_TYPES = "https://iana.org/assignments/http-problem-types#"
+_PROBLEMS: dict[type[UploaderError], tuple[str, str]] = {
+    OffsetMismatch: ("mismatching-upload-offset", "Mismatching Upload Offset"),
+    SizeMismatch: ("inconsistent-upload-length", "Inconsistent Upload Length Values"),
+    LengthExceeded: ("inconsistent-upload-length", "Inconsistent Upload Length Values"),
+}
+
+# Kept as the metadata of an upload whose client is to say which bytes are the last, until it has.
+INCOMPLETE = "incomplete"
+
+SUPPORTED = 104  # Upload Resumption Supported
+_PAUSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RufhDialect:
+    """What every request and answer has."""
+
+    max_size_bytes: int
+    expiry_seconds: float
+
+    def facts(self) -> dict[str, str]:
+        """What is spoken."""
+        return {"Accept-Patch": BYTES, **CURRENT.limits(self.max_size_bytes, self.expiry_seconds)}
+
+    def begin(self, _request: Request) -> Response | None:
+        return None
+
+    def refuse(self, request: Request, error: UploaderError, headers: dict[str, str]) -> Response:
+        draft = draft_of(request.headers)
+        status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), None)
+        kind = next((kind for kind in _PROBLEMS if isinstance(error, kind)), None)
+        members: dict[str, Any] = (
+            {} if kind is None else {"type": _TYPES + _PROBLEMS[kind][0], "title": _PROBLEMS[kind][1]}
+        )
+        if request.method in ("POST", "PATCH"):
+            complete = isinstance(error, _OF_THE_FILE) and draft.completes(request.headers) is not False
+            headers |= draft.completeness(complete)
+        if isinstance(error, OffsetMismatch):
+            headers["Upload-Offset"] = str(error.fields["offset"])
+            members["expected-offset"] = error.fields["offset"]
+            members["provided-offset"] = integer_in(request.headers, "Upload-Offset")
+        if isinstance(error, UnsupportedMediaType):
+            headers["Accept-Patch"] = BYTES
+        return problem_response(error, headers, status, **members)
+
+    def mark(self, request: Request, response: Response) -> None:
+        draft = draft_of(request.headers)
+        response.headers.update(draft.named())
+        if "upload-limit" not in response.headers:
+            response.headers.update(draft.limits(self.max_size_bytes))
+
+
+def completed() -> BadRequest:
+    """What it is to append nothing to what is complete."""
+    return BadRequest("The upload is complete already.", type=f"{_TYPES}completed-upload", title="Upload Is Completed")
+
+
+def opening_of(call: Call, complete: bool) -> Opening:
+    """What a creation asks for. Raises InvalidRequest, SizeMismatch, LengthExceeded, UnsupportedMediaType."""
+    headers, upload_id = call.request.headers, new_id()
+    call.claims()
+    if headers.get("content-type", "").lower().startswith("multipart/"):
+        raise UnsupportedMediaType("The body is the file itself, not a form.")
+    filename, metadata = filename_in(headers), headers.get("upload-metadata")
+    told = {"filename": filename} if filename else parse_metadata(metadata or "")
+    digests, length = _repr_digests(headers.getlist("repr-digest")), _length(call, complete)
+    # Each of them says what the file is; only the weaker one leads to what else has it.
+    md5 = digests.get("md5") if "sha-256" not in digests else None
+    if md5 is not None and length is None:
+        raise InvalidRequest.field("Repr-Digest", "is an MD5 without Upload-Length: tell that, or SHA-256")
+    return Opening(
+        user_id=call.user_id,
+        md5=md5,
+        sha256=digests.get("sha-256"),
+        name=name_of(told, upload_id),
+        size=length or 0,
+        length_known=length is not None,
+        chunk_size=None,
+        instant=False,
+        id=upload_id,
+        metadata=None if complete else INCOMPLETE,
+        computes_md5=False,
+        brings_bytes=content_length(call) != 0,
+    )
+
+
+def _repr_digests(headers: list[str]) -> dict[str, str]:
+    """In hexadecimal, by their algorithm. Raises InvalidRequest."""
+    try:
+        return {name: digest.hex() for header in headers for name, digest in parse_content_digest(header).items()}
+    except ValueError as error:
+        raise InvalidRequest.field("Repr-Digest", str(error)) from error
+
+
+def _length(call: Call, complete: bool) -> int | None:
+    """Of an upload, as its creation tells it. Raises SizeMismatch, LengthExceeded."""
+    content, told = content_length(call), integer_in(call.request.headers, "Upload-Length")
+    if complete and content is not None:
+        if told not in (None, content):
+            raise SizeMismatch("Upload-Length and Content-Length differ, and nothing is to follow.", size=told)
+        return content
+    if told is not None and (content or 0) > told:
+        raise LengthExceeded(limit=told)
+    return told
+
+
+def content_length(call: Call) -> int | None:
+    """Of the content of a request; None if it was not told."""
+    declared = call.intake.body_of(call.request).declared_bytes
+    return 0 if declared is None and "transfer-encoding" not in call.request.headers else declared
+
+
+async def has_content(call: Call) -> bool:
+    content = content_length(call)
+    if content is not None:
+        return content > 0
+    try:
+        body = await call.intake.body_of(call.request).receive_up_to(call.user_id, 0)
+    except FileTooLarge:
+        return True
+    body.close()
+    return False
+
+
+def completes(call: Call, draft: Draft) -> bool:
+    """Whether what is appended is the last. Raises InvalidRequest."""
+    headers = call.request.headers
+    complete = draft.completes(headers)
+    if complete is not None or draft.is_inverted:
+        return complete is not False
+    # tus-js-client 4 ends a stream so.
+    if content_length(call) == 0 and integer_in(headers, "Upload-Length") is not None:
+        return False
+    raise InvalidRequest.field("Upload-Complete", "is neither ?0 nor ?1")
+
+
+class ToldBody:
+    """A body whose client hears how much of it is acknowledged."""
+
+    def __init__(self, body: Incoming, interim: Interim | None, facts: dict[str, str], offset: int) -> None:
+        self._body = body
+        self._interim = interim
+        self._facts = facts
+        self._told = offset
+        self._next_at = 0.0
+
+    @property
+    def declared_bytes(self) -> int | None:
+        return self._body.declared_bytes
+
+    async def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Part:
+        return await self._body.receive_part(user_id, limit_bytes, goes_on)
+
+    def stored(self, offset: int) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._interim is None or offset == self._told or now < self._next_at or not self._interim.has_room:
+            return
+        self._told, self._next_at = offset, now + _PAUSE_SECONDS
+        self._interim.send(SUPPORTED, self._facts | {"Upload-Offset": str(offset)})
 
 
 @dataclass(frozen=True, slots=True)

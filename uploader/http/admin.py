@@ -1,0 +1,608 @@
+"""`/admin`, for administrators: reports, quotas, the uploads and tokens of everybody, the sinks of events, the audit log.
+`as_of` is the moment that the figures are of.
+"""
+
+import logging
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+from starlette.responses import Response, StreamingResponse
+
+from uploader.clock import Clock
+from uploader.domain.audit_log import Act, Action
+from uploader.domain.names import MAX_USER_ID_BYTES, check_user_id
+from uploader.domain.reports import UPLOAD_SORTS, USER_SORTS, Usage, UserReport
+from uploader.domain.upload import File
+from uploader.errors import InvalidRequest, NotFound, TokensUnused
+from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, STRING, Call, Operation, Parameter, Size, or_none
+from uploader.http.shared.responses import Json
+from uploader.service.access import Accounts, Token, new_token
+from uploader.service.audit_log import AuditLogReports, Wanted
+from uploader.service.events import Reviewing, SinkFigures, Watching
+from uploader.service.reconcile import Drift, Findings, Recounting
+from uploader.service.reports import (
+    HistoryDay,
+    Idle,
+    OpenUploadList,
+    OpenUploadReport,
+    Order,
+    Overview,
+    QueueReport,
+    Queues,
+    Reports,
+    Summary,
+    UserUsage,
+    csv_lines,
+    user_of,
+)
+from uploader.service.status import Uploads
+
+logger = logging.getLogger(__name__)
+
+MAX_IDLE_SECONDS = 100 * 365 * 86400
+MAX_HISTORY_DAYS = 3660
+
+_admin = partial(Operation, tag="administration", access="admin")
+
+
+def _one_of(name: str, words: Iterable[str], about: str, **more: str) -> Parameter:
+    return Parameter(name, {"type": "string", "enum": list(words), **more}, about)
+
+
+def _whole(name: str, minimum: int, maximum: int, default: int, about: str) -> Parameter:
+    schema = {"type": "integer", "minimum": minimum, "maximum": maximum, "default": default}
+    return Parameter(name, schema, about)
+
+
+_ORDER = _one_of("order", ("asc", "desc"), "Ascending or descending.")
+_FORMAT = _one_of("format", ("json", "csv"), "`csv` streams the whole list.")
+_OF_UPLOAD = Parameter("upload_id", STRING, "Only that of this upload.")
+_OF_USER = Parameter("user_id", STRING, "Only those of this user.")
+_USAGE_PARAMETERS = (
+    _one_of("sort", USER_SORTS, "The column.", default="use_space_finished"),
+    _ORDER,
+    Parameter("q", STRING, "Only users whose id contains this."),
+    *(_FORMAT, LIMIT, AFTER),
+)
+_UPLOADS_PARAMETERS = (
+    _whole("idle_for", 0, MAX_IDLE_SECONDS, 0, "Only those that nothing was accounted for so many seconds."),
+    _OF_USER,
+    _one_of("sort", UPLOAD_SORTS, "The column.", default="updated_at"),
+    *(_ORDER, _FORMAT, LIMIT, AFTER),
+)
+_MOMENT = {"type": "string", "format": "date-time"}
+_AUDIT_PARAMETERS = (
+    Parameter("since", _MOMENT, "Only what was done from then on."),
+    Parameter("until", _MOMENT, "Only what was done before."),
+    Parameter("user_id", STRING, "Only what this user did, and what was done to them."),
+    _one_of("action", Action, "Only this."),
+    *(_FORMAT, LIMIT, AFTER),
+)
+
+# Requests
+
+
+class SetTotalSpace(Struct, forbid_unknown_fields=True):
+    """A user's quota."""
+
+    total_space: Size
+
+
+class MakeToken(Struct, forbid_unknown_fields=True):
+    """What a token may do, and the quota of a user who is made by this. `scope`: all that it is good for."""
+
+    admin: bool = False
+    scope: Literal["metrics"] | UnsetType = UNSET
+    total_space: Size | UnsetType = UNSET
+
+
+class Recount(Struct, forbid_unknown_fields=True):
+    """What to recount: everything, or one user."""
+
+    user_id: Annotated[str, Meta(min_length=1, max_length=MAX_USER_ID_BYTES)] | UnsetType = UNSET
+
+
+class Replay(Struct, forbid_unknown_fields=True):
+    """Whom to tell once more: every sink, or one."""
+
+    sink: Annotated[str, Meta(min_length=1, max_length=64)] | UnsetType = UNSET
+
+
+# Answers
+
+
+class UserUsageList(Struct):
+    """A page of users; `next` is the cursor of the following one."""
+
+    users: list[UserUsage]
+    next: str | None
+    as_of: datetime
+
+
+class UserDetail(UserUsage, kw_only=True):
+    """One user; `available` is what they may still open."""
+
+    available: int
+    as_of: datetime
+
+
+class UserFile(Struct):
+    """Somebody's file. Without its digests: with them an administrator could ask for the content by instant upload."""
+
+    id: str
+    name: str
+    size: int
+    created_at: datetime
+    modified_at: datetime | None
+    instant: bool
+
+
+class UserFiles(Struct):
+    """A page of a user's files; `next` is the cursor of the following one."""
+
+    files: list[UserFile]
+    next: str | None
+    as_of: datetime
+
+
+class UserAccount(Struct):
+    """A user's accounts after a change, in bytes."""
+
+    user_id: str
+    total_space: int
+    use_space_finished: int
+    use_space_unfinished: int
+    reserved: int
+
+
+class TokenSchema(Struct):
+    """A token, which itself is nowhere; `id` names it. `scope`: all that it is good for; null: whatever its user may do.
+    `made_by`: how it was made and by whom; null where that is not known."""
+
+    id: str
+    admin: bool
+    created_at: datetime
+    revoked_at: datetime | None
+    scope: str | None
+    made_by: str | None
+
+
+class TokenList(Struct):
+    """A user's tokens, the newest first."""
+
+    tokens: list[TokenSchema]
+
+
+class NewToken(TokenSchema, kw_only=True):
+    """A token that was just made. `token` is told this once."""
+
+    user_id: str
+    token: str
+
+
+class History(Struct):
+    """One row a day, in order. Days on which nothing ran have none."""
+
+    days: list[HistoryDay]
+    as_of: datetime
+
+
+class SinkList(Struct):
+    """All sinks of events, and the names that are none any more and of which some still wait or are dead."""
+
+    sinks: list[SinkFigures]
+    as_of: datetime
+
+
+class Replayed(Struct):
+    """How many deliveries are due again."""
+
+    deliveries: int
+
+
+class ActList(Struct):
+    """A page of the trail, the newest first; `next` is the cursor of the following one."""
+
+    acts: list[Act]
+    next: str | None
+    as_of: datetime
+
+
+class DriftSchema(Struct):
+    """A figure that is not what its definition makes it; null where there is nothing."""
+
+    kind: str
+    subject: str
+    expected: int | str | None
+    actual: int | str | None
+
+
+class Recounted(Struct):
+    """What a recount found. `notes` are no drifts: users that hold more than an administrator has left them."""
+
+    checked: dict[str, int]
+    drifts: list[DriftSchema]
+    notes: list[DriftSchema]
+    as_of: datetime
+
+
+# From the service's words to the wire's
+
+
+def detail_of(report: UserReport, as_of: datetime) -> UserDetail:
+    return UserDetail(**msgspec.structs.asdict(user_of(report)), available=report.usage.available, as_of=as_of)
+
+
+def account_of(usage: Usage) -> UserAccount:
+    return UserAccount(**{name: getattr(usage, name) for name in UserAccount.__struct_fields__})
+
+
+def file_of(file: File) -> UserFile:
+    return UserFile(file.id, file.name, file.size, file.created_at, file.modified_at, file.instant)
+
+
+def token_of(token: Token) -> TokenSchema:
+    return TokenSchema(token.token_id, token.admin, token.created_at, token.revoked_at, token.scope, token.made_by)
+
+
+def new_token_of(token: Token, secret: str) -> NewToken:
+    return NewToken(**msgspec.structs.asdict(token_of(token)), user_id=token.user_id, token=secret)
+
+
+def recounted_of(found: Findings, as_of: datetime) -> Recounted:
+    return Recounted(found.checked, list(map(_drift_of, found.drifts)), list(map(_drift_of, found.notes)), as_of)
+
+
+def _drift_of(drift: Drift) -> DriftSchema:
+    return DriftSchema(drift.kind.value, drift.subject, drift.expected, drift.actual)
+
+
+# Handlers
+
+
+@dataclass(frozen=True, slots=True)
+class AdminHandlers:
+    """Reports, quotas and the uploads of everybody."""
+
+    reports: Reports
+    overview: Overview
+    recounting: Recounting
+    accounts: Accounts
+    uploads: Uploads
+    queues: Queues
+    clock: Clock
+
+    # Reports
+
+    @_admin(
+        "GET",
+        "/admin/usage",
+        "Who uses how much",
+        responses={200: UserUsageList},
+        media_types=("text/csv",),
+        parameters=_USAGE_PARAMETERS,
+    )
+    async def usage(self, call: Call) -> Response:
+        order = _order(call, USER_SORTS, "use_space_finished", ascending="user_id")
+        containing, limit = call.query("q"), limit_of(call)
+        if wants_csv(call):
+            users = self.reports.all_usage(order, containing=containing)
+            return csv_stream("usage", UserUsage.__struct_fields__, users)
+        as_of = self.clock.now()
+        page, cursor = await self.reports.usage(order, limit=limit, after=call.query("after"), containing=containing)
+        return Json(UserUsageList(page, cursor, as_of))
+
+    @_admin(
+        "GET", "/admin/usage/summary", "What everything adds up to, and how fast it grows", responses={200: Summary}
+    )
+    async def summary(self, _call: Call) -> Response:
+        return Json(await self.overview.summary())
+
+    @_admin(
+        "GET",
+        "/admin/usage/history",
+        "The totals of the last days",
+        responses={200: History},
+        parameters=(_whole("days", 1, MAX_HISTORY_DAYS, 30, "How many days back, today included."),),
+    )
+    async def history(self, call: Call) -> Response:
+        days = call.query_int("days", 30, 1, MAX_HISTORY_DAYS)
+        as_of = self.clock.now()
+        return Json(History(await self.overview.history(days), as_of))
+
+    @_admin(
+        "POST",
+        "/admin/usage/recount",
+        "Recount the accounts from uploads and files; changes nothing",
+        takes=Recount,
+        takes_optional=True,
+        responses={200: Recounted},
+        problems=("not-found",),
+    )
+    async def recount(self, call: Call) -> Response:
+        body = await call.json(Recount, optional=True)
+        user_id = None if body.user_id is UNSET else checked_user_id(body.user_id)
+        as_of = self.clock.now()
+        found = await self.recounting.recount(user_id)
+        if user_id is not None and not found.checked["users"] and not found.drifts:
+            raise NotFound("There is no such user.")
+        return Json(recounted_of(found, as_of))
+
+    @_admin(
+        "GET",
+        "/admin/queue",
+        "What waits to be accounted or merged, by minute",
+        responses={200: QueueReport},
+        problems=("not-found", "upload-not-found"),
+        parameters=(_OF_USER, _OF_UPLOAD),
+    )
+    async def queue(self, call: Call) -> Response:
+        user_id, upload_id = call.query("user_id"), call.query("upload_id")
+        return Json(await self.queues.report(user_id=user_id and checked_user_id(user_id), upload_id=upload_id))
+
+    # Users
+
+    @_admin(
+        "GET",
+        "/admin/users/{user_id}",
+        "One user's accounts",
+        responses={200: UserDetail},
+        problems=("not-found", "invalid-request"),
+    )
+    async def user(self, call: Call) -> Response:
+        as_of = self.clock.now()
+        return Json(detail_of(await self.reports.user(user_in(call)), as_of))
+
+    @_admin(
+        "GET",
+        "/admin/users/{user_id}/files",
+        "One user's files, newest first",
+        responses={200: UserFiles},
+        problems=("not-found",),
+        parameters=(LIMIT, AFTER, PREFIX),
+    )
+    async def user_files(self, call: Call) -> Response:
+        user_id, limit = user_in(call), limit_of(call)
+        as_of = self.clock.now()
+        files, cursor = await self.reports.files_of(
+            user_id, limit=limit, after=call.query("after"), prefix=call.query("prefix")
+        )
+        return Json(UserFiles([file_of(file) for file in files], cursor, as_of))
+
+    @_admin(
+        "PUT",
+        "/admin/users/{user_id}",
+        "Set a user's quota, making the user if need be",
+        takes=SetTotalSpace,
+        responses={200: UserAccount},
+    )
+    async def set_total_space(self, call: Call) -> Response:
+        user_id = user_in(call)
+        body = await call.json(SetTotalSpace)
+        return Json(account_of(await self.accounts.set_total_space(user_id, body.total_space)))
+
+    # Open uploads
+
+    @_admin(
+        "GET",
+        "/admin/uploads",
+        "Open uploads of everybody, and what they would give back",
+        responses={200: OpenUploadList},
+        media_types=("text/csv",),
+        parameters=_UPLOADS_PARAMETERS,
+    )
+    async def open_uploads(self, call: Call) -> Response:
+        order = _order(call, UPLOAD_SORTS, "updated_at", ascending="updated_at")
+        user_id, limit = call.query("user_id"), limit_of(call)
+        idle = Idle(seconds=_idle_for(call), user_id=user_id and checked_user_id(user_id))
+        if wants_csv(call):
+            return csv_stream("uploads", OpenUploadReport.__struct_fields__, self.reports.all_uploads(order, idle))
+        as_of = self.clock.now()
+        page, cursor, total = await self.reports.uploads(order, idle, limit=limit, after=call.query("after"))
+        return Json(OpenUploadList(page, cursor, total, as_of))
+
+    @_admin(
+        "DELETE",
+        "/admin/uploads/{upload_id}",
+        "Expire an open upload of anybody",
+        responses={204: None},
+        problems=("upload-not-found", "upload-gone", "upload-active"),
+        parameters=(_whole("idle_for", 0, MAX_IDLE_SECONDS, 0, "Only if nothing arrived for so many seconds."),),
+    )
+    async def expire_upload(self, call: Call) -> Response:
+        await self.uploads.expire(call.in_path("upload_id"), _idle_for(call))
+        return Response(status_code=204)
+
+
+def _order(call: Call, sorts: tuple[str, ...], default: str, *, ascending: str) -> Order:
+    """The order asked for; the largest first, but for the sort `ascending`. Raises InvalidRequest."""
+    sort = call.query_word("sort", default, sorts)
+    default_order = "asc" if sort == ascending else "desc"
+    return Order(sort=sort, descending=call.query_word("order", default_order, ("asc", "desc")) == "desc")
+
+
+def _idle_for(call: Call) -> int:
+    return call.query_int("idle_for", 0, 0, MAX_IDLE_SECONDS)
+
+
+def limit_of(call: Call) -> int:
+    """How many a page has at the most. Raises InvalidRequest."""
+    return call.query_int("limit", 100, 1, 1000)
+
+
+def wants_csv(call: Call) -> bool:
+    """Whether the query or the `Accept` of a request asks for it. Raises InvalidRequest."""
+    form = call.query_word("format", "", ("csv", "json"))
+    return form == "csv" or (not form and "text/csv" in call.request.headers.get("accept", ""))
+
+
+def user_in(call: Call) -> str:
+    """The user that the path names. Raises InvalidRequest."""
+    return checked_user_id(call.in_path("user_id"))
+
+
+def checked_user_id(text: str) -> str:
+    """Raises InvalidRequest."""
+    try:
+        return check_user_id(text)
+    except ValueError as error:
+        raise InvalidRequest.field("user_id", str(error)) from error
+
+
+def csv_stream(name: str, columns: Sequence[str], batches: AsyncIterable[list[Any]]) -> StreamingResponse:
+    """A download of the fields `columns` of all rows. One batch is in memory at a time."""
+
+    async def lines() -> AsyncIterator[str]:
+        yield csv_lines([columns])
+        async for batch in batches:
+            yield csv_lines([getattr(row, column) for column in columns] for row in batch)
+
+    headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
+    return StreamingResponse(lines(), 200, headers, "text/csv")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenHandlers:
+    """Tokens, as far as callers are known by them: `auth` is how this server knows its callers."""
+
+    accounts: Accounts
+    auth: str
+
+    @Operation(
+        "GET",
+        "/me/tokens",
+        "Your tokens, newest first, revoked ones too, and who made them",
+        tag="files",
+        responses={200: TokenList},
+        problems=("tokens-unused",),
+    )
+    async def own(self, call: Call) -> Response:
+        self._check_used()
+        return Json(TokenList([token_of(token) for token in await self.accounts.tokens_of(call.user_id)]))
+
+    @_admin(
+        "GET",
+        "/admin/users/{user_id}/tokens",
+        "One user's tokens, newest first, revoked ones too",
+        responses={200: TokenList},
+        problems=("not-found", "tokens-unused", "invalid-request"),
+    )
+    async def tokens(self, call: Call) -> Response:
+        self._check_used()
+        return Json(TokenList([token_of(token) for token in await self.accounts.tokens_of(user_in(call))]))
+
+    @_admin(
+        "POST",
+        "/admin/users/{user_id}/tokens",
+        "Make a token, and the user if need be; it is told this once",
+        takes=MakeToken,
+        takes_optional=True,
+        responses={201: NewToken},
+        problems=("tokens-unused",),
+    )
+    async def make(self, call: Call) -> Response:
+        self._check_used()
+        user_id = user_in(call)
+        body = await call.json(MakeToken, optional=True)
+        secret = new_token()
+        made = await self.accounts.add_token(
+            secret, user_id, admin=body.admin, total_space=or_none(body.total_space), scope=or_none(body.scope)
+        )
+        logger.info("token made", extra={"token_id": made.token_id, "of": user_id, "admin": made.admin})
+        return Json(new_token_of(made, secret), 201)
+
+    @_admin(
+        "DELETE",
+        "/admin/tokens/{token_id}",
+        "Revoke a token, but not the one that you call with",
+        responses={204: None},
+        problems=("not-found", "token-in-use", "tokens-unused"),
+    )
+    async def revoke(self, call: Call) -> Response:
+        self._check_used()
+        token_id = call.in_path("token_id")
+        await self.accounts.revoke_for(call.identity, token_id)
+        logger.info("token revoked", extra={"token_id": token_id})
+        return Response(status_code=204)
+
+    def _check_used(self) -> None:
+        """Raises TokensUnused where callers are known by something else."""
+        if self.auth != "token":
+            raise TokensUnused()
+
+
+@dataclass(frozen=True, slots=True)
+class EventHandlers:
+    """How far the sinks are, and telling them once more of what is dead."""
+
+    watching: Watching
+    reviewing: Reviewing
+    clock: Clock
+
+    @_admin("GET", "/admin/events", "How far the sinks of events are", responses={200: SinkList})
+    async def sinks(self, _call: Call) -> Response:
+        as_of = self.clock.now()
+        return Json(SinkList(await self.watching.sinks(), as_of))
+
+    @_admin(
+        "POST",
+        "/admin/events/replay",
+        "Tell sinks once more of the events that they have not taken in all attempts",
+        takes=Replay,
+        takes_optional=True,
+        responses={200: Replayed},
+        problems=("not-found",),
+    )
+    async def replay(self, call: Call) -> Response:
+        body = await call.json(Replay, optional=True)
+        sink = None if body.sink is UNSET else body.sink
+        count = await self.reviewing.replay(sink=sink, event_id=None, since=None, dead=True)
+        logger.info("dead events are told once more", extra={"sink": sink, "deliveries": count})
+        return Json(Replayed(count))
+
+
+@dataclass(frozen=True, slots=True)
+class AuditLogHandlers:
+    """Who did what to whom, and when."""
+
+    trail: AuditLogReports
+    clock: Clock
+
+    @_admin(
+        "GET",
+        "/admin/audit",
+        "Who did what to whom, the newest first",
+        responses={200: ActList},
+        media_types=("text/csv",),
+        parameters=_AUDIT_PARAMETERS,
+    )
+    async def acts(self, call: Call) -> Response:
+        user_id, limit = call.query("user_id"), limit_of(call)
+        wanted = Wanted(
+            since=_moment(call, "since"),
+            until=_moment(call, "until"),
+            user_id=user_id and checked_user_id(user_id),
+            action=call.query_word("action", "", tuple(Action)) or None,
+        )
+        if wants_csv(call):
+            return csv_stream("audit", tuple(Act.__dataclass_fields__), self.trail.all(wanted))
+        as_of = self.clock.now()
+        page, cursor = await self.trail.page(wanted, limit=limit, after=call.query("after"))
+        return Json(ActList(page, cursor, as_of))
+
+
+def _moment(call: Call, name: str) -> datetime | None:
+    """A time of the query; without a zone it is one of UTC. Raises InvalidRequest."""
+    text = call.query(name)
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise InvalidRequest.field(name, "is no time such as 2026-11-22T13:00:00Z") from error

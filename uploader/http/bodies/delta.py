@@ -1,0 +1,199 @@
+"""Chunks that are made from a delta base, by instructions that are carried out while they arrive
+(`domain/delta.py` says what they are).
+
+The reader of instructions is pure: pieces in, parts of the chunk out. Whatever an instruction asks for is compared with the
+base and the chunk before anybody does it. What is made gathers as every body does, in memory within the budget or in the
+spool. Beside that no more is held than one piece of what was sent, and as much of the base; while that is compared, some MiB
+of it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from uploader.domain.delta import COPY, COPY_KIND, LITERAL, LITERAL_KIND, MAX_INSTRUCTIONS, Copy
+from uploader.domain.digest import ClaimedDigests
+from uploader.errors import BaseUnusable, BodyTimeout, ChunkLengthMismatch, InvalidDelta
+from uploader.http.bodies.body import ReceivedBody
+from uploader.http.bodies.intake import BodySource, Intake, Piece, source_of
+from uploader.service.chunk import Comparing
+from uploader.service.delta import DeltaBase
+from uploader.storage.base import Body
+from uploader.tasks import uninterrupted
+
+_LAYOUTS = {COPY_KIND: COPY, LITERAL_KIND: LITERAL}
+
+_PIECE_BYTES = 256 << 10
+# In one turn: what so many cost the event loop, or a thread, is about a millisecond.
+_TURN_PARTS = 512
+
+
+class InstructionReader:
+    """The instructions of one chunk."""
+
+    def __init__(self, base_bytes: int, chunk_bytes: int, part_bytes: int) -> None:
+        """Parts are no longer than `part_bytes`."""
+        self._base_bytes = base_bytes
+        self._chunk_bytes = chunk_bytes
+        self._part_bytes = part_bytes
+        self._head = bytearray()  # of an instruction that is not whole
+        self._literal = 0  # bytes of it that are still to come
+        self._instructions = 0
+        self._made = 0
+
+    def feed(self, piece: memoryview) -> Iterator[Copy | memoryview]:
+        """The parts that the piece holds, in order, as views of the piece where they are literal. To be read to its end
+        before the next piece. Raises InvalidDelta, ChunkLengthMismatch; then nothing more may be fed."""
+        at, end = 0, len(piece)
+        while at < end:
+            if self._literal:
+                count = min(self._literal, end - at, self._part_bytes)
+                self._literal -= count
+                yield piece[at : at + count]
+                at += count
+                continue
+            layout = _LAYOUTS.get(self._head[0] if self._head else piece[at])
+            if layout is None:
+                raise InvalidDelta("An instruction begins with neither 00 nor 01.")
+            count = min(layout.size - len(self._head), end - at)
+            self._head += piece[at : at + count]
+            at += count
+            if len(self._head) < layout.size:
+                return
+            kind, *figures = layout.unpack(self._head)
+            self._head.clear()
+            if kind == LITERAL_KIND:
+                self._literal = self._begin(figures[0])
+            else:
+                yield from self._copies(*figures)
+
+    def end(self) -> None:
+        """There is no more. Raises InvalidDelta, ChunkLengthMismatch if that is too early."""
+        if self._head or self._literal:
+            raise InvalidDelta("The body breaks off within an instruction.")
+        if self._made != self._chunk_bytes:
+            raise ChunkLengthMismatch(expected=self._chunk_bytes, received=self._made)
+
+    def _begin(self, length: int) -> int:
+        """One more instruction, that makes so much of the chunk."""
+        self._instructions += 1
+        if self._instructions > MAX_INSTRUCTIONS:
+            raise InvalidDelta(f"There are more than {MAX_INSTRUCTIONS} instructions.")
+        self._made += length
+        if self._made > self._chunk_bytes:
+            raise ChunkLengthMismatch(expected=self._chunk_bytes, received=self._made)
+        return length
+
+    def _copies(self, offset: int, length: int) -> Iterator[Copy]:
+        end = offset + length
+        if end > self._base_bytes:
+            raise InvalidDelta(
+                f"An instruction copies from beyond the end of the base, which has {self._base_bytes} bytes."
+            )
+        self._begin(length)
+        for start in range(offset, end, self._part_bytes):
+            yield Copy(start, min(self._part_bytes, end - start))
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaChunk:
+    """The body of one request, to be received and carried out."""
+
+    # Of the instructions; what they make is known when they have come.
+    declared_bytes = None
+
+    # `claims` are of the body as it is sent; `open_base` is told the length of the chunk.
+    intake: Intake
+    request: Request
+    claims: ClaimedDigests
+    open_base: Callable[[int], Awaitable[DeltaBase]]
+
+    async def receive(self, user_id: str, expected_bytes: int) -> Body:
+        """As `ChunkSource.receive`. The base is opened before the body is asked for."""
+        comparing = Comparing(self.claims)
+        base = await self.open_base(expected_bytes)
+        try:
+            body = self.intake.gathering(user_id, expected_bytes)
+            carrying = _Carrying(self.intake, source_of(self.request), comparing, base, body, expected_bytes)
+            try:
+                await carrying.run()
+            except BaseException:
+                body.close()
+                raise
+            return body
+        except BaseUnusable:
+            await base.examine()
+            raise
+        finally:
+            await uninterrupted(base.content.close())
+
+
+class _Carrying:
+    """The instructions of one chunk while they are carried out."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        source: BodySource,
+        comparing: Comparing,
+        base: DeltaBase,
+        body: ReceivedBody,
+        expected_bytes: int,
+    ) -> None:
+        self._source = source
+        self._comparing = comparing
+        self._base = base
+        self._body = body
+        self._reader = InstructionReader(base.size, expected_bytes, _PIECE_BYTES)
+        self._piece = Piece(_PIECE_BYTES)
+        self._loop = asyncio.get_running_loop()
+        self._pace = intake.pace()
+        self._received = 0
+        self._read_at = self._loop.time()
+
+    async def run(self) -> None:
+        """Raises InvalidDelta, ChunkLengthMismatch, DigestMismatch, BaseUnusable, BodyTimeout, StorageFull,
+        ClientDisconnect."""
+        while not self._source.ended:
+            piece = await self._read()
+            await self._comparing.add((piece,))
+            for turn in _turns(self._reader.feed(piece)):
+                await self._add(turn)
+        self._reader.end()
+        self._comparing.check()
+        await self._body.end()
+
+    async def _read(self) -> memoryview:
+        """The next piece. What it took to carry out the one before is not the client's."""
+        self._pace.excuse(self._read_at, self._loop.time())
+        await self._source.pour(self._piece, self._pace.late_at(self._source.progressed_at, self._received))
+        self._received += self._piece.length
+        self._read_at = self._loop.time()
+        late = self._read_at >= self._pace.late_at(self._source.progressed_at, self._received)
+        if late and not self._source.ended:
+            raise BodyTimeout()
+        return self._piece.take()
+
+    async def _add(self, turn: list[Copy | memoryview]) -> None:
+        ranges = [(part.offset, part.length) for part in turn if isinstance(part, Copy)]
+        await asyncio.sleep(0)  # others have their turn in any case: not all that is copied is waited for
+        copied = iter(await self._base.read(ranges))
+        for part in turn:
+            content = memoryview(next(copied)) if isinstance(part, Copy) else part
+            await self._body.append(content, slow=self._loop.time() >= self._pace.slow_at)
+
+
+def _turns(parts: Iterator[Copy | memoryview]) -> Iterator[list[Copy | memoryview]]:
+    """As many parts at a time as one turn may cost."""
+    turn: list[Copy | memoryview] = []
+    length = 0
+    for part in parts:
+        turn.append(part)
+        length += part.length if isinstance(part, Copy) else len(part)
+        if len(turn) == _TURN_PARTS or length >= _PIECE_BYTES:
+            yield turn
+            turn, length = [], 0
+    if turn:
+        yield turn

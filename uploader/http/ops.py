@@ -1,0 +1,222 @@
+"""For those who run the server or write a client for it: health, metrics, configuration, documents; and the web pages with
+everything they load, as static files from the package. Changes nothing, makes no page and knows no user.
+"""
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+
+from anyio.to_thread import run_sync
+from msgspec import UNSET, Struct, UnsetType
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+import uploader
+from uploader.domain.upload import MAX_CHUNK_COUNT
+from uploader.errors import NotFound
+from uploader.http.shared.operation import Call, Operation, operations_of
+from uploader.http.shared.problem import explain
+from uploader.http.shared.responses import Json
+from uploader.observability import Exposition
+from uploader.service.health import Gauges, Health
+from uploader.service.open import Openings
+from uploader.settings import Settings
+
+_STATIC = Path(uploader.__file__).parent / "web"
+_KINDS = {
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".ts": "text/plain",
+}
+# What is there without the pages for people: the documentation, and the client of other pages.
+_ALWAYS = ("docs.js", "swagger-ui/", "pages/client/", "vendor/hash-wasm/")
+
+CLIENT = "client.js"
+CLIENT_TYPES = "client.d.ts"
+
+# No inline script, no inline style, nothing from elsewhere, and no other page around it.
+_OWN = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; worker-src 'self'"
+_NOWHERE = "base-uri 'none'; frame-ancestors 'none'"
+PAGE_POLICY = f"{_OWN}; form-action 'none'; {_NOWHERE}"
+# The page of files shows films and PDF, and posts what is selected to where its archive comes from.
+HOME_POLICY = f"{_OWN}; media-src 'self'; frame-src 'self'; form-action 'self'; {_NOWHERE}"
+# A worker has a policy of its own: the one that hashes compiles WebAssembly, and talks to nobody.
+_WORKER = "pages/client/hash-worker.js"
+_WORKER_POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'"
+
+_DOCS = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>uploader: the HTTP API</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="stylesheet" href="/static/swagger-ui/swagger-ui.css"></head>
+<body><div id="swagger-ui"></div>
+<script src="/static/swagger-ui/swagger-ui-bundle.js"></script><script src="/static/docs.js"></script></body></html>
+"""
+# Swagger UI sets styles from its script, and shows its icons from data URLs.
+_DOCS_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "connect-src 'self'; frame-ancestors 'none'"
+)
+
+
+_get = partial(Operation, "GET", tag="operations", access="open")
+
+
+class ChunkSizeBounds(Struct):
+    """Chunk sizes, in bytes."""
+
+    default: int
+    min: int
+    max: int
+
+
+class ClientConfig(Struct):
+    """What a client needs to know. `auth` is there where callers are not known by tokens of this server: `jwt`, `none`."""
+
+    chunk_size: ChunkSizeBounds
+    max_file_size: int
+    max_chunks: int
+    instant: str
+    upload_expiry_seconds: float
+    link_lifetime_seconds: float
+    auth: str | UnsetType = UNSET
+
+
+class Check(Struct):
+    """Whether one thing the server depends on works."""
+
+    ok: bool
+    reason: str | None = None
+
+
+class HealthSchema(Struct):
+    """All checks."""
+
+    checks: dict[str, Check]
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file that is served as it is."""
+
+    content: bytes
+    media_type: str
+    etag: str
+
+
+@cache
+def _assets() -> dict[str, Path]:
+    """The files that may be asked for, by name: they are few and known, so no path can lead elsewhere."""
+    return {path.relative_to(_STATIC).as_posix(): path for path in _STATIC.rglob("*") if path.suffix in _KINDS}
+
+
+@cache
+def _read(name: str) -> Asset:
+    path = _assets()[name]
+    content = path.read_bytes()
+    return Asset(content, _KINDS[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+@dataclass(frozen=True, slots=True)
+class PageHandlers:
+    """The page at `/`, the one at `/admin/`, the client at `/client.js`, and their parts. The pages can be switched off."""
+
+    settings: Settings
+
+    @_get("/", "The web page", responses={200: None, 307: None})
+    async def home(self, call: Call) -> Response:
+        if not self.settings.web_pages:
+            return RedirectResponse("/docs")
+        return await _answer(call.request, "pages/home/index.html", HOME_POLICY)
+
+    @_get("/admin/", "The administrators' web page", problems=("not-found",))
+    async def administration(self, call: Call) -> Response:
+        if not self.settings.web_pages:
+            raise NotFound()
+        return await _answer(call.request, "pages/admin/index.html", PAGE_POLICY)
+
+    @_get("/client.js", "The client of the web page, for other pages")
+    async def client(self, call: Call) -> Response:
+        return await _answer(call.request, CLIENT, PAGE_POLICY)
+
+    @_get("/client.d.ts", "Its types")
+    async def client_types(self, call: Call) -> Response:
+        return await _answer(call.request, CLIENT_TYPES, PAGE_POLICY)
+
+    @_get("/static/{path:path}", "Parts of the pages", problems=("not-found",))
+    async def part(self, call: Call) -> Response:
+        name = call.in_path("path")
+        if name not in _assets() or name.endswith(".html") or name in (CLIENT, CLIENT_TYPES):
+            raise NotFound()
+        if not self.settings.web_pages and not name.startswith(_ALWAYS):
+            raise NotFound()
+        return await _answer(call.request, name, _WORKER_POLICY if name == _WORKER else PAGE_POLICY)
+
+
+async def _answer(request: Request, name: str, policy: str) -> Response:
+    """The file, or 304: browsers ask each time whether theirs is still the one, so an upgrade shows at once."""
+    asset = await run_sync(_read, name)
+    headers = {"Cache-Control": "no-cache", "ETag": asset.etag, "Content-Security-Policy": policy}
+    if asset.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(asset.content, media_type=asset.media_type, headers=headers)
+
+
+@dataclass(frozen=True, slots=True)
+class OpsHandlers:
+    """What is open to everybody."""
+
+    settings: Settings
+    openings: Openings
+    health: Health
+    gauges: Gauges
+    exposition: Exposition
+
+    @_get("/livez", "Whether the process lives", responses={200: HealthSchema})
+    async def live(self, _call: Call) -> Response:
+        return Json(HealthSchema({"process": Check(True)}))
+
+    @_get("/readyz", "Whether it can serve", responses={200: HealthSchema, 503: HealthSchema})
+    async def ready(self, _call: Call) -> Response:
+        checks = {name: Check(found.ok, found.reason) for name, found in (await self.health.check()).items()}
+        ok = all(check.ok for check in checks.values())
+        return Json(HealthSchema(checks), 200 if ok else 503, {} if ok else {"Retry-After": "2"})
+
+    @_get("/metrics", "Prometheus metrics", access="metrics")
+    async def metrics(self, _call: Call) -> Response:
+        await self.gauges.observe()
+        return Response(await self.exposition.render(), media_type=CONTENT_TYPE_LATEST)
+
+    @_get("/config", "What a client needs to know", responses={200: ClientConfig})
+    async def config(self, _call: Call) -> Response:
+        sizes = self.openings.chunk_sizes
+        return Json(
+            ClientConfig(
+                chunk_size=ChunkSizeBounds(sizes.default, sizes.minimum, sizes.maximum),
+                max_file_size=self.openings.max_file_size_bytes,
+                max_chunks=MAX_CHUNK_COUNT,
+                instant=self.settings.instant,
+                upload_expiry_seconds=self.settings.upload_expiry_seconds,
+                link_lifetime_seconds=self.settings.link_lifetime_seconds,
+                auth=UNSET if self.settings.auth == "token" else self.settings.auth,
+            )
+        )
+
+    @_get("/docs", "This documentation")
+    async def docs(self, _call: Call) -> Response:
+        return HTMLResponse(_DOCS, headers={"Content-Security-Policy": _DOCS_POLICY})
+
+    @_get("/problems/{code}", "What an error means", problems=("not-found",))
+    async def explain_problem(self, call: Call) -> Response:
+        return await explain(call.request)
+
+
+def ops_operations(handlers: OpsHandlers, pages: PageHandlers, settings: Settings) -> list[Operation]:
+    """With metrics for everybody, where the settings have it so."""
+    found = operations_of(handlers, pages)
+    if settings.metrics != "open":
+        return found
+    return [replace(each, access="open") if each.access == "metrics" else each for each in found]

@@ -1,0 +1,215 @@
+"""What requests of both protocols say: which upload is meant, what its file is called, what its bytes have to be.
+
+`Upload-Metadata` of tus is kept as it was sent; here it is read. Bytes that do not have their `Upload-Checksum` of tus, or
+their `Content-Digest`, count for nothing: so they are received whole, in memory or in the spool, before any of them is
+appended. The checksum may come after them, as a trailer.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from starlette.requests import Request
+
+from uploader.domain.digest import ClaimedDigests
+from uploader.domain.names import CONTROL, MAX_SEGMENT_BYTES, normalise_name
+from uploader.errors import BadRequest, DigestMismatch, InvalidRequest, UploadNotFound
+from uploader.http.bodies.body import Reread
+from uploader.http.bodies.intake import TRAILERS, Incoming
+from uploader.http.shared.operation import Call
+from uploader.service.append import Appends, Hashing
+from uploader.service.chunk import check_digests
+from uploader.service.ids import ID
+from uploader.service.results import Complete, Target
+from uploader.service.status import Uploads
+from uploader.storage.base import Body
+from uploader.tasks import uninterrupted
+
+PREFIX = "/resumable"
+
+MAX_METADATA_BYTES = 4096
+_KEY = re.compile(r"[!-+\--~]+")  # ASCII without space and comma
+# By which clients tell the name, the first that is there.
+_PATH = "relativePath"
+_NAMES = ("filename", "name", _PATH)
+
+ALGORITHMS = ("md5", "sha1", "sha256", "crc32")
+_CHECKSUM = "upload-checksum"
+_CHECKSUM_BYTES = {"md5": 16, "sha1": 20, "sha256": 32, "crc32": 4}
+
+
+def override_method(request: Request) -> None:
+    """Some clients and proxies know GET and POST alone."""
+    override = request.headers.get("x-http-method-override")
+    if override:
+        # Not for the server: what it sends is framed by the method that the client knows of.
+        request.scope = {**request.scope, "method": override.upper()}
+
+
+def take_off_slash(request: Request) -> None:
+    """Others have their uploads at an address that ends with a slash, and so have the examples of some clients."""
+    if request.scope["path"] == f"{PREFIX}/":
+        request.scope = {**request.scope, "path": PREFIX}
+
+
+def target_of(call: Call) -> Target:
+    """Raises UploadNotFound."""
+    upload_id = call.in_path("id")
+    if not ID.fullmatch(upload_id):
+        raise UploadNotFound()
+    return Target(call.user_id, upload_id=upload_id)
+
+
+async def end_upload(uploads: Uploads, appends: Appends, target: Target) -> None:
+    """Cancel it. Of a finished upload nothing is known any more then; its file stays, as its owner has it by other means.
+    Raises UploadNotFound, UploadGone, UploadBusy."""
+    match await uploads.find(target):
+        case Complete():
+            await uploads.forget(target)
+        case _:
+            await appends.cancel(target)
+
+
+def parse_metadata(text: str) -> dict[str, str]:
+    """Raises InvalidRequest."""
+    if len(text) > MAX_METADATA_BYTES:
+        raise InvalidRequest.field("Upload-Metadata", f"is longer than {MAX_METADATA_BYTES} bytes")
+    if not text.isascii():
+        raise InvalidRequest.field("Upload-Metadata", "is not ASCII")
+    if not text.strip():
+        return {}
+    found: dict[str, str] = {}
+    for pair in text.split(","):
+        key, _, value = pair.strip().partition(" ")
+        if not _KEY.fullmatch(key) or key in found:
+            raise InvalidRequest.field("Upload-Metadata", "is not pairs of different keys and values in Base64")
+        try:
+            found[key] = base64.b64decode(value.strip(), validate=True).decode(errors="replace")
+        except (binascii.Error, ValueError) as error:
+            raise InvalidRequest.field("Upload-Metadata", f"has a value of {key} that is not Base64") from error
+    return found
+
+
+def name_of(metadata: dict[str, str], upload_id: str) -> str:
+    """The name that a file gets: the one that is told, without what no name may have, in its folders, if the client tells of
+    these, too; or one of the upload's id."""
+    told = next((metadata[key] for key in _NAMES if metadata.get(key)), "")
+    last = CONTROL.sub("", re.split(r"[/\\]", told)[-1]).encode()[:MAX_SEGMENT_BYTES].decode(errors="ignore")
+    path = metadata.get(_PATH, "").strip("/")  # "null" where Uppy knows of none
+    for name in (path, last) if path.rpartition("/")[2] == last else (last,):
+        with suppress(ValueError):
+            return normalise_name(name)
+    return f"upload-{upload_id}"
+
+
+class BodyCheck(Protocol):
+    """What a body has to have."""
+
+    async def check(self, body: Body, hashing: Hashing) -> None:
+        """Raises DigestMismatch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checksum:
+    """One of tus."""
+
+    algorithm: str
+    value: bytes
+
+    async def check(self, body: Body, hashing: Hashing) -> None:
+        """Raises DigestMismatch."""
+        # To its end in any case: the memory of the body may be used again afterwards.
+        computed = await uninterrupted(hashing(partial(_checksum_of, body, self.algorithm)))
+        if not hmac.compare_digest(computed, self.value):
+            raise DigestMismatch("The bytes do not have their checksum: send them again.")
+
+
+@dataclass(frozen=True, slots=True)
+class ContentDigest:
+    """Those of HTTP (RFC 9530), and `Content-MD5`."""
+
+    claims: ClaimedDigests
+
+    async def check(self, body: Body, _hashing: Hashing) -> None:
+        """Raises DigestMismatch."""
+        await check_digests(body, self.claims)
+
+
+# It is known at the latest when the body was received. Raises BadRequest.
+ToldCheck = Callable[[], BodyCheck]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedBody:
+    """A body with its checksum."""
+
+    body: Incoming
+    checksum: ToldCheck
+
+    @property
+    def declared_bytes(self) -> int | None:
+        return self.body.declared_bytes
+
+    async def receive_whole(self, user_id: str, limit_bytes: int, hashing: Hashing) -> Reread:
+        """Raises DigestMismatch, BadRequest, FileTooLarge, BodyTimeout, StorageFull, and ClientDisconnect if the client went
+        away."""
+        received = await self.body.receive_all(user_id, limit_bytes)
+        try:
+            await self.checksum().check(received, hashing)
+        except BaseException:
+            received.close()
+            raise
+        return Reread(received)
+
+
+def checksum_of(request: Request) -> ToldCheck | None:
+    """What a request says that its body has, or announces to say. Raises BadRequest."""
+    text = request.headers.get(_CHECKSUM)
+    if text is not None:
+        told = parse_checksum(text)
+        return lambda: told
+    announced = ",".join(request.headers.getlist("trailer")).lower().split(",")
+    return partial(_trailing, request) if _CHECKSUM in map(str.strip, announced) else None
+
+
+def _trailing(request: Request) -> Checksum:
+    """Raises BadRequest."""
+    trailers = request.scope.get("extensions", {}).get(TRAILERS, {}).get("fields", ())
+    values = [value.decode("latin-1") for name, value in trailers if name == _CHECKSUM.encode()]
+    if len(values) != 1:
+        raise BadRequest("The Upload-Checksum that was announced as a trailer did not come.")
+    return parse_checksum(values[0])
+
+
+def parse_checksum(text: str) -> Checksum:
+    """Raises BadRequest."""
+    algorithm, _, encoded = text.partition(" ")
+    if algorithm not in ALGORITHMS:
+        raise BadRequest(f"Upload-Checksum: the algorithm is none of {', '.join(ALGORITHMS)}.")
+    try:
+        value = base64.b64decode(encoded.strip(), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadRequest("Upload-Checksum: the checksum is not Base64.") from error
+    if len(value) != _CHECKSUM_BYTES[algorithm]:
+        raise BadRequest(f"Upload-Checksum: this is no {algorithm}.")
+    return Checksum(algorithm, value)
+
+
+def _checksum_of(body: Body, algorithm: str) -> bytes:
+    if algorithm == "crc32":
+        checksum = 0
+        for piece in body.pieces():
+            checksum = zlib.crc32(piece, checksum)
+        return checksum.to_bytes(4, "big")
+    computing = hashlib.new(algorithm, usedforsecurity=False)
+    for piece in body.pieces():
+        computing.update(piece)
+    return computing.digest()
