@@ -16,7 +16,9 @@ from tests.support.waiting import PATIENCE_SECONDS
 from uploader.accounting.redis import Script
 
 CONTENT = Content(20 * 64 * KIB)
-RECORD_CHUNK = Script("record_chunk").sha
+CHUNK = 64 * KIB
+RECORD_CHUNK, RECORD_TAIL = Script("record_chunk").sha, Script("record_tail").sha
+TUS = {"Tus-Resumable": "1.0.0", "Content-Type": "application/offset+octet-stream"}
 
 
 @asynccontextmanager
@@ -64,6 +66,48 @@ async def test_chunks_in_parallel_and_duplicates_cost_no_more(stack: Stack) -> N
     assert [command.split()[1] for command in redis if command.startswith("EVALSHA")] == [RECORD_CHUNK] * 8
     # A connection that the pool opens for them introduces itself; that is not a chunk's.
     assert all(command.split()[0] in ("EVALSHA", "CLIENT", "SELECT", "HELLO") for command in redis)
+
+
+async def test_an_append_costs_one_round_trip_for_each_chunk_and_no_statement(make_stack_on: MakeStack) -> None:
+    """As chunks do; and one for a tail."""
+    async with make_stack_on() as stack:
+        opened = await stack.open(CONTENT)
+        place, offset = f"/resumable/{opened.json()['upload']['id']}", 0
+
+        async def append(length: int) -> None:
+            nonlocal offset
+            body, headers = CONTENT.data[offset : offset + length], TUS | {"Upload-Offset": str(offset)}
+            response = await stack.client.patch(place, content=body, headers=headers)
+            offset += length
+            assert (response.status_code, response.headers["upload-offset"]) == (204, str(offset))
+
+        for length in (1000, CHUNK - 1000):  # so that Redis has both scripts
+            await append(length)
+        with statements(stack.services.database) as sql:
+            async with commands(stack) as redis:
+                for length in (CHUNK, 3 * CHUNK, 1000, CHUNK - 1000, 2 * CHUNK + 500):
+                    await append(length)
+        assert sql == []
+        chunk, tail = ["EVALSHA", RECORD_CHUNK], ["EVALSHA", RECORD_TAIL]
+        assert [command.split()[:2] for command in redis] == [*[chunk] * 4, tail, *[chunk] * 3, tail]
+
+
+async def test_an_append_to_what_is_no_upload_any_more_is_looked_up(stack: Stack) -> None:
+    """What is remembered is out of date, however it ended: each answer is what it was without a memory."""
+    content = Content(2 * CHUNK)
+    for is_cancelled in (True, False):
+        upload_id = (await stack.open(content)).json()["upload"]["id"]
+
+        async def append(number: int, place: str = f"/resumable/{upload_id}") -> int:
+            headers = TUS | {"Upload-Offset": str(number * CHUNK)}
+            return (await stack.client.patch(place, content=content.chunk(number), headers=headers)).status_code
+
+        assert await append(0) == 204
+        if is_cancelled:
+            await stack.client.delete(f"/uploads/{upload_id}")
+        else:
+            await stack.client.put(f"/uploads/{upload_id}/chunks/1", content=content.chunk(1))
+        assert [await append(1), await append(1)] == [410 if is_cancelled else 409] * 2
 
 
 @pytest.mark.parametrize("by", ["md5", "id"])

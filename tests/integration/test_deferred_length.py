@@ -82,8 +82,8 @@ async def test_a_stream_of_no_length_becomes_the_file(stack: Stack, told: bool) 
     for end in (1, 700, CHUNK - 1, CHUNK, CHUNK + 5, 3 * CHUNK, 4 * CHUNK + 17):
         appended = await append(stack, upload, start, end, told=told)
         assert isinstance(appended, Appended)
-        assert appended.offset == end == appended.status.received_bytes
-        assert appended.status.upload.size >= end
+        assert appended.offset == end == await stored_bytes(stack, upload)
+        assert appended.upload.size >= end
         start = end
     complete = await append(stack, upload, start, CONTENT.size, told=told, ends=True)
     assert isinstance(complete, Complete)
@@ -110,7 +110,7 @@ async def test_an_upload_that_fits_the_quota_to_the_byte_is_taken_and_one_more_b
     sending = Sending.of(stack, CONTENT.data, told=False)
     appended = await stack.services.appends.append(target(upload), 0, sending.source)
     assert isinstance(appended, Appended)
-    assert (appended.offset, appended.status.upload.size) == (CONTENT.size, CONTENT.size)
+    assert (appended.offset, appended.upload.size) == (CONTENT.size, CONTENT.size)
     for told in (True, False):
         with pytest.raises(QuotaExceeded) as refused:
             await stack.services.appends.append(target(upload), CONTENT.size, Sending.of(stack, b"x", told=told).source)
@@ -175,7 +175,7 @@ async def test_a_full_disk_refuses_a_step_and_then_what_is_wanted(
     monkeypatch.setattr(stack.services.appends.growing.admission, "check", check)
     appended = await append(stack, upload, 0, 1000)
     assert isinstance(appended, Appended)
-    assert (appended.status.upload.size, asked) == (1000, [STEP, 1000])
+    assert (appended.upload.size, asked) == (1000, [STEP, 1000])
     with pytest.raises(StorageFull):
         await append(stack, upload, 1000, 3000)
     assert await in_order(stack) == {"alice": Account(0, 1000, 1000)}
@@ -190,7 +190,7 @@ async def test_what_was_reserved_beyond_the_length_is_given_back(stack: Stack, s
     await append(stack, upload, 0, stored)
     told = await append(stack, upload, stored, stored, length=stored + 10)
     assert isinstance(told, Appended)
-    assert (told.offset, told.status.upload.length_known) == (stored, True)
+    assert (told.offset, told.upload.length_known) == (stored, True)
     assert await in_order(stack) == {"alice": Account(0, stored, stored + 10)}
     complete = await append(stack, upload, stored, stored + 10, length=stored + 10)
     assert isinstance(complete, Complete)
@@ -384,7 +384,7 @@ async def test_a_worker_that_dies_at_any_point_loses_nothing(stack: Stack, ends_
 async def stored_bytes(stack: Stack, upload: Upload) -> int:
     told = await stack.services.appends.status(target(upload))
     assert isinstance(told, Appended)
-    return told.status.received_bytes
+    return told.offset
 
 
 async def rows(stack: Stack) -> list[Upload]:

@@ -361,6 +361,7 @@ async def test_one_appends_at_a_time_and_whoever_wants_to_is_seen(
     third = asyncio.create_task(want(storage, "third"))
     await asyncio.gather(second, third)
     assert order == ["first", "second", "third"]
+    await other.drain()
     assert await left_open(storage, tmp_path) == []
 
 

@@ -578,12 +578,14 @@ async def test_what_the_server_can_not_tell_for_the_moment_is_no_end_of_the_uplo
 ) -> None:
     """tus-js-client and Uppy take every other answer than 2xx and 423 to a HEAD for that, and begin another one."""
     async with make_stack(database_url=sqlite_url) as stack:
-        path = await created(stack)
+        path, unknown = await created(stack), await created_deferred(stack)
         async with without_database(stack):
             response = await stack.client.head(path, headers=TUS)
             assert (response.status_code, "retry-after" in response.headers) == (423, True)
-            assert (await patch(stack, path, 0, b"x")).status_code == 423
-        assert (await head(stack, path)).headers["upload-offset"] == "0"
+            assert (await patch(stack, unknown, 0, b"x")).status_code == 423
+            assert (await patch(stack, path, 0, b"x")).status_code == 204, "as a chunk, where the upload is remembered"
+        assert (await head(stack, path)).headers["upload-offset"] == "1"
+        assert (await head(stack, unknown)).headers["upload-offset"] == "0"
 
 
 async def test_location_is_what_the_client_reaches_the_server_by(make_stack: MakeStack) -> None:

@@ -213,7 +213,7 @@ if ENDED[state] then""",
     _mutant("open files are believed without a look", ("try_hold", "files.check()", "pass"), tests=_KEPT_FILES),
     _mutant(
         "a lock that stays with the open file",
-        ("HeldRecord.release", "unlock_all(self._files.map)", "pass"),
+        ("let_go", "unlock_all(files.map)", "pass"),
         tests=_KEPT_FILES,
     ),
     _mutant(

@@ -3,6 +3,8 @@
 import ast
 import json
 import re
+import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
@@ -327,3 +329,16 @@ def test_the_path_of_a_chunk_has_at_most_ten_stops() -> None:
     stops = [int(number) for number in re.findall(r"^(\d+)\. `", section, flags=re.MULTILINE)]
     assert stops == list(range(1, len(stops) + 1))
     assert 5 <= len(stops) <= 10
+
+
+def test_git_keeps_nothing_that_it_is_told_to_ignore() -> None:
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("no git here, or an archive of sources")
+    listed = subprocess.run(
+        ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--ignored", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert listed.stdout == ""

@@ -323,6 +323,10 @@ class Appends:
     part_completed: Callable[[Upload], Awaitable[None]]
     _streams: set[asyncio.Future[None]] = field(default_factory=set, init=False)
 
+    def knows(self, target: Target) -> bool:
+        """Whether an upload was met here that takes streams."""
+        return self.receiving.remembers(target)
+
     # Asking
 
     async def status(self, target: Target) -> Appended | Complete:
@@ -339,7 +343,9 @@ class Appends:
                         try:
                             async with self._appending(upload) as (_, stored):
                                 status = await self.uploads.status_of(upload)
-                                return Appended(offset=stored.leading_bytes, status=status)
+                                return Appended(
+                                    offset=stored.leading_bytes, upload=upload, expires_at=status.expires_at
+                                )
                         except Gone:
                             await self._mend(upload)
             await asyncio.sleep(PAUSE_SECONDS)  # it was closed between the two looks
@@ -401,11 +407,7 @@ class Appends:
     async def _append(
         self, target: Target, offset: int, said: Said, taking: AbstractAsyncContextManager[AppendSource]
     ) -> Appended | StillMerging | Complete:
-        match await self.uploads.find(target):
-            case Upload(is_whole=True):
-                raise Forbidden(_MADE_OF_PARTS)
-            case found:
-                pass
+        found = await self.receiving.find(target)
         if isinstance(found, Upload):
             try:
                 found = await self._heed(found, offset, said)
@@ -419,22 +421,24 @@ class Appends:
             if isinstance(taken, Complete):
                 return await _append_nothing(taken, target.user_id, offset, said, source)
         # The merge may take a while: nobody is kept from asking meanwhile.
-        return await self._answer(target, *taken)
+        return await self._answer(taken)
 
     async def _take_or_complete(
         self, upload: Upload, target: Target, offset: int, said: Said, source: AppendSource
-    ) -> tuple[Upload, int] | Complete:
-        """The upload that has all of the stream, and where it ends now; or what it became before anything of that was taken.
-        Raises OffsetMismatch where others have stored what this stream was to store."""
+    ) -> Appended | Complete:
+        """Where the upload ends that has all of the stream; or what it became before anything of that was taken. Raises
+        OffsetMismatch where others have stored what this stream was to store."""
         begun = False
         try:
             async with self._appending(upload) as (appender, stored):
                 _check_offset(stored, offset)
                 begun = True
                 upload, end = await self._take(upload, offset, source, appender)
-                end = await _end_of(upload, end, appender)
-                return (await self._end(upload, end) if said.ends else upload), end
+                end, written_at = await _end_of(upload, end, appender)
+                upload = await self._end(upload, end) if said.ends else upload
+                return Appended(offset=end, upload=upload, expires_at=self.uploads.expires_at(written_at))
         except (Gone, NotOpen) as error:
+            self.receiving.forget(target)
             if isinstance(error, Gone):
                 await self._mend(upload)
             complete = await self._complete(target)
@@ -451,16 +455,14 @@ class Appends:
             case complete:
                 return complete
 
-    async def _answer(self, target: Target, upload: Upload, end: int) -> Appended | StillMerging | Complete:
-        """To whoever stored all of its stream in an upload that ends there now."""
-        if upload.length_known and end == upload.size and upload.is_part:
+    async def _answer(self, appended: Appended) -> Appended | StillMerging | Complete:
+        """To whoever stored all of its stream."""
+        upload = appended.upload
+        if not upload.length_known or appended.offset < upload.size:
+            return appended
+        if upload.is_part:
             await self.part_completed(upload)
-            return Appended(offset=end, status=self.uploads.of_complete_part(upload))
-        if not (upload.length_known and end == upload.size):
-            try:
-                return Appended(offset=end, status=await self.uploads.status_of(upload))
-            except (Gone, NotOpen):
-                await self._complete(target)
+            return appended
         match await self.uploads.merge_now(upload):
             case Complete(created=False, file=file):  # of other bytes, which came whole
                 raise OffsetMismatch(offset=file.size)
@@ -535,9 +537,9 @@ class Appends:
             case Complete(file=file):
                 end = limit = file.size
                 excess: FileTooLarge = LengthExceeded(limit=limit)
-            case Appended(offset=end, status=status):
-                limit = self.growing.limit_bytes(status.upload)
-                excess = length_exceeded(status.upload, limit)
+            case Appended(offset=end, upload=upload):
+                limit = self.growing.limit_bytes(upload)
+                excess = length_exceeded(upload, limit)
         if end != offset:
             raise OffsetMismatch(offset=end)
         return limit - end, excess
@@ -596,19 +598,25 @@ class Appends:
             await self.closers.hydrate(upload)  # which counts it: it is on the map
         elif result.outcome not in COUNTED:
             raise NotOpen(upload.id)
+        self.receiving.check_database()
         BYTES_RECEIVED.inc(body.length)
 
 
-async def _end_of(upload: Upload, end: int, appender: Appender) -> int:
-    """Where an upload ends in which the bytes of a stream end there: chunks may lie beyond already. Raises Gone."""
+async def _end_of(upload: Upload, end: int, appender: Appender) -> tuple[int, float | None]:
+    """Where an upload ends in which the bytes of a stream end there: chunks may lie beyond already; and when a byte came
+    last, if not just now. Raises Gone."""
     if upload.length_known and end == upload.size:
-        return end
+        return end, None
     try:
-        return (await appender.read_map()).leading_bytes
+        stored = await appender.read_map()
+        return stored.leading_bytes, stored.written_at
     except Gone:
         if upload.is_part or not upload.length_known:
             raise
-        return upload.size  # with this stream it was whole, and is merged by now: the merge says what became of it
+        return (
+            upload.size,
+            None,
+        )  # with this stream it was whole, and is merged by now: the merge says what became of it
 
 
 async def _append_nothing(complete: Complete, user_id: str, offset: int, said: Said, source: AppendSource) -> Complete:

@@ -214,17 +214,36 @@ class Receiving:
         return upload
 
     async def _find_and_remember(self, target: Target) -> Upload:
-        self._remembered.pop(target, None)
-        match await self.uploads.find(target):
+        self.forget(target)
+        match await self.find(target):
             case Complete() as complete:
                 raise AlreadyComplete(complete)
-            case Upload(is_whole=True):
-                raise Forbidden("This upload is made of its parts alone.")
-            case Upload() as upload:
-                if not upload.length_known:
-                    raise LengthUnknown()
-                self._remember(target, upload)
+            case Upload(length_known=False):
+                raise LengthUnknown()
+            case upload:
                 return upload
+
+    async def find(self, target: Target) -> Upload | Complete:
+        """The open upload that is to take bytes, usually from memory, or the file it became. Raises UploadNotFound,
+        UploadGone, Forbidden."""
+        if self.remembers(target):
+            self._remembered.move_to_end(target)
+            return self._remembered[target]
+        found = await self.uploads.find(target)
+        if isinstance(found, Upload):
+            if found.is_whole:
+                raise Forbidden("This upload is made of its parts alone.")
+            if found.length_known:
+                self._remember(target, found)
+        return found
+
+    def remembers(self, target: Target) -> bool:
+        """Whether an upload was met here that takes bytes."""
+        return target in self._remembered
+
+    def forget(self, target: Target) -> None:
+        """What is remembered of an upload is out of date: it was closed, perhaps opened anew."""
+        self._remembered.pop(target, None)
 
     def _remember(self, target: Target, upload: Upload) -> None:
         self._remembered[target] = upload
@@ -304,8 +323,7 @@ class Receiving:
 
     async def acknowledge(self, stored: Stored) -> bool:
         """Whether a chunk that counts is new: of these bytes. Then its sender waits for the digests. Raises Unavailable."""
-        if self.database.is_lost:
-            raise Unavailable("The database is lost; nothing is acknowledged.")
+        self.check_database()
         result = stored.result
         new = stored.written
         CHUNKS.labels("recorded" if new else result.outcome.value).inc()
@@ -314,6 +332,11 @@ class Receiving:
             if not result.settled:  # a duplicate is sent by who has lost patience with the first answer
                 await self.storage.keep_pace(stored.upload, stored.number)
         return new
+
+    def check_database(self) -> None:
+        """Nothing is acknowledged without it. Raises Unavailable."""
+        if self.database.is_lost:
+            raise Unavailable("The database is lost; nothing is acknowledged.")
 
     async def _refuse(self, target: Target, meant: Upload | None, number: int, error: UploaderError) -> Result:
         """What a chunk with a bad number or body is answered: the state of the upload and a duplicate go before `error`."""

@@ -84,10 +84,11 @@ class UploadStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """Where an upload that is open ends for now, and where it stands otherwise."""
+    """Where an upload that is open ends for now."""
 
     offset: int
-    status: UploadStatus
+    upload: Upload
+    expires_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

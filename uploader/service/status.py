@@ -140,7 +140,6 @@ class Uploads:
 
     async def status_of(self, upload: Upload) -> UploadStatus:
         chunk_map = await self.closers.read_map(upload)
-        last_write = await self.storage.last_write(upload)
         await self._compare_with_redis(upload, chunk_map)
         return UploadStatus(
             upload=upload,
@@ -148,7 +147,7 @@ class Uploads:
             received_bytes=chunk_map.received_bytes,
             missing=_missing(upload, chunk_map.present),
             merged_bytes=await self.storage.digested_bytes(upload) if chunk_map.complete else 0,
-            expires_at=self._expires_at(last_write),
+            expires_at=self.expires_at(chunk_map.written_at),
         )
 
     async def era(self, upload_id: str) -> str:
@@ -172,23 +171,14 @@ class Uploads:
             received_bytes=0,
             missing=_missing(upload, bytearray(count)),
             merged_bytes=0,
-            expires_at=self._expires_at(made_at),
+            expires_at=self.expires_at(made_at),
             created=True,
         )
 
-    def of_complete_part(self, upload: Upload) -> UploadStatus:
-        """Where a part stands whose last byte was stored just now: it may be a piece of a whole by the next moment."""
-        return UploadStatus(
-            upload=upload,
-            merging=False,
-            received_bytes=upload.size,
-            missing=[],
-            merged_bytes=0,
-            expires_at=self._expires_at(self.clock.now().timestamp()),
-        )
-
-    def _expires_at(self, last_write: float) -> datetime:
-        return datetime.fromtimestamp(last_write, UTC) + timedelta(seconds=self.settings.upload_expiry_seconds)
+    def expires_at(self, written_at: float | None = None) -> datetime:
+        """When an upload expires to which a byte came last then, or just now."""
+        written = self.clock.now() if written_at is None else datetime.fromtimestamp(written_at, UTC)
+        return written + timedelta(seconds=self.settings.upload_expiry_seconds)
 
     async def _compare_with_redis(self, upload: Upload, stored: PresentChunks) -> None:
         """Hydrate where Redis does not know, or knows something else than the disk. Without Redis the disk alone answers."""

@@ -99,6 +99,10 @@ class PresentChunks(Protocol):
         """What is stored before the first gap: where the next append begins."""
 
     @property
+    def written_at(self) -> float:
+        """When a chunk last arrived, in seconds since the epoch."""
+
+    @property
     def settled(self) -> bool:
         """False where the length is known, and the bytes are still those of an upload of which it is not."""
 

@@ -10,6 +10,7 @@ import base64
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -244,7 +245,7 @@ class RufhHandlers:
         target, place = Target(call.user_id, upload_id=opening.id), f"{PREFIX}/{opening.id}"
         match await self.openings.open(opening):
             case UploadStatus(upload=upload) as opened if upload.id == opening.id:
-                facts = {"Location": place} | self._limits(draft, opened)
+                facts = {"Location": place} | self._limits(draft, opened.expires_at)
                 told = await self._append_first(call, draft, target, opened, facts, complete=complete)
             case UploadStatus(upload=other):
                 raise UploadExists(id=other.id)
@@ -266,7 +267,7 @@ class RufhHandlers:
         if opened.merging:
             return StillMerging(opened)
         if content_length(call) == 0:
-            return Appended(offset=0, status=opened)
+            return Appended(offset=0, upload=opened.upload, expires_at=opened.expires_at)
         try:
             telling = interim if draft.tells_progress else None
             return await self._append(call, target, 0, telling, draft.named() | facts, complete=complete)
@@ -280,8 +281,8 @@ class RufhHandlers:
         offered = call.request.scope.get("extensions", {}).get(INTERIM)
         return offered["responses"] if offered and self.sends_interim and draft.is_named else None
 
-    def _limits(self, draft: Draft, status: UploadStatus) -> dict[str, str]:
-        left = status.expires_at - self.clock.now()
+    def _limits(self, draft: Draft, expires_at: datetime) -> dict[str, str]:
+        left = expires_at - self.clock.now()
         return draft.limits(self.openings.max_file_size_bytes, left.total_seconds())
 
     # Asking
@@ -296,10 +297,10 @@ class RufhHandlers:
                 facts = _facts_of(file)
                 offset = length = file.size
                 metadata = (await self.uploads.known(target)).metadata
-            case Appended(offset=offset, status=status):
-                facts = self._limits(draft, status)
-                length = status.upload.size if status.upload.length_known else None
-                metadata = status.upload.metadata
+            case Appended(offset=offset, upload=upload, expires_at=expires_at):
+                facts = self._limits(draft, expires_at)
+                length = upload.size if upload.length_known else None
+                metadata = upload.metadata
         facts |= {} if length is None else {"Upload-Length": str(length)}
         state = draft.completeness(offset == length and metadata != INCOMPLETE)
         return Response(status_code=204, headers=facts | state | {"Upload-Offset": str(offset)})

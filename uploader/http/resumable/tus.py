@@ -211,7 +211,7 @@ class TusHandlers:
                 told = await self._append(call, target, 0, body, checksum)
             except BaseException as error:
                 told = await uninterrupted(self._break_off(target, error))
-            facts |= _facts_of(told, size or 0)
+            facts |= _facts_of(told)
         return Response(status_code=201, headers=facts)
 
     async def _break_off(self, target: Target, error: BaseException) -> Appended | Complete:
@@ -234,21 +234,21 @@ class TusHandlers:
         if upload.state is State.CONSUMED:  # who lost the last answer hears that all of it came
             return Response(headers={**facts, "Upload-Offset": str(upload.size), "Upload-Length": str(upload.size)})
         told = await self.appends.status(target)
-        size = told.file.size if isinstance(told, Complete) else told.status.upload.size
-        is_known = isinstance(told, Complete) or told.status.upload.length_known
+        size = told.file.size if isinstance(told, Complete) else told.upload.size
+        is_known = isinstance(told, Complete) or told.upload.length_known
         facts |= {"Upload-Length": str(size)} if is_known else {"Upload-Defer-Length": "1"}
-        return Response(headers=_facts_of(told, size) | facts)
+        return Response(headers=_facts_of(told) | facts)
 
     async def patch(self, call: Call) -> Response:
         target, offset = target_of(call), _count(call, "Upload-Offset")
-        await self.concatenations.refuse(target)
+        if not self.appends.knows(target):
+            await self.concatenations.refuse(target)
         checksum = checksum_of(call.request)
         length = _count(call, "Upload-Length") if "upload-length" in call.request.headers else None
         if call.request.headers.get("content-type") != BYTES:
             raise UnsupportedMediaType(f"A PATCH has the Content-Type {BYTES}.")
         told = await self._append(call, target, offset, call.intake.body_of(call.request), checksum, length)
-        size = told.file.size if isinstance(told, Complete) else told.status.upload.size
-        return Response(status_code=204, headers=_facts_of(told, size))
+        return Response(status_code=204, headers=_facts_of(told))
 
     async def _append(
         self,
@@ -272,12 +272,14 @@ class TusHandlers:
         return Response(status_code=204)
 
 
-def _facts_of(told: Appended | StillMerging | Complete, size: int) -> dict[str, str]:
+def _facts_of(told: Appended | StillMerging | Complete) -> dict[str, str]:
     match told:
-        case Appended(offset=offset, status=status):
-            return {"Upload-Offset": str(offset), "Upload-Expires": _moment(status.expires_at)}
-        case _:
-            return {"Upload-Offset": str(size)}
+        case Appended(offset=offset, expires_at=expires_at):
+            return {"Upload-Offset": str(offset), "Upload-Expires": _moment(expires_at)}
+        case StillMerging(status):
+            return {"Upload-Offset": str(status.upload.size)}
+        case Complete(file=file):
+            return {"Upload-Offset": str(file.size)}
 
 
 def _body(call: Call) -> Incoming | None:

@@ -34,12 +34,17 @@ class HeldRecord:
         self.written = written
 
     def release(self) -> None:
-        try:
-            unlock_all(self._files.map)
-        except OSError:
-            self._files.close()  # which unlocks, too
-        else:
-            self._keep(self._files)
+        let_go(self._files, self._keep)
+
+
+def let_go(files: OpenFiles, keep: Callable[[OpenFiles], None]) -> None:
+    """Give up every lock; `keep` has the files from here on."""
+    try:
+        unlock_all(files.map)
+    except OSError:
+        files.close()  # which unlocks, too
+    else:
+        keep(files)
 
 
 class ChunkFiles:
@@ -224,9 +229,9 @@ class ChunkFiles:
         with upload_directory(self._root, upload) as directory:
             return directory.open_to_write("map")
 
-    def sync_map(self, descriptor: int) -> None:
-        """Make durable what can be read in it. The bytes are: they go before their record."""
-        self._sync_data(descriptor)
+    def open(self, upload: Upload) -> OpenFiles:
+        """Its files, to hold locks by. Raises Gone, Unverified."""
+        return OpenFiles(self._root, upload)
 
     def read_map(self, upload: Upload, verified: bool = True) -> formats.ChunkMap:
         """Raises Gone; and Unverified, unless it may be one that is not `verified`."""
@@ -234,16 +239,44 @@ class ChunkFiles:
         with upload_directory(self._root, upload) as directory:
             descriptor = directory.open_to_read("map")
             try:
-                content = disk.read(descriptor, shape.map_length + 1, 0)
+                content, written_at = disk.read(descriptor, shape.map_length + 1, 0), disk.status(descriptor).st_mtime
             finally:
                 disk.close(descriptor)
             data_bytes = None
             with suppress(FileNotFoundError):
                 data_bytes = directory.size("data")
-        chunk_map = formats.parse_map(content, shape, data_bytes)
-        if verified and (chunk_map.defect or not chunk_map.settled or chunk_map.boot_id not in ("", self._boot_id)):
-            raise Unverified()
+        chunk_map = formats.parse_map(content, shape, data_bytes, written_at)
+        if verified:
+            self._check_verified(chunk_map)
         return chunk_map
+
+    def _check_verified(self, chunk_map: formats.ChunkMap) -> None:
+        if chunk_map.defect or not chunk_map.settled or chunk_map.boot_id not in ("", self._boot_id):
+            raise Unverified()
+
+    def begin_append(self, upload: Upload, files: OpenFiles) -> formats.ChunkMap | None:
+        """As `read_settled`, and what is read is durable: whoever appended before may have been killed between a record and
+        its sync. Its bytes are: they go before their record. None also where it is Unverified. Raises Gone."""
+        files.check()
+        self._sync_data(files.map)
+        with suppress(Unverified):
+            return self.read_settled(upload, files)
+        return None
+
+    def read_settled(self, upload: Upload, files: OpenFiles) -> formats.ChunkMap | None:
+        """The map; None while somebody writes a chunk that is before the first gap. It may not be durable, though its record
+        can be read; and when its writer has let go it is looked at again, for the disk may have refused it. Raises Gone,
+        Unverified."""
+        files.check()
+        shape = shape_of(upload)
+        content = disk.read(files.map, shape.map_length + 1, 0)
+        data_bytes = disk.status(files.data).st_size
+        chunk_map = formats.parse_map(content, shape, data_bytes, disk.status(files.map).st_mtime)
+        self._check_verified(chunk_map)
+        leading = chunk_map.leading_chunks
+        if leading and is_locked(files.map, formats.MAP_RECORDS_OFFSET, formats.MAP_RECORD_LENGTH * leading):
+            return None
+        return chunk_map if self._are_before(files.map, leading) else None
 
     def last_write(self, upload: Upload) -> float:
         """Raises Gone."""

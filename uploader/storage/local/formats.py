@@ -49,6 +49,7 @@ MAP_RECORDS_OFFSET = 128
 MAP_RECORD_LENGTH = 8
 _MAP_RECORD = struct.Struct("<B3xI")
 _PRESENT = 0xC1
+_PRESENT_ALONE = bytes(flag == _PRESENT for flag in range(256))
 # The disk refused the record of this chunk, when somebody may have hashed its bytes already.
 _TAINTED = 0x3A
 
@@ -92,6 +93,8 @@ class ChunkMap:
     defect: Defect | None
     # False: the row has the length, and the map has not yet.
     settled: bool = True
+    # When a chunk last arrived, in seconds since the epoch.
+    written_at: float = 0.0
 
     @property
     def complete(self) -> bool:
@@ -169,27 +172,27 @@ def _parse_tail(header: bytes) -> TailRecord | None:
     return TailRecord(*_TAIL.unpack(content)) if len(content) == _TAIL.size else None
 
 
-def parse_map(content: bytes, shape: MapShape, data_bytes: int | None) -> ChunkMap:
+def parse_map(content: bytes, shape: MapShape, data_bytes: int | None, written_at: float = 0.0) -> ChunkMap:
     """A map beside a data file of so many bytes; None: there is none. Of a damaged map all records that are there count, but
     it says that it is damaged."""
     header = content[:MAP_RECORDS_OFFSET]
     boot_id, before = boot_id_of(header, shape), boot_id_of(header, shape.unbounded)
     records = content[MAP_RECORDS_OFFSET : shape.map_length].ljust(MAP_RECORD_LENGTH * shape.chunk_count, b"\0")
-    present = bytearray(flag == _PRESENT for flag in records[::MAP_RECORD_LENGTH])
+    present = bytearray(records[::MAP_RECORD_LENGTH].translate(_PRESENT_ALONE))
     tail = tail_of(content, shape if before is None else shape.unbounded)
     if tail is not None and tail.number != _leading(present):
         tail = None
     if boot_id is None and before is not None:
         if tail is not None and is_last_chunk(tail, shape):
             present[tail.number], tail = 1, None
-        return ChunkMap(before, shape, present, records, tail, None, settled=False)
+        return ChunkMap(before, shape, present, records, tail, None, settled=False, written_at=written_at)
     if boot_id is None:
         defect: Defect | None = Defect("map", "its header", "another")
     elif len(content) != shape.map_length:
         defect = Defect("map", shape.map_length, len(content))
     else:
         defect = _defect_of_data(present, tail, shape, data_bytes)
-    return ChunkMap(boot_id or "", shape, present, records, tail, defect)
+    return ChunkMap(boot_id or "", shape, present, records, tail, defect, written_at=written_at)
 
 
 def is_last_chunk(tail: Tail, shape: MapShape) -> bool:

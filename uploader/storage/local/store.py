@@ -270,7 +270,7 @@ class LocalStore:
         return await self._threads.long_hashing.run(compute)
 
     def appending(self, upload: Upload) -> AbstractAsyncContextManager[LocalAppender]:
-        return appending(upload, self._chunks, self.disk, self.read_map)
+        return appending(upload, self._chunks, self._kept, self.disk)
 
     @asynccontextmanager
     async def closing(self, upload: Upload) -> AsyncIterator[LocalCloser]:

@@ -215,6 +215,10 @@ class KeptFiles:
         kept = self._of_upload.get(upload_id)
         return None if kept is None else self._forget(kept[-1])
 
+    def drop(self, files: OpenFiles) -> None:
+        """Close files that were taken, and are of no use any more."""
+        self._close([files])
+
     def take_all(self, upload_id: str | None = None) -> list[OpenFiles]:
         """All that are kept, or all of one upload."""
         kept = self._all if upload_id is None else self._of_upload.get(upload_id, ())

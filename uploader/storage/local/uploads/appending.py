@@ -6,16 +6,17 @@ ends what it is about, and lets go. So no message is sent for it, and a crash le
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from uploader.domain.upload import Upload
-from uploader.errors import UploadBusy
+from uploader.errors import Unverified, UploadBusy
 from uploader.storage import disk
 from uploader.storage.base import Gone
 from uploader.storage.local import formats
-from uploader.storage.local.chunkfiles import ChunkFiles
-from uploader.storage.local.uploads.waiting import is_unlinked, wait_for_lock
+from uploader.storage.local.chunkfiles import ChunkFiles, let_go
+from uploader.storage.local.temp import KeptFiles, OpenFiles
+from uploader.storage.local.uploads.waiting import wait_for_lock
 from uploader.tasks import Pool, uninterrupted
 from uploader.wait_budget import wait_budget
 
@@ -26,55 +27,81 @@ PATIENCE_SECONDS = 8.0
 _LEAST_SECONDS = 1.0
 _PAUSE_SECONDS = 0.002
 
-ReadMap = Callable[[Upload], Awaitable[formats.ChunkMap]]
-
 
 class LocalAppender:
-    """Whoever holds the right."""
+    """Whoever holds the right, by files of its own: those of the chunks that it stores are others."""
 
-    def __init__(self, upload: Upload, descriptor: int, read_map: ReadMap, deadline: float) -> None:
+    def __init__(self, upload: Upload, chunks: ChunkFiles, kept: KeptFiles, pool: Pool) -> None:
         self._upload = upload
-        self._descriptor = descriptor
-        self._read_map = read_map
-        self._deadline = deadline
+        self._chunks = chunks
+        self._kept = kept
+        self._pool = pool
+        # For all that others have, together.
+        self._deadline = time.monotonic() + wait_budget().left("who appends", PATIENCE_SECONDS)
+        self._files: OpenFiles
+        # What was read with the right, for whoever asks first.
+        self._first: formats.ChunkMap | None = None
+
+    async def begin(self) -> None:
+        """Get the right. Raises Gone, UploadBusy."""
+        files = self._kept.take(self._upload.id)
+        if files is not None:
+            try:
+                await self._lock(files)
+            except Gone:  # or the files that were open were replaced
+                files = None
+        if files is None:
+            await self._lock(await self._open())
+
+    async def _open(self) -> OpenFiles:
+        opening = self._pool.run(self._chunks.open, self._upload)
+        try:
+            return await uninterrupted(opening)
+        except Unverified as error:
+            raise Gone(self._upload.id) from error  # there is no data beside the map
+        except asyncio.CancelledError:
+            if opening.exception() is None:
+                self._kept.drop(opening.result())
+            raise
+
+    async def _lock(self, files: OpenFiles) -> None:
+        try:
+            for offset in (formats.CLAIM_OFFSET, formats.APPEND_OFFSET):
+                await wait_for_lock(files.map, offset, 1, self._deadline - time.monotonic(), UploadBusy)
+            disk.unlock(files.map, formats.CLAIM_OFFSET, 1)
+            self._first = await uninterrupted(self._pool.run(self._chunks.begin_append, self._upload, files))
+        except BaseException:
+            let_go(files, self._kept.drop)
+            raise
+        self._files = files
+
+    def end(self) -> None:
+        """Let go of it."""
+        let_go(self._files, self._kept.keep)
 
     @property
     def is_claimed(self) -> bool:
-        return disk.is_locked(self._descriptor, formats.CLAIM_OFFSET, 1)
+        return disk.is_locked(self._files.map, formats.CLAIM_OFFSET, 1)
 
     async def read_map(self) -> formats.ChunkMap:
-        """A chunk whose writer still holds its record may not be durable, though its record can be read: it is waited for,
-        and looked at again, for the disk may have refused it. Raises UploadBusy where that takes too long: a closer holds
-        all records, perhaps to read all chunks."""
+        """Raises UploadBusy where a chunk is written for too long: a closer holds all records, perhaps to read all of it."""
+        chunk_map, self._first = self._first, None
         deadline = max(self._deadline, time.monotonic() + _LEAST_SECONDS)
-        while time.monotonic() < deadline:
-            chunk_map = await self._read_map(self._upload)
-            leading = chunk_map.leading_chunks
-            length = formats.MAP_RECORD_LENGTH * leading
-            if not leading:
-                return chunk_map
-            is_written = disk.is_locked(self._descriptor, formats.MAP_RECORDS_OFFSET, length)
-            if not is_written and (await self._read_map(self._upload)).leading_chunks >= leading:
-                return chunk_map
-            await asyncio.sleep(_PAUSE_SECONDS)
-        raise UploadBusy()
+        while chunk_map is None:
+            if time.monotonic() > deadline:
+                raise UploadBusy()
+            chunk_map = await uninterrupted(self._pool.run(self._chunks.read_settled, self._upload, self._files))
+            if chunk_map is None:
+                await asyncio.sleep(_PAUSE_SECONDS)
+        return chunk_map
 
 
 @asynccontextmanager
-async def appending(upload: Upload, files: ChunkFiles, pool: Pool, read_map: ReadMap) -> AsyncIterator[LocalAppender]:
+async def appending(upload: Upload, chunks: ChunkFiles, kept: KeptFiles, pool: Pool) -> AsyncIterator[LocalAppender]:
     """Have the right to append. Raises Gone, UploadBusy."""
-    deadline = time.monotonic() + wait_budget().left("who appends", PATIENCE_SECONDS)
-    opening = pool.run(files.open_map, upload)
+    appender = LocalAppender(upload, chunks, kept, pool)
+    await appender.begin()
     try:
-        descriptor = await uninterrupted(opening)
-        for offset in (formats.CLAIM_OFFSET, formats.APPEND_OFFSET):
-            await wait_for_lock(descriptor, offset, 1, deadline - time.monotonic(), UploadBusy)
-        disk.unlock(descriptor, formats.CLAIM_OFFSET, 1)
-        if is_unlinked(descriptor):
-            raise Gone(upload.id)
-        # Whoever had the right before may have been killed between a record and its sync.
-        await uninterrupted(pool.run(files.sync_map, descriptor))
-        yield LocalAppender(upload, descriptor, read_map, deadline)
+        yield appender
     finally:
-        if opening.exception() is None:
-            disk.close(opening.result())
+        appender.end()

@@ -15,6 +15,8 @@ class PartMap:
     tail: Tail | None
     size: int
     chunk_size: int
+    # When a chunk last arrived, in seconds since the epoch.
+    written_at: float
     # False: the row has the length, and what makes the tail the last chunk of it was not done yet.
     settled: bool = True
 
@@ -39,16 +41,17 @@ class PartMap:
 
 def map_of(upload: Upload, entry: Entry) -> PartMap:
     """A tail counts if it is of the first chunk that is not there."""
-    count = chunk_count(upload.extent, upload.chunk_size)
+    size, chunk_size, written_at = upload.extent, upload.chunk_size, entry.written_at.timestamp()
+    count = chunk_count(size, chunk_size)
     present = bytearray(count)
     for number in entry.parts:
         if number < count:
             present[number] = 1
     tail = entry.tail
     if tail is None or tail.number >= count or present.find(0) != tail.number:
-        return PartMap(present, None, upload.extent, upload.chunk_size)
-    if tail.length < chunk_length(tail.number, upload.extent, upload.chunk_size):
-        return PartMap(present, Tail(tail.number, tail.length), upload.extent, upload.chunk_size)
+        return PartMap(present, None, size, chunk_size, written_at)
+    if tail.length < chunk_length(tail.number, size, chunk_size):
+        return PartMap(present, Tail(tail.number, tail.length), size, chunk_size, written_at)
     # Its length was told after its last byte had come.
     present[tail.number] = 1
-    return PartMap(present, None, upload.extent, upload.chunk_size, settled=False)
+    return PartMap(present, None, size, chunk_size, written_at, settled=False)

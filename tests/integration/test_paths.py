@@ -1,0 +1,31 @@
+"""How far one has to go to follow a request, by the tracer in `benchmarks/path_of_a_chunk.py`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# The files of the package that each may pass; to come are 25, 35, 35 and 35.
+MOST_FILES = {"chunk": 38, "patch": 57, "whole": 53, "opening": 52}
+# Of the calls of the same bytes as a chunk; to come is 1.3.
+MOST_CALLS_OF_A_PATCH = 2.2
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, dict[str, int]]:
+    tracer = [sys.executable, "-m", "benchmarks.path_of_a_chunk", "--json"]
+    traced = subprocess.run(tracer, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    found: dict[str, dict[str, int]] = json.loads(traced.stdout)
+    return found
+
+
+@pytest.mark.parametrize("request_", MOST_FILES)
+def test_a_request_passes_few_files(figures: dict[str, dict[str, int]], request_: str) -> None:
+    assert figures[request_]["files"] <= MOST_FILES[request_]
+
+
+def test_an_append_costs_little_more_than_the_same_chunk(figures: dict[str, dict[str, int]]) -> None:
+    assert figures["patch"]["calls"] <= MOST_CALLS_OF_A_PATCH * figures["chunk"]["calls"]
