@@ -235,9 +235,9 @@ def test_json_is_one_event_a_line_and_as_its_schema_says(commands: Commands, tmp
 
 
 def test_the_schema_is_that_of_the_events() -> None:
-    """`python -m uploader.cli.client.showing.events` prints it."""
+    """`python -m uploader.cli.client.events` prints it."""
     printed = subprocess.run(
-        [UPLOADER.with_name("python"), "-m", "uploader.cli.client.showing.events"],
+        [UPLOADER.with_name("python"), "-m", "uploader.cli.client.events"],
         capture_output=True,
         text=True,
         check=True,

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from tests.support.process import environment, run_cli, run_on_macos
+from tests.support.process import UPLOADER, environment, run_cli, run_on_macos
 from uploader import cli
 
 # Without these they ask for them, whatever the system is.
@@ -52,7 +53,7 @@ def test_what_runs_the_server_says_that_it_needs_linux(tmp_path: Path, command: 
 
 def _of_the_server(group: click.Group = cli.main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every command of those who run a server, with something for each argument that it asks for."""
-    for name, command in group.commands.items():
+    for name, command in cli.commands_of(group).items():
         if isinstance(command, click.Group):
             yield from _of_the_server(command, (*path, name))
         elif command.callback is not None and command.callback.__module__.startswith("uploader.cli.server."):
@@ -71,6 +72,24 @@ def test_no_command_of_the_server_runs_elsewhere(command: tuple[str, ...], monke
     stopped = CliRunner().invoke(cli.main, command)
     assert (stopped.exit_code, stopped.stdout) == (2, "")
     assert "the server needs Linux" in stopped.stderr
+
+
+@pytest.mark.parametrize("name", cli.main.commands)
+def test_a_list_of_commands_says_what_each_says_of_itself(name: str) -> None:
+    listed, command = cli.main.commands[name], cli.commands_of(cli.main)[name]
+    for limit in (30, 45, 70, cli.main.context_settings["max_content_width"] - 6 - len("reset-unfinished")):
+        assert listed.get_short_help_str(limit) == command.get_short_help_str(limit)
+
+
+@pytest.mark.parametrize(("arguments", "spared"), [(["--help"], "asyncio"), (["put", "--help"], "httpx2")])
+def test_what_a_command_does_not_need_is_not_imported(arguments: list[str], spared: str) -> None:
+    started = subprocess.run(
+        [sys.executable, "-X", "importtime", UPLOADER, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert spared not in {line.rpartition("|")[2].strip() for line in started.stderr.splitlines()}
 
 
 def test_settings_of_the_client_and_the_tests_stop_nothing(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from tests.support.process import UPLOADER, Process, Server, ended, environment, processes_in, run_cli, wait_for
 from tests.support.servers import free_port
 from tests.support.waiting import PATIENCE_SECONDS
-from uploader.cli.server.banner import outward_address
+from uploader.cli.server.serve import outward_address
 
 
 def test_the_first_start_makes_an_owner_and_says_what_to_do_next(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_every_command_and_option_has_its_place_in_the_manual(tmp_path: Path) ->
 def _commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
     yield name, command
     if isinstance(command, click.Group):
-        for below, each in command.commands.items():
+        for below, each in cli.commands_of(command).items():
             yield from _commands(each, f"{name}-{below}")
 
 

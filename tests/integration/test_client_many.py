@@ -16,10 +16,10 @@ from tests.support.sockets import serving_stack
 from tests.support.stack import Stack
 from tests.support.uploading import Wire, client_on
 from tests.support.waiting import eventually
-from uploader.cli.client.local.finding import FoundFiles
-from uploader.cli.client.putting import put_found
-from uploader.cli.client.showing.events import AnyEvent, Noted
-from uploader.cli.client.showing.reporters import Reporter
+from uploader.cli.client.events import AnyEvent, Noted
+from uploader.cli.client.local import FoundFiles
+from uploader.cli.client.put import put_found
+from uploader.cli.client.reporters import Reporter
 from uploader.client import (
     AsyncClient,
     Cancelled,

@@ -12,9 +12,9 @@ from tests.support.content import KIB, Content
 from tests.support.stack import Stack
 from tests.support.uploading import Wire, client_on
 from tests.support.waiting import eventually
-from uploader.cli.client.putting import put_all
-from uploader.cli.client.showing.events import AnyEvent, Completed, Failed, TransferSummary
-from uploader.cli.client.showing.reporters import Reporter
+from uploader.cli.client.events import AnyEvent, Completed, Failed, TransferSummary
+from uploader.cli.client.put import put_all
+from uploader.cli.client.reporters import Reporter
 from uploader.client import AsyncClient, QuotaExceeded, Stopped
 
 SIZE = 12 * 64 * KIB
@@ -35,7 +35,7 @@ class Unread(io.BytesIO):
 
 @pytest.fixture
 async def stack(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Stack]:
-    monkeypatch.setattr("uploader.client.transfers.plan.ASK_FOR_ROOM_BYTES", 128 * KIB)
+    monkeypatch.setattr("uploader.client.plan.ASK_FOR_ROOM_BYTES", 128 * KIB)
     async with make_stack(durability="process") as made:
         await made.services.accounts.create_token("poor", admin=False, total_space=2 * SIZE)
         yield made

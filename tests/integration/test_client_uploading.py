@@ -30,9 +30,8 @@ from uploader.client import (
     Unauthenticated,
     Unreadable,
 )
-from uploader.client.transfers.hashing import digests_of
-from uploader.client.transfers.plan import sample_ranges
-from uploader.client.transfers.source import Uploadable
+from uploader.client.plan import sample_ranges
+from uploader.client.source import Uploadable, digests_of
 
 SMALL = Content(3 * 64 * KIB - 100, seed=61)
 LARGE = Content(24 * 64 * KIB - 7, seed=62)
@@ -74,7 +73,7 @@ async def hashing_waits_for(monkeypatch: pytest.MonkeyPatch, event: asyncio.Even
         await event.wait()
         return await digests_of(*arguments)
 
-    monkeypatch.setattr("uploader.client.transfers.upload.digests_of", waiting)
+    monkeypatch.setattr("uploader.client.upload.digests_of", waiting)
 
 
 # What can be uploaded
@@ -205,7 +204,7 @@ async def test_where_the_proof_is_not_taken_the_bytes_are_sent(
     async def wrong(*_: Any) -> str:
         return "00" * 32
 
-    monkeypatch.setattr("uploader.client.transfers.upload.proof_of", wrong)
+    monkeypatch.setattr("uploader.client.upload.proof_of", wrong)
     file = await client.upload(content.data, "mine")
     assert (file.sha256, file.instant) == (content.sha256, False)
     assert wire.count("POST .*/proof") == 1
@@ -542,7 +541,7 @@ async def test_cancelling_what_has_ended_does_nothing(client: AsyncClient) -> No
 async def test_progress_rises_to_the_size_and_ends_complete(
     client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uploader.client.transfers.progress._SHORTEST_INTERVAL_SECONDS", 0)
+    monkeypatch.setattr("uploader.client.transfer._SHORTEST_INTERVAL_SECONDS", 0)
     seen: list[Progress] = []
     await client.upload(LARGE.data, "large", on_progress=seen.append)
     received = [progress.received_bytes for progress in seen]

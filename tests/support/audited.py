@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import click
 
-from uploader.cli import main
+from uploader.cli import commands_of, main
 from uploader.domain.audit_log import Action
 
 # None: it changes nothing that the trail tells of.
@@ -41,7 +41,7 @@ COMMANDS: dict[str, Action | None] = {
 
 def server_commands(group: click.Group = main, prefix: str = "") -> Iterator[str]:
     """All that there are, in words."""
-    for name, command in group.commands.items():
+    for name, command in commands_of(group).items():
         words = f"{prefix}{name}"
         if isinstance(command, click.Group):
             yield from server_commands(command, f"{words} ")

@@ -31,7 +31,7 @@ _IMPORTED = (
         "uploader.cli",
         "uploader.client",
         "uploader.http.server.http11",
-        "uploader.cli.server.running",
+        "uploader.cli.server.services",
         "uploader.database.migrate",
     ),
     *("uvicorn", "uvicorn.supervisors", "uvicorn.lifespan.on", "uvicorn.loops.uvloop", "uvloop", "httptools", "httpx2"),

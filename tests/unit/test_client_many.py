@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uploader.client import File, FileChanged, LocalFile, Unreadable
-from uploader.client.many.archive import END, archived
-from uploader.client.many.batch import (
+from uploader.client.batch import (
+    END,
     Batch,
     TooLarge,
+    archived,
     bytes_for,
     first_bytes,
     length_of,
@@ -25,8 +26,8 @@ from uploader.client.many.batch import (
     read_batch,
     read_member,
 )
-from uploader.client.many.there import There, prefixes_of
-from uploader.client.transfers.plan import moment_of, wishes
+from uploader.client.files import There, prefixes_of
+from uploader.client.plan import moment_of, wishes
 
 NS = 1_700_000_000_123_456_789
 MOMENT = datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=UTC)

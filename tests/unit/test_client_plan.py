@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.clock import ManualClock
-from uploader.cli.readable import human_bytes, human_seconds
-from uploader.client.transfers.plan import Queue, missing_numbers, prefers_other, resume_key, sample_ranges
-from uploader.client.transfers.progress import Meter, Progress
-from uploader.client.transport import Patience
+from uploader.cli.terminal import human_bytes, human_seconds
+from uploader.client.pace import Patience
+from uploader.client.plan import Queue, missing_numbers, prefers_other, resume_key, sample_ranges
+from uploader.client.transfer import Meter, Progress
 
 
 def test_a_queue_hands_out_each_missing_chunk_once_in_rising_order() -> None:

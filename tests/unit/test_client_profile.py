@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from uploader.cli.client.profile import Profile, load_profile, profile_of_link, profile_path, save_profile
+from uploader.cli.client.connection import Profile, load_profile, profile_of_link, profile_path, save_profile
 
 
 @pytest.fixture

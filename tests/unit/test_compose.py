@@ -36,7 +36,7 @@ def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
     command: click.Command = cli.main
     path, rest = [], arguments
     while isinstance(command, click.Group):
-        found = command.commands.get(rest[0])
+        found = cli.commands_of(command).get(rest[0])
         assert found is not None, f"there is no command {rest[0]!r}"
         path.append(rest[0])
         command, rest = found, rest[1:]

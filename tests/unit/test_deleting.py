@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from uploader.cli.client.local.filters import EVERYTHING
-from uploader.cli.client.syncing.deleting import delete_file, delete_folder
-from uploader.cli.client.syncing.tree import Tree, read_tree
+from uploader.cli.client.filters import EVERYTHING
+from uploader.cli.client.sync import Tree, delete_file, delete_folder, read_tree
 from uploader.client import FileChanged, LeadsOutside
 
 

@@ -88,7 +88,7 @@ def _made() -> list[MetricWrapperBase]:
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
     """Every command that can be run, with its full name."""
-    for name, command in group.commands.items():
+    for name, command in cli.commands_of(group).items():
         if isinstance(command, click.Group):
             yield from commands(command, (*path, name))
         else:

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uploader.cli.client.local.encoding import decode_name, encode_name
-from uploader.cli.client.showing.bars import Steps
-from uploader.cli.client.showing.events import Completed, Failed, Moving, Planned, Retrying, Started
-from uploader.cli.client.showing.figures import Figures
+from uploader.cli.client.display import Figures, Steps
+from uploader.cli.client.events import Completed, Failed, Moving, Planned, Retrying, Started
+from uploader.cli.client.local import decode_name, encode_name
 from uploader.client import File, How
 from uploader.domain.names import normalise_name
 
@@ -124,7 +123,7 @@ def test_a_line_that_is_dead_is_waited_for_too_and_hashing_is_none() -> None:
 def test_where_there_are_no_bars_a_line_now_and_then_says_how_far_all_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uploader.cli.client.showing.bars._STEP_SECONDS", 0.0)
+    monkeypatch.setattr("uploader.cli.client.display._STEP_SECONDS", 0.0)
     steps = Steps()
     for event in (Planned(2, 4 * MIB), Started("a", "a", 3 * MIB), moved("a", 3 * MIB, MIB)):
         steps.show(event)

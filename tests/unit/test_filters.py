@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from uploader.cli.client.local.filters import EVERYTHING, Filters, Rule, listed_in
+from uploader.cli.client.filters import EVERYTHING, Filters, Rule, listed_in
 
 PATHS = [
     "a.jpg",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from uploader.cli.client.naming.patterns import Pattern, is_pattern
+from uploader.cli.client.filters import Pattern, is_pattern
 
 
 @pytest.mark.parametrize(

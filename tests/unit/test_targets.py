@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uploader.client import AmbiguousName, File, InvalidName, LeadsOutside, Wanted
-from uploader.client.fetching.targets import placed, sorted_out
+from uploader.client.download import placed, sorted_out
 
 HOSTILE = [
     "../a",

@@ -5,19 +5,35 @@ Refuses to decide anything about uploads: a command asks a service or a client, 
 
 import os
 from functools import partial
+from importlib import import_module
 
 import click
 
 from uploader import __version__
-from uploader.cli.client import filing, login, transferring, unfinished
-from uploader.cli.client.syncing.command import sync
-from uploader.cli.manual import man
-from uploader.cli.server import accounts, adopting, backups, events, maintenance, scrubbing, serving, trash
-from uploader.cli.server.reports import auditing, reporting
+
+
+class Later(click.Command):
+    """A command of a module that is imported when the command is called, and not to list it."""
+
+    def __init__(self, name: str, module: str, begin: str) -> None:
+        """`begin`: of its help, as lists of commands show it."""
+        super().__init__(name, help=begin)
+        self.module = module
+
+    def load(self) -> click.Command:
+        """The command itself."""
+        command: click.Command = getattr(import_module(f"uploader.cli.{self.module}"), str(self.name).replace("-", "_"))
+        return command
 
 
 class Commands(click.Group):
     """The commands in two lists: whoever uploads need not know those of the server."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command.load() if isinstance(command, Later) else command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         limit = formatter.width - 6 - max(map(len, self.commands))
@@ -32,11 +48,61 @@ class Commands(click.Group):
                 )
 
 
+def commands_of(group: click.Group) -> dict[str, click.Command]:
+    """All of them, imported."""
+    return {name: each.load() if isinstance(each, Later) else each for name, each in group.commands.items()}
+
+
 def _is_of_server(command: click.Command) -> bool:
-    return command.callback.__module__.startswith("uploader.cli.server.")
+    return isinstance(command, Later) and command.module.startswith("server.")
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+_COMMANDS = (
+    Later("serve", "server.serve", "Run the server, and the background jobs with it."),
+    Later("work", "server.serve", "Run the background jobs only."),
+    Later("config", "server.maintenance", "Print the settings in force, secrets masked."),
+    Later("db", "server.maintenance", "The database."),
+    Later("redis", "server.maintenance", "Redis, the accounting store."),
+    Later("installation", "server.maintenance", "Show the ids of store, database and Redis."),
+    Later("adopt", "server.maintenance", "Let store, database and Redis belong together."),
+    Later("cleanup", "server.maintenance", "Give back what idle uploads and crashes left."),
+    Later("reset-unfinished", "server.maintenance", "Cancel every open upload of every user."),
+    Later("reconcile", "server.maintenance", "Recount every figure, and print each that drifted."),
+    Later("report", "server.reports", "Report totals, growth, the largest users, idle uploads."),
+    Later("queue", "server.reports", "Show what waits to be accounted or merged, by minute."),
+    Later("audit", "server.reports", "Print who did what to whom, the newest first."),
+    Later("scrub", "server.maintenance", "Read all stored content again, and report what rotted."),
+    Later("backup", "server.backup", "Back up the database, and the blobs that it names, into DIRECTORY."),
+    Later("restore", "server.backup", "Make an installation of a backup in DIRECTORY."),
+    Later("trash", "server.maintenance", "What was deleted and is kept for a while."),
+    Later("events", "server.events", "What others are told of what happens: see UPLOADER_EVENTS and docs/events.md."),
+    Later("token", "server.accounts", "Tokens of users."),
+    Later("user", "server.accounts", "Users and their quotas."),
+    Later(
+        "put",
+        "client.put",
+        "Upload files, and directories with all regular files in them; or standard input, as `-`, with",
+    ),
+    Later("get", "client.get", "Download files, folders with all that is in them, and what patterns match."),
+    Later(
+        "sync", "client.sync", "Make the contents of a folder those of another one: of one here and one on the server."
+    ),
+    Later("ls", "client.files", "List files: id, when they were made, size, name."),
+    Later("rm", "client.files", "Delete files, what patterns match, and with -r folders."),
+    Later("mv", "client.files", "Rename or move a file or a folder."),
+    Later("usage", "client.files", "Show how much space is used, and how much is left."),
+    Later("uploads", "client.files", "List your open uploads, also of other devices."),
+    Later("cancel", "client.files", "Cancel open uploads."),
+    Later("login", "client.connection", "Keep a server's URL and your token, after trying them."),
+    Later("man", "shell", "Write the manual pages into a directory."),
+)
+
+
+@click.group(
+    cls=Commands,
+    commands=_COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="uploader")
 @click.pass_context
 def main(context: click.Context) -> None:
@@ -56,40 +122,5 @@ def main(context: click.Context) -> None:
         context.call_on_close(partial(os.umask, os.umask(0o077)))
 
 
-for command in (
-    serving.serve,
-    serving.work,
-    maintenance.config,
-    maintenance.db,
-    maintenance.redis,
-    adopting.installation,
-    adopting.adopt,
-    maintenance.cleanup,
-    maintenance.reset_unfinished,
-    maintenance.reconcile,
-    reporting.report,
-    reporting.queue,
-    auditing.audit,
-    scrubbing.scrub,
-    backups.backup,
-    backups.restore,
-    trash.trash,
-    events.events,
-    accounts.token,
-    accounts.user,
-    transferring.put,
-    transferring.get,
-    sync,
-    filing.ls,
-    filing.rm,
-    filing.mv,
-    filing.usage,
-    unfinished.uploads,
-    unfinished.cancel,
-    login.login,
-    man,
-):
-    main.add_command(command)
-
 if "_UPLOADER_COMPLETE" in os.environ:
-    from uploader.cli import completing  # noqa: F401  (it registers itself)
+    from uploader.cli import shell  # noqa: F401  (it registers itself)

@@ -29,13 +29,11 @@ from uploader.client.errors import (
     Unreadable,
     Unwritable,
 )
-from uploader.client.fetching.targets import Wanted
-from uploader.client.many.files import LocalFile, Outcome, Watcher
+from uploader.client.files import LocalFile, Outcome, Wanted, Watcher
 from uploader.client.model import File, FilePage, Folder, How, IfExists, Upload, Usage
+from uploader.client.pace import Patience
 from uploader.client.synchronous import Client, Transfer
-from uploader.client.transfers.progress import Progress
-from uploader.client.transfers.transfer import AsyncTransfer
-from uploader.client.transport import Patience
+from uploader.client.transfer import AsyncTransfer, Progress
 
 __all__ = [
     "AmbiguousName",

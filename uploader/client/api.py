@@ -2,10 +2,9 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-import httpx2
 import msgspec
 from msgspec.json import Decoder
 
@@ -27,7 +26,12 @@ from uploader.client.model import (
     UploadStatus,
     Usage,
 )
-from uploader.client.transport import Retrying, Transport
+from uploader.client.pace import Retrying
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from uploader.client.transport import Transport
 
 T = TypeVar("T")
 
@@ -54,7 +58,7 @@ _STATES = Decoder(dict[str, State])
 class Api:
     """What one caller may ask of one server."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: "Transport") -> None:
         self._transport = transport
 
     def retrying(self) -> Retrying:
@@ -216,11 +220,11 @@ class Api:
     async def usage(self) -> Usage:
         return await self._call("GET", "/me/usage", _USAGE)
 
-    def content_once(self, file_id: str, headers: dict[str, str]) -> AbstractAsyncContextManager[httpx2.Response]:
+    def content_once(self, file_id: str, headers: dict[str, str]) -> "AbstractAsyncContextManager[httpx2.Response]":
         """One attempt to read a file's content."""
         return self._transport.stream(f"/me/files/{_segment(file_id)}/content", headers)
 
-    def blocks(self, response: httpx2.Response, most_bytes: int) -> AsyncIterator[bytes]:
+    def blocks(self, response: "httpx2.Response", most_bytes: int) -> AsyncIterator[bytes]:
         """The content that comes by it."""
         return self._transport.blocks(response, most_bytes)
 
@@ -263,7 +267,7 @@ def _without_none(**members: Any) -> dict[str, Any]:
     return {name: value for name, value in members.items() if value is not None}
 
 
-def _decode(response: httpx2.Response, decoder: Decoder[T]) -> T:
+def _decode(response: "httpx2.Response", decoder: Decoder[T]) -> T:
     try:
         return decoder.decode(response.content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

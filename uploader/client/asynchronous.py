@@ -1,31 +1,29 @@
-"""`AsyncClient`: the public API for programs with an event loop, and the only implementation of it."""
+"""`AsyncClient`: the public API for programs with an event loop, and the only implementation of it.
+
+HTTP, uploads and downloads are imported by who needs them: a short command takes as long to import as to run.
+"""
 
 import asyncio
 import os
 import unicodedata
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO, Self
 
-import httpx2
-
+from uploader.client import plan
 from uploader.client.api import Api
 from uploader.client.errors import BadAnswer, InvalidName, ServerTooOld
-from uploader.client.fetching.many import ManyDownloads
-from uploader.client.fetching.targets import Wanted
-from uploader.client.many.files import LocalFile, Outcome, Watcher
-from uploader.client.many.uploading import ManyUploads
+from uploader.client.files import LocalFile, Outcome, Wanted, Watcher
 from uploader.client.model import File, FilePage, Folder, IfExists, Upload, Usage
-from uploader.client.pace import Pace
-from uploader.client.transfers import plan
-from uploader.client.transfers.download import Downloading
-from uploader.client.transfers.names import checked_name, folder_name
-from uploader.client.transfers.progress import Meter, OnProgress
-from uploader.client.transfers.shared import Shared
-from uploader.client.transfers.source import Source, Uploadable, open_source
-from uploader.client.transfers.transfer import AsyncTransfer
-from uploader.client.transfers.upload import Destination, Uploading
-from uploader.client.transport import OnRetry, Patience, Token, Transport
+from uploader.client.pace import OnRetry, Pace, Patience
+from uploader.client.plan import checked_name, folder_name
+from uploader.client.source import Source, Uploadable, open_source
+from uploader.client.transfer import AsyncTransfer, Meter, OnProgress, Shared
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from uploader.client.transport import Token
 
 _PAGE = 1000
 
@@ -47,7 +45,7 @@ class AsyncClient:
     def __init__(
         self,
         url: str,
-        token: Token | None = None,
+        token: "Token | None" = None,
         *,
         connections: int = 4,
         chunk_size: int | None = None,
@@ -56,9 +54,11 @@ class AsyncClient:
         on_retry: OnRetry | None = None,
         most_bytes_per_second: float | None = None,
         delta: bool = True,
-        http_transport: httpx2.AsyncBaseTransport | None = None,
+        http_transport: "httpx2.AsyncBaseTransport | None" = None,
     ) -> None:
         """Raises ValueError for a URL that is none, or a rate that is none."""
+        from uploader.client.transport import Transport
+
         pace = Pace(most_bytes_per_second)
         connections = pace.connections(connections)
         self._shared = Shared(connections, hash_first_bytes, chunk_size, most_bytes_per_second, delta)
@@ -120,17 +120,28 @@ class AsyncClient:
         except InvalidName:
             opened.close()
             raise
-        return self._begin(opened, Destination(checked, if_exists), on_progress)
+        return self._begin(opened, checked, on_progress, if_exists=if_exists)
 
     def go_on(
         self, upload: Upload, source: Uploadable, *, on_progress: OnProgress | None = None
     ) -> AsyncTransfer[File]:
         """Go on with an open upload, whoever began it and by whatever protocol. If it turns out to be of other bytes, what
         it has is dropped, and the source is uploaded under its name."""
-        return self._begin(open_source(source), Destination(upload.name, upload=upload), on_progress)
+        return self._begin(open_source(source), upload.name, on_progress, upload=upload)
 
-    def _begin(self, opened: Source, destination: Destination, on_progress: OnProgress | None) -> AsyncTransfer[File]:
-        meter, gate = Meter(destination.name, opened.size, on_progress), asyncio.Event()
+    def _begin(
+        self,
+        opened: Source,
+        name: str,
+        on_progress: OnProgress | None,
+        *,
+        if_exists: IfExists = "keep",
+        upload: Upload | None = None,
+    ) -> AsyncTransfer[File]:
+        from uploader.client.upload import Destination, Uploading
+
+        meter, gate = Meter(name, opened.size, on_progress), asyncio.Event()
+        destination = Destination(name, if_exists, upload=upload)
         uploading = Uploading(self._api, opened, destination, meter, self._shared, gate)
 
         async def work() -> File:
@@ -166,6 +177,8 @@ class AsyncClient:
         watcher: Watcher | None = None,
     ) -> AsyncTransfer[list[Outcome]]:
         """Begin many uploads that can be paused, stopped and cancelled together. Takes what `upload_many` takes."""
+        from uploader.client.many import ManyUploads
+
         chosen = list(files)
         meter, gate = Meter("", sum(local.size for local in chosen), None), asyncio.Event()
         uploads = ManyUploads(
@@ -212,6 +225,8 @@ class AsyncClient:
         on_progress: OnProgress | None = None,
     ) -> AsyncTransfer[Path]:
         """Begin a download that can be paused and stopped; `await` it for its path. Takes what `download` takes."""
+        from uploader.client.download import Downloading
+
         path = Path(target)
         if path.is_dir():
             path /= checked_name(file.name).rsplit("/", 1)[-1]
@@ -227,6 +242,8 @@ class AsyncClient:
 
     async def download_into(self, file: File, opened: BinaryIO, *, on_progress: OnProgress | None = None) -> None:
         """Write a file into a binary file object while it comes. Its SHA-256 is compared at the end: ContentDiffers."""
+        from uploader.client.download import Downloading
+
         meter, gate = Meter(file.name, file.size, on_progress), asyncio.Event()
         gate.set()
         await Downloading(self._api, file, meter, gate).write(opened)
@@ -260,6 +277,8 @@ class AsyncClient:
         watcher: Watcher | None = None,
     ) -> AsyncTransfer[list[Outcome]]:
         """Begin many downloads that can be paused and stopped together. Takes what `download_many` takes."""
+        from uploader.client.download import ManyDownloads
+
         chosen = list(wanted)
         meter, gate = Meter("", sum(each.file.size for each in chosen), None), asyncio.Event()
         downloads = ManyDownloads(
@@ -330,9 +349,11 @@ class AsyncClient:
         return await self._api.file(file_id)
 
     async def rename(self, file_id: str, name: str) -> File:
+        """Give a file another name."""
         return await self._api.rename(file_id, checked_name(name))
 
     async def delete(self, file_id: str) -> None:
+        """Delete a file."""
         await self._api.delete(file_id)
 
     async def usage(self) -> Usage:

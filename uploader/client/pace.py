@@ -1,8 +1,20 @@
-"""How fast the bytes of one client move, over all its connections together. Waits, and moves nothing itself."""
+"""How fast the bytes of a client move, over all its connections together, and how patiently a call that fails is tried
+again. Knows no HTTP."""
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from uploader.client.errors import (
+    ClientError,
+    NotFound,
+    QuotaExceeded,
+    ServerProblem,
+    Unauthenticated,
+)
 
 # A piece is about so much of the rate: what is sent or read at once is never followed by a long silence, on which servers
 # and proxies hang up.
@@ -13,6 +25,16 @@ _LEAST_PIECE_BYTES = 1 << 10
 _CREDIT_SECONDS = 0.1
 # What one connection should have at least: servers refuse bodies that hardly move.
 _CONNECTION_BYTES_PER_SECOND = 16 << 10
+OnRetry = Callable[[ClientError, float], None]
+_PROBLEMS: dict[str, type[ServerProblem]] = {
+    "unauthenticated": Unauthenticated,
+    "forbidden": Unauthenticated,
+    "quota-exceeded": QuotaExceeded,
+    "not-found": NotFound,
+    "upload-not-found": NotFound,
+    "file-not-found": NotFound,
+    "upload-gone": NotFound,
+}
 
 
 class Pace:
@@ -68,3 +90,57 @@ class Pace:
                 part = piece[at : at + step]
                 await self.take(len(part))
                 yield part
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a call that fails for the moment is tried again, and how often."""
+
+    give_up_after_seconds: float = 300.0
+    first_pause_seconds: float = 0.25
+    longest_pause_seconds: float = 20.0
+
+    def pause_seconds(self, attempt: int, retry_after_seconds: float | None, jitter: float) -> float:
+        """The pause after failure number `attempt` (from 0): twice as long each time, less up to a half by `jitter`
+        (0 to 1), so that many clients do not come back at once; and never shorter than the server asks for."""
+        longest = min(self.longest_pause_seconds, self.first_pause_seconds * 2.0 ** min(attempt, 32))
+        return (retry_after_seconds or 0.0) + longest * (1 - jitter / 2)
+
+
+class Retrying:
+    """The failures of one call."""
+
+    def __init__(self, patience: Patience, on_retry: OnRetry | None) -> None:
+        self._patience = patience
+        self._on_retry = on_retry
+        self._give_up_at: float | None = None
+        self.failures = 0
+
+    async def pause(self, error: ClientError) -> None:
+        """Wait until the call may be tried again. Raises `error` if that would not help or has been tried enough."""
+        if not error.retryable:
+            raise error
+        now = time.monotonic()
+        if self._give_up_at is None:
+            self._give_up_at = now + self._patience.give_up_after_seconds
+        retry_after = error.retry_after_seconds if isinstance(error, ServerProblem) else None
+        seconds = self._patience.pause_seconds(self.failures, retry_after, random.random())  # noqa: S311
+        if now + seconds > self._give_up_at:
+            raise error
+        self.failures += 1
+        if self._on_retry is not None:
+            self._on_retry(error, seconds)
+        await asyncio.sleep(seconds)
+
+
+def error_of(problem: dict[str, Any], status: int, retry_after_seconds: float | None = None) -> ServerProblem:
+    """A problem as the error that it is raised as."""
+    code = str(problem.get("code"))
+    return _PROBLEMS.get(code, ServerProblem)(
+        str(problem.get("detail") or problem.get("title") or code),
+        code=code,
+        status=status,
+        retryable=problem.get("retryable") is True,
+        retry_after_seconds=retry_after_seconds,
+        fields=problem,
+    )

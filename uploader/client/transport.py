@@ -1,15 +1,16 @@
-"""HTTP with patience: every call is tried again while that may help. Knows problems and tokens, and no path of the API.
+"""HTTP with patience: every call is tried again while that may help, and a failure says why in the words of who asked. Knows
+problems and tokens, and no path of the API.
 
 All calls of the contract may be repeated, so an answer that was lost costs another call and nothing else.
 """
 
 import asyncio
+import errno
 import json
-import random
-import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+import socket
+import ssl
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import httpx2
@@ -19,15 +20,18 @@ from uploader.client.errors import (
     BadAnswer,
     ClientError,
     NotFound,
-    QuotaExceeded,
     ServerProblem,
     Unauthenticated,
+    Unreachable,
 )
-from uploader.client.pace import Pace
-from uploader.client.reaching import origin_of, stranger, unreachable
+from uploader.client.pace import OnRetry, Pace, Patience, Retrying, error_of
+
+# What OpenSSL says of an answer that is no TLS.
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
+# An HTTPS server that is asked in plain HTTP says so, in words like `sent to HTTPS port` (nginx, Apache, Go).
+_ASKED_WITHOUT_TLS = b"HTTPS"
 
 Token = str | Callable[[], str]
-OnRetry = Callable[[ClientError, float], None]
 
 _TIMEOUT_SECONDS = 60.0
 # A page of a thousand files is 3 MiB at most; the open uploads of a caller, and what a file of 3 TiB is made of, fit, too.
@@ -38,56 +42,70 @@ _MOST_PROBLEM_BYTES = 2 << 20
 _SENT_ON_STATUS = 307
 # What a proxy says while the server behind it is away, with no problem of ours in the body.
 _PASSING_STATUS = frozenset({408, 425, 429, 502, 503, 504})
-_PROBLEMS: dict[str, type[ServerProblem]] = {
-    "unauthenticated": Unauthenticated,
-    "forbidden": Unauthenticated,
-    "quota-exceeded": QuotaExceeded,
-    "not-found": NotFound,
-    "upload-not-found": NotFound,
-    "file-not-found": NotFound,
-    "upload-gone": NotFound,
-}
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a call that fails for the moment is tried again, and how often."""
-
-    give_up_after_seconds: float = 300.0
-    first_pause_seconds: float = 0.25
-    longest_pause_seconds: float = 20.0
-
-    def pause_seconds(self, attempt: int, retry_after_seconds: float | None, jitter: float) -> float:
-        """The pause after failure number `attempt` (from 0): twice as long each time, less up to a half by `jitter`
-        (0 to 1), so that many clients do not come back at once; and never shorter than the server asks for."""
-        longest = min(self.longest_pause_seconds, self.first_pause_seconds * 2.0 ** min(attempt, 32))
-        return (retry_after_seconds or 0.0) + longest * (1 - jitter / 2)
+def origin_of(url: httpx2.URL) -> str:
+    """Scheme, host and port, as a person would write them."""
+    return f"{url.scheme}://{url.netloc.decode('ascii')}"
 
 
-class Retrying:
-    """The failures of one call."""
+def unreachable(error: httpx2.RequestError, *, answered: bool) -> Unreachable:
+    """`answered`: whether this server has answered before."""
+    detail, may_pass = _reason(error, error.request.url, answered=answered)
+    return Unreachable(detail, retryable=may_pass or answered)
 
-    def __init__(self, patience: Patience, on_retry: OnRetry | None) -> None:
-        self._patience = patience
-        self._on_retry = on_retry
-        self._give_up_at: float | None = None
-        self.failures = 0
 
-    async def pause(self, error: ClientError) -> None:
-        """Wait until the call may be tried again. Raises `error` if that would not help or has been tried enough."""
-        if not error.retryable:
-            raise error
-        now = time.monotonic()
-        if self._give_up_at is None:
-            self._give_up_at = now + self._patience.give_up_after_seconds
-        retry_after = error.retry_after_seconds if isinstance(error, ServerProblem) else None
-        seconds = self._patience.pause_seconds(self.failures, retry_after, random.random())  # noqa: S311
-        if now + seconds > self._give_up_at:
-            raise error
-        self.failures += 1
-        if self._on_retry is not None:
-            self._on_retry(error, seconds)
-        await asyncio.sleep(seconds)
+def stranger(response: httpx2.Response) -> BadAnswer:
+    """Something else has answered."""
+    url, status = response.url, f"{response.status_code} {response.reason_phrase}"
+    if response.status_code == 400 and _ASKED_WITHOUT_TLS in response.content:
+        return BadAnswer(f"{origin_of(url)} speaks TLS: the URL begins with https://")
+    if "location" in response.headers:
+        return BadAnswer(f"{url} is answered {status}; it leads to {response.headers['location']}")
+    return BadAnswer(f"{url} is answered {status}: is {origin_of(url)} an upload server?")
+
+
+def _reason(error: httpx2.RequestError, url: httpx2.URL, *, answered: bool) -> tuple[str, bool]:
+    """What is wrong, and whether it may pass."""
+    origin = origin_of(url)
+    for cause in _causes(error):
+        match cause:
+            case ssl.SSLCertVerificationError():
+                why = cause.verify_message
+                return f"the certificate of {origin} is not trusted: {why}; SSL_CERT_FILE may name whom to trust", False
+            case ssl.SSLError(reason=str() as reason) if reason in _NO_TLS:
+                plain = origin_of(url.copy_with(scheme="http"))
+                return f"{origin} does not speak TLS: is it {plain}, or another port?", False
+            case socket.gaierror():
+                words = f"the host {url.host} can't be looked up: {cause.strerror}"
+                return f"{words}; is the name right, and the network up?", cause.errno == socket.EAI_AGAIN
+            case ConnectionRefusedError():
+                return f"{origin} refuses connections: does the server run, and is the port right?", True
+            case OSError(errno=errno.EHOSTUNREACH | errno.ENETUNREACH):
+                return f"there is no way to {origin}: is the network up?", True
+            case httpx2.ConnectTimeout():
+                return f"{origin} does not answer at all: is the host right, and the network up?", True
+            case httpx2.TimeoutException():
+                return f"{origin} has not answered in time", True
+            case httpx2.RemoteProtocolError() if "illegal status line" in str(cause):
+                return f"{origin} does not speak HTTP: is the port right?", False
+            case httpx2.RemoteProtocolError() | httpx2.ReadError() | httpx2.WriteError() if not answered:
+                instead = "" if url.scheme == "https" else "is it https://, or "
+                return f"{origin} ends connections without an answer: {instead}another port?", True
+            case httpx2.RemoteProtocolError() | httpx2.ReadError() | httpx2.WriteError():
+                return f"the connection to {origin} broke", True
+    return f"{origin}: {str(error) or type(error).__name__}", True
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """What it came from, the innermost first: that says most. An error of ours before it is another story."""
+    inner = error.__cause__ or error.__context__
+    if inner is not None and not isinstance(inner, ClientError):
+        yield from _causes(inner)
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _causes(each)
+    yield error
 
 
 class Transport:
@@ -321,19 +339,6 @@ def _why_unknown(request: httpx2.Request, detail: str) -> str:
     if "Authorization" in request.headers:
         return f"{origin} does not know the token: it is mistyped, was revoked, or is of another server"
     return f"{origin} asks for a token, and none was given"
-
-
-def error_of(problem: dict[str, Any], status: int, retry_after_seconds: float | None = None) -> ServerProblem:
-    """A problem as the error that it is raised as."""
-    code = str(problem.get("code"))
-    return _PROBLEMS.get(code, ServerProblem)(
-        str(problem.get("detail") or problem.get("title") or code),
-        code=code,
-        status=status,
-        retryable=problem.get("retryable") is True,
-        retry_after_seconds=retry_after_seconds,
-        fields=problem,
-    )
 
 
 def _problem_of(response: httpx2.Response) -> dict[str, Any] | None:

@@ -24,9 +24,8 @@ from tests.support.process import ended, owner_token
 from tests.support.rot import flip_bit
 from tests.support.sockets import Server, serving_stack
 from tests.support.waiting import eventually
-from uploader.client.transfers import plan
-from uploader.client.transfers.hashing import sample_of
-from uploader.client.transfers.source import open_source
+from uploader.client import plan
+from uploader.client.source import open_source, sample_of
 from uploader.database import models
 from uploader.service.ids import new_id
 

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from uploader.cli.exits import fail
-from uploader.cli.options import SIZE
-from uploader.cli.server.running import EXIT_FAILED, load_settings, with_services
+from uploader.cli.server.services import EXIT_FAILED, load_settings, with_services
+from uploader.cli.terminal import SIZE, fail
 from uploader.units import format_size
 
 if TYPE_CHECKING:

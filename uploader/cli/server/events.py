@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from uploader.cli.exits import EXIT_USAGE, fail
-from uploader.cli.options import WHEN
-from uploader.cli.server.running import EXIT_FAILED, load_settings, with_services
+from uploader.cli.server.services import EXIT_FAILED, load_settings, with_services
+from uploader.cli.terminal import EXIT_USAGE, WHEN, fail
 
 if TYPE_CHECKING:
     from uploader.bootstrap import Services

@@ -1,14 +1,14 @@
-"""Commands that look after an installation: what is in force, the stores, cleaning, the recount."""
+"""Commands that look after an installation: what is in force and belongs together, the stores, cleaning, the recount, rot,
+deleted files that are kept for a while."""
 
+import json
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
-from uploader.cli.exits import EXIT_OK, EXIT_USAGE, fail
-from uploader.cli.options import DURATION, MONTH
-from uploader.cli.readable import exact_bytes
-from uploader.cli.server.running import (
+from uploader.cli.server.services import (
     EXIT_FAILED,
     embedded_redis,
     load_settings,
@@ -17,14 +17,18 @@ from uploader.cli.server.running import (
     with_everything,
     with_services,
 )
+from uploader.cli.terminal import DURATION, EXIT_OK, EXIT_USAGE, MONTH, RATE, exact_bytes, fail
 from uploader.units import format_duration
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from uploader.bootstrap import Services
     from uploader.service.cleanup import Cleaned, Reset
+    from uploader.service.heal import Damage
+    from uploader.service.installation import Belonging
     from uploader.service.reconcile import Findings
+    from uploader.service.scrub import ScrubProgress
+    from uploader.service.trash import Purged
+    from uploader.storage.contents import Found
 
 _LOST = " (open, and its chunks are lost, as after a restore, which brings back none)"
 _CLOSE_LOST = (
@@ -86,7 +90,7 @@ def redis_reset(yes: bool) -> None:
 @click.option("--idle", type=DURATION, help="Expire uploads idle for so long.  [default: UPLOADER_UPLOAD_EXPIRY, 7d]")
 @click.option("--yes", is_flag=True, help="Put away many blobs that no row names, too: no other database does.")
 @click.option("--dry-run", is_flag=True, help="Remove nothing, only say what would be.")
-def cleanup(before: "datetime | None", idle: float | None, yes: bool, dry_run: bool) -> None:
+def cleanup(before: datetime | None, idle: float | None, yes: bool, dry_run: bool) -> None:
     """Give back what idle uploads and crashes left.
 
     Expires idle uploads that were opened in past months, and removes upload directories that no open upload has, once
@@ -177,3 +181,157 @@ def reconcile(repair: bool, as_json: bool) -> None:
         checked = ", ".join(f"{count} {name}" for name, count in found.checked.items())
         click.echo(f"{len(found.drifts)} drifts, {found.repaired} repaired; checked {checked}")
     sys.exit(EXIT_FAILED if found.drifts else EXIT_OK)
+
+
+@click.command()
+def installation() -> None:
+    """Show the ids of store, database and Redis.
+
+    Those of one installation have the same, since its first `serve` or `work`.
+    """
+    settings = load_settings()
+
+    async def run(services: "Services") -> None:
+        wait_for_redis()
+        _print(services.installation.store_name, await services.installation.belonging())
+
+    with embedded_redis(settings) as wait_for_redis:
+        with_services(settings, run, compares=False)
+
+
+@click.command()
+@click.option("--yes", is_flag=True, help="Really do it.")
+def adopt(yes: bool) -> None:
+    """Let store, database and Redis belong together. The store is the data directory, or the bucket of UPLOADER_STORAGE.
+
+    Whatever they say now, all take the id of the database, else that of the store, else a new one.
+
+    For a database that was made anew, or a store that was put together by hand. What has no row in this database is
+    its content no more: it is kept, and `uploader cleanup --yes` would remove it. Stop all servers and workers first.
+    """
+    settings = load_settings()
+
+    async def run(services: "Services") -> str | None:
+        wait_for_redis()
+        _print(services.installation.store_name, await services.installation.belonging())
+        return await services.installation.adopt() if yes else None
+
+    with embedded_redis(settings) as wait_for_redis:
+        adopted = with_services(settings, run, compares=False, adopts=yes)
+    if adopted is None:
+        fail("nothing was changed; if these are meant to belong together, say --yes", EXIT_USAGE)
+    click.echo(f"all are of installation {adopted} now")
+
+
+def _print(store: str, said: "Belonging") -> None:
+    for name, installation in ((store, said.disk), ("database", said.database), ("Redis", said.redis)):
+        click.echo(f"{name}: {installation or 'of none'}")
+
+
+@click.command()
+@click.option("--rate", type=RATE, default="50MiB/s", show_default=True, help="Bytes a second; 0: all the disk gives.")
+@click.option("--restart", is_flag=True, help="Begin with the first blob, even if the last run did not end.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a JSON object a line: every damaged blob, then the summary."
+)
+def scrub(rate: int, restart: bool, as_json: bool) -> None:
+    """Read all stored content again, and report what rotted. Works while the server runs.
+
+    What is damaged is healed by a good copy from the trash, if there is one, or else marked, so that nobody is given its
+    bytes. Interrupted, it goes on where it was. Servers and workers do the same all the time, at UPLOADER_SCRUB_RATE.
+
+    Exit codes: 0 no damage, 1 any damage, also if it was healed, or an earlier run of the same pass found it.
+    """
+
+    from uploader.service.scrub import RateLimit
+
+    async def run(services: "Services") -> "ScrubProgress":
+        await services.storage.prepare()
+        try:
+            async for damage in services.scrubbing.scrub(RateLimit(rate), restart=restart):
+                click.echo(_as_json(damage) if as_json else _as_text(damage))
+                sys.stdout.flush()
+        finally:
+            services.storage.stop()
+        return services.scrubbing.progress
+
+    progress = with_services(load_settings(), run)
+    checked, found = {"blobs": progress.blobs, "bytes": progress.bytes}, progress.damaged
+    if as_json:
+        click.echo(json.dumps({"event": "summary", "checked": checked, "damaged": found}))
+    else:
+        click.echo(f"{found} damaged; checked {checked['blobs']} blobs, {checked['bytes']} bytes")
+    sys.exit(EXIT_FAILED if found else EXIT_OK)
+
+
+def _as_json(damage: "Damage") -> str:
+    files = [{"user_id": file.user_id, "id": file.id, "name": file.name} for file in damage.files]
+    facts = {"sha256": damage.sha256, "size": damage.size, "problem": damage.problem, "healed": damage.healed}
+    return json.dumps({"event": "damaged", **facts, "files": files})
+
+
+def _as_text(damage: "Damage") -> str:
+    # Names are the users' own: shown so that none can pass for another line.
+    files = ", ".join(f"{file.id} {file.name!a} of {file.user_id}" for file in damage.files)
+    problem = f"{damage.problem}, and healed" if damage.healed else damage.problem
+    return f"{problem}: {damage.sha256}, {damage.size} bytes; files: {files}"
+
+
+@click.group()
+def trash() -> None:
+    """What was deleted and is kept for a while. For how long says UPLOADER_TRASH_RETENTION.
+
+    What a row names again comes back by itself: when somebody asks for it, at a start, and once in an hour.
+    """
+
+
+@trash.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
+def list_(as_json: bool) -> None:
+    """Print what is there, the oldest first: since when, its bytes on disk, and the SHA-256 or the id of the upload."""
+
+    async def run(services: "Services") -> "list[Found]":
+        await services.storage.prepare()
+        return await services.trash.entries()
+
+    for found in with_services(load_settings(), run):
+        since = datetime.fromtimestamp(found.changed_at, UTC)
+        kind = "blob" if found.is_blob else "upload"
+        if as_json:
+            facts = {"kind": kind, "name": found.name, "since": since.isoformat(), "disk_bytes": found.disk_bytes}
+            click.echo(json.dumps(facts))
+        else:
+            click.echo(f"{since:%Y-%m-%d %H:%M:%S}  {found.disk_bytes:>16}  {kind} {found.name}")
+
+
+@trash.command()
+@click.argument("name")
+def restore(name: str) -> None:
+    """Put NAME, a SHA-256 or the id of an upload, back in its place, if a row names it and lacks its bytes.
+
+    The bytes of a content are compared with its SHA-256 first.
+    """
+
+    async def run(services: "Services") -> bool:
+        await services.storage.prepare()
+        return await services.trash.restore(name)
+
+    if not with_services(load_settings(), run):
+        fail(f"nothing is restored: no row needs {name}, or the trash has no good copy of it", EXIT_FAILED)
+    click.echo(f"restored: {name}")
+
+
+@trash.command()
+@click.option("--yes", is_flag=True, help="Really do it.")
+def empty(yes: bool) -> None:
+    """Remove for good all that is there and that no row needs."""
+    if not yes:
+        fail("this removes for good what was deleted; say --yes", EXIT_USAGE)
+
+    async def run(services: "Services") -> "Purged":
+        await services.storage.prepare()
+        return await services.trash.empty()
+
+    purged = with_services(load_settings(), run)
+    click.echo(f"removed for good: {purged.entries}")
+    click.echo(f"disk given back: {exact_bytes(purged.disk_bytes)}")

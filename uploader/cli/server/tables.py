@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from uploader.cli.readable import human_bytes, human_seconds
+from uploader.cli.terminal import human_bytes, human_seconds
 from uploader.service.reports import GrowthSchema, QueueReport, Report
 
 # Where the output is no terminal: wide enough that no column is cut.

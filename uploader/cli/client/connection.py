@@ -1,0 +1,233 @@
+"""Which server the client commands talk to, and as whom: from the environment, or from what `login` kept; and how such a
+command runs: how its events are shown, and how errors become exit codes."""
+
+import asyncio
+import ipaddress
+import json
+import os
+import sys
+import time
+import tomllib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import click
+
+from uploader.cli.client.events import (
+    EXIT_AUTHENTICATION,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    Failed,
+    LoggedIn,
+    Noted,
+    Retrying,
+    exit_code_of,
+    failed,
+)
+from uploader.cli.client.options import shown_options
+from uploader.cli.client.reporters import JsonLines, Quiet, Reporter
+from uploader.cli.terminal import EXIT_CONFIGURATION, EXIT_OK, fail
+from uploader.client import AsyncClient, ClientError, Patience, Unauthenticated
+
+# Where `uploader serve` listens if nothing else is said.
+DEFAULT_URL = "http://127.0.0.1:8000"
+_SHORT_PATIENCE_SECONDS = 10.0
+_NOBODY = "nobody is logged in: run `uploader login URL`, or set UPLOADER_URL and UPLOADER_TOKEN"
+# Longer than any pause between two tries.
+_SAME_TROUBLE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A server and a token; no token for a server that asks for none."""
+
+    url: str
+    token: str | None
+
+    @property
+    def is_readable_on_the_way(self) -> bool:
+        """Whether the token goes to another machine without TLS. Raises ValueError if the URL is none."""
+        parts = urlsplit(self.url)
+        return self.token is not None and parts.scheme == "http" and not _is_this_machine(parts.hostname or "")
+
+
+def profile_of_link(link: str) -> Profile | None:
+    """What a link that signs in names (`/#token=…` or `/admin/#token=…`); None for a URL without a token."""
+    url, _, fragment = link.partition("#")
+    tokens = parse_qs(fragment).get("token")
+    return Profile(url.rstrip("/").removesuffix("/admin"), tokens[0]) if tokens else None
+
+
+def profile_path(environment: Mapping[str, str]) -> Path:
+    """Where `login` keeps it (XDG Base Directory Specification: a relative directory is ignored)."""
+    configured = Path(environment.get("XDG_CONFIG_HOME") or "")
+    directory = configured if configured.is_absolute() else Path.home() / ".config"
+    return directory / "uploader" / "client.toml"
+
+
+def load_profile(environment: Mapping[str, str] | None = None) -> Profile | None:
+    """`UPLOADER_URL` and `UPLOADER_TOKEN` go before the file. None where neither names a server. Raises ValueError, saying
+    what is wrong with the file.
+
+    A kept token is for the server it was kept with, and is never shown to another one.
+    """
+    environment = os.environ if environment is None else environment
+    kept = _read(profile_path(environment))
+    url = environment.get("UPLOADER_URL") or kept.get("url")
+    if not url:
+        return None
+    token = environment.get("UPLOADER_TOKEN")
+    if not token and url.rstrip("/") == kept.get("url", "").rstrip("/"):
+        token = kept.get("token")
+    return Profile(url, token or None)
+
+
+def save_profile(profile: Profile, environment: Mapping[str, str] | None = None) -> Path:
+    """Keep it, readable by nobody else. Raises OSError."""
+    path = profile_path(os.environ if environment is None else environment)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    members = {"url": profile.url, "token": profile.token}
+    # A JSON string is a TOML string, too.
+    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in members.items() if value]
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as opened:
+        opened.writelines(lines)
+    new.replace(path)
+    return path
+
+
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        kept = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} can't be read: {error}") from error
+    return {name: value for name, value in kept.items() if isinstance(value, str)}
+
+
+def kept_profile() -> "Profile | None":
+    """Who is logged in."""
+    try:
+        return load_profile()
+    except ValueError as error:
+        fail(str(error), EXIT_CONFIGURATION)
+
+
+def run_client(
+    work: Callable[[AsyncClient, Reporter], Awaitable[int]],
+    *,
+    as_json: bool,
+    quiet: bool,
+    profile: "Profile | None" = None,
+    patience_seconds: float = _SHORT_PATIENCE_SECONDS,
+    **options: Any,
+) -> None:
+    """Run a command to its end and exit with the code it gives; `options` are of `AsyncClient`."""
+    profile = profile or kept_profile() or fail(_NOBODY, EXIT_CONFIGURATION)
+
+    async def run(reporter: Reporter) -> int:
+        retries = _Retries(reporter)
+        patience = Patience(give_up_after_seconds=patience_seconds)
+        try:
+            client = AsyncClient(profile.url, profile.token, patience=patience, on_retry=retries.tell, **options)
+        except ValueError as error:
+            fail(f"{error}: see UPLOADER_URL and `uploader login`", EXIT_CONFIGURATION)
+        try:
+            async with client:
+                return await work(client, reporter)
+        except ClientError as error:
+            reporter.show(failed(None, error))
+            return exit_code_of(error)
+
+    try:
+        with _make_reporter(as_json=as_json, quiet=quiet) as reporter:
+            code = asyncio.run(run(reporter))
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    sys.exit(code)
+
+
+class _Retries:
+    """Tells of calls that are tried again, and of each trouble to a person but once."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._told: dict[str, float] = {}
+
+    def tell(self, error: ClientError, pause_seconds: float) -> None:
+        now = time.monotonic()
+        repeated = now - self._told.get(error.detail, -_SAME_TROUBLE_SECONDS) < _SAME_TROUBLE_SECONDS
+        self._told[error.detail] = now
+        self._reporter.show(Retrying(error.code, error.detail, pause_seconds, repeated))
+
+
+def _make_reporter(*, as_json: bool, quiet: bool) -> Reporter:
+    """Who shows the events of this command."""
+    if as_json:
+        return JsonLines()
+    if quiet:
+        return Quiet()
+    if not sys.stderr.isatty():
+        return Reporter()
+    from uploader.cli.client.display import reporter_of_terminal
+
+    return reporter_of_terminal()
+
+
+@click.command()
+@click.argument("url", required=False)
+@shown_options
+def login(url: str | None, as_json: bool, quiet: bool) -> None:
+    """Keep a server's URL and your token, after trying them. The URL may be a link that signs in, as `uploader serve` prints
+    it on a terminal: it has both.
+
+    Without such a link the token is asked for on the terminal, or else read from standard input: others can see arguments.
+    It is kept in ~/.config/uploader/client.toml (or below XDG_CONFIG_HOME), readable by you alone. UPLOADER_URL and
+    UPLOADER_TOKEN go before it.
+    """
+    profile = _ask(url)
+
+    async def work(client: AsyncClient, reporter: Reporter) -> int:
+        if profile.is_readable_on_the_way:
+            reporter.show(
+                Noted(f"{profile.url} is no https: on the way to it others can read your token, and all that you send")
+            )
+        try:
+            await client.usage()
+            path = save_profile(profile)
+        except Unauthenticated as error:  # who is about to log in needs no word about how
+            reporter.show(Failed(None, error.code, error.detail, error.retryable))
+            return EXIT_AUTHENTICATION
+        except OSError as error:
+            fail(f"{error.filename} can't be written: {error.strerror}", EXIT_FAILED)
+        reporter.show(LoggedIn(profile.url, str(path)))
+        return EXIT_OK
+
+    run_client(work, as_json=as_json, quiet=quiet, profile=profile)
+
+
+def _ask(url: str | None) -> "Profile":
+    try:
+        kept, asks = kept_profile(), sys.stdin.isatty()
+        offered = kept.url if kept is not None else DEFAULT_URL
+        url = url or (click.prompt("Server", default=offered, err=True) if asks else offered)
+        if linked := profile_of_link(url):
+            return linked
+        if not asks:
+            return Profile(url, sys.stdin.readline().strip() or None)
+        return Profile(url, click.prompt("Token", hide_input=True, err=True).strip())
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(EXIT_INTERRUPTED)

@@ -1,0 +1,468 @@
+"""What a person sees on a terminal while files move: a bar for each that moves by itself, and one for all. What is said
+stays above them.
+
+`Figures` are how far a `put` or `get` is as a whole, from its events. `Live` draws lines below all others again and again,
+and knows nothing of what they say: the cursor rests at the begin of the first of them, an empty one: from there they are
+wiped by one sequence, whatever a terminal made of them when it got another size, and what is typed or echoed there (`^C`)
+spoils nothing. While they are drawn no line is wrapped, so they are as many on the screen as here. None is as wide as most
+terminals, which wrap what they have when they get narrower, and may push the cursor off its line then.
+"""
+
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from types import FrameType, TracebackType
+from typing import TextIO
+
+import click
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from uploader.cli.client.events import (
+    AnyEvent,
+    Completed,
+    Failed,
+    Moving,
+    Planned,
+    Retrying,
+    Started,
+    TransferSummary,
+    count_of_files,
+    summary_of,
+    without_control,
+)
+from uploader.cli.client.reporters import Reporter
+from uploader.cli.terminal import human_bytes, human_seconds, percent
+
+_WINDOW_SECONDS = 10.0
+_SHORTEST_WINDOW_SECONDS = 1.0
+# A server that was stopped, or a line that is dead, says nothing for long before a call fails.
+_SILENCE_SECONDS = 10.0
+
+_INTERVAL_SECONDS = 0.125
+# Below the empty line, as tmux takes it for a wish to keep what there is if all of the screen is wiped.
+_WIPE = "\r\x1b[K\n\x1b[J\x1b[A"
+WIDEST_COLUMNS = 79
+_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
+# Those that would leave the lines behind: to be stopped by Ctrl-Z, and to be ended.
+_LEAVING = (signal.SIGTSTP, signal.SIGTERM, signal.SIGHUP)
+
+Lines = Callable[[int, int], list[str]]
+
+STDOUT = "-"
+_MOST_BARS = 12
+# The lines beside those of files: how many more there are, the total, what it waits for.
+_OTHER_LINES = 3
+# Of each cell beside the name, so that nothing jumps: of a bar, of `1000 MiB of 9.77 GiB`, `9.77 MiB/s`, `59 min 59 s left`.
+_CELL_COLUMNS = (10, 20, 10, 16)
+# Where there is no place for all of them, how much and how long.
+_NARROW_COLUMNS = 70
+_NARROW_CELLS = (1, 3)
+# An outage that is worth a word when it is over.
+_OUTAGE_SECONDS = 5.0
+_STEP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Nothing goes on for so long, and why, as far as that is known."""
+
+    seconds: float
+    why: str
+
+
+class Speed:
+    """How fast a figure grows, over the last ten seconds."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def sample(self, now: float, moved_bytes: int) -> None:
+        self._samples.append((now, moved_bytes))
+        while now - self._samples[0][0] > _WINDOW_SECONDS:
+            self._samples.popleft()
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """None while there is nothing to measure."""
+        if not self._samples:
+            return None
+        (then, before), (now, moved) = self._samples[0], self._samples[-1]
+        rate = (moved - before) / (now - then) if now - then >= _SHORTEST_WINDOW_SECONDS else 0.0
+        return rate or None
+
+
+class Figures:
+    """Takes the events of one command, and is asked now and then."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.planned = Planned(0, 0)
+        self.over_files = 0
+        self.moving: dict[str, Moving] = {}
+        self._begun: dict[str, int] = {}
+        self._over_bytes = self._over_moved_bytes = 0
+        self._speed = Speed()
+        self._speeds: dict[str, Speed] = {}
+        self._news_at = clock()
+        self._away: tuple[float, str] | None = None
+
+    def take(self, event: AnyEvent) -> None:
+        match event:
+            case Planned():
+                self.planned = event
+                self._news_at = self._clock()
+            case Started():
+                self._begun[event.path] = event.size
+                self._news_at = self._clock()
+            case Moving():
+                self._move(event)
+            case Retrying():
+                self._away = self._away or (self._clock(), event.detail)
+            case Completed():
+                moved = event.file.size if event.how in ("sent", "fetched") else 0
+                self._end(event.path, moved)
+                self._go_on()
+            case Failed(path=str() as path):
+                self._end(path, 0)
+
+    def _move(self, event: Moving) -> None:
+        before = self.moving.get(event.path)
+        self.moving[event.path] = event
+        self._speeds.setdefault(event.path, Speed())
+        if before is not None and before.received_bytes < event.received_bytes:
+            self._go_on()
+        elif before is None or _figures(before) != _figures(event):
+            self._news_at = self._clock()
+
+    def _go_on(self) -> None:
+        """The other end has answered. A pause is none of its speed."""
+        self._news_at = self._clock()
+        if self._away is not None:
+            self._away = None
+            self._speed = Speed()
+            self._speeds = {path: Speed() for path in self._speeds}
+
+    def _end(self, path: str, moved_bytes: int) -> None:
+        """A file of a batch never moves: it is there, or it is not."""
+        last = self.moving.pop(path, None)
+        self._speeds.pop(path, None)
+        self.over_files += 1
+        self._over_bytes += self._begun.pop(path, 0)
+        self._over_moved_bytes += moved_bytes if last is None else _gone(last)
+
+    # What it amounts to
+
+    @property
+    def there_bytes(self) -> int:
+        """Of all files together: what has arrived or is on its way."""
+        return self._over_bytes + sum(there_of(each) for each in self.moving.values())
+
+    def sample(self) -> None:
+        """To be called a few times a second, so that what stands still is seen to."""
+        now = self._clock()
+        self._speed.sample(now, self._over_moved_bytes + sum(map(_gone, self.moving.values())))
+        for path, speed in self._speeds.items():
+            speed.sample(now, _gone(self.moving[path]))
+
+    def bytes_per_second(self, path: str | None = None) -> float | None:
+        """Of all together, or of one file."""
+        if self.waiting() is not None:
+            return None
+        return (self._speed if path is None else self._speeds[path]).bytes_per_second
+
+    def seconds_left(self, path: str | None = None) -> float | None:
+        """For all that is left: also of files that are not begun."""
+        rate = self.bytes_per_second(path)
+        if rate is None:
+            return None
+        if path is None:
+            return max(0, self.planned.bytes - self.there_bytes) / rate
+        return (self.moving[path].size - there_of(self.moving[path])) / rate
+
+    def waiting(self) -> Waiting | None:
+        """Whether it waits for the server."""
+        now = self._clock()
+        if self._away is not None:
+            since, why = self._away
+            return Waiting(now - since, why)
+        if self._begun and now - self._news_at > _SILENCE_SECONDS:
+            return Waiting(now - self._news_at, "no answer")
+        return None
+
+
+def _gone(event: Moving) -> int:
+    """By what it comes nearer to its end, whether it moved or need not."""
+    return event.moved_bytes + event.spared_bytes
+
+
+def there_of(event: Moving) -> int:
+    return event.received_bytes + event.in_flight_bytes
+
+
+def _figures(event: Moving) -> tuple[int, ...]:
+    return event.received_bytes, event.moved_bytes, event.hashed_bytes, event.merged_bytes
+
+
+class Live:
+    """On standard error. `lock` is held while `lines` is asked, for a width and a height."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+        self._terminal = sys.stderr
+        self.lock = threading.RLock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._shown: list[str] = []
+        self._caught: list[signal.Signals] = []
+
+    @property
+    def is_started(self) -> bool:
+        return self._thread is not None
+
+    def start(self) -> None:
+        """From the main thread."""
+        self._caught = [number for number in _LEAVING if signal.getsignal(number) is signal.SIG_DFL]
+        for number in self._caught:
+            signal.signal(number, self._step_aside)
+        self._thread = threading.Thread(target=self._draw_again, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread is None:
+            return
+        with self.lock:
+            self._stopped.set()
+            self._wipe()
+        self._thread.join()
+        for number in self._caught:
+            signal.signal(number, signal.SIG_DFL)
+
+    def print_above(self, words: str, stream: TextIO) -> None:
+        """Whole lines, which stay."""
+        with self.lock:
+            shown = self._shown
+            if shown and stream.isatty():
+                self._wipe()
+            click.echo(words, file=stream)
+            stream.flush()
+            if shown and not self._shown:
+                self._draw(shown)
+
+    def _draw_again(self) -> None:
+        while not self._stopped.wait(_INTERVAL_SECONDS):
+            with self.lock:
+                if not self._stopped.is_set() and self._is_in_foreground():
+                    width, height = self._size()
+                    self._draw(["", *self._lines(min(width, WIDEST_COLUMNS), height - 2)][: height - 1])
+
+    def _size(self) -> tuple[int, int]:
+        """A terminal that says nothing of it has the size that all had once."""
+        size = os.get_terminal_size(self._terminal.fileno())
+        return size.columns or 80, size.lines or 24
+
+    def _draw(self, lines: list[str]) -> None:
+        up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
+        wipe = _WIPE if self._shown else ""
+        self._terminal.write("".join((wipe, _NO_WRAP, "\r\n".join(lines), _WRAP, "\r", up)))
+        self._terminal.flush()
+        self._shown = lines
+
+    def _wipe(self) -> None:
+        if self._shown:
+            self._terminal.write(_WIPE)
+            self._terminal.flush()
+            self._shown = []
+
+    def _is_in_foreground(self) -> bool:
+        """The terminal of a job in the background is its shell's."""
+        try:
+            return os.tcgetpgrp(self._terminal.fileno()) == os.getpgrp()
+        except OSError:
+            return True  # it controls nobody
+
+    def _step_aside(self, number: int, _frame: FrameType | None) -> None:
+        """Do what the signal asks for, with a clean terminal."""
+        with self.lock:
+            self._wipe()
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            signal.signal(number, self._step_aside)  # it was only stopped, and goes on
+
+
+def reporter_of_terminal() -> Reporter:
+    """For a person whose standard error is a terminal. Beside a pipe there are no bars: whoever reads it may write to the
+    same terminal, at any time."""
+    if os.environ.get("TERM", "dumb") in ("dumb", "unknown") or not _is_own_terminal():
+        return Steps()
+    return Bars()
+
+
+def _is_own_terminal() -> bool:
+    """Whether nobody else writes to the terminal for us."""
+    try:
+        stdout, stderr = os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):  # it is closed
+        return False
+    if sys.stdout.isatty():
+        return stdout.st_rdev == stderr.st_rdev
+    return stat.S_ISREG(stdout.st_mode) or stat.S_ISCHR(stdout.st_mode)
+
+
+class Steps(Reporter):
+    """Where there is no place for bars: how far all is, every ten seconds, in a line."""
+
+    def __init__(self) -> None:
+        self._figures = Figures()
+        self._told_at = time.monotonic()
+        self._sampled_at = 0.0
+
+    def show(self, event: AnyEvent) -> None:
+        self._figures.take(event)
+        now = time.monotonic()
+        if now - self._sampled_at > 1:
+            self._figures.sample()
+            self._sampled_at = now
+        if isinstance(event, Moving) and now - self._told_at >= _STEP_SECONDS:
+            self._told_at = now
+            words = ", ".join(word for word in total_words(self._figures) if word)
+            self._say(f"uploader: {words}", by_the_way=True)
+        super().show(event)
+
+
+class Bars(Reporter):
+    """Begins with the first file; other commands never see a bar."""
+
+    def __init__(self) -> None:
+        self._figures = Figures()
+        self._live = Live(self._lines)
+        self._console = Console(stderr=True, highlight=False)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+        super().__exit__(kind, error, trace)
+
+    def show(self, event: AnyEvent) -> None:
+        with self._live.lock:
+            waited = self._figures.waiting()
+            self._figures.take(event)
+            waited_seconds = waited.seconds if waited is not None and self._figures.waiting() is None else 0.0
+            if waited_seconds > _OUTAGE_SECONDS:
+                self._say(f"uploader: going on, after {human_seconds(waited_seconds)}", by_the_way=True)
+            if isinstance(event, TransferSummary):
+                self._say(summary_of(event), by_the_way=True)
+            else:
+                super().show(event)
+        if not self._live.is_started and self._is_begin(event):
+            self._live.start()
+
+    def _is_begin(self, event: AnyEvent) -> bool:
+        """Whether there is something to look at from now on."""
+        if isinstance(event, Started):
+            # Unless the terminal gets the content of the file itself.
+            return event.path != STDOUT or not sys.stdout.isatty()
+        return isinstance(event, Retrying) and self._figures.planned.files > 0
+
+    def _say(self, words: str, *, by_the_way: bool) -> None:
+        self._live.print_above(words, sys.stderr if by_the_way else sys.stdout)
+
+    # What is drawn
+
+    def _lines(self, width: int, height: int) -> list[str]:
+        """All of them, none longer than the terminal is wide."""
+        self._figures.sample()
+        moving = list(self._figures.moving.values())
+        room = max(0, min(height - _OTHER_LINES, _MOST_BARS))
+        cells = range(len(_CELL_COLUMNS)) if width >= _NARROW_COLUMNS else _NARROW_CELLS
+        name_columns = max(1, width - sum(_CELL_COLUMNS[cell] + 1 for cell in cells))
+        table = Table.grid(padding=(0, 1, 0, 0))
+        table.add_column(width=name_columns, no_wrap=True, overflow="ellipsis")
+        for cell in cells:
+            table.add_column(width=_CELL_COLUMNS[cell], justify="right", no_wrap=True)
+        rows: list[list[RenderableType]] = [
+            [_end_of(event.name, name_columns), *self._row_of(event)] for event in moving[:room]
+        ]
+        if len(moving) > room:
+            rows.append([f"and {len(moving) - room} more", *([""] * len(_CELL_COLUMNS))])
+        if self._figures.planned.files > 1 or not moving:
+            name, *words = total_words(self._figures)
+            rows.append([name, _bar(self._figures.there_bytes, self._figures.planned.bytes), *words])
+        for first, *others in rows:
+            table.add_row(first, *(others[cell] for cell in cells))
+        self._console.width = width
+        with self._console.capture() as captured:
+            self._console.print(table)
+            waiting = self._figures.waiting()
+            if waiting is not None:
+                self._console.print(_waiting_words(waiting), no_wrap=True, overflow="ellipsis", crop=True)
+        return captured.get().splitlines()
+
+    def _row_of(self, event: Moving) -> list[RenderableType]:
+        there = there_of(event)
+        rate, left = self._figures.bytes_per_second(event.path), self._figures.seconds_left(event.path)
+        return [
+            _bar(there, event.size),
+            f"{human_bytes(there)} of {human_bytes(event.size)}",
+            _rate_words(rate),
+            _beside(event) or _left_words(left),
+        ]
+
+
+def total_words(figures: Figures) -> tuple[str, str, str, str]:
+    """How many files, how much, how fast, how long."""
+    planned = figures.planned
+    return (
+        f"{figures.over_files} of {count_of_files(planned.files)}",
+        f"{human_bytes(figures.there_bytes)} of {human_bytes(planned.bytes)}",
+        _rate_words(figures.bytes_per_second()),
+        _left_words(figures.seconds_left()),
+    )
+
+
+def _end_of(name: str, columns: int) -> Text:
+    """A name whose end alone fits, which tells more of a path than its beginning."""
+    name = without_control(name)
+    if cell_len(name) <= columns:
+        return Text(name)
+    while cell_len(name) >= columns:
+        name = name[1:]
+    return Text(f"…{name}")
+
+
+def _rate_words(rate: float | None) -> str:
+    return "" if rate is None else f"{human_bytes(round(rate))}/s"
+
+
+def _left_words(seconds: float | None) -> str:
+    return "" if seconds is None else f"{human_seconds(seconds)} left"
+
+
+def _waiting_words(waiting: Waiting) -> Text:
+    since = datetime.now().astimezone() - timedelta(seconds=waiting.seconds)
+    words = f"waiting for the server since {since:%H:%M:%S}, for {human_seconds(waiting.seconds)}: {waiting.why}"
+    return Text(without_control(words), style="yellow")
+
+
+def _bar(there: int, size: int) -> ProgressBar:
+    return ProgressBar(total=max(size, 1), completed=there if size else 1)
+
+
+def _beside(event: Moving) -> str:
+    """What goes on beside the sending."""
+    if event.state == "merging":
+        return f"merging {percent(event.merged_bytes, event.size)}"
+    if event.state == "hashing" and event.hashed_bytes < event.size:
+        return f"hashing {percent(event.hashed_bytes, event.size)}"
+    return ""

@@ -1,0 +1,143 @@
+"""Which names are meant: patterns, and which files are taken by what was excluded, included and listed. Pure, but for
+reading the list.
+
+A pattern has `*`, `?`, `[…]` within one part of a name, `**` for any number of parts, as shells have them. A filter is as in
+a .gitignore: with a `/` before its end it is of a whole path, without one of a name in any folder; a `/` at its end says
+that folders are meant. What matches a folder matches all that is in it. The first rule that matches decides; what none
+matches is taken, unless all rules are to include something. Each file is decided by itself.
+"""
+
+import os
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import translate
+from typing import IO
+
+_MAGIC = re.compile(r"[*?[]")
+
+# One part of a name, or with None any number of them.
+_Part = Callable[[str], object] | None
+
+
+def is_pattern(word: str) -> bool:
+    return _MAGIC.search(word) is not None
+
+
+class Pattern:
+    """A pattern of whole names, or of folders."""
+
+    def __init__(self, word: str) -> None:
+        fixed = _MAGIC.split(word, maxsplit=1)[0]
+        # What all names begin with that it matches, and the folder that they all are in.
+        self.prefix = fixed
+        self.base = fixed[: fixed.rfind("/") + 1]
+        self._folders_only = word.endswith("/")
+        self._parts = [_part(text) for text in word.rstrip("/").split("/")]
+
+    def match(self, name: str) -> str | None:
+        """What of a name it matches: all of it, or a folder that the file is in, with a slash at its end."""
+        parts = name.split("/")
+        if not self._folders_only and _fits(self._parts, parts):
+            return name
+        for depth in range(1, len(parts)):
+            if _fits(self._parts, parts[:depth]):
+                return "/".join(parts[:depth]) + "/"
+        return None
+
+
+def _part(text: str) -> _Part:
+    return None if text == "**" else re.compile(translate(text)).match
+
+
+def _fits(pattern: Sequence[_Part], parts: Sequence[str]) -> bool:
+    if not pattern:
+        return not parts
+    first, *rest = pattern
+    if first is None:
+        return any(_fits(rest, parts[count:]) for count in range(len(parts) + 1))
+    return bool(parts) and first(parts[0]) is not None and _fits(rest, parts[1:])
+
+
+class Rule:
+    """One `--exclude` or `--include`."""
+
+    def __init__(self, pattern: str, *, includes: bool) -> None:
+        """Raises ValueError."""
+        text = unicodedata.normalize("NFC", pattern)
+        if not text.strip("/"):
+            raise ValueError(f"{pattern!r} is a pattern that matches nothing")
+        self.includes = includes
+        self._pattern = Pattern(text.lstrip("/") if "/" in text.rstrip("/") else f"**/{text}")
+
+    def matches(self, path: str) -> bool:
+        return self._pattern.match(path) is not None
+
+    def matches_folder(self, path: str) -> bool:
+        return (self._pattern.match(f"{path}/\0") or "").endswith("/")  # no file has that name
+
+
+class Filters:
+    """All rules in their order, and the files and folders that a list names, if there is one."""
+
+    def __init__(self, rules: Sequence[Rule] = (), listed: Iterable[str] | None = None) -> None:
+        self._rules = rules
+        self._otherwise = not rules or not all(rule.includes for rule in rules)
+        self.listed = None if listed is None else {unicodedata.normalize("NFC", path) for path in listed}
+        self._towards = {folder for path in self.listed or () for folder in folders_of(path)}
+
+    def __bool__(self) -> bool:
+        """Whether they may leave out anything."""
+        return bool(self._rules) or self.listed is not None
+
+    def only(self, listed: Iterable[str]) -> "Filters":
+        return Filters(self._rules, listed)
+
+    def take(self, path: str) -> bool:
+        """A file, by its relative path."""
+        path = unicodedata.normalize("NFC", path)
+        if not self._is_listed(path):
+            return False
+        return next((rule.includes for rule in self._rules if rule.matches(path)), self._otherwise)
+
+    def leave_out(self, path: str) -> bool:
+        """A file; or a folder, by a slash at its end, in which there can be none that is taken."""
+        if not path.endswith("/"):
+            return not self.take(path)
+        folder = unicodedata.normalize("NFC", path[:-1])
+        if not self._is_listed(folder) and folder not in self._towards:
+            return True
+        for rule in self._rules:
+            if rule.includes:
+                return False  # perhaps something in it
+            if rule.matches_folder(folder):
+                return True
+        return False
+
+    def _is_listed(self, path: str) -> bool:
+        if self.listed is None or path in self.listed:
+            return True
+        return any(folder in self.listed for folder in folders_of(path))
+
+
+EVERYTHING = Filters()
+
+
+def folders_of(path: str) -> Iterator[str]:
+    """The folders that it lies in, the nearest one first."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def listed_in(opened: IO[bytes]) -> list[str]:
+    """The relative paths of a list, one a line, each once, in order. Raises ValueError."""
+    listed: dict[str, None] = {}
+    for number, line in enumerate(opened.read().split(b"\n"), 1):
+        path = os.fsdecode(line.removesuffix(b"\r"))
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        if path.startswith("/") or ".." in parts:
+            raise ValueError(f"line {number} is no path below a folder: {path!r}")
+        if parts:
+            listed["/".join(parts)] = None
+    return list(listed)

@@ -1,0 +1,211 @@
+"""`get`: find what is meant, bring it here, and say how each ended."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+import click
+
+from uploader.cli.client import options
+from uploader.cli.client.connection import run_client
+from uploader.cli.client.events import Planned, Started, exit_code_of, failed, worst_of
+from uploader.cli.client.filters import Filters, folders_of
+from uploader.cli.client.local import decode_name
+from uploader.cli.client.names import Meaning, NoSuchFile, complete_names, one_thing_each, told
+from uploader.cli.client.options import shown_options
+from uploader.cli.client.reporters import Reporter, Telling, moving
+from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, fail
+from uploader.client import AsyncClient, ClientError, File, LocalFile, Outcome, Progress, Wanted
+from uploader.client.files import prefixes_of
+
+STDOUT = "-"
+
+
+@click.command(cls=options.Filtered)
+@click.argument("words", metavar="NAME...", nargs=-1, shell_complete=complete_names)
+@click.option(
+    "--output",
+    "-o",
+    "target",
+    default=".",
+    metavar="PATH",
+    help="A directory; for one file, also its path, or - for standard output.  [default: this directory]",
+)
+@click.option("--force", is_flag=True, help="Replace files that are here with other content.")
+@click.option("--checksum", is_flag=True, help="Compare by content, not by size and time, what is here already.")
+@options.filters
+@options.files_from
+@options.limit_rate
+@click.option("--decode-names", "decode", is_flag=True, help="Undo --encode-names of `put`.")
+@options.connections
+@options.patience
+@options.verbose
+@shown_options
+def get(
+    words: tuple[str, ...],
+    target: str,
+    force: bool,
+    checksum: bool,
+    decode: bool,
+    filters: Filters,
+    files_from: IO[bytes] | None,
+    limit_rate: int | None,
+    connections: int,
+    patience: float,
+    verbose: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Download files, folders with all that is in them, and what patterns match. NAME is a name, an id, or a pattern such
+    as 'photos/*.jpg' or '**/*.pdf', in quotes.
+
+    A folder comes under its own name, below the directory of --output. Run it again after an interruption: it goes on
+    where it stopped, and what is here with its size and time is not asked for. A file appears when it is whole and was
+    compared, with the time at which it was last modified.
+    """
+    if not words and files_from is None:
+        fail("name what to download, or --files-from", EXIT_USAGE)
+    if target == STDOUT and (as_json or len(words) > 1 or files_from is not None):
+        fail("-o - is for a single file, and nothing else is printed", EXIT_USAGE)
+    listed = options.listed(files_from) if files_from is not None else []
+    is_directory = target.endswith("/") or Path(target).is_dir()
+
+    async def work(client: AsyncClient, reporter: Reporter) -> int:
+        return await get_all(
+            client,
+            reporter,
+            words,
+            target,
+            is_directory=is_directory,
+            overwrite=force,
+            checksum=checksum,
+            verbose=verbose,
+            decode=decode,
+            filters=filters,
+            listed=listed,
+        )
+
+    run_client(
+        work,
+        as_json=as_json,
+        quiet=quiet,
+        patience_seconds=patience,
+        connections=connections,
+        most_bytes_per_second=limit_rate,
+    )
+
+
+async def get_all(
+    client: AsyncClient,
+    reporter: Reporter,
+    words: tuple[str, ...],
+    target: str,
+    *,
+    is_directory: bool,
+    overwrite: bool,
+    checksum: bool,
+    verbose: bool,
+    decode: bool,
+    filters: Filters,
+    listed: Sequence[str],
+) -> int:
+    """Download all of it; the exit code. Failures of one file do not hold up the others, unless none can succeed.
+
+    `listed` are names of files and folders that come under their whole names."""
+    found, codes = await one_thing_each(client, reporter, words)
+    if not found and not listed:
+        return worst_of(codes)
+    alone = found[0].files[0] if len(words) == 1 and not listed and found[0].is_file else None
+    if alone is not None and not filters.take(alone.name.rpartition("/")[2]):
+        alone, is_directory = None, True
+    if target == STDOUT:
+        if alone is None:
+            fail("-o - is for a single file", EXIT_USAGE)
+        return await _write(client, reporter, alone)
+    if alone is not None and not is_directory:
+        return await _get_as(client, reporter, alone, Path(target), overwrite=overwrite)
+    decoded = decode_name if decode else str
+    wanted, folders = await _plan(client, found, filters, decoded)
+    codes |= await _add_listed(client, reporter, wanted, listed, filters, decoded)
+    files = len({each.path for each in wanted})
+    reporter.show(Planned(files, sum(each.file.size for each in wanted)))
+    telling = Telling(reporter) if verbose else Telling(reporter, lambda local: folders.get(local.name))
+    await client.download_many(wanted, target, overwrite=overwrite, checksum=checksum, watcher=telling)
+    return telling.sum_up(files, codes)
+
+
+async def _plan(
+    client: AsyncClient, found: list[Meaning], filters: Filters, decode: Callable[[str], str]
+) -> tuple[list[Wanted], dict[str, str]]:
+    """Which file goes where; and the word of each file, by its name, that came with others by one word."""
+    wanted: dict[tuple[str, str], Wanted] = {}
+    words: dict[str, str] = {}
+    for each in found:
+        async for file in each.all_files(client):
+            path = decode(file.name.removeprefix(each.base))
+            if not filters.take(path):
+                continue
+            wanted[file.id, path] = Wanted(file, path)
+            if not each.is_file:
+                words.setdefault(file.name, each.folder or each.word)
+    return list(wanted.values()), words
+
+
+async def _add_listed(
+    client: AsyncClient,
+    reporter: Reporter,
+    wanted: list[Wanted],
+    listed: Sequence[str],
+    filters: Filters,
+    decode: Callable[[str], str],
+) -> set[int]:
+    """The files that were listed, and those in folders that were, by as few questions as there are beginnings of names; the
+    exit codes of those that are not there."""
+    only = Filters(listed=listed)
+    found: set[str] = set()
+    for prefix in prefixes_of(listed):
+        async for file in client.files(prefix):
+            if only.take(file.name):
+                path = decode(file.name)
+                found.update((file.name, *folders_of(file.name)))
+                wanted += [Wanted(file, path)] if filters.take(path) else []
+    missing = (only.listed or set()) - found
+    return {told(reporter, name, NoSuchFile(f"there is no file or folder {name!r}")) for name in sorted(missing)}
+
+
+async def _get_as(client: AsyncClient, reporter: Reporter, file: File, target: Path, *, overwrite: bool) -> int:
+    """Under a name of its own, which is compared by its content."""
+    told, local = Telling(reporter), LocalFile(target, file.name, file.size, 0)
+
+    def tell(progress: Progress) -> None:
+        told.moved(local, progress)
+
+    reporter.show(Planned(1, file.size))
+    told.begun(local)
+    transfer = client.start_download(file, target, overwrite=overwrite, on_progress=tell)
+    try:
+        await transfer
+    except ClientError as error:
+        told.ended(Outcome(local, error=error))
+    else:
+        told.ended(Outcome(local, file, "fetched" if transfer.progress.moved_bytes else "present"))
+    return told.sum_up(1, set())
+
+
+async def _write(client: AsyncClient, reporter: Reporter, file: File) -> int:
+    """To standard output, where nothing else goes: that it is whole says the exit code."""
+
+    def tell(progress: Progress) -> None:
+        reporter.show(moving(STDOUT, progress))
+
+    reporter.show(Planned(1, file.size))
+    reporter.show(Started(STDOUT, file.name, file.size))
+    with os.fdopen(sys.stdout.fileno(), "wb", buffering=0, closefd=False) as stdout:
+        try:
+            await client.download_into(file, stdout, on_progress=tell)
+        except ClientError as error:
+            reporter.show(failed(file.name, error))
+            return exit_code_of(error)
+    return EXIT_OK

@@ -1,1 +1,0 @@
-"""The files here that commands are about."""

@@ -1,0 +1,172 @@
+"""What a person means by a word: a file, a folder or a pattern of names on the server; and what completes such a word.
+
+Refuses to choose where a word means several things: it says so, with the ids to choose by.
+"""
+
+import asyncio
+import unicodedata
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import click
+from click.shell_completion import CompletionItem
+
+from uploader.cli.client.connection import load_profile
+from uploader.cli.client.events import exit_code_of, failed
+from uploader.cli.client.filters import Pattern, is_pattern
+from uploader.cli.client.reporters import Reporter
+from uploader.client import (
+    AmbiguousName,
+    AsyncClient,
+    ClientError,
+    File,
+    Folder,
+    NotFound,
+    Patience,
+    Unauthenticated,
+    Unreachable,
+)
+from uploader.client.files import ambiguous
+
+_ID_LENGTH = 32
+
+_SECONDS = 2.0
+_MOST = 1000
+
+
+class NoSuchFile(ClientError):
+    """There is no such file."""
+
+    code = "file-not-found"
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """All that a word may mean: the files of this name or id, newest first; the folder of this name, with a slash at its
+    end; or what a pattern matches, files with what of their names it is."""
+
+    word: str
+    files: Sequence[File] = ()
+    folder: str | None = None
+    pattern: Pattern | None = None
+    matches: Sequence[tuple[str, File]] = ()
+
+    @property
+    def is_file(self) -> bool:
+        return bool(self.files)
+
+    @property
+    def base(self) -> str:
+        """The folder that it lies in: not a part of what is made of its name here."""
+        if self.pattern is not None:
+            return self.pattern.base
+        name = self.folder.rstrip("/") if self.folder else self.files[0].name
+        return name[: name.rfind("/") + 1]
+
+    async def all_files(self, client: AsyncClient, *, part: str | None = None) -> AsyncIterator[File]:
+        """Those that have `part` in their names, if it is given."""
+        for file in [*self.files, *(file for _, file in self.matches)]:
+            if part is None or part in file.name:
+                yield file
+        if self.folder is not None:
+            async for file in client.files(self.folder, part=part):
+                yield file
+
+
+async def look_up(client: AsyncClient, word: str) -> Meaning:
+    """Raises NoSuchFile, ClientError."""
+    if len(word) == _ID_LENGTH and set(word) <= set("0123456789abcdef"):
+        try:
+            return Meaning(word, [await client.file(word)])
+        except NotFound:
+            pass  # perhaps it is a name all the same
+    name = unicodedata.normalize("NFC", word)
+    found = await _matching(client, name) if is_pattern(name) else await _named(client, name)
+    if not (found.files or found.folder or found.matches):
+        kind = "folder" if word.endswith("/") else "file"
+        raise NoSuchFile(f"nothing matches {word!r}" if is_pattern(name) else f"there is no {kind} {word!r}")
+    return found
+
+
+async def _named(client: AsyncClient, name: str) -> Meaning:
+    folder = name.rstrip("/") + "/"
+    files = [] if name.endswith("/") or not name else await client.named(name)
+    has_folder = folder != "/" and (await client.page(prefix=folder, limit=1)).files
+    return Meaning(name, files, folder if has_folder else None)
+
+
+async def _matching(client: AsyncClient, name: str) -> Meaning:
+    pattern = Pattern(name)
+    matches = [
+        (matched, file)
+        async for file in client.files(pattern.prefix or None)
+        if (matched := name if file.name == name else pattern.match(file.name)) is not None
+    ]
+    if matches and all(file.name == name for _, file in matches):
+        return Meaning(name, [file for _, file in matches])  # a name that only looks like a pattern
+    return Meaning(name, pattern=pattern, matches=matches)
+
+
+def one_thing(found: Meaning) -> Meaning:
+    """Itself, if there is no choice. Raises AmbiguousName."""
+    if len(found.files) > 1:
+        raise ambiguous(found.word, found.files)
+    if found.files and found.folder:
+        raise AmbiguousName(
+            f"{found.word!r} is a folder, too: say {found.folder!r}, or for the file {found.files[0].id}"
+        )
+    literal = [file for matched, file in found.matches if file.name == matched == found.word]
+    if literal:
+        raise AmbiguousName(f"{found.word!r} is a pattern, and the name of a file, too: that is {literal[0].id}")
+    return found
+
+
+async def one_thing_each(
+    client: AsyncClient, reporter: Reporter, words: Sequence[str]
+) -> tuple[list[Meaning], set[int]]:
+    """What each word means; and the exit codes of those that mean nothing or several things, which is told."""
+    found, codes = [], set()
+    for word in dict.fromkeys(words):
+        try:
+            found.append(one_thing(await look_up(client, word)))
+        except ClientError as error:
+            codes.add(told(reporter, word, error))
+    return found, codes
+
+
+def told(reporter: Reporter, word: str, error: ClientError) -> int:
+    """Tell of a failure that is of this word alone; its exit code. Raises it again if it is of all words."""
+    if isinstance(error, Unauthenticated | Unreachable):
+        raise error
+    reporter.show(failed(word, error))
+    return exit_code_of(error)
+
+
+class InTheWay(ClientError):
+    """There is something of this name."""
+
+    code = "name-taken"
+
+
+def complete_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """The files and folders that may be meant."""
+    try:
+        found = asyncio.run(_level(incomplete[: incomplete.rfind("/") + 1]))
+    except (ClientError, OSError, TimeoutError, ValueError):
+        return []  # whoever types a command is in no mood for messages
+    return [CompletionItem(each.name, is_name=True) for each in found if each.name.startswith(incomplete)]
+
+
+async def _level(folder: str) -> list[Folder | File]:
+    profile, found = load_profile(), list["Folder | File"]()
+    if profile is None:
+        return found
+    async with (
+        asyncio.timeout(_SECONDS),
+        AsyncClient(profile.url, profile.token, patience=Patience(give_up_after_seconds=0)) as client,
+    ):
+        async for each in client.level(folder):
+            found.append(each)
+            if len(found) == _MOST:
+                break
+    return found

@@ -1,0 +1,349 @@
+"""`put`: find the files here, or read standard input, have them uploaded, and say how each ended."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, BinaryIO
+
+import click
+
+from uploader.cli.client import options
+from uploader.cli.client.connection import run_client
+from uploader.cli.client.events import EXIT_FAILED, Failed, NamesRefused, Noted, Planned
+from uploader.cli.client.filters import EVERYTHING, Filters
+from uploader.cli.client.local import FoundFiles, find
+from uploader.cli.client.names import complete_names
+from uploader.cli.client.options import shown_options
+from uploader.cli.client.reporters import Reporter, Telling
+from uploader.cli.terminal import EXIT_USAGE, SIZE, fail, human_bytes
+from uploader.client import (
+    AmbiguousName,
+    AsyncClient,
+    ClientError,
+    How,
+    IfExists,
+    InvalidName,
+    LocalFile,
+    NotFound,
+    Outcome,
+    Progress,
+    QuotaExceeded,
+    Unreadable,
+    Upload,
+)
+from uploader.client.plan import checked_name
+
+_if_exists = click.option(
+    "--if-exists",
+    type=click.Choice(["keep", "replace", "fail"]),
+    help="What happens to your files that have the name, with other content.  [default: replace]",
+)
+
+_EXAMPLES = 5
+
+STDIN = "-"
+_PATH = "/dev/stdin"
+
+_BLOCK_BYTES = 1 << 20
+_DESCRIPTOR = 0
+# On many machines `/tmp` is in memory, but not this (file-hierarchy(7)).
+_LARGE = Path("/var/tmp")  # noqa: S108 (the file has no name that others could take)
+
+
+@click.command(cls=options.Filtered)
+@click.argument("paths", metavar="PATH...", nargs=-1, type=click.Path(exists=True, allow_dash=True))
+@click.option(
+    "--to", "folder", metavar="FOLDER", shell_complete=complete_names, help="Put them into this folder on the server."
+)
+@click.option("--name", help="The name on the server, of a single file, or of standard input.")
+@options.filters
+@options.files_from
+@options.limit_rate
+@options.connections
+@click.option("--chunk-size", type=SIZE, help="Ask for chunks of this size.  [default: the server's]")
+@click.option(
+    "--hash-first",
+    type=SIZE,
+    default="64MiB",
+    show_default=True,
+    help="Up to this size a file is hashed before it is sent, larger ones meanwhile.",
+)
+@_if_exists
+@click.option("--checksum", is_flag=True, help="Compare by content, not by size and time, what is there already.")
+@options.delta
+@click.option("--go-on", metavar="NAME_OR_ID", help="Go on with this open upload, whoever began it; of a single file.")
+@click.option("--encode-names", "encode", is_flag=True, help="Write what the server takes in no name as %5C.")
+@options.patience
+@options.verbose
+@shown_options
+def put(
+    paths: tuple[str, ...],
+    folder: str | None,
+    name: str | None,
+    filters: Filters,
+    files_from: IO[bytes] | None,
+    limit_rate: int | None,
+    connections: int,
+    chunk_size: int | None,
+    hash_first: int,
+    if_exists: IfExists | None,
+    checksum: bool,
+    delta: bool,
+    go_on: str | None,
+    encode: bool,
+    patience: float,
+    verbose: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Upload files, and directories with all regular files in them; or standard input, as `-`, with --name.
+
+    Run it again after an interruption of any kind, here or on another machine that has the same file: what has arrived
+    is not sent again. What has the size and the time of modification of your file of that name there is not even read;
+    what has changed takes the place of it. What another client began, in a browser or by another protocol, is gone on with
+    by --go-on, as `uploader uploads` lists it.
+    """
+    if not paths and files_from is None:
+        fail("name what to upload, or --files-from", EXIT_USAGE)
+    if STDIN in paths and (len(paths) > 1 or files_from is not None or name is None):
+        fail("- is standard input, as a file of its own: it needs --name, and nothing beside it", EXIT_USAGE)
+    if name is not None and (len(paths) != 1 or files_from is not None or Path(paths[0]).is_dir()):
+        fail("--name is for a single file", EXIT_USAGE)
+    if go_on is not None and (len(paths) != 1 or files_from is not None or name or folder or Path(paths[0]).is_dir()):
+        fail("--go-on is for a single file, under the name that the upload has", EXIT_USAGE)
+    listed = options.listed(files_from) if files_from is not None else []
+
+    async def work(client: AsyncClient, reporter: Reporter) -> int:
+        if name is not None and paths == (STDIN,):
+            return await put_stdin(client, reporter, folder, name, if_exists=if_exists)
+        if go_on is not None:
+            return await put_rest(client, reporter, paths[0], go_on)
+        return await put_all(
+            client,
+            reporter,
+            tuple(Path(path) for path in paths),
+            folder,
+            name,
+            if_exists=if_exists,
+            checksum=checksum,
+            verbose=verbose,
+            encode=encode,
+            filters=filters,
+            listed=listed,
+        )
+
+    run_client(
+        work,
+        as_json=as_json,
+        quiet=quiet,
+        patience_seconds=patience,
+        connections=connections,
+        chunk_size=chunk_size,
+        hash_first_bytes=hash_first,
+        most_bytes_per_second=limit_rate,
+        delta=delta,
+    )
+
+
+async def put_all(
+    client: AsyncClient,
+    reporter: Reporter,
+    paths: tuple[Path, ...],
+    folder: str | None,
+    name: str | None,
+    *,
+    if_exists: IfExists | None,
+    checksum: bool,
+    verbose: bool,
+    encode: bool,
+    filters: Filters = EVERYTHING,
+    listed: Sequence[str] = (),
+) -> int:
+    """Upload all of it, and what is listed; the exit code. Failures of one file do not hold up the others, unless none can
+    succeed."""
+    prefix = "" if not folder else folder.rstrip("/") + "/"
+    found = find(paths, listed, prefix, name, filters, encode=encode)
+    return await put_found(client, reporter, found, if_exists=if_exists, checksum=checksum, verbose=verbose)
+
+
+async def put_found(
+    client: AsyncClient,
+    reporter: Reporter,
+    found: FoundFiles,
+    *,
+    if_exists: IfExists | None,
+    checksum: bool,
+    verbose: bool,
+) -> int:
+    """As `put_all`, of files that were found. If nobody chose `if_exists`, new files replace others of their names, where
+    the server can do that."""
+    for each in found.skipped:
+        reporter.show(each)
+    _note_empty(reporter, found.empty)
+    reporter.show(Planned(len(found.files), sum(each.size for each in found.files)))
+    told = Telling(reporter) if verbose else Telling(reporter, found.folder_of)
+    try:
+        chosen = await choice(client, if_exists)
+    except ClientError as error:
+        if not found.files:
+            raise
+        told.begun(found.files[0])
+        told.ended(Outcome(found.files[0], error=error))
+    else:
+        await client.upload_many(found.files, if_exists=chosen, checksum=checksum, watcher=told)
+        note_kept(reporter, told, if_exists, chosen)
+    for refused in found.refused:
+        told.refused(
+            Failed(refused.path, InvalidName.code, refused.reason, retryable=False, together=True), EXIT_FAILED
+        )
+    if found.refused:
+        reporter.show(NamesRefused(len(found.refused), found.refused[:_EXAMPLES], found.encoded))
+    return told.sum_up(len(found.files) + len(found.refused), set())
+
+
+async def choice(client: AsyncClient, if_exists: IfExists | None) -> IfExists:
+    """What happens to files of equal names: by default the new one replaces them, if the server can. Raises ClientError."""
+    return if_exists or ("replace" if await client.can_replace() else "keep")
+
+
+def note_kept(reporter: Reporter, told: Telling, if_exists: IfExists | None, chosen: IfExists) -> None:
+    """Say that nothing was replaced, though nobody chose that. A URL that leads to no server at all is no old server."""
+    if if_exists is None and chosen == "keep" and told.complete:
+        reporter.show(Noted("the server is too old to replace files: others of the same names stay beside the new"))
+
+
+def _note_empty(reporter: Reporter, empty: list[str]) -> None:
+    if not empty:
+        return
+    shown = ", ".join(empty[:_EXAMPLES]) + (", …" if len(empty) > _EXAMPLES else "")
+    folders = "empty folder is" if len(empty) == 1 else "empty folders are"
+    reporter.show(Noted(f"{len(empty)} {folders} left out, as the server keeps files alone: {shown}"))
+
+
+async def put_stdin(
+    client: AsyncClient, reporter: Reporter, folder: str | None, name: str, *, if_exists: IfExists | None
+) -> int:
+    """Read it to its end, upload it, and say how it ended; the exit code. Raises InvalidName before anything is read."""
+    name = checked_name(f"{folder.rstrip('/')}/{name}" if folder else name)
+    told = Telling(reporter)
+    with spool() as opened:
+        local = LocalFile(_PATH, name, 0, 0)
+        try:
+            local = LocalFile(_PATH, name, await fill(opened, client, name), 0)
+            reporter.show(Planned(1, local.size))
+            told.begun(local)
+
+            def tell(progress: Progress) -> None:
+                told.moved(local, progress)
+
+            chosen = await choice(client, if_exists)
+            transfer = client.start(opened, name, if_exists=chosen, on_progress=tell)
+            file = await transfer
+        except ClientError as error:
+            told.ended(Outcome(local, error=error))
+        else:
+            how: How = "sent" if transfer.progress.moved_bytes else "instant" if file.instant else "present"
+            told.ended(Outcome(local, file, how))
+            note_kept(reporter, told, if_exists, chosen)
+    return told.sum_up(1, set())
+
+
+@contextmanager
+def spool() -> Iterator[BinaryIO]:
+    """A file without a name, so that nothing stays of it, however this ends: in TMPDIR, or where large files may lie."""
+    with tempfile.TemporaryFile(dir=None if os.environ.get("TMPDIR") else _large_directory()) as opened:
+        yield opened
+
+
+def _large_directory() -> Path | None:
+    return _LARGE if os.access(_LARGE, os.W_OK | os.X_OK) else None
+
+
+async def fill(opened: BinaryIO, client: AsyncClient, name: str) -> int:
+    """Read all of standard input; its size. Raises QuotaExceeded as soon as it can't fit, Unreadable."""
+    room = await _room(client, name)
+    size = 0
+    async for block in _blocks():
+        size += len(block)
+        if size > room:
+            raise QuotaExceeded(
+                f"standard input is larger than the {human_bytes(room)} that are available",
+                code="quota-exceeded",
+                status=413,
+            )
+        try:
+            opened.write(block)
+        except OSError as error:
+            raise Unreadable(f"standard input can't be kept until its size is known: {error.strerror}") from error
+    opened.seek(0)
+    return size
+
+
+async def _room(client: AsyncClient, name: str) -> int:
+    """More than this is sure to be refused: beside what is available it may be what is there already, or has begun."""
+    usage = await client.usage()
+    there = sum(file.size for file in await client.named(name))
+    begun = sum(upload.size for upload in await client.uploads() if upload.name == name)
+    return usage.available + there + begun
+
+
+async def _blocks() -> AsyncIterator[bytes]:
+    """No thread waits for whoever writes: Ctrl-C would have to wait, too."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    is_file = False
+    try:
+        loop.add_reader(_DESCRIPTOR, readable.set)
+    except PermissionError:
+        is_file = True  # it has nothing to wait for, says epoll
+        readable.set()
+    try:
+        while True:
+            await readable.wait()
+            if not is_file:
+                readable.clear()
+            block = _read()
+            if not block:
+                return
+            yield block
+            await asyncio.sleep(0)
+    finally:
+        loop.remove_reader(_DESCRIPTOR)
+
+
+def _read() -> bytes:
+    try:
+        return os.read(_DESCRIPTOR, _BLOCK_BYTES)
+    except OSError as error:
+        raise Unreadable(f"standard input: {error.strerror}") from error
+
+
+async def put_rest(client: AsyncClient, reporter: Reporter, path: str, name_or_id: str) -> int:
+    """Send the rest of the file, and say how it ended; the exit code. Raises ClientError where no upload is meant."""
+    upload = _the_one(await client.uploads(), name_or_id)
+    local = LocalFile.at(path, upload.name)
+    told = Telling(reporter)
+    reporter.show(Planned(1, local.size))
+    told.begun(local)
+
+    def tell(progress: Progress) -> None:
+        told.moved(local, progress)
+
+    try:
+        file = await client.go_on(upload, path, on_progress=tell)
+    except ClientError as error:
+        told.ended(Outcome(local, error=error))
+    else:
+        told.ended(Outcome(local, file, "sent"))
+    return told.sum_up(1, set())
+
+
+def _the_one(uploads: list[Upload], name_or_id: str) -> Upload:
+    meant = [upload for upload in uploads if name_or_id in (upload.id, upload.name)]
+    if not meant:
+        raise NotFound(f"there is no open upload {name_or_id!r}", code="upload-not-found", status=404)
+    if len(meant) > 1:
+        raise AmbiguousName(f"several open uploads are called so; which: {', '.join(each.id for each in meant)}")
+    return meant[0]

@@ -1,0 +1,203 @@
+"""How events reach whoever runs a client command: as words, as JSON lines, or hardly at all (bars are in `display.py`); and
+how what happens to many files becomes events, each for itself, or those of a folder together."""
+
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import click
+import msgspec
+
+from uploader.cli.client.events import (
+    AnyEvent,
+    Completed,
+    Failed,
+    FolderEnded,
+    Interrupted,
+    Listed,
+    ListedFolder,
+    ListedUpload,
+    ListedUsage,
+    Moving,
+    NamesRefused,
+    Started,
+    TransferSummary,
+    exit_code_of,
+    failed,
+    is_by_the_way,
+    words_of,
+    worst_of,
+)
+from uploader.cli.terminal import shown_path
+from uploader.client import LocalFile, Outcome, Progress, Watcher
+
+_JSON_INTERVAL_SECONDS = 0.5
+
+# The folder whose line tells of a file, if it is not told of for itself.
+FolderOf = Callable[[LocalFile], str | None]
+
+
+class Reporter:
+    """Shows events while it is entered."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, KeyboardInterrupt):
+            self.show(Interrupted())
+
+    def show(self, event: AnyEvent) -> None:
+        """A line for each event that matters to a person."""
+        words = words_of(event)
+        if words is not None:
+            self._say(words, by_the_way=is_by_the_way(event))
+
+    def _say(self, words: str, *, by_the_way: bool) -> None:
+        click.echo(words, err=by_the_way)
+
+
+class Quiet(Reporter):
+    """What went wrong, and what was asked for."""
+
+    def show(self, event: AnyEvent) -> None:
+        if isinstance(event, Failed | NamesRefused | Listed | ListedFolder | ListedUpload | ListedUsage):
+            super().show(event)
+
+
+class JsonLines(Reporter):
+    """One JSON object a line, all of them on standard output."""
+
+    def __init__(self) -> None:
+        self._told_at: dict[str, float] = {}
+
+    def show(self, event: AnyEvent) -> None:
+        if isinstance(event, Moving) and not self._is_due(event):
+            return
+        sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
+        sys.stdout.flush()
+
+    def _is_due(self, event: Moving) -> bool:
+        now = time.monotonic()
+        due = now - self._told_at.get(event.path, float("-inf")) >= _JSON_INTERVAL_SECONDS
+        if due:
+            self._told_at[event.path] = now
+        return due
+
+
+@dataclass(slots=True)
+class Count:
+    """Files that are over."""
+
+    failed: int = 0
+    replaced: int = 0
+    bytes: int = 0
+    hows: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def complete(self) -> int:
+        return self.hows.total()
+
+    def add(self, outcome: Outcome) -> None:
+        if outcome.file is None:
+            self.failed += 1
+            return
+        self.hows[outcome.how] += 1
+        self.bytes += outcome.file.size
+        self.replaced += len(outcome.replaced)
+
+    def words(self) -> dict[str, int]:
+        """As events have them."""
+        hows = {how: self.hows[how] for how in ("sent", "fetched", "instant", "present")}
+        return {**hows, "failed": self.failed, "replaced": self.replaced, "bytes": self.bytes}
+
+
+class Telling(Watcher):
+    """Makes events of what happens to the files, and counts. Failures are told of each for itself."""
+
+    def __init__(self, reporter: Reporter, folder_of: FolderOf = lambda _local: None) -> None:
+        self._reporter = reporter
+        self._folder_of = folder_of
+        self._began_at = time.monotonic()
+        self._all = Count()
+        self._folders: dict[str, Count] = defaultdict(Count)
+        self._moved: dict[str, int] = {}
+        self._moved_bytes = 0
+        self._spared: dict[str, int] = {}
+        self.codes: set[int] = set()
+
+    @property
+    def complete(self) -> int:
+        """How many files are whole at the other end."""
+        return self._all.complete
+
+    def begun(self, local: LocalFile) -> None:
+        self._reporter.show(Started(shown_path(local.path), local.name, local.size))
+
+    def moved(self, local: LocalFile, progress: Progress) -> None:
+        path = shown_path(local.path)
+        self._moved[path] = progress.moved_bytes
+        self._spared[path] = progress.spared_bytes
+        self._reporter.show(moving(path, progress))
+
+    def ended(self, outcome: Outcome) -> None:
+        path, error, folder = shown_path(outcome.local.path), outcome.error, self._folder_of(outcome.local)
+        self._all.add(outcome)
+        if folder is not None:
+            self._folders[folder].add(outcome)
+        if error is not None:
+            self.codes.add(exit_code_of(error))
+            self._reporter.show(failed(path, error))
+        elif outcome.file is not None:
+            sent_bytes = outcome.file.size if outcome.how in ("sent", "fetched") else 0
+            self._moved.setdefault(path, sent_bytes)
+            self._reporter.show(Completed(path, outcome.file, outcome.how, len(outcome.replaced), folder))
+        self._moved_bytes += self._moved.pop(path, 0)
+
+    def refused(self, refusal: Failed, code: int) -> None:
+        """A file that is not even begun."""
+        self._all.failed += 1
+        self.codes.add(code)
+        self._reporter.show(refusal)
+
+    def sum_up(self, files: int, codes: set[int]) -> int:
+        """Tell how many of so many files came to what; the exit code, if other things ended with `codes`."""
+        for folder, count in self._folders.items():
+            self._reporter.show(FolderEnded(folder, count.complete + count.failed, **count.words()))
+        code, seconds = worst_of(codes | self.codes), time.monotonic() - self._began_at
+        summary = TransferSummary(
+            files=files,
+            complete=self._all.complete,
+            left=max(0, files - self._all.complete - self._all.failed),
+            seconds=seconds,
+            exit_code=code,
+            moved_bytes=self._moved_bytes,
+            spared_bytes=sum(self._spared.values()),
+            bytes_per_second=self._moved_bytes / seconds if seconds else None,
+            **self._all.words(),
+        )
+        self._reporter.show(summary)
+        return code
+
+
+def moving(path: str, progress: Progress) -> Moving:
+    return Moving(
+        path=path,
+        name=progress.name,
+        size=progress.size,
+        state=progress.state,
+        received_bytes=progress.received_bytes,
+        in_flight_bytes=progress.in_flight_bytes,
+        moved_bytes=progress.moved_bytes,
+        hashed_bytes=progress.hashed_bytes,
+        merged_bytes=progress.merged_bytes,
+        bytes_per_second=progress.bytes_per_second,
+        seconds_left=progress.seconds_left,
+        spared_bytes=progress.spared_bytes,
+    )

@@ -1,0 +1,640 @@
+"""`sync`: what is at one end becomes what is at the other.
+
+Refuses to delete anything that it does not know to be missing at the source: while something could not be read or moved,
+and for a source that has nothing at all.
+"""
+
+import asyncio
+import errno
+import os
+import stat
+import time
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Literal
+
+import click
+
+from uploader.cli.client import options
+from uploader.cli.client.connection import run_client
+from uploader.cli.client.events import (
+    Completed,
+    Deleted,
+    DeletedHere,
+    Noted,
+    Planned,
+    Skipped,
+    Started,
+    SyncSummary,
+    Would,
+    exit_code_of,
+    failed,
+    worst_of,
+)
+from uploader.cli.client.filters import Filters, folders_of
+from uploader.cli.client.names import InTheWay, NoSuchFile
+from uploader.cli.client.options import shown_options
+from uploader.cli.client.reporters import Reporter, moving
+from uploader.cli.terminal import EXIT_USAGE, fail, shown_path
+from uploader.client import (
+    AsyncClient,
+    ClientError,
+    File,
+    FileChanged,
+    InvalidName,
+    LeadsOutside,
+    LocalFile,
+    NotFound,
+    Outcome,
+    Progress,
+    TargetExists,
+    Unauthenticated,
+    Unreachable,
+    Unreadable,
+    Unwritable,
+    Wanted,
+    Watcher,
+)
+from uploader.client.download import sha256_of, sorted_out
+from uploader.client.files import There, named_apart
+from uploader.client.plan import checked_name, folder_name
+from uploader.client.transfer import all_or_none
+
+_REMOTE = ":"
+
+_DELETIONS_AT_ONCE = 4
+
+
+@click.command(cls=options.Filtered)
+@click.argument("source")
+@click.argument("target")
+@click.option("--delete", is_flag=True, help="Delete at the target what the source has not, after all else went well.")
+@click.option("--dry-run", "-n", is_flag=True, help="Only say what would be done.")
+@click.option("--checksum", is_flag=True, help="Compare by content, not by size and time, what both have.")
+@options.delta
+@options.filters
+@options.files_from
+@options.limit_rate
+@options.connections
+@options.patience
+@click.option("--verbose", "-v", is_flag=True, help="A line for each file that is moved.")
+@shown_options
+def sync(
+    source: str,
+    target: str,
+    delete: bool,
+    dry_run: bool,
+    checksum: bool,
+    delta: bool,
+    filters: Filters,
+    files_from: IO[bytes] | None,
+    limit_rate: int | None,
+    connections: int,
+    patience: float,
+    verbose: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Make the contents of a folder those of another one: of one here and one on the server, which is written with a colon,
+    as in `sync photos :photos` and `sync :photos photos`; : alone is all that is there.
+
+    What has the same size and time of modification at both ends is left as it is. Run it again after an interruption of
+    any kind: it goes on where it stopped.
+    """
+    here, there = (target, source) if source.startswith(_REMOTE) else (source, target)
+    if here.startswith(_REMOTE) or not there.startswith(_REMOTE):
+        fail("one of the two is to be on the server, such as :photos", EXIT_USAGE)
+    upwards = here is source
+    path, prefix = Path(here), _prefix(there)
+    if upwards and not path.is_dir():
+        fail(f"{here} is no directory here", EXIT_USAGE)
+    if not upwards and path.exists() and not path.is_dir():
+        fail(f"{here} is no directory", EXIT_USAGE)
+    if files_from is not None:
+        filters = filters.only(options.listed(files_from))
+
+    async def work(client: AsyncClient, reporter: Reporter) -> int:
+        told = SyncTelling(reporter, None if verbose else source, dry_run=dry_run)
+        kind = Upwards if upwards else Downwards
+        return await kind(client, told, prefix, filters, delete=delete, checksum=checksum).run(path)
+
+    run_client(
+        work,
+        as_json=as_json,
+        quiet=quiet,
+        patience_seconds=patience,
+        connections=connections,
+        most_bytes_per_second=limit_rate,
+        delta=delta,
+    )
+
+
+def _prefix(word: str) -> str:
+    """What all names begin with in a folder on the server."""
+    name = word.removeprefix(_REMOTE).rstrip("/")
+    try:
+        return folder_name(checked_name(name)) if name else ""
+    except InvalidName as error:
+        fail(error.detail, EXIT_USAGE)
+
+
+@dataclass(slots=True)
+class Tree:
+    """All by relative paths with slashes, as the disk has them."""
+
+    root: Path
+    files: dict[str, os.stat_result] = field(default_factory=dict)
+    # What is neither a file nor a folder, and what it is.
+    others: dict[str, str] = field(default_factory=dict)
+    # Each before those in it.
+    folders: list[str] = field(default_factory=list)
+    # What could not be read, and why.
+    unreadable: dict[str, str] = field(default_factory=dict)
+    # Whether there is something that the filters leave out.
+    filtered: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.files or self.filtered or self.unreadable)
+
+
+def read_tree(root: Path, filters: Filters) -> Tree:
+    """Blocking. Follows no symbolic link but the root itself; one that is not there has nothing in it."""
+    tree = Tree(root)
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(root / folder) as entries:
+                for entry in entries:
+                    _read_entry(tree, folder, entry, filters, waiting)
+        except FileNotFoundError:
+            pass  # or not any more
+        except OSError as error:
+            tree.unreadable[folder] = error.strerror or "can't be read"
+    return tree
+
+
+def _read_entry(tree: Tree, folder: str, entry: os.DirEntry[str], filters: Filters, waiting: list[str]) -> None:
+    path = f"{folder}/{entry.name}" if folder else entry.name
+    is_folder = entry.is_dir(follow_symlinks=False)
+    if filters.leave_out(f"{path}/" if is_folder else path):
+        tree.filtered = True
+        return
+    if is_folder:
+        tree.folders.append(path)
+        waiting.append(path)
+        return
+    try:
+        status = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if stat.S_ISREG(status.st_mode):
+        tree.files[path] = status
+    else:
+        tree.others[path] = "a symbolic link" if entry.is_symlink() else "no regular file"
+
+
+def has_content(path: str | os.PathLike[str], sha256: str) -> bool:
+    """Blocking. What can't be read has another one."""
+    try:
+        return sha256_of(Path(path)) == sha256
+    except OSError:
+        return False
+
+
+def delete_file(root: Path, path: str, seen: os.stat_result) -> None:
+    """Raises FileChanged if it is not what was seen any more, LeadsOutside, Unwritable. That it is gone is fine."""
+    here = _inside(root, path)
+    try:
+        now = here.lstat()
+        if (now.st_ino, now.st_size, now.st_mtime_ns) != (seen.st_ino, seen.st_size, seen.st_mtime_ns):
+            raise FileChanged(f"{here} changed meanwhile, and is not deleted")
+        here.unlink()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise Unwritable(f"{here}: {error.strerror}") from error
+
+
+def delete_folder(root: Path, path: str) -> bool:
+    """Whether it was empty, and is gone. Raises LeadsOutside, Unwritable."""
+    here = _inside(root, path)
+    try:
+        here.rmdir()
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+            return False
+        raise Unwritable(f"{here}: {error.strerror}") from error
+    return True
+
+
+def _inside(root: Path, path: str) -> Path:
+    """Raises LeadsOutside: what was a folder may be a symbolic link now."""
+    directory = root
+    *folders, last = path.split("/")
+    for folder in folders:
+        directory /= folder
+        if directory.is_symlink():
+            raise LeadsOutside(f"{directory} is a symbolic link: {path} would be elsewhere")
+    return directory / last
+
+
+class SourceEmpty(ClientError):
+    """The source has no files at all."""
+
+    code = "source-empty"
+
+
+class SyncTelling(Watcher):
+    """Tells of what is done, and counts. What a dry run would do counts as done."""
+
+    def __init__(self, reporter: Reporter, folder: str | None, *, dry_run: bool) -> None:
+        """`folder`: the word that all files come by, unless each is to be told of for itself."""
+        self.reporter = reporter
+        self.dry_run = dry_run
+        self.files = self.moved_files = self.present = self.deleted = self.failed = self.bytes = 0
+        self.codes: set[int] = set()
+        self._spared_bytes: dict[str, int] = {}
+        self._folder = folder
+        self._started_at = time.monotonic()
+
+    @property
+    def left(self) -> int:
+        """How many were not begun."""
+        return max(0, self.files - self.moved_files - self.present - self.failed)
+
+    def is_well(self, waiting: int = 0) -> bool:
+        """Whether nothing failed, and no more is left than those that wait for something."""
+        return not self.codes and self.left == waiting
+
+    def begun(self, local: LocalFile) -> None:
+        self.reporter.show(Started(shown_path(local.path), local.name, local.size))
+
+    def moved(self, local: LocalFile, progress: Progress) -> None:
+        path = shown_path(local.path)
+        self._spared_bytes[path] = progress.spared_bytes
+        self.reporter.show(moving(path, progress))
+
+    def ended(self, outcome: Outcome) -> None:
+        path = shown_path(outcome.local.path)
+        if outcome.error is not None:
+            self.fail(path, outcome.error)
+        elif outcome.file is not None:
+            self.present += outcome.how == "present"
+            self.moved_files += outcome.how != "present"
+            self.bytes += outcome.file.size if outcome.how in ("sent", "fetched") else 0
+            self.reporter.show(Completed(path, outcome.file, outcome.how, folder=self._folder))
+
+    def would(self, action: Literal["send", "replace", "fetch", "delete"], path: str, size: int) -> None:
+        if action == "delete":
+            self.deleted += 1
+        else:
+            self.moved_files += 1
+            self.bytes += size
+        self.reporter.show(Would(action, shown_path(path), size))
+
+    def fail(self, path: str, error: ClientError, *, is_file: bool = True) -> None:
+        """Of one file of the source, or of something else."""
+        self.failed += is_file
+        self.codes.add(exit_code_of(error))
+        self.reporter.show(failed(shown_path(path), error))
+
+    def unreadable(self, tree: Tree) -> None:
+        for folder, why in tree.unreadable.items():
+            path = shown_path(tree.root / folder)
+            self.fail(path, Unreadable(f"{path}: {why}"), is_file=False)
+
+    def skipped(self, tree: Tree) -> None:
+        """What is neither sent nor deleted."""
+        for path, reason in tree.others.items():
+            self.reporter.show(Skipped(shown_path(tree.root / path), reason))
+
+    def missing(self, path: str) -> None:
+        """What was listed, and the source has not."""
+        self.fail(path, NoSuchFile(f"there is no {shown_path(path)} in the source"), is_file=False)
+
+    def spared(self, count: int) -> None:
+        """So many would be deleted, if it were sure that the source has not got them."""
+        self.reporter.show(Noted(f"not all went well, so none of {_files(count)} at the target is deleted"))
+
+    def nothing_there(self, source: str, count: int) -> None:
+        """An empty source is rather not mounted, or another one than was meant."""
+        self.fail(
+            source,
+            SourceEmpty(f"the source has no files, so none of {_files(count)} at the target is deleted"),
+            is_file=False,
+        )
+
+    def sum_up(self) -> int:
+        """The exit code."""
+        code = worst_of(self.codes)
+        self.reporter.show(
+            SyncSummary(
+                files=self.files,
+                moved=self.moved_files,
+                present=self.present,
+                deleted=self.deleted,
+                failed=self.failed,
+                left=self.left,
+                bytes=self.bytes,
+                seconds=time.monotonic() - self._started_at,
+                dry_run=self.dry_run,
+                exit_code=code,
+                spared_bytes=sum(self._spared_bytes.values()),
+            )
+        )
+        return code
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"
+
+
+class Upwards:
+    """One run."""
+
+    def __init__(
+        self, client: AsyncClient, told: SyncTelling, prefix: str, filters: Filters, *, delete: bool, checksum: bool
+    ) -> None:
+        """`prefix`: what the names of all files of the target begin with."""
+        self._client = client
+        self._told = told
+        self._prefix = prefix
+        self._filters = filters
+        self._delete = delete
+        self._checksum = checksum
+
+    async def run(self, source: Path) -> int:
+        """The exit code. Raises ClientError, where nothing was done."""
+        await self._check_target()
+        tree = await asyncio.to_thread(read_tree, source, self._filters)
+        there: dict[str, list[File]] = defaultdict(list)
+        async for file in self._client.files(self._prefix or None):
+            there[file.name].append(file)
+        self._told.unreadable(tree)
+        self._told.skipped(tree)
+        self._tell_missing(tree)
+        named = self._named(tree)
+        extras = self._extras(tree, named, there)
+        blocked = self._blocked(named, there, extras)
+        wanted = [named[name] for name in named if name not in blocked]
+        changed = await self._changed(wanted, there)
+        self._told.reporter.show(Planned(len(changed), sum(local.size for local in changed)))
+        if self._told.dry_run:
+            for local in changed:
+                self._told.would("replace" if local.name in there else "send", local.name, local.size)
+        elif changed:
+            await self._client.upload_many(changed, if_exists="replace", checksum=self._checksum, watcher=self._told)
+        if self._delete and extras:
+            await self._delete_all(tree, extras)
+        return self._told.sum_up()
+
+    async def _check_target(self) -> None:
+        """Raises InTheWay."""
+        for folder in (self._prefix.rstrip("/"), *folders_of(self._prefix.rstrip("/"))):
+            if folder and await self._client.named(folder):
+                raise InTheWay(f"there is a file {folder!r} on the server: it can't be a folder, too")
+
+    def _named(self, tree: Tree) -> dict[str, LocalFile]:
+        """The files by the names that they get; what can get none is told."""
+        self._told.files = len(tree.files)
+        found = [
+            LocalFile(tree.root / path, self._prefix + path, status.st_size, status.st_mtime_ns)
+            for path, status in sorted(tree.files.items())
+        ]
+        named, refused = named_apart(found, "replace")
+        for local, error in refused:
+            self._told.fail(shown_path(local.path), error)
+        return {local.name: local for local in named}
+
+    def _tell_missing(self, tree: Tree) -> None:
+        """What was listed and is not there, and what is there and can't be on a server."""
+        listed = self._filters.listed or set()
+        found = {folder for path in (*tree.files, *tree.others) for folder in (path, *folders_of(path))}
+        empty = sum(folder not in found for folder in tree.folders)
+        if empty and not self._filters:
+            folders = "1 folder is" if empty == 1 else f"{empty} folders are"
+            self._told.reporter.show(
+                Noted(f"{folders} left out: there are no files in it, and a server has only files")
+            )
+        for path in sorted(listed - found - set(tree.folders)):
+            self._told.missing(path)
+
+    def _extras(self, tree: Tree, named: dict[str, LocalFile], there: dict[str, list[File]]) -> dict[str, list[File]]:
+        """What the target has and the source has not. What a link stands for here is not known, so it is left alone."""
+        extras = {}
+        links = {unicodedata.normalize("NFC", path) for path in tree.others}
+        for name, files in there.items():
+            path = name.removeprefix(self._prefix)
+            kept = any(each in links for each in (path, *folders_of(path)))
+            if name not in named and not kept and self._filters.take(path):
+                extras[name] = files
+        return extras
+
+    def _blocked(
+        self, named: dict[str, LocalFile], there: dict[str, list[File]], extras: dict[str, list[File]]
+    ) -> set[str]:
+        """A file where the target has a folder, or the other way round; unless that is deleted afterwards."""
+        stays = set(there) - set(extras) if self._delete else set(there)
+        folders = {folder for name in stays for folder in folders_of(name)}
+        blocked = set()
+        for name, local in named.items():
+            file = next((folder for folder in folders_of(name) if folder in stays), None)
+            if name in folders:
+                error = InTheWay(f"there is a folder {name}/ on the server, and it is not deleted")
+            elif file is not None:
+                error = InTheWay(f"there is a file {file!r} on the server, and it is not deleted")
+            else:
+                continue
+            blocked.add(name)
+            self._told.fail(shown_path(local.path), error)
+        return blocked
+
+    async def _changed(self, wanted: list[LocalFile], there: dict[str, list[File]]) -> list[LocalFile]:
+        """Those that are not there by size and time. A dry run reads what it would compare."""
+        known = There((file for files in there.values() for file in files), "replace")
+        changed = []
+        for local in wanted:
+            same = not self._checksum and known.unchanged(local) is not None
+            if not same and self._told.dry_run:
+                candidates = known.candidates(local.name, local.size)
+                same = bool(candidates) and await asyncio.to_thread(has_content, local.path, candidates[0].sha256)
+            if same:
+                self._told.present += 1
+            else:
+                changed.append(local)
+        return changed
+
+    async def _delete_all(self, tree: Tree, extras: dict[str, list[File]]) -> None:
+        files = [file for files in extras.values() for file in files]
+        if tree.is_empty:
+            self._told.nothing_there(shown_path(tree.root), len(files))
+        elif not self._told.is_well():
+            self._told.spared(len(files))
+        elif self._told.dry_run:
+            for file in files:
+                self._told.would("delete", file.name, file.size)
+        else:
+            waiting = iter(files)
+            await all_or_none(self._delete_from(waiting) for _ in range(_DELETIONS_AT_ONCE))
+
+    async def _delete_from(self, waiting: Iterator[File]) -> None:
+        for file in waiting:
+            try:
+                await self._client.delete(file.id)
+            except NotFound:
+                continue
+            except ClientError as error:
+                if isinstance(error, Unauthenticated | Unreachable):
+                    raise
+                self._told.fail(file.name, error, is_file=False)
+            else:
+                self._told.deleted += 1
+                self._told.reporter.show(Deleted(file))
+
+
+class Downwards:
+    """One run."""
+
+    def __init__(
+        self, client: AsyncClient, told: SyncTelling, prefix: str, filters: Filters, *, delete: bool, checksum: bool
+    ) -> None:
+        """`prefix`: what the names of all files of the source begin with."""
+        self._client = client
+        self._told = told
+        self._prefix = prefix
+        self._filters = filters
+        self._delete = delete
+        self._checksum = checksum
+
+    async def run(self, target: Path) -> int:
+        """The exit code. Raises ClientError, where nothing was done."""
+        files = sorted([file async for file in self._client.files(self._prefix or None)], key=lambda file: file.name)
+        if self._prefix and not files:
+            raise NoSuchFile(f"there is no folder {self._prefix!r} on the server")
+        tree = await asyncio.to_thread(read_tree, target, self._filters)
+        self._told.unreadable(tree)
+        if self._delete:
+            self._told.skipped(tree)
+        wanted = self._wanted(files)
+        extras = self._extras(tree, files)
+        now, later = self._parted(tree, wanted, extras)
+        changed = await self._changed(tree, now)
+        self._told.reporter.show(Planned(len(changed) + len(later), sum(each.file.size for each in [*changed, *later])))
+        await self._fetch(target, changed)
+        may_delete = self._delete and self._is_sure(tree, files, extras, waiting=len(later))
+        if may_delete:
+            await self._delete_all(tree, extras)
+        if may_delete and self._told.is_well(len(later)):
+            await self._fetch(target, self._cleared(target, later))
+        return self._told.sum_up()
+
+    def _wanted(self, files: Iterable[File]) -> list[Wanted]:
+        """Those that can go where they are to go; the others are told."""
+        taken = [Wanted(file, file.name.removeprefix(self._prefix)) for file in files]
+        kept, refused = sorted_out(each for each in taken if self._filters.take(each.path))
+        for each, error in refused:
+            self._told.fail(each.file.name, error)
+        self._told.files = len(kept) + len(refused)
+        found = {folder for each in kept for folder in (each.path, *folders_of(each.path))}
+        for path in sorted((self._filters.listed or set()) - found):
+            self._told.missing(path)
+        return kept
+
+    def _extras(self, tree: Tree, files: Iterable[File]) -> list[str]:
+        """What the target has and the source has not."""
+        names = {file.name.removeprefix(self._prefix) for file in files}
+        return [path for path in tree.files if path not in names]
+
+    def _parted(self, tree: Tree, wanted: list[Wanted], extras: list[str]) -> tuple[list[Wanted], list[Wanted]]:
+        """Those that can come now, and those that have to wait until what is in their way is deleted."""
+        now: list[Wanted] = []
+        later: list[Wanted] = []
+        folders, gone = set(tree.folders), set(extras) if self._delete else set()
+        for each in wanted:
+            in_the_way = next((folder for folder in folders_of(each.path) if folder in tree.files), None)
+            if each.path not in folders and in_the_way is None:
+                now.append(each)
+            elif self._delete and (in_the_way is None or in_the_way in gone):
+                later.append(each)
+            else:
+                what = "a file" if in_the_way else "a folder"
+                path = shown_path(tree.root / (in_the_way or each.path))
+                self._told.fail(each.file.name, TargetExists(f"{path} is {what}, and it is not deleted"))
+        return now, later
+
+    async def _changed(self, tree: Tree, wanted: list[Wanted]) -> list[Wanted]:
+        """Those that are not here by size and time. A dry run reads what it would compare."""
+        changed = []
+        for each in wanted:
+            status = tree.files.get(each.path)
+            if status is None:
+                changed.append(each)
+                continue
+            here = LocalFile(tree.root / each.path, each.file.name, status.st_size, status.st_mtime_ns)
+            same = not self._checksum and There([each.file], "keep").unchanged(here) is not None
+            if not same and self._told.dry_run and status.st_size == each.file.size:
+                same = await asyncio.to_thread(has_content, tree.root / each.path, each.file.sha256)
+            if same:
+                self._told.present += 1
+            else:
+                changed.append(each)
+        return changed
+
+    async def _fetch(self, target: Path, wanted: list[Wanted]) -> None:
+        if self._told.dry_run:
+            for each in wanted:
+                self._told.would("fetch", str(target / each.path), each.file.size)
+            return
+        await self._client.download_many(wanted, target, overwrite=True, checksum=self._checksum, watcher=self._told)
+
+    def _is_sure(self, tree: Tree, files: list[File], extras: list[str], *, waiting: int) -> bool:
+        """Whether what the source has not may be deleted; tells why not."""
+        if not files and extras:
+            self._told.nothing_there(f":{self._prefix}", len(extras))
+            return False
+        if extras and not self._told.is_well(waiting):
+            self._told.spared(len(extras))
+        return self._told.is_well(waiting)
+
+    async def _delete_all(self, tree: Tree, extras: list[str]) -> None:
+        """The files, and then the folders that are empty; with filters only those that became so."""
+        for path in extras:
+            here, status = shown_path(tree.root / path), tree.files[path]
+            if self._told.dry_run:
+                self._told.would("delete", here, status.st_size)
+                continue
+            try:
+                await asyncio.to_thread(delete_file, tree.root, path, status)
+            except ClientError as error:
+                self._told.fail(here, error, is_file=False)
+            else:
+                self._told.deleted += 1
+                self._told.reporter.show(DeletedHere(here, status.st_size))
+        if self._told.dry_run:
+            return
+        emptied = {folder for path in extras for folder in folders_of(path)}
+        for folder in reversed(tree.folders):
+            may_go = folder in emptied or not self._filters
+            here = shown_path(tree.root / folder)
+            try:
+                if may_go and await asyncio.to_thread(delete_folder, tree.root, folder):
+                    self._told.reporter.show(DeletedHere(f"{here}/", 0))
+            except ClientError as error:
+                self._told.fail(here, error, is_file=False)
+
+    def _cleared(self, target: Path, wanted: list[Wanted]) -> list[Wanted]:
+        """Those that nothing is in the way of any more; the others are told."""
+        cleared = []
+        for each in wanted:
+            path = target / each.path
+            if path.is_dir() and not path.is_symlink() and not self._told.dry_run:
+                error = TargetExists(f"{shown_path(path)} is a folder, with what is not deleted")
+                self._told.fail(each.file.name, error)
+            else:
+                cleared.append(each)
+        return cleared

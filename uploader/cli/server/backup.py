@@ -1,0 +1,153 @@
+"""`backup` and `restore`."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from uploader.cli.server.services import EXIT_FAILED, embedded_redis, load_settings, run_to_end, with_services
+from uploader.cli.terminal import EXIT_OK, exact_bytes, fail, human_bytes, percent
+from uploader.domain.audit_log import Action
+
+if TYPE_CHECKING:
+    from uploader.bootstrap import Services
+    from uploader.service.backup import BackedUp, Copied
+
+_TERMINAL_SECONDS, _LINES_SECONDS = 0.2, 10.0
+_DIRECTORY = click.Path(file_okay=False, path_type=Path)
+
+
+class _Progress:
+    """How far it has come, on standard error: on a terminal one line that changes, elsewhere a line now and then."""
+
+    def __init__(self) -> None:
+        self._on_terminal = sys.stderr.isatty()
+        self._told_at = time.monotonic() if not self._on_terminal else 0.0
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._told_at < (_TERMINAL_SECONDS if self._on_terminal else _LINES_SECONDS):
+            return
+        self._told_at = now
+        figures = f", {human_bytes(done)} of {human_bytes(total)}" if what == "blobs" else ""
+        line = f"{what}: {percent(done, total)}{figures}"
+        click.echo(f"\r\x1b[K{line}" if self._on_terminal else line, err=True, nl=not self._on_terminal)
+
+    def end(self) -> None:
+        if self._on_terminal:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+
+@click.command()
+@click.argument("directory", type=_DIRECTORY)
+@click.option("--keep", type=click.IntRange(min=1), help="Keep so many backups, and remove older ones.  [default: all]")
+@click.option("--reread", is_flag=True, help="Read again what earlier backups have brought, and replace what rotted.")
+def backup(directory: Path, keep: int | None, reread: bool) -> None:
+    """Back up the database, and the blobs that it names, into DIRECTORY. Works while the server runs.
+
+    DIRECTORY is made if it is not there. It has a dump of each backup, by its time in UTC, and the blobs of all of them:
+    what is there is not copied again. Where DIRECTORY is on the filesystem of the data directory, blobs are linked, and
+    take no room; that helps against mistakes, not against a broken disk. Every blob is compared with its SHA-256 once.
+
+    Interrupted in any way, it leaves no backup that looks whole, and the next run goes on. Not backed up: chunks of open
+    uploads, Redis, settings and the file owner.token; and contents in a bucket, which are the bucket's to keep.
+
+    Exit codes: 0 ok; 1 no backup was made, or it lacks what it says: a content that is damaged or missing, which nobody else
+    has either, keeps no other from being copied. With --keep nothing is removed then.
+    """
+    progress = _Progress()
+
+    async def run(services: "Services") -> "BackedUp":
+        await services.storage.prepare()
+        try:
+            return await services.backups.back_up(directory, progress.tell, rereads=reread, keeps=keep)
+        finally:
+            services.storage.stop()
+            progress.end()
+
+    with _told():
+        made = with_services(load_settings(), run)
+    copied, doubt = made.copied, made.dumped.doubt
+    _tell_lacking(copied)
+    if doubt is not None:
+        click.echo(f"the database is damaged, and so is its dump: {doubt}")
+    click.echo(f"backup {made.stamp}: {copied.blobs} blobs, {exact_bytes(copied.bytes)}")
+    if made.bucket is None:
+        click.echo(
+            f"new: {copied.new_blobs} blobs, {exact_bytes(copied.new_bytes)}; of these linked: {copied.linked_blobs}"
+        )
+    else:
+        click.echo(f"the blobs stay where they are, in the {made.bucket}; the backup has the database")
+    if keep is not None:
+        click.echo(f"removed: {made.removed_backups} backups, {made.removed_blobs} blobs")
+    sys.exit(EXIT_FAILED if copied.lacking or doubt is not None else EXIT_OK)
+
+
+@click.command()
+@click.argument("directory", type=_DIRECTORY)
+@click.option("--at", "stamp", metavar="STAMP", help="The name of a backup in DIRECTORY.  [default: the newest]")
+def restore(directory: Path, stamp: str | None) -> None:
+    """Make an installation of a backup in DIRECTORY.
+
+    The settings in force say where: the data directory has to be new or empty, or that of the same installation, whose blobs
+    then stay as they are; the database has to be empty. Stop all servers and workers first. Every blob is compared with its
+    SHA-256, and what Redis has of the installation is deleted: it is rebuilt. Interrupted in any way, run it again.
+
+    Where contents are in a bucket, it has to be that of the installation: its objects stay as they are, and those that are
+    missing are named.
+
+    The chunks of uploads that were open are in no backup. How many there are is told, and `uploader reset-unfinished --lost
+    --yes` closes them.
+
+    Exit codes: 0 ok; 1 nothing was restored, or all but what it says; 2 this is no place to restore to.
+    """
+    settings, progress = load_settings(), _Progress()
+
+    async def run() -> "tuple[str, Copied, int]":
+        from uploader import bootstrap
+
+        services = bootstrap.create_services(settings)
+        try:
+            plan = await services.restoring.look(directory, stamp)
+            with embedded_redis(settings) as wait_for_redis:
+                wait_for_redis()
+                copied = await services.restoring.restore(plan, progress.tell)
+            await services.storage.prepare()
+            details = {"backup": plan.stamp, "directory": str(plan.directory), "lacking": len(copied.lacking)}
+            await services.trail.note(Action.INSTALLATION_RESTORED, subject=plan.installation, details=details)
+            return plan.stamp, copied, await services.cleanup.count_lost()
+        finally:
+            services.storage.stop()
+            await services.close()
+            progress.end()
+
+    with _told():
+        restored, copied, lost = run_to_end(run())
+    _tell_lacking(copied)
+    click.echo(f"restored {restored}: {copied.blobs - len(copied.lacking)} blobs, of {exact_bytes(copied.bytes)}")
+    click.echo(f"open uploads whose chunks are in no backup: {lost}")
+    if lost:
+        click.echo("`uploader reset-unfinished --lost --yes` closes them; they are to be sent anew")
+    sys.exit(EXIT_FAILED if copied.lacking else EXIT_OK)
+
+
+def _tell_lacking(copied: "Copied") -> None:
+    for sha256, why in sorted(copied.lacking.items()):
+        click.echo(f"{why}: {sha256}")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What stands in the way, in one line."""
+    from uploader.storage.backups import BackupRefused
+
+    try:
+        yield
+    except BackupRefused as error:
+        fail(str(error), EXIT_FAILED)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_FAILED)

@@ -1,0 +1,157 @@
+"""`report`, `queue` and `audit`: the reports of `/admin` on a terminal, asked of the stores themselves."""
+
+import json
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from uploader.cli.server.services import load_settings, with_services
+from uploader.cli.terminal import DURATION, WHEN
+from uploader.domain.audit_log import Act, Action
+
+if TYPE_CHECKING:
+    from uploader.bootstrap import Services
+    from uploader.service.reports import QueueReport, Report
+
+# As in a page of the API.
+_MAX_ROWS = 1000
+
+
+@click.command()
+@click.option(
+    "--top", type=click.IntRange(1, _MAX_ROWS), default=20, show_default=True, help="Users and idle uploads to show."
+)
+@click.option(
+    "--idle", type=DURATION, default="24h", show_default=True, help="For how long nothing arrived of an idle upload."
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print one figure a line: section, subject, figure, value.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the figures of /admin.")
+def report(top: int, idle: float, as_csv: bool, as_json: bool) -> None:
+    """Report totals, growth, the largest users, idle uploads. Works while the server runs.
+
+    Exit codes: 0 ok, 1 failed, 2 bad usage or configuration.
+    """
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json: one of them")
+
+    async def run(services: "Services") -> "Report":
+        await services.storage.prepare()
+        try:
+            return await _ask(services, top, idle)
+        finally:
+            services.storage.stop()
+
+    asked = with_services(load_settings(), run)
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.encode(asked))
+    elif as_csv:
+        from uploader.cli.server.tables import figures
+        from uploader.service.reports import csv_lines
+
+        sys.stdout.write(csv_lines([("section", "subject", "figure", "value"), *figures(asked)]))
+    else:
+        from uploader.cli.server.tables import print_report
+
+        print_report(asked)
+
+
+async def _ask(services: "Services", top: int, idle_seconds: float) -> "Report":
+    from uploader.service.reports import Idle, OpenUploadList, Order, Report
+
+    summary = await services.overview.summary()
+    by_size = Order(sort="use_space_finished", descending=True)
+    users, _ = await services.reports.usage(by_size, limit=top, after=None, containing=None)
+    oldest_first, idle = Order(sort="updated_at", descending=False), Idle(seconds=idle_seconds)
+    uploads, cursor, total = await services.reports.uploads(oldest_first, idle, limit=top, after=None)
+    return Report(
+        summary=summary,
+        users=users,
+        idle_seconds=idle_seconds,
+        idle=OpenUploadList(uploads, cursor, total, summary.as_of),
+    )
+
+
+@click.command()
+@click.option("--user", "user_id", help="Only what waits of this user.")
+@click.option("--upload", "upload_id", help="Only what waits of this upload.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, as GET /admin/queue does.")
+def queue(user_id: str | None, upload_id: str | None, as_json: bool) -> None:
+    """Show what waits to be accounted or merged, by minute. Works while the server runs.
+
+    Exit codes: 0 ok, 1 failed, 2 bad usage or configuration.
+    """
+
+    async def run(services: "Services") -> "QueueReport":
+        return await services.queues.report(user_id=user_id, upload_id=upload_id)
+
+    asked = with_services(load_settings(), run)
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.encode(asked))
+    else:
+        from uploader.cli.server.tables import print_queue
+
+        print_queue(asked)
+
+
+@click.command()
+@click.option("--since", type=WHEN, help="Only what was done since a time, or so long ago, such as 24h.")
+@click.option("--until", type=WHEN, help="Only what was done before a time, or so long ago.")
+@click.option("--user", "user_id", help="Only what this user did, and what was done to them.")
+@click.option("--action", type=click.Choice([action.value for action in Action]), help="Only this.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, as GET /admin/audit does.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
+def audit(
+    since: datetime | None, until: datetime | None, user_id: str | None, action: str | None, as_csv: bool, as_json: bool
+) -> None:
+    """Print who did what to whom, the newest first. Works while the server runs.
+
+    Of tokens, users, quotas, expiries, repairs, adoptions, backups and restores. UPLOADER_AUDIT_RETENTION says for how long
+    it is kept.
+
+    Exit codes: 0 ok, 1 failed, 2 bad usage or configuration.
+    """
+    if as_csv and as_json:
+        raise click.UsageError("--csv and --json: one of them")
+
+    async def run(services: "Services") -> None:
+        from uploader.service.audit_log import Wanted
+        from uploader.service.reports import csv_lines
+
+        columns = tuple(Act.__dataclass_fields__)
+        if as_csv:
+            sys.stdout.write(csv_lines([columns]))
+        async for batch in services.trail_reports.all(Wanted(since=since, until=until, user_id=user_id, action=action)):
+            if as_csv:
+                sys.stdout.write(csv_lines([getattr(act, column) for column in columns] for act in batch))
+                continue
+            for act in batch:
+                click.echo(_json(act) if as_json else _line(act))
+
+    with_services(load_settings(), run)
+
+
+def _json(act: Act) -> str:
+    import msgspec
+
+    return msgspec.json.encode(act).decode()
+
+
+def _line(act: Act) -> str:
+    """When, what, to what, whose that is, by whom, from where, and the rest."""
+    words = [f"{act.created_at:%Y-%m-%d %H:%M:%S}", f"{act.action:<21}", act.subject]
+    if act.user_id not in (None, act.subject):
+        words.append(f"of {act.user_id}")
+    words.append(f"by {act.via} {act.actor or 'of nobody known'}")
+    if act.token_id:
+        words.append(f"token {act.token_id}" + (f" made by {act.token_made_by}" if act.token_made_by else ""))
+    if act.address:
+        words.append(f"from {act.address}")
+    if act.details:
+        words.append(json.dumps(act.details, ensure_ascii=False))
+    return "  ".join(words)

@@ -1,0 +1,216 @@
+"""`serve` and `work`, the commands that stay; and what `serve` prints once it answers: where the page is, what to sign in
+with, what to read."""
+
+import asyncio
+import http.client
+import os
+import signal
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import NoReturn
+
+import click
+
+from uploader import __version__
+from uploader.cli.server.services import EXIT_FAILED, embedded_redis, load_settings, make_data_directory, run_to_end
+from uploader.cli.terminal import EXIT_CONFIGURATION, fail
+from uploader.errors import ConfigurationError
+from uploader.settings import Settings
+
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+# Of documents (RFC 5737, RFC 3849): whoever sends there goes by the way to everybody.
+_ANYWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+_DISCARD_PORT = 9
+
+
+@click.command()
+@click.option("--host", help="Address to listen on.  [default: UPLOADER_HOST, 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port, 0 for a free one.  [default: UPLOADER_PORT, 8000]")
+@click.option("--workers", type=click.IntRange(1, 256), help="Server processes.  [default: UPLOADER_WORKERS, 1]")
+@click.option("--jobs/--no-jobs", default=None, help="Run the background jobs too.  [default: UPLOADER_JOBS, true]")
+def serve(host: str | None, port: int | None, workers: int | None, jobs: bool | None) -> None:
+    """Run the server, and the background jobs with it.
+
+    Without UPLOADER_REDIS_URL and UPLOADER_DATABASE_URL it brings its own: an embedded Valkey and SQLite under
+    UPLOADER_DATA. The first start makes the user `owner`, whose token lies there in `owner.token`.
+    """
+    if host == "":
+        fail("--host must not be empty; 0.0.0.0 is all addresses", EXIT_CONFIGURATION)
+    settings = load_settings(host=host, port=port, workers=workers, jobs=jobs)
+    # The server processes read their settings from the environment.
+    in_force = {"HOST": settings.host, "WORKERS": str(settings.workers), "JOBS": str(settings.jobs).lower()}
+    os.environ.update({f"UPLOADER_{name}": value for name, value in in_force.items()})
+    make_data_directory(settings)
+    with embedded_redis(settings) as wait_for_redis:
+        _serve(settings, wait_for_redis)
+
+
+def _serve(settings: Settings, wait_for_redis: Callable[[], None]) -> None:
+    import uvicorn
+
+    from uploader import bootstrap
+    from uploader.bootstrap.application import ServerProcesses
+
+    bootstrap.warn_of_settings(settings)
+    try:
+        bootstrap.check_settings(settings)
+    except ConfigurationError as error:
+        fail(error.detail, EXIT_CONFIGURATION)
+    # Here it only leads out of this function: uvicorn ends in its own order, then raises it again.
+    signal.signal(signal.SIGTERM, _leave)
+    token = run_to_end(bootstrap.prepare_installation(settings))
+    listener = _listen(settings)
+    try:
+        wait_for_redis()
+    except ConfigurationError as error:
+        fail(error.detail, EXIT_CONFIGURATION)
+    run_to_end(bootstrap.check_redis(settings))
+    config = bootstrap.server_config(settings)
+    host, port = listener.getsockname()[:2]
+    threading.Thread(target=announce, args=(settings, host, port, token), daemon=True).start()
+    try:
+        if settings.workers > 1:
+            ServerProcesses(config, [listener]).run()
+        else:
+            server = uvicorn.Server(config)
+            server.run([listener])
+            if not server.started:
+                sys.exit(EXIT_FAILED)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        listener.close()
+
+
+def _leave(_number: int, _frame: object) -> NoReturn:
+    sys.exit(0)
+
+
+def _listen(settings: Settings) -> socket.socket:
+    import socket
+
+    try:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+        listener.set_inheritable(True)
+    except OSError as error:
+        where = f"{settings.host}:{settings.port}"
+        fail(f"can't listen on {where}: {error.strerror}; --host and --port choose another address", EXIT_CONFIGURATION)
+    return listener
+
+
+@click.command()
+def work() -> None:
+    """Run the background jobs only. They flush, merge, expire, collect and clean up; several workers at once are safe."""
+    settings = load_settings()
+    make_data_directory(settings)
+    with embedded_redis(settings) as wait_for_redis:
+        from uploader import bootstrap
+
+        async def run() -> None:
+            await bootstrap.begin_installation(settings)
+            wait_for_redis()
+            await bootstrap.check_redis(settings)
+            stop = asyncio.Event()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            async with bootstrap.running(bootstrap.create_services(settings), jobs=True):
+                click.echo("uploader worker runs; Ctrl-C ends it")
+                sys.stdout.flush()
+                await stop.wait()
+
+        signal.signal(signal.SIGTERM, _leave)  # until the worker runs
+        run_to_end(run())
+
+
+def announce(settings: Settings, host: str, port: int, token: str | None) -> None:
+    """When the server answers at the address that it is bound to, say what to do next.
+
+    The token itself is for terminals only: elsewhere output is kept.
+    """
+    reachable = _LOOPBACK.get(host, host)
+    scheme = "http" if settings.tls_certificate is None else "https"
+    _wait_until_live(scheme, reachable, port)
+    where = f"all addresses, port {port}" if host in _LOOPBACK else _url(scheme, host, port)
+    click.echo(f"uploader {__version__} listens on {where}, data in {settings.data.absolute()}")
+    for line in _lines(settings, _url(scheme, reachable, port), token):
+        click.echo(line)
+    for name in _names_elsewhere(host):
+        click.echo(f"  From elsewhere:     {_url(scheme, name, port)}/")
+    sys.stdout.flush()
+
+
+def _lines(settings: Settings, url: str, token: str | None) -> Iterator[str]:
+    if settings.web_pages:
+        yield f"  Web page:           {url}/"
+        yield f"  Administration:     {url}/admin/"
+    yield f"  API documentation:  {url}/docs"
+    yield from _how_to_call(settings, url, token)
+
+
+def _how_to_call(settings: Settings, url: str, token: str | None) -> Iterator[str]:
+    if settings.auth == "none":
+        yield f"  Try:                curl {url}/me/usage"
+    elif settings.auth == "jwt":
+        yield "  Tokens:             JWTs, as the UPLOADER_JWT settings have it"
+    elif token is None:
+        yield "  Make a token:       uploader token create USER"
+    else:
+        path = settings.data.absolute() / "owner.token"
+        shown = sys.stdout.isatty()
+        yield f"  Your token:         in {path} (user owner)"
+        if shown and settings.web_pages:
+            yield f"  Sign in with it:    {url}/#token={token}"
+        bearer = token if shown else f"$(cat {path})"
+        yield f'  Try:                curl -H "Authorization: Bearer {bearer}" {url}/me/usage'
+
+
+def _wait_until_live(scheme: str, host: str, port: int) -> None:
+    while True:
+        try:
+            connection = _connection(scheme, host, port)
+            connection.request("GET", "/livez")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            time.sleep(0.02)
+
+
+def _connection(scheme: str, host: str, port: int) -> http.client.HTTPConnection:
+    if scheme == "http":
+        return http.client.HTTPConnection(host, port, timeout=1)
+    context = ssl.create_default_context()
+    # It is this very process that is asked, by an address that its certificate need not name.
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return http.client.HTTPSConnection(host, port, timeout=1, context=context)
+
+
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _names_elsewhere(host: str) -> list[str]:
+    """What other machines may call this one, where it listens on all its addresses: its name, if that leads to one of them,
+    and the addresses."""
+    families = {"0.0.0.0": [socket.AF_INET], "::": [socket.AF_INET6, socket.AF_INET]}.get(host, [])  # noqa: S104
+    addresses = [address for family in families for address in outward_address(family)]
+    name = socket.gethostname()
+    with suppress(OSError):
+        if {found[4][0] for found in socket.getaddrinfo(name, None)} & set(addresses):
+            return [name, *addresses]
+    return addresses
+
+
+def outward_address(family: socket.AddressFamily) -> list[str]:
+    """The address that this machine has for others: the one it would send from. Nothing is sent."""
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((_ANYWHERE[family], _DISCARD_PORT))
+        return [probe.getsockname()[0]]
+    return []

@@ -1,0 +1,123 @@
+"""How a command runs: its settings, what it needs started, and errors as one line and an exit code.
+
+Imports are inside the functions, so that `--help` and the start of the server are quick.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from uploader.cli.terminal import EXIT_CONFIGURATION, fail
+from uploader.embedded import EmbeddedRedis
+from uploader.errors import ConfigurationError, UploaderError
+from uploader.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from uploader.bootstrap import Services
+
+T = TypeVar("T")
+
+EXIT_FAILED = 1
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Read the settings in force. What can't be read ends the command, and so does a system that the server can't run on."""
+    if sys.platform != "linux":  # files without a name, locks of open files and more are Linux's alone
+        fail(
+            "the server needs Linux; `put`, `get`, `sync` and the other commands of a client run here, too",
+            EXIT_CONFIGURATION,
+        )
+    try:
+        return Settings.load(**overrides)
+    except ConfigurationError as error:
+        fail(error.detail, EXIT_CONFIGURATION)
+
+
+def run_to_end(work: Awaitable[T]) -> T:
+    """Run to the end; errors with a name end the command with one line each."""
+
+    async def run() -> T:
+        return await work
+
+    try:
+        return asyncio.run(run())
+    except ConfigurationError as error:
+        fail(error.detail, EXIT_CONFIGURATION)
+    except UploaderError as error:
+        fail(error.reason, EXIT_FAILED)
+
+
+def with_services(
+    settings: Settings,
+    work: "Callable[[Services], Awaitable[T]]",
+    *,
+    compares: bool = True,
+    adopts: bool = False,
+) -> T:
+    """Run a short command on the database, which it migrates if it is the embedded one.
+
+    `compares`: store and database have to belong together. `adopts`: as `prepare_database` has it.
+    """
+    from uploader import bootstrap
+
+    async def run() -> T:
+        await bootstrap.prepare_database(settings, adopts=adopts)
+        services = bootstrap.create_services(settings)
+        try:
+            if compares:
+                await services.installation.compare()
+            return await work(services)
+        finally:
+            await services.close()
+
+    make_data_directory(settings)
+    return run_to_end(run())
+
+
+def with_everything(settings: Settings, work: "Callable[[Services], Awaitable[T]]") -> T:
+    """Run a command that needs Redis and the disk, too."""
+    from uploader import bootstrap
+
+    async def run() -> T:
+        await bootstrap.prepare_database(settings)
+        wait_for_redis()
+        services = bootstrap.create_services(settings)
+        async with bootstrap.running(services, jobs=False, begins=False):
+            return await work(services)
+
+    make_data_directory(settings)
+    with embedded_redis(settings) as wait_for_redis:
+        return run_to_end(run())
+
+
+def make_data_directory(settings: Settings) -> None:
+    try:
+        settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"UPLOADER_DATA: {settings.data} can't be made: {error.strerror}", EXIT_CONFIGURATION)
+    if not os.access(settings.data, os.W_OK | os.X_OK):
+        fail(f"UPLOADER_DATA: {settings.data} can't be written", EXIT_CONFIGURATION)
+
+
+@contextmanager
+def embedded_redis(settings: Settings) -> "Iterator[Callable[[], None]]":
+    """Run the embedded Valkey, if none is given; yields a function that waits until it answers. From here on there are logs:
+    it has things to tell at once."""
+    from uploader.observability import configure_logging
+
+    configure_logging(settings.log_level, settings.log_format)
+    if settings.redis_url is not None:
+        yield lambda: None
+        return
+    make_data_directory(settings)
+    embedded = EmbeddedRedis(settings.data / "redis")
+    embedded.start()
+    try:
+        yield embedded.wait_until_ready
+    finally:
+        embedded.stop()

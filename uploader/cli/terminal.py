@@ -1,0 +1,146 @@
+"""What both halves of the command line read and say: sizes, durations and times as options, the same for a person, and a
+line on standard error with an exit code for what can't go on."""
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from uploader.units import parse_duration, parse_rate, parse_size
+
+# What both halves of the command line exit with; what a failure exits with is each half's own.
+EXIT_OK = 0
+EXIT_USAGE = 2  # as click has it
+EXIT_CONFIGURATION = 2
+
+_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
+
+T = TypeVar("T")
+
+# Servers refuse bodies that come at less than 1 KiB/s.
+_LEAST_RATE_BYTES = 4 << 10
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Say what is wrong and exit with this code."""
+    for line in message.splitlines():
+        click.echo(f"uploader: {line}", err=True)
+    sys.exit(code)
+
+
+def human_bytes(size_bytes: int) -> str:
+    """Three digits and a unit."""
+    if size_bytes < 1000:
+        return f"{size_bytes} B"
+    size, unit = _scaled(size_bytes, below=999.5)
+    return f"{size:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f} {unit}"
+
+
+def exact_bytes(size_bytes: int) -> str:
+    """A size in its unit, and behind it every byte."""
+    if size_bytes < 1024:
+        return f"{size_bytes} bytes"
+    size, unit = _scaled(size_bytes, below=1024)
+    return f"{size:.1f} {unit} ({size_bytes} bytes)"
+
+
+def _scaled(size_bytes: int, *, below: float) -> tuple[float, str]:
+    """A size in the smallest unit that keeps it below this, or in the largest unit there is."""
+    size, units = size_bytes / 1024, list(_UNITS)
+    while size >= below and len(units) > 1:
+        size /= 1024
+        del units[0]
+    return size, units[0]
+
+
+def human_seconds(seconds: float) -> str:
+    """The two largest units that matter."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, length, smaller, smaller_length in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= length:
+            return f"{whole // length} {unit} {whole % length // smaller_length} {smaller}"
+    return f"{whole} s"
+
+
+def percent(part: int, whole: int) -> str:
+    """A share in whole percent; a share of nothing is 100 %."""
+    return f"{100 * part // whole if whole else 100} %"
+
+
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """A path as text; names that are no UTF-8 are shown as near as can be."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
+class ParsedType(click.ParamType[T]):
+    """What a parser of `uploader.units` takes; what it refuses is bad usage."""
+
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(f"{value!r} is {error}", param, ctx)
+
+
+class DurationType(ParsedType[float]):
+    """A duration; none at all is bad usage, too."""
+
+    def __init__(self) -> None:
+        super().__init__("duration", parse_duration)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        return super().convert(value, param, ctx) or self.fail("must be greater than 0", param, ctx)
+
+
+class LimitRateType(ParsedType[int]):
+    """Bytes a second that bodies are not refused for. `10M` is 10 MiB, as curl, wget and rclone have it."""
+
+    def __init__(self) -> None:
+        super().__init__("rate", parse_rate)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        rate = super().convert(re.sub(r"(?i)(?<=[0-9])([kmg])(?=(/s)?$)", r"\1iB", str(value)), param, ctx)
+        return rate if rate >= _LEAST_RATE_BYTES else self.fail("must be at least 4KiB", param, ctx)
+
+
+class MonthType(click.ParamType[datetime]):
+    """A month as `2026-11` or `2026/11`; the value is its begin, in UTC."""
+
+    name = "YYYY-MM"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        match = re.fullmatch(r"([0-9]{4})[-/](0[1-9]|1[0-2])", value)
+        if not match or match[1] == "0000":
+            self.fail(f"{value!r} is not a month such as 2026-11", param, ctx)
+        return datetime(int(match[1]), int(match[2]), 1, tzinfo=UTC)
+
+
+class WhenType(click.ParamType[datetime]):
+    """A moment, or how long ago it was."""
+
+    name = "when"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        try:
+            return datetime.now(UTC) - timedelta(seconds=parse_duration(value))
+        except ValueError:
+            pass
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            self.fail(f"{value!r} is no duration such as 2h, and no time such as 2026-11-22T13:00:00Z", param, ctx)
+        return moment.astimezone(UTC)
+
+
+SIZE, RATE = ParsedType("size", parse_size), ParsedType("rate", parse_rate)
+DURATION, MONTH, LIMIT_RATE, WHEN = DurationType(), MonthType(), LimitRateType(), WhenType()

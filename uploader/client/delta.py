@@ -1,0 +1,141 @@
+"""What of a source the server has, by the signature of a file that is there; and each chunk as instructions.
+
+The source is cut as far as chunks are asked for, once, as the signature says.
+"""
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+import msgspec
+
+from uploader.client.model import File
+from uploader.client.plan import Part
+from uploader.client.source import Source
+from uploader.domain.delta import ALGORITHM, HASH, MAX_INSTRUCTIONS, RECORD, Copy, Cuts, literal_head, pieces_of
+from uploader.tasks import uninterrupted
+
+_READ_BYTES = 1 << 20
+
+
+class _Head(msgspec.Struct):
+    """The first line of a signature, as far as it matters here."""
+
+    algorithm: str
+    min: int
+    avg: int
+    max: int
+    hash: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Bytes of the source, and where the base has them, if it does."""
+
+    offset: int
+    length: int
+    base_offset: int | None
+
+    def is_followed_by(self, other: "_Stretch") -> bool:
+        """Whether one instruction can take both."""
+        if self.base_offset is None or other.base_offset is None:
+            return self.base_offset is other.base_offset
+        return self.base_offset + self.length == other.base_offset
+
+
+class Known:
+    """A source, beside its base."""
+
+    def __init__(self, source: Source, base: File, signature: bytes) -> None:
+        """Raises ValueError for a signature that is none, or of a kind that is not known here."""
+        head, cuts, records = _read(signature)
+        if head.size != base.size or sum(length for length, _ in records) != base.size:
+            raise ValueError("the signature is of something else")
+        self.base_id = base.id
+        starts = accumulate((length for length, _ in records), initial=0)
+        self._offsets = dict(zip(records, starts, strict=False))
+        self._pieces = pieces_of(_Reading(source), cuts)
+        self._source = source
+        self._stretches: list[_Stretch] = []
+        self._end = 0
+        self._cutting = asyncio.Lock()
+
+    async def parts_of(self, offset: int, length: int) -> list[Part] | None:
+        """The body that makes these bytes of the source from the base; None if they are mostly new. Raises FileChanged,
+        Unreadable."""
+        async with self._cutting:
+            if self._end < offset + length:
+                await uninterrupted(asyncio.to_thread(self._cut, offset + length))
+        stretches = list(_joined(self._within(offset, offset + length)))
+        new_bytes = sum(each.length for each in stretches if each.base_offset is None)
+        if 2 * new_bytes > length or len(stretches) > MAX_INSTRUCTIONS:
+            return None
+        return [_part(each) for each in stretches]
+
+    def _cut(self, end: int) -> None:
+        """In a thread."""
+        for record in self._pieces:
+            self._stretches.append(_Stretch(self._end, record[0], self._offsets.get(record)))
+            self._end += record[0]
+            if self._end >= end:
+                return
+        self._source.check()
+
+    def _within(self, start: int, end: int) -> Iterator[_Stretch]:
+        first = bisect_right(self._stretches, start, key=lambda stretch: stretch.offset) - 1
+        for stretch in self._stretches[first:]:
+            if stretch.offset >= end:
+                return
+            skipped = max(0, start - stretch.offset)
+            length = min(end, stretch.offset + stretch.length) - stretch.offset - skipped
+            base_offset = None if stretch.base_offset is None else stretch.base_offset + skipped
+            yield _Stretch(stretch.offset + skipped, length, base_offset)
+
+
+class _Reading:
+    """A source, in order."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._position = 0
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        count = min(len(buffer), _READ_BYTES, self._source.size - self._position)
+        buffer[:count] = self._source.read(self._position, count)
+        self._position += count
+        return count
+
+
+def _read(signature: bytes) -> tuple[_Head, Cuts, list[tuple[int, bytes]]]:
+    """Raises ValueError."""
+    line, _, content = signature.partition(b"\n")
+    try:
+        head = msgspec.json.decode(line, type=_Head)
+    except msgspec.MsgspecError as error:
+        raise ValueError("the signature begins with something else") from error
+    if (head.algorithm, head.hash) != (ALGORITHM, HASH) or len(content) % RECORD.size:
+        raise ValueError("the signature is of a kind that is not known here")
+    return head, Cuts(head.min, head.avg, head.max), list(RECORD.iter_unpack(content))
+
+
+def _joined(stretches: Iterator[_Stretch]) -> Iterator[_Stretch]:
+    """As few as possible."""
+    last = next(stretches, None)
+    for each in stretches:
+        assert last is not None
+        if last.is_followed_by(each):
+            last = _Stretch(last.offset, last.length + each.length, last.base_offset)
+        else:
+            yield last
+            last = each
+    if last is not None:
+        yield last
+
+
+def _part(stretch: _Stretch) -> Part:
+    if stretch.base_offset is None:
+        return Part(literal_head(stretch.length), stretch.offset, stretch.length)
+    return Part(Copy(stretch.base_offset, stretch.length).encode(), stretch.offset, 0)

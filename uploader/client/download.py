@@ -1,0 +1,402 @@
+"""How files come back: from where an earlier run stopped, compared with their SHA-256, and only then under their names; and
+where each goes below a directory here.
+
+Refuses to believe the server: no name that it gives leads out of the directory that was chosen here.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import re
+import stat
+from abc import ABC, abstractmethod
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO
+
+from uploader.client import plan
+from uploader.client.api import Api
+from uploader.client.errors import (
+    AmbiguousName,
+    BadAnswer,
+    ClientError,
+    ContentDiffers,
+    InvalidName,
+    LeadsOutside,
+    TargetBusy,
+    TargetExists,
+    Unauthenticated,
+    Unreachable,
+    Unwritable,
+)
+from uploader.client.files import LocalFile, Outcome, There, Wanted, Watcher, ambiguous
+from uploader.client.model import File, How
+from uploader.client.plan import checked_name, checked_path
+from uploader.client.transfer import Meter, Progress, Shared, all_or_none
+
+_READ_BYTES = 1 << 20
+
+_BLOCK_BYTES = 256 << 10
+# It becomes part of the name of the partial file.
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+Refused = tuple[Wanted, ClientError]
+
+
+def sorted_out(wanted: Iterable[Wanted]) -> tuple[list[Wanted], list[Refused]]:
+    """Those that can go where they are to go, each once; and the others, one for each path, and why.
+
+    Refused are names that are no relative paths, paths that several files are to become, and files where others need a
+    folder: nothing decides in silence which of them it is.
+    """
+    by_path: dict[str, dict[str, Wanted]] = defaultdict(dict)
+    refused: list[Refused] = []
+    for each in wanted:
+        try:
+            checked_name(each.file.name)
+            checked = replace(each, path=checked_path(each.path))
+        except InvalidName as error:
+            refused.append((each, error))
+        else:
+            by_path[checked.path][each.file.id] = checked
+    folders = {folder for path in by_path for folder in _folders_of(path)}
+    kept = []
+    for path, several in by_path.items():
+        first = next(iter(several.values()))
+        if len(several) > 1:
+            refused.append((first, ambiguous(path, [each.file for each in several.values()])))
+        elif path in folders:
+            refused.append((first, AmbiguousName(f"{path!r} is a file and a folder; get {first.file.id} by its id")))
+        else:
+            kept.append(first)
+    return kept, refused
+
+
+def _folders_of(path: str) -> Iterable[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def placed(root: Path, path: str) -> Path:
+    """The path below the root, whose directories are there now. Raises LeadsOutside, OSError.
+
+    A symbolic link on the way may lead anywhere, so none is followed; the root itself was chosen by the caller.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    directory = root
+    *folders, last = path.split("/")
+    for folder in folders:
+        directory /= folder
+        if directory.is_symlink():
+            raise LeadsOutside(f"{directory} is a symbolic link: {path} would lead elsewhere")
+        directory.mkdir(exist_ok=True)
+    return directory / last
+
+
+class Sink(ABC):
+    """Where the bytes of a download go, in order, and what they have come to."""
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+        self.length = 0
+
+    @abstractmethod
+    def append(self, block: bytes) -> None: ...
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Begin anew. Raises Unwritable where that can't be."""
+
+    @property
+    def sha256(self) -> str:
+        return self._sha256.hexdigest()
+
+    def _count(self, block: bytes) -> None:
+        self._sha256.update(block)
+        self.length += len(block)
+
+
+class Stream(Sink):
+    """What another reads while it comes, such as standard output."""
+
+    def __init__(self, opened: BinaryIO) -> None:
+        super().__init__()
+        self._opened = opened
+
+    def append(self, block: bytes) -> None:
+        left = memoryview(block)
+        while left:
+            left = left[self._opened.write(left) :]  # a raw file takes what it can
+        self._count(block)
+
+    def clear(self) -> None:
+        if self.length:
+            raise Unwritable("the server begins anew, and what was written can't be taken back")
+
+
+class Partial(Sink):
+    """An open partial file, locked against other downloads of the same content into the same directory."""
+
+    def __init__(self, opened: BinaryIO, path: Path) -> None:
+        super().__init__()
+        self._opened = opened
+        self._path = path
+
+    def take_over(self, size: int) -> None:
+        """Count what an earlier run left; drop it if it can't be the beginning of `size` bytes."""
+        if os.fstat(self._opened.fileno()).st_size > size:
+            self.clear()
+        self._opened.seek(0)
+        while block := self._opened.read(_READ_BYTES):
+            self._count(block)
+
+    def append(self, block: bytes) -> None:
+        self._opened.write(block)
+        self._opened.flush()  # what a run that is killed has received is there for the next one
+        self._count(block)
+
+    def clear(self) -> None:
+        self._opened.seek(0)
+        self._opened.truncate()
+        self._sha256 = hashlib.sha256()
+        self.length = 0
+
+    def become(self, target: Path, modified_at: datetime | None) -> None:
+        """The whole file under its own name, also after a power cut."""
+        set_time(self._opened.fileno(), modified_at)
+        os.fsync(self._opened.fileno())
+        self._path.replace(target)
+        directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+@contextmanager
+def partial_of(file: File, target: Path) -> Iterator[Partial]:
+    """The partial file for `target`, named by the content: what is in it is this content, or the beginning of it.
+
+    Raises TargetBusy, OSError.
+    """
+    path = target.with_name(f".uploader-{file.sha256[:32]}.part")
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    with open(os.open(path, flags, 0o666), "r+b") as opened:  # noqa: PTH123 (a descriptor, not a path)
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise TargetBusy(f"another download of {file.name} into {target.parent} is running") from error
+        if not _is_at(opened, path):
+            raise TargetBusy(f"another download of {file.name} into {target.parent} has just ended")
+        try:
+            yield Partial(opened, path)
+        finally:
+            if os.fstat(opened.fileno()).st_size == 0 and _is_at(opened, path):
+                path.unlink()  # the beginning of nothing
+
+
+def _is_at(opened: BinaryIO, path: Path) -> bool:
+    """Whether the path still leads to what was opened: another run may have renamed it before it was locked."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(opened.fileno()), path.stat())
+    return False
+
+
+def set_time(file: Path | int, modified_at: datetime | None) -> None:
+    """The time of modification is that of the file where it came from, if it was told, and if the disk has such times."""
+    if modified_at is not None:
+        nanoseconds = plan.modified_ns_of(modified_at)
+        with suppress(OSError, OverflowError):
+            os.utime(file, ns=(nanoseconds, nanoseconds), follow_symlinks=isinstance(file, int))
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+class Downloading:
+    """Brings one file here."""
+
+    def __init__(self, api: Api, file: File, meter: Meter, gate: asyncio.Event) -> None:
+        self._api = api
+        self._file = file
+        self._meter = meter
+        self._gate = gate  # closed while the transfer is paused
+
+    async def run(self, target: Path, *, overwrite: bool) -> How:
+        """To a path: whether it was fetched, or present. Raises ClientError. What has arrived stays for the next run."""
+        if not _SHA256.fullmatch(self._file.sha256):
+            raise BadAnswer(f"{self._file.name}: the server names a SHA-256 that is none")
+        try:
+            return await self._run(target, overwrite=overwrite)
+        except OSError as error:
+            raise Unwritable(f"{error.filename or target}: {error.strerror or error}") from error
+
+    async def write(self, opened: BinaryIO) -> None:
+        """Into what was opened elsewhere, as it comes. Raises ClientError; only at the end if the bytes were wrong."""
+        stream = Stream(opened)
+        try:
+            await self._fetch(stream)
+        except OSError as error:
+            raise Unwritable(f"{self._file.name} can't be written: {error.strerror or error}") from error
+        if stream.sha256 != self._file.sha256:
+            raise ContentDiffers(f"{self._file.name}: the bytes received have another SHA-256")
+
+    async def _run(self, target: Path, *, overwrite: bool) -> How:
+        if await asyncio.to_thread(self._is_there, target, overwrite=overwrite):
+            return "present"
+        with partial_of(self._file, target) as partial:
+            await asyncio.to_thread(partial.take_over, self._file.size)
+            resumed = partial.length > 0
+            await self._fetch(partial)
+            if partial.sha256 != self._file.sha256 and resumed:
+                # A power cut may leave blocks that were never written: once more, from the start.
+                await asyncio.to_thread(partial.clear)
+                await self._fetch(partial)
+            if partial.sha256 != self._file.sha256:
+                await asyncio.to_thread(partial.clear)
+                raise ContentDiffers(f"{self._file.name}: the bytes received have another SHA-256")
+            await asyncio.to_thread(partial.become, target, self._file.modified_at)
+            return "fetched"
+
+    def _is_there(self, target: Path, *, overwrite: bool) -> bool:
+        """Then its time is the file's. Raises TargetExists."""
+        if not (target.exists() or target.is_symlink()):
+            return False
+        same_size = target.is_file() and target.stat().st_size == self._file.size
+        if same_size and sha256_of(target) == self._file.sha256:
+            set_time(target, self._file.modified_at)
+            return True
+        if overwrite:
+            return False
+        raise TargetExists(f"{target} is there already, with other content")
+
+    async def _fetch(self, sink: Sink) -> None:
+        self._meter.begin_anew()
+        self._meter.received(sink.length)
+        self._meter.enter("downloading")
+        retrying, failed_at = self._api.retrying(), sink.length
+        while sink.length < self._file.size:
+            try:
+                await self._read_on(sink)
+                if sink.length < self._file.size:
+                    raise Unreachable("the answer ended early")
+            except ClientError as error:
+                if sink.length > failed_at:  # it moved since: patience begins anew
+                    retrying, failed_at = self._api.retrying(), sink.length
+                await retrying.pause(error)
+
+    async def _read_on(self, sink: Sink) -> None:
+        """Append what comes until the answer ends or breaks off."""
+        headers = {}
+        if sink.length:
+            headers = {"Range": f"bytes={sink.length}-", "If-Range": f'"{self._file.sha256}"'}
+        async with self._api.content_once(self._file.id, headers) as response:
+            if response.status_code != 206:
+                await asyncio.to_thread(sink.clear)  # all of it comes
+            elif not response.headers.get("content-range", "").startswith(f"bytes {sink.length}-"):
+                raise BadAnswer("the server sent another range than it was asked for")
+            async for block in self._api.blocks(response, _BLOCK_BYTES):
+                if sink.length + len(block) > self._file.size:
+                    raise BadAnswer("the server sent more bytes than the file has")
+                await self._gate.wait()
+                await asyncio.to_thread(sink.append, block)
+                self._meter.moving(len(block))
+                self._meter.landed(len(block))
+                self._meter.received(sink.length)
+
+
+class ManyDownloads:
+    """Brings many files into a directory. What stands between us and the server stands between it and all of them: it is
+    told of one, and the rest is not begun; any other failure is of its file alone."""
+
+    def __init__(
+        self,
+        api: Api,
+        shared: Shared,
+        watcher: Watcher,
+        meter: Meter,
+        gate: asyncio.Event,
+        *,
+        overwrite: bool,
+        checksum: bool,
+    ) -> None:
+        """With `checksum` a file that is here is compared by its digest, not by its time of modification."""
+        self._api = api
+        self._shared = shared
+        self._watcher = watcher
+        self._meter = meter
+        self._gate = gate
+        self._overwrite = overwrite
+        self._checksum = checksum
+        self._hopeless = False
+        self._outcomes: list[Outcome] = []
+        self._complete_bytes = 0
+
+    async def run(self, wanted: Sequence[Wanted], root: Path) -> list[Outcome]:
+        """What became of them; those that were not begun are not among it."""
+        self._meter.enter("downloading")
+        chosen, refused = sorted_out(wanted)
+        for each, error in refused:
+            local = LocalFile(each.path, each.file.name, each.file.size, 0)
+            self._watcher.begun(local)
+            self._end(Outcome(local, error=error))
+        waiting = deque(chosen)
+        await all_or_none(self._fetch(waiting, root) for _ in range(min(self._shared.connections, len(waiting))))
+        self._meter.enter("complete")
+        return self._outcomes
+
+    async def _fetch(self, waiting: "deque[Wanted]", root: Path) -> None:
+        while waiting and not self._hopeless:
+            await self._gate.wait()
+            wanted = waiting.popleft()
+            local = LocalFile(root / wanted.path, wanted.file.name, wanted.file.size, 0)
+            self._watcher.begun(local)
+            try:
+                self._end(await self._fetch_one(wanted, root, local))
+            except ClientError as error:
+                self._hopeless |= isinstance(error, Unauthenticated | Unreachable)
+                self._end(Outcome(local, error=error))
+
+    async def _fetch_one(self, wanted: Wanted, root: Path, local: LocalFile) -> Outcome:
+        def tell(progress: Progress) -> None:
+            self._watcher.moved(local, progress)
+
+        file = wanted.file
+        try:
+            target = await asyncio.to_thread(placed, root, wanted.path)
+        except OSError as error:
+            raise Unwritable(f"{error.filename or local.path}: {error.strerror}") from error
+        if not self._checksum and await asyncio.to_thread(_is_unchanged, wanted, target):
+            return Outcome(local, file, "present")
+        # Of one content in one directory there is one partial file.
+        async with self._shared.alone(f"{target.parent}/{file.sha256}"):
+            meter = Meter(file.name, file.size, tell)
+            how = await Downloading(self._api, file, meter, self._gate).run(target, overwrite=self._overwrite)
+            meter.enter("complete")
+        return Outcome(local, file, how)
+
+    def _end(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        if outcome.file is not None:
+            self._complete_bytes += outcome.file.size
+            self._meter.received(self._complete_bytes)
+        self._watcher.ended(outcome)
+
+
+def _is_unchanged(wanted: Wanted, target: Path) -> bool:
+    """Whether it is here already, by size and time of modification."""
+    try:
+        status = target.lstat()
+    except OSError:
+        return False
+    here = LocalFile(target, wanted.file.name, status.st_size, status.st_mtime_ns)
+    return stat.S_ISREG(status.st_mode) and There([wanted.file], "keep").unchanged(here) is not None

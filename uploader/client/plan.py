@@ -1,0 +1,142 @@
+"""What to send, in which order and under which name, from what the server says. Pure: no I/O, no clock.
+
+Nothing is remembered between two runs of a client. Which upload a file belongs to is found again by a key that the file
+itself yields (`resume_key`), and what is left of it by the server's list of missing chunks.
+"""
+
+import hashlib
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from uploader.client.errors import InvalidName
+from uploader.client.model import IfExists
+from uploader.domain.names import normalise_name
+
+# Up to this size a file is sent without a question: asking whether its bytes can be spared costs as much.
+SMALL_BYTES = 256 << 10
+# Up to this size a file is hashed before anything is sent, because instant upload may save sending it.
+HASH_FIRST_BYTES = 64 << 20
+
+# From this size on it is worth a question whether there is room for a file, before it is read.
+ASK_FOR_ROOM_BYTES = 8 << 20
+
+_SAMPLE_BLOCK_BYTES = 4096
+_SAMPLE_BLOCKS = 256
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def missing_numbers(missing: Iterable[tuple[int, int]]) -> Iterator[int]:
+    """The chunk numbers of inclusive ranges, in rising order: the server hashes along the contiguous prefix."""
+    for first, last in missing:
+        yield from range(first, last + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some bytes of a body: these, and then so many of the source."""
+
+    head: bytes
+    offset: int
+    length: int
+
+
+class Queue:
+    """The chunks that one upload still has to send, handed out one by one.
+
+    With `hold_last` the last of them is kept back until `release`: it waits for the digests, so that the server can
+    compare before it makes a file of the bytes.
+    """
+
+    def __init__(self, missing: Sequence[tuple[int, int]], *, hold_last: bool = False) -> None:
+        self._numbers = list(missing_numbers(missing))
+        self._next = 0
+        self._held = 1 if hold_last else 0
+
+    def __len__(self) -> int:
+        """How many were not taken yet."""
+        return len(self._numbers) - self._next
+
+    def take(self) -> int | None:
+        """The next chunk to send; None if there is none, or only the one that is held."""
+        if len(self) <= self._held:
+            return None
+        self._next += 1
+        return self._numbers[self._next - 1]
+
+    def release(self) -> None:
+        self._held = 0
+
+
+def sample_ranges(size: int) -> list[tuple[int, int]]:
+    """Offset and length of the blocks that stand for a file of `size` bytes: 256 blocks of 4 KiB, evenly spread.
+
+    The first and the last bytes are among them, where most formats keep what tells one file from another.
+    """
+    if size <= _SAMPLE_BLOCK_BYTES * _SAMPLE_BLOCKS:
+        return [(0, size)] if size else []
+    last_offset = size - _SAMPLE_BLOCK_BYTES
+    offsets = [number * last_offset // (_SAMPLE_BLOCKS - 1) for number in range(_SAMPLE_BLOCKS)]
+    return [(offset, _SAMPLE_BLOCK_BYTES) for offset in offsets]
+
+
+def resume_key(name: str, size: int, sample: bytes, attempt: int) -> str:
+    """The Idempotency-Key under which a large file is opened, the same on every machine and in every run.
+
+    It is made from the name, the size and a sample of the content, and not from the path or the time of modification:
+    a copy on another machine has others. A file that was changed in place has another sample, most of the time; if not,
+    the server finds at the merge that the digests differ, and the client starts anew. `attempt` counts the uploads
+    under this key that have ended: a key stands for one upload.
+    """
+    facts = b"\n".join((b"uploader/put/1", name.encode(), str(size).encode(), sample))
+    return f"put-{hashlib.sha256(facts).hexdigest()[:40]}-{attempt}"
+
+
+def moment_of(modified_ns: int) -> datetime | None:
+    """A file's time of modification as it is told, to the microsecond; None if it is none that a calendar has."""
+    try:
+        return _EPOCH + timedelta(microseconds=modified_ns // 1000)
+    except OverflowError:
+        return None
+
+
+def modified_ns_of(moment: datetime) -> int:
+    """The other way round."""
+    return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def wishes(if_exists: IfExists, modified_ns: int | None) -> dict[str, str]:
+    """What a server is asked beyond keeping the bytes, as members of a body and as parameters of a query alike."""
+    wished: dict[str, str] = {} if if_exists == "keep" else {"if_exists": if_exists}
+    moment = None if modified_ns is None else moment_of(modified_ns)
+    return wished if moment is None else wished | {"modified_at": moment.isoformat()}
+
+
+def prefers_other(own_received_bytes: int, other_received_bytes: int) -> bool:
+    """Whether to go on with another open upload of the same content instead of one's own."""
+    return other_received_bytes >= own_received_bytes
+
+
+def checked_name(name: str | None) -> str:
+    """The name as the server keeps it. Raises InvalidName, so that nothing is hashed for a name that is refused."""
+    if name is None:
+        raise InvalidName("what is uploaded has no name of its own: give one")
+    try:
+        return normalise_name(name)
+    except ValueError as error:
+        raise InvalidName(f"the name {name!r} {error}") from error
+
+
+def checked_path(path: str) -> str:
+    """A relative path that leads nowhere but below. Raises InvalidName."""
+    path = unicodedata.normalize("NFC", path)
+    if "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+        raise InvalidName(f"the path {path!r} is not a relative path without empty, '.' or '..' segments")
+    return path
+
+
+def folder_name(folder: str) -> str:
+    """What the names of all files in it begin with: a slash at its end, but nothing for the folder of all."""
+    folder = unicodedata.normalize("NFC", folder).rstrip("/")
+    return f"{folder}/" if folder else ""

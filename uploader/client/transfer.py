@@ -1,0 +1,300 @@
+"""What every upload and download has: its progress, the handle that its caller holds, and what all of a client share:
+settings, connections, what the server can and has room for. Moves no bytes itself."""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+from weakref import WeakValueDictionary
+
+from msgspec.structs import asdict
+
+from uploader.client import plan
+from uploader.client.api import Api
+from uploader.client.errors import Cancelled, NotFound, Stopped
+from uploader.client.model import (
+    IfExists,
+    Usage,
+)
+from uploader.client.pace import error_of
+
+_WINDOW_SECONDS = 10.0
+_SHORTEST_INTERVAL_SECONDS = 0.1
+
+State = Literal["hashing", "uploading", "merging", "downloading", "complete"]
+
+T = TypeVar("T")
+
+_PAGE_FILES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A transfer at one moment. Figures are bytes."""
+
+    name: str
+    size: int
+    state: State
+    # What is known to have arrived: acknowledged by the server, or written to the disk by a download.
+    received_bytes: int
+    # What is on its way, beyond that.
+    in_flight_bytes: int
+    # What this run has moved over the network, whether or not it arrived.
+    moved_bytes: int
+    hashed_bytes: int
+    merged_bytes: int
+    # Over the last ten seconds, with what need not move; None while there is nothing to measure.
+    bytes_per_second: float | None
+    seconds_left: float | None
+    # What the other end had already, of chunks that have arrived.
+    spared_bytes: int = 0
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class Meter:
+    """Counts one transfer and tells it to a callback. What the callback raises ends the transfer."""
+
+    def __init__(
+        self, name: str, size: int, on_progress: OnProgress | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._name = name
+        self._size = size
+        self._on_progress = on_progress
+        self._clock = clock
+        self._state: State = "hashing"
+        self._received = self._in_flight = self._merged = 0
+        self.moved_bytes = self.spared_bytes = self.hashed_bytes = 0
+        self._samples: deque[tuple[float, int]] = deque()
+        self._told_at = float("-inf")
+
+    def enter(self, state: State) -> None:
+        """Every change of state is told."""
+        if state != self._state:
+            self._state = state
+            self.tell()
+
+    def hashed(self, length_bytes: int) -> None:
+        self.hashed_bytes += length_bytes
+        self._tell_now_and_then()
+
+    def merged(self, merged_bytes: int) -> None:
+        self._merged = merged_bytes
+        self._tell_now_and_then()
+
+    def received(self, received_bytes: int) -> None:
+        """The other end's own figure; answers may overtake each other, so the largest counts."""
+        self._received = max(self._received, received_bytes)
+        self._tell_now_and_then()
+
+    def moving(self, length_bytes: int) -> None:
+        """More bytes are on their way."""
+        self.moved_bytes += length_bytes
+        self._in_flight += length_bytes
+        self._tell_now_and_then()
+
+    def spared(self, length_bytes: int) -> None:
+        """These bytes have arrived without being sent."""
+        self.spared_bytes += length_bytes
+
+    def landed(self, length_bytes: int) -> None:
+        """These bytes are not on their way any more: they have arrived, or are lost."""
+        self._in_flight -= length_bytes
+
+    def begin_anew(self) -> None:
+        """What has arrived counts for nothing."""
+        self._received = self._merged = 0
+        self.tell()
+
+    def _tell_now_and_then(self) -> None:
+        if self._on_progress is not None and self._clock() - self._told_at >= _SHORTEST_INTERVAL_SECONDS:
+            self.tell()
+
+    def tell(self) -> None:
+        self._told_at = self._clock()
+        if self._on_progress is not None:
+            self._on_progress(self.progress())
+
+    def progress(self) -> Progress:
+        rate = self._rate()
+        left = max(0, self._size - self._received - self._in_flight)
+        return Progress(
+            name=self._name,
+            size=self._size,
+            state=self._state,
+            received_bytes=min(self._received, self._size),
+            in_flight_bytes=max(0, min(self._in_flight, self._size - self._received)),
+            moved_bytes=self.moved_bytes,
+            hashed_bytes=self.hashed_bytes,
+            merged_bytes=self._merged,
+            bytes_per_second=rate,
+            seconds_left=left / rate if rate else None,
+            spared_bytes=self.spared_bytes,
+        )
+
+    def _rate(self) -> float | None:
+        now = self._clock()
+        self._samples.append((now, self.moved_bytes + self.spared_bytes))
+        while now - self._samples[0][0] > _WINDOW_SECONDS:
+            self._samples.popleft()
+        then, before = self._samples[0]
+        return (self._samples[-1][1] - before) / (now - then) if now > then else None
+
+
+class AsyncTransfer(Generic[T]):
+    """An upload or a download that runs. `await` it for its result; it must be used in its own event loop."""
+
+    def __init__(
+        self,
+        work: Coroutine[Any, Any, T],
+        gate: asyncio.Event,
+        meter: Meter,
+        discard: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`work` goes on while `gate` is set; `discard` makes the server forget what it was sent."""
+        self._meter = meter
+        self._discard = discard
+        self._gate = gate
+        self._gate.set()
+        self._ending: Stopped | None = None
+        self._task = asyncio.create_task(work)
+
+    @property
+    def progress(self) -> Progress:
+        return self._meter.progress()
+
+    @property
+    def done(self) -> bool:
+        return self._task.done()
+
+    def pause(self) -> None:
+        """Begin no further chunk; those that are on their way arrive."""
+        self._gate.clear()
+
+    def resume(self) -> None:
+        self._gate.set()
+
+    async def stop(self) -> None:
+        """End it and keep what has arrived: the same call goes on from there, also elsewhere."""
+        await self._end(Stopped())
+
+    async def cancel(self) -> None:
+        """End it and keep nothing. Does nothing if it has ended."""
+        if await self._end(Cancelled()):
+            with contextlib.suppress(NotFound):
+                await self._discard()
+
+    async def _end(self, ending: Stopped) -> bool:
+        """Whether it was this call that ended it."""
+        if self._task.done():
+            return False
+        self._ending = self._ending or ending
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        return self._task.cancelled()
+
+    async def wait(self) -> None:
+        """Until it is over, however it ends. A cancelled wait does not end it."""
+        await asyncio.wait({self._task})
+
+    async def result(self) -> T:
+        """What came of it. Raises Stopped, Cancelled, ClientError. A cancelled `await` stops it."""
+        try:
+            return await self._task
+        except asyncio.CancelledError:
+            if self._ending is not None and self._task.cancelled():
+                raise self._ending from None
+            raise
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self.result().__await__()
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all uploads of a client have in common."""
+
+    connections: int
+    hash_first_bytes: int
+    chunk_size: int | None
+    most_bytes_per_second: float | None = None
+    # Whether of a file that replaces another one only what changed is sent.
+    delta: bool = True
+    slots: asyncio.Semaphore = field(init=False)
+    _locks: "WeakValueDictionary[str, asyncio.Lock]" = field(init=False, default_factory=WeakValueDictionary)
+    _asking: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    _at_once_bytes: int | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.slots = asyncio.Semaphore(self.connections)
+
+    def alone(self, md5: str) -> asyncio.Lock:
+        """Held by whoever sends this content: the next one of the same content finds it there already."""
+        return self._locks.setdefault(md5, asyncio.Lock())
+
+    async def at_once_bytes(self, api: Api) -> int:
+        """Up to which size a file goes in one request: a chunk. 0: the server is too old for that, and for batches,
+        times and a choice among equal names, which came with it. Asked once."""
+        async with self._asking:
+            if self._at_once_bytes is None:
+                self._at_once_bytes = await self._ask(api)
+        return self._at_once_bytes
+
+    async def _ask(self, api: Api) -> int:
+        if not await api.takes_batches():
+            return 0
+        offered = (await api.config()).chunk_size
+        return min(self.chunk_size or offered.default, offered.max)
+
+
+async def check_room(api: Api, name: str, size: int, if_exists: IfExists) -> None:
+    """Raises QuotaExceeded for a file that is sure to be refused, so that it is not read in vain."""
+    if size <= plan.ASK_FOR_ROOM_BYTES:
+        return
+    usage = await api.usage()
+    if _fits(usage, size) or await _may_fit(api, name, size, if_exists, usage):
+        return
+    problem = {"code": "quota-exceeded", "detail": "The file does not fit into your total space."}
+    raise error_of(problem | asdict(usage) | {"requested": size}, 413)
+
+
+def _fits(usage: Usage, more_bytes: int) -> bool:
+    return more_bytes <= usage.total_space - usage.use_space_finished - usage.reserved
+
+
+async def _may_fit(api: Api, name: str, size: int, if_exists: IfExists, usage: Usage) -> bool:
+    """Whether what needs more space than there is may be taken all the same, as its digests would tell: it may be there
+    under this name, be a content of the server that takes the place of others of the name, or be what an open upload has
+    reserved."""
+    page = await api.page(None, name, _PAGE_FILES, one_level=True)
+    of_name = [file for file in page.files if file.name == name]
+    freed = sum(file.size for file in of_name) if if_exists == "replace" else 0
+    if (
+        page.next is not None
+        or any(file.size == size for file in of_name)
+        or size <= freed
+        or _fits(usage, size - freed)
+    ):
+        return True
+    return any(upload.size == size for upload in await api.uploads())
+
+
+async def all_or_none(works: Iterable[Awaitable[T]]) -> list[T]:
+    """Run all; the first error ends the others, and nothing of them goes on behind the caller's back."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def end(task: "asyncio.Task[Any]") -> None:
+    """Cancel a task and wait until it is over, however it ends."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

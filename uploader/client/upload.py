@@ -1,0 +1,548 @@
+"""How one source becomes a file on the server: in one request if it is small, hashed first and sent in chunks if it is
+larger, opened first if it is large.
+
+The server's list of missing chunks is the truth at every step, so a run that was killed is simply run again. `Sending`
+knows how bytes are sent, and nothing of digests and merges: where the upload stands in the end is for `Uploading` to judge.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from uploader.client import plan
+from uploader.client.api import Api
+from uploader.client.errors import (
+    ClientError,
+    ContentDiffers,
+    FileChanged,
+    NotFound,
+    QuotaExceeded,
+    ServerProblem,
+    ServerTooOld,
+)
+from uploader.client.model import (
+    Acknowledged,
+    Challenge,
+    Challenged,
+    Complete,
+    Digests,
+    File,
+    How,
+    IfExists,
+    Merging,
+    Open,
+    Opened,
+    Sent,
+    Upload,
+    UploadStatus,
+)
+from uploader.client.plan import Part
+from uploader.client.source import Source, digests_of, proof_of, sample_of
+from uploader.client.transfer import Meter, Shared, all_or_none, check_room, end
+
+if TYPE_CHECKING:
+    from uploader.client.delta import Known
+
+_READ_BYTES = 1 << 20
+_PIECE_BYTES = 128 << 10
+# It pays for larger files, as a question and a signature cost more than what they spare of others.
+_SMALLEST_BYTES = 8 << 20
+_SMALLEST_BASE_BYTES = 1 << 20
+_PAGE_FILES = 1000
+# What is said of instructions, and not of the chunk or its upload.
+_INSTRUCTIONS_REFUSED = frozenset({"invalid-delta", "base-unusable", "file-not-found", "chunk-length-mismatch"})
+
+# How many uploads under one key may have ended before the file is opened by its digests instead.
+_KEY_ATTEMPTS = 20
+_ROUNDS = 10
+_FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.1, 2.0
+
+
+class Changes:
+    """Whether a source can be sent as what changed: it replaces a file that is there, the server tells what that is made of,
+    and goes on taking instructions. Whatever is in the way, everything is sent. Of one source.
+    The server is asked when it is to be sent, and once."""
+
+    def __init__(self, api: Api, source: Source, name: str, *, wanted: bool) -> None:
+        """`wanted`: whether it replaces what has the name, and nobody asked for all of it to be sent."""
+        self._api = api
+        self._source = source
+        self._name = name
+        self._is_possible = wanted and source.size >= _SMALLEST_BYTES
+        self._base: File | None = None
+        self._asking = asyncio.Lock()
+        # What the server has of it, if it is known.
+        self.known: Known | None = None
+
+    async def look(self) -> None:
+        """Find out what is known. Raises FileChanged, Unreadable."""
+        async with self._asking:
+            if not self._is_possible or self.known is not None:
+                return
+            base = await self._find_base()
+            self.known = None if base is None else await self._ask(base)
+            self._is_possible = self.known is not None
+
+    async def can_spare(self) -> bool:
+        """Whether there is a file that may have most of it."""
+        async with self._asking:
+            return self._is_possible and await self._find_base() is not None
+
+    def give_up(self) -> None:
+        """Send everything from here on."""
+        self._is_possible, self.known = False, None
+
+    async def _find_base(self) -> File | None:
+        """The newest of the name."""
+        if self._base is None:
+            try:
+                page = await self._api.page(None, self._name, _PAGE_FILES, one_level=True)
+            except ServerProblem:
+                return None
+            of_name = [file for file in page.files if file.name == self._name and file.size >= _SMALLEST_BASE_BYTES]
+            self._base = max(of_name, key=lambda file: file.created_at, default=None)
+        return self._base
+
+    async def _ask(self, base: File) -> "Known | None":
+        from uploader.client.delta import Known  # here, because most uploads replace nothing that is large
+
+        try:
+            signature = await self._api.signature(base.id)
+            return await asyncio.to_thread(Known, self._source, base, signature)
+        except (ClientError, ValueError):
+            return None
+
+
+class Sending:
+    """Sends one source."""
+
+    def __init__(
+        self,
+        api: Api,
+        source: Source,
+        meter: Meter,
+        shared: Shared,
+        gate: asyncio.Event,
+        told: asyncio.Event,
+        changes: Changes,
+    ) -> None:
+        """`gate` is closed while the transfer is paused; the last chunk waits until `told` is set. `changes`: what need not
+        be sent."""
+        self._api = api
+        self._source = source
+        self._meter = meter
+        self._shared = shared
+        self._gate = gate
+        self._told = told
+        self._changes = changes
+
+    async def send_missing(self, upload: Upload) -> UploadStatus:
+        """Send all chunks that the server misses; where it stands then."""
+        self._meter.enter("uploading")
+        await self._changes.look()
+        queue = plan.Queue(upload.missing, hold_last=not self._told.is_set())
+        workers = [self._send_from(queue, upload) for _ in range(min(self._shared.connections, len(queue)))]
+        for status in await all_or_none(workers):
+            if status is not None:
+                return status
+        return await self._api.status(upload.id)
+
+    async def _send_from(self, queue: plan.Queue, upload: Upload) -> UploadStatus | None:
+        """Send chunk after chunk; where the upload stands, if the last answer said it."""
+        status: UploadStatus | None = None
+        while len(queue):
+            await self._gate.wait()
+            number = queue.take()
+            if number is None:
+                await self._told.wait()
+                queue.release()
+                continue
+            async with self._shared.slots:
+                answer = await self._send(upload, number)
+            status = answer if isinstance(answer, Merging | Complete) else None
+        return status
+
+    async def _send(self, upload: Upload, number: int) -> Sent | UploadStatus:
+        """One chunk, until it counts. After a failure the server is asked first: the answer alone may have been lost."""
+        retrying = self._api.retrying()
+        while True:
+            try:
+                return await self._send_once(upload, number)
+            except ServerProblem as error:
+                if error.code != "chunks-missing":  # then others are missing: ours counts
+                    await retrying.pause(error)
+            except ClientError as error:
+                await retrying.pause(error)
+            status = await self._api.status(upload.id)
+            if not isinstance(status, Open) or number not in plan.missing_numbers(status.upload.missing):
+                return status
+
+    async def _send_once(self, upload: Upload, number: int) -> Sent:
+        offset = number * upload.chunk_size
+        length = min(upload.chunk_size, upload.size - offset)
+        known = self._changes.known
+        made = None if known is None else await known.parts_of(offset, length)
+        parts = made or [Part(b"", offset, length)]
+        sent_bytes = sum(len(part.head) + part.length for part in parts)
+        base_id = known.base_id if known is not None and made else None
+        async with self._pieces(parts) as pieces:
+            try:
+                sent = await self._api.put_chunk_once(upload.id, number, sent_bytes, pieces, base_id=base_id)
+            except ServerProblem as error:
+                if base_id is None or error.code not in _INSTRUCTIONS_REFUSED:
+                    raise
+                self._changes.give_up()
+                return await self._send_once(upload, number)
+            self._meter.spared(max(0, length - sent_bytes))
+            if isinstance(sent, Acknowledged):
+                self._meter.received(sent.received_bytes)
+            return sent
+
+    async def send_whole(self, digests: Digests, name: str, wishes: Mapping[str, str]) -> tuple[File, bool]:
+        """One attempt to send all of it; the file, and whether it was there already."""
+        self._meter.enter("uploading")
+        await self._gate.wait()
+        size = self._source.size
+        async with self._shared.slots, self._pieces([Part(b"", 0, size)]) as pieces:
+            return await self._api.put_file_once(digests, name, wishes, size, pieces)
+
+    @asynccontextmanager
+    async def _pieces(self, parts: Sequence[Part]) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The bytes as they are read; until this ends they are on their way."""
+        moving_bytes = 0
+
+        async def pieces() -> AsyncIterator[bytes]:
+            nonlocal moving_bytes
+            async for block in self._blocks(parts):
+                for at in range(0, len(block), _PIECE_BYTES):
+                    piece = block[at : at + _PIECE_BYTES]
+                    moving_bytes += len(piece)
+                    self._meter.moving(len(piece))
+                    yield piece
+
+        try:
+            yield pieces()
+        finally:
+            self._meter.landed(moving_bytes)
+
+    async def _blocks(self, parts: Sequence[Part]) -> AsyncIterator[bytes]:
+        for part in parts:
+            if part.head:
+                yield part.head
+            end = part.offset + part.length
+            for start in range(part.offset, end, _READ_BYTES):
+                yield await asyncio.to_thread(self._read, start, min(_READ_BYTES, end - start))
+
+    def _read(self, offset: int, length: int) -> bytes:
+        block = self._source.read(offset, length)
+        self._source.check()
+        return block
+
+
+def begins_anew(error: ServerProblem) -> bool:
+    """Whether an upload ended, or can't go on, for a reason that a new one does not have."""
+    if error.code == "upload-gone":
+        return error.fields.get("reason") in ("expired", "md5-mismatch", "sha256-mismatch")
+    return error.code in ("md5-mismatch", "sha256-mismatch", "md5-conflict", "sha256-conflict", "bytes-conflict")
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """What the file is to be on the server."""
+
+    name: str
+    if_exists: IfExists = "keep"
+    # The caller's files of this name and size: if it is one of them, nothing has to be done.
+    candidates: Sequence[File] = ()
+    # The open upload of these bytes that is to become it.
+    upload: Upload | None = None
+
+
+class Uploading:
+    """Brings one source to the server."""
+
+    def __init__(
+        self, api: Api, source: Source, destination: Destination, meter: Meter, shared: Shared, gate: asyncio.Event
+    ) -> None:
+        self._api = api
+        self._source = source
+        self._name = destination.name
+        self._destination = destination
+        self._expected = destination.upload
+        self._meter = meter
+        self._shared = shared
+        self._told = asyncio.Event()  # the server has the digests, or has to do without
+        wants_delta = shared.delta and destination.if_exists == "replace"
+        self._changes = Changes(api, source, destination.name, wanted=wants_delta)
+        self._sending = Sending(api, source, meter, shared, gate, self._told, self._changes)
+        self._wishes: dict[str, str] = {}
+        self._present = False
+        self.upload_id: str | None = None
+
+    async def discard(self) -> None:
+        """Let the server forget what it has of an upload that is not whole."""
+        if self.upload_id is not None:
+            await self._api.cancel(self.upload_id)
+
+    def how(self, file: File) -> How:
+        """How it became this file."""
+        if self._meter.moved_bytes and not self._present:
+            return "sent"
+        return "instant" if file.instant and not self._present else "present"
+
+    async def run(self) -> File:
+        """The file it became. Raises ClientError; after FileChanged the server keeps nothing of the upload."""
+        self._meter.tell()
+        await self._check_room()  # before anything is read
+        hashing = asyncio.create_task(digests_of(self._source, self._meter.hashed))
+        try:
+            self._at_once_bytes = await self._shared.at_once_bytes(self._api)
+            self._wishes = self._wishes_of(self._destination)
+            file = await self._run_again_if_it_helps(hashing)
+            self._meter.enter("complete")
+            return file
+        finally:
+            await end(hashing)
+
+    async def _check_room(self) -> None:
+        await check_room(self._api, self._name, self._source.size, self._destination.if_exists)
+
+    def _wishes_of(self, destination: Destination) -> dict[str, str]:
+        """What the server is asked beyond keeping the bytes. Raises ServerTooOld, rather than doing something else."""
+        if not self._at_once_bytes:
+            if destination.if_exists != "keep":
+                raise ServerTooOld
+            return {}
+        return plan.wishes(destination.if_exists, self._source.modified_ns)
+
+    async def _run_again_if_it_helps(self, hashing: "asyncio.Task[Digests]") -> File:
+        try:
+            try:
+                return await self._run(hashing)
+            except ServerProblem as error:
+                if not begins_anew(error):
+                    raise
+            # The bytes that earlier runs had sent were others, or the upload expired under our hands: once more.
+            self._source.check()
+            await self._discard_mixed()
+            self._expected = None
+            self._changes.give_up()
+            self._meter.begin_anew()
+            return await self._run(hashing)
+        except FileChanged:
+            await self._discard_mixed()
+            raise
+
+    async def _discard_mixed(self) -> None:
+        """Of what holds other bytes, too: somebody sent them under the same key, or appended them."""
+        with contextlib.suppress(ClientError):
+            await self.discard()
+
+    async def _run(self, hashing: "asyncio.Task[Digests]") -> File:
+        self.upload_id = None
+        if self._expected is not None:
+            file = await self._by_id(self._expected, hashing)
+        elif self._source.size <= self._shared.hash_first_bytes:
+            file = await self._by_digests(await hashing)
+        else:
+            file = await self._by_key(hashing)
+        digests = await hashing
+        self._source.check()
+        if (file.sha256, file.size) != (digests.sha256, self._source.size):
+            raise ContentDiffers(f"{self._name}: the server has SHA-256 {file.sha256}, here it is {digests.sha256}")
+        return file
+
+    # Hashed first
+
+    async def _by_digests(self, digests: Digests) -> File:
+        for file in self._destination.candidates:
+            if file.sha256 == digests.sha256:
+                self._present = True
+                return file
+        async with self._shared.alone(digests.md5):
+            return await self._by_digests_alone(digests)
+
+    async def _by_digests_alone(self, digests: Digests) -> File:
+        self._told.set()
+        if await self._goes_at_once(digests):
+            at_once = await self._at_once(digests)
+            if at_once is not None:
+                return at_once
+        file = await self._finish(await self._open_by_digests(digests))
+        if file.name != self._name:
+            # An upload of the same bytes was resumed, under the name it had; now they are there for ours, too.
+            file = await self._finish(await self._open_by_digests(digests))
+        return file
+
+    async def _goes_at_once(self, digests: Digests) -> bool:
+        """Whether one request is the shortest way: not if a small question may spare the bytes."""
+        size = self._source.size
+        if not size or size > self._at_once_bytes:
+            return False
+        if size <= plan.SMALL_BYTES:
+            return True
+        if await self._changes.can_spare():
+            return False
+        states = await self._api.states([digests.md5])
+        return all(state.state == "absent" for state in states.values())
+
+    async def _at_once(self, digests: Digests) -> File | None:
+        """Send it in one request. None: ask before sending more, because it is too large for that, or was refused for the
+        moment, or the answer was lost."""
+        try:
+            file, self._present = await self._sending.send_whole(digests, self._name, self._wishes)
+        except ClientError as error:
+            if error.code != "file-too-large":
+                await self._api.retrying().pause(error)
+            return None
+        self._meter.received(file.size)
+        return file
+
+    async def _open_by_digests(self, digests: Digests) -> UploadStatus:
+        opened = await self._open_file(digests, instant=True)
+        if isinstance(opened, Challenged):
+            opened = await self._prove(None, digests, opened.challenge) or await self._open_file(digests, instant=False)
+        if isinstance(opened, Challenged):
+            raise ContentDiffers("the server asks for a proof though none was offered")
+        return opened
+
+    async def _open_file(self, digests: Digests, *, instant: bool) -> Opened:
+        size, chunk_size = self._source.size, self._shared.chunk_size
+        return await self._api.open_file(digests, self._name, size, chunk_size, instant=instant, wishes=self._wishes)
+
+    async def _prove(self, upload_id: str | None, digests: Digests, challenge: Challenge) -> Complete | None:
+        """The file, if the proof is taken; None: the bytes have to be sent."""
+        from uploader.domain.digest import ALGORITHM
+
+        if challenge.algorithm != ALGORITHM:
+            return None
+        proof = await proof_of(self._source, digests, challenge)
+        try:
+            return await self._api.prove(upload_id, digests.md5, challenge.id, self._name, proof)
+        except ServerProblem as error:
+            if error.code != "proof-failed":
+                raise
+            return None
+
+    # Opened first
+
+    async def _by_id(self, upload: Upload, hashing: "asyncio.Task[Digests]") -> File:
+        if upload.size != self._source.size:
+            raise ContentDiffers(f"{upload.name}: the upload is of {upload.size} bytes, here are {self._source.size}")
+        return await self._go_on(await self._api.status(upload.id), hashing)
+
+    async def _by_key(self, hashing: "asyncio.Task[Digests]") -> File:
+        opened = await self._open_by_key(hashing)
+        if opened is None:
+            return await self._by_digests(await hashing)
+        return await self._go_on(opened, hashing)
+
+    async def _go_on(self, opened: UploadStatus, hashing: "asyncio.Task[Digests]") -> File:
+        """Send what it lacks while the source is hashed."""
+        if isinstance(opened, Complete):
+            return opened.file
+        self._told.clear()
+        sending = asyncio.create_task(self._finish(opened))
+        try:
+            await asyncio.wait({sending, hashing}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                return sending.result()
+            digests = hashing.result()
+            alone = self._shared.alone(digests.md5)
+            if alone.locked():
+                await end(sending)  # somebody sends the same bytes at this moment
+            async with alone:
+                return await self._tell_and_finish(opened.upload, digests, sending)
+        finally:
+            await end(sending)
+
+    async def _open_by_key(self, hashing: "asyncio.Task[Digests]") -> UploadStatus | None:
+        """The upload under this file's key, begun now or in an earlier run; None if only the digests can help."""
+        sample = await sample_of(self._source)
+        for attempt in range(_KEY_ATTEMPTS):
+            key = plan.resume_key(self._name, self._source.size, sample, attempt)
+            try:
+                opened = await self._api.open_upload(
+                    self._name, self._source.size, self._shared.chunk_size, key, self._wishes
+                )
+            except NotFound:
+                continue  # it was cancelled, has expired, or its file was deleted
+            except QuotaExceeded:
+                await self._check_room()
+                return None  # the content may be there already
+            if not isinstance(opened, Complete):
+                return opened
+            if opened.file.sha256 == (await hashing).sha256:
+                return opened if opened.file.name == self._name else None
+        return None
+
+    async def _tell_and_finish(self, upload: Upload, digests: Digests, sending: "asyncio.Task[File]") -> File:
+        try:
+            told = await self._api.tell(upload.id, digests)
+        except ServerProblem as error:
+            if error.code == "upload-exists":
+                return await self._meet(str(error.fields.get("id")), upload, digests, sending)
+            raise
+        if isinstance(told, Challenged):
+            told = await self._prove(upload.id, digests, told.challenge) or await self._api.status(upload.id)
+        self._told.set()
+        if isinstance(told, Complete):
+            await end(sending)
+            if told.file.name != self._name:
+                return await self._by_digests_alone(digests)
+            return told.file
+        return await self._finish(told) if sending.cancelled() else await sending
+
+    async def _meet(self, other_id: str, upload: Upload, digests: Digests, sending: "asyncio.Task[File]") -> File:
+        """The caller has another open upload of this content, perhaps from another device: go on with the fuller one."""
+        own, other = await asyncio.gather(self._api.status(upload.id), self._api.status(other_id))
+        if isinstance(own, Open) and (
+            not isinstance(other, Open) or plan.prefers_other(own.upload.received_bytes, other.upload.received_bytes)
+        ):
+            await end(sending)
+            await self._api.cancel(upload.id)
+            return await self._by_digests_alone(digests)
+        # The other one is left to its device. The server computes the digests of ours; `_run` compares them.
+        self._told.set()
+        return await self._finish(own) if sending.cancelled() else await sending
+
+    # Sent, and merged
+
+    async def _finish(self, status: UploadStatus) -> File:
+        """Send what is missing until the upload is a file."""
+        rounds = 0
+        while not isinstance(status, Complete):
+            upload = status.upload
+            self.upload_id = upload.id
+            self._meter.received(upload.received_bytes)
+            if isinstance(status, Merging):
+                status = await self._wait_for_merge(upload.id)
+            elif rounds == _ROUNDS:
+                raise ContentDiffers(f"{self._name}: the server keeps losing chunks")
+            elif upload.missing:
+                rounds += 1
+                status = await self._sending.send_missing(upload)
+            else:
+                status = await self._merge(upload.id)
+        self._meter.received(status.file.size)
+        return status.file
+
+    async def _wait_for_merge(self, upload_id: str) -> UploadStatus:
+        self._meter.enter("merging")
+        pause_seconds = _FIRST_LOOK_SECONDS
+        while isinstance(status := await self._api.status(upload_id), Merging):
+            self._meter.merged(status.upload.merged_bytes)
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(pause_seconds * 2, _LONGEST_LOOK_SECONDS)
+        return status
+
+    async def _merge(self, upload_id: str) -> UploadStatus:
+        try:
+            return await self._api.merge(upload_id)
+        except ServerProblem as error:
+            if error.code != "chunks-missing":
+                raise
+            return await self._api.status(upload_id)
