@@ -294,7 +294,7 @@ async def test_a_backup_is_told_before_it_is_whole_and_where_it_lies(make_stack:
     backups = tmp_path / "backups"
 
     async def told(stack: Stack) -> list[Act]:
-        return (await stack.services.trail_reports.page(Wanted(action="backup.made"), limit=9, after=None))[0]
+        return (await stack.services.audit_log_reports.page(Wanted(action="backup.made"), limit=9, after=None))[0]
 
     async with make_stack() as stack:
         await stack.upload(CONTENTS[0])

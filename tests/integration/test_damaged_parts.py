@@ -553,7 +553,7 @@ async def test_bytes_that_could_not_be_removed_go_with_the_next_collection(stack
         services.files,
         services.closers,
         services.cleanup,
-        services.trail,
+        services.audit_log,
         services.clock,
         closed_retention_seconds=30 * DAY,
     )

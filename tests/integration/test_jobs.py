@@ -58,7 +58,7 @@ def collector_of(stack: Stack, closed_retention_seconds: float = 30 * DAY) -> Co
         services.files,
         services.closers,
         services.cleanup,
-        services.trail,
+        services.audit_log,
         services.clock,
         closed_retention_seconds=retention,
     )

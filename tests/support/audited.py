@@ -1,4 +1,4 @@
-"""What the trail has to say of each command of those who run a server: a command that is new has to be here."""
+"""What the audit log has to say of each command of those who run a server: a command that is new has to be here."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import click
 from uploader.cli import commands_of, main
 from uploader.domain.audit_log import Action
 
-# None: it changes nothing that the trail tells of.
+# None: it changes nothing that the audit log tells of.
 COMMANDS: dict[str, Action | None] = {
     "serve": None,
     "work": None,

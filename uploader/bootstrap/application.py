@@ -169,7 +169,7 @@ def _create_runner(services: Services, wakeups: Wakeups) -> Runner:
             services.files,
             services.closers,
             services.cleanup,
-            services.trail,
+            services.audit_log,
             clock,
             closed_retention_seconds=retention,
         ).as_job(),
@@ -323,7 +323,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
         ),
         TokenHandlers(services.accounts, settings.auth),
         EventHandlers(services.watching, services.reviewing, services.clock),
-        AuditLogHandlers(services.trail_reports, services.clock),
+        AuditLogHandlers(services.audit_log_reports, services.clock),
     )
     ops = OpsHandlers(settings, services.openings, services.health, services.gauges, services.exposition)
     operations = [*operations_of(*handlers), *ops_operations(ops, PageHandlers(settings), settings)]

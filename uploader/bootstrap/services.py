@@ -204,8 +204,8 @@ class Services:
     reviewing: Reviewing
     backups: Backups
     restoring: Restoring
-    trail: AuditLog
-    trail_reports: AuditLogReports
+    audit_log: AuditLog
+    audit_log_reports: AuditLogReports
 
     async def close(self) -> None:
         await self.appends.close()
@@ -233,10 +233,10 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         outbox=create_outbox(events, clock, bells),
     )
     storage = create_storage(settings, database, clock)
-    trail = AuditLog(database, clock, retention_seconds=settings.audit_retention_seconds)
+    audit_log = AuditLog(database, clock, retention_seconds=settings.audit_retention_seconds)
     healing = Healing(database, storage, storage.trash, clock)
     retention = settings.trash_retention_seconds
-    trash = TrashKeeping(database, storage, healing, trail, clock, retention_seconds=retention)
+    trash = TrashKeeping(database, storage, healing, audit_log, clock, retention_seconds=retention)
     redis = create_redis(settings)
     shards = Shards(settings.shards)
     delays = Delays(
@@ -338,9 +338,9 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         health=Health(database, storage, pending, integrity, installation, watching, aside, clock),
         sweeping=Sweeping(database, pending, closers),
         expiry=Expiry(database, closers, expiry_seconds=settings.upload_expiry_seconds),
-        cleanup=Cleanup(database, storage, closers, trail, clock),
+        cleanup=Cleanup(database, storage, closers, audit_log, clock),
         recounting=recounting,
-        reconciling=Reconciling(database, storage, Audit(redis, shards=shards), closers, recounting, trail, clock),
+        reconciling=Reconciling(database, storage, Audit(redis, shards=shards), closers, recounting, audit_log, clock),
         scrubbing=scrubbing,
         trash=trash,
         admission=admission,
@@ -349,8 +349,8 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         reviewing=Reviewing({relay.name: relay for relay in relays}, database, clock),
         bells=bells,
         watching=watching,
-        backups=Backups(database, storage, installation, trail, settings.data, clock),
+        backups=Backups(database, storage, installation, audit_log, settings.data, clock),
         restoring=Restoring(database, storage, pending, RedisMark(redis), settings.data),
-        trail=trail,
-        trail_reports=AuditLogReports(database),
+        audit_log=audit_log,
+        audit_log_reports=AuditLogReports(database),
     )

@@ -13,8 +13,8 @@ from uploader.database import models
 from uploader.database.reports import Page
 from uploader.domain.audit_log import Act
 
-_ACTS = models.trail.c
-_INSERT = insert(models.trail)
+_ACTS = models.audit_log.c
+_INSERT = insert(models.audit_log)
 _OLDEST = select(_ACTS.id).where(_ACTS.created_at < bindparam("before")).order_by(_ACTS.created_at)
 _encode = msgspec.json.Encoder().encode
 
@@ -39,7 +39,7 @@ async def note(connection: AsyncConnection, act: Act | None, **details: object) 
 
 async def acts(connection: AsyncConnection, wanted: Wanted, page: Page) -> list[Act]:
     """A page of the acts that are wanted, by the time of each."""
-    query = select(models.trail)
+    query = select(models.audit_log)
     if wanted.since is not None:
         query = query.where(_ACTS.created_at >= wanted.since)
     if wanted.until is not None:
@@ -69,5 +69,5 @@ async def forget(connection: AsyncConnection, before: datetime, limit: int) -> i
     ids = (await connection.execute(_OLDEST.limit(limit), {"before": before})).scalars().all()
     if not ids:
         return 0
-    result = await connection.execute(delete(models.trail).where(_ACTS.id.in_(ids)))
+    result = await connection.execute(delete(models.audit_log).where(_ACTS.id.in_(ids)))
     return int(cast("CursorResult[Any]", result).rowcount)

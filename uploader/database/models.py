@@ -358,7 +358,7 @@ delivery = Table(
 )
 
 # Who did what to whom. The ids grow with time; no row is ever changed.
-trail = Table(
+audit_log = Table(
     "trail",
     metadata,
     Column("id", Bytewise(32), primary_key=True),

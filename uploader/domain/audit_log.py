@@ -1,4 +1,4 @@
-"""An act is what somebody did, one row of the trail. It names tokens by their ids and never holds a secret."""
+"""An act is what somebody did, one row of the audit log. It names tokens by their ids and never holds a secret."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -206,7 +206,7 @@ class Replayed(Struct):
 
 
 class ActList(Struct):
-    """A page of the trail, the newest first; `next` is the cursor of the following one."""
+    """A page of the audit log, the newest first; `next` is the cursor of the following one."""
 
     acts: list[Act]
     next: str | None
@@ -570,7 +570,7 @@ class EventHandlers:
 class AuditLogHandlers:
     """Who did what to whom, and when."""
 
-    trail: AuditLogReports
+    audit_log: AuditLogReports
     clock: Clock
 
     @_admin(
@@ -590,9 +590,9 @@ class AuditLogHandlers:
             action=call.query_word("action", "", tuple(Action)) or None,
         )
         if wants_csv(call):
-            return csv_stream("audit", tuple(Act.__dataclass_fields__), self.trail.all(wanted))
+            return csv_stream("audit", tuple(Act.__dataclass_fields__), self.audit_log.all(wanted))
         as_of = self.clock.now()
-        page, cursor = await self.trail.page(wanted, limit=limit, after=call.query("after"))
+        page, cursor = await self.audit_log.page(wanted, limit=limit, after=call.query("after"))
         return Json(ActList(page, cursor, as_of))
 
 

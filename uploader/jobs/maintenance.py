@@ -69,7 +69,7 @@ class Cleaner:
 
 
 # Removes blobs that no file refers to, and what is left of closed uploads; forgets those that were closed long ago, and
-# old acts of the trail.
+# old acts of the audit log.
 
 
 _INTERVAL_SECONDS = 60.0
@@ -84,7 +84,7 @@ class Collector:
         files: Files,
         closers: Closers,
         cleanup: Cleanup,
-        trail: AuditLog,
+        audit_log: AuditLog,
         clock: Clock,
         *,
         closed_retention_seconds: float,
@@ -92,7 +92,7 @@ class Collector:
         self._files = files
         self._closers = closers
         self._cleanup = cleanup
-        self._trail = trail
+        self._audit_log = audit_log
         self._clock = clock
         self._closed_retention = timedelta(seconds=closed_retention_seconds)
 
@@ -103,7 +103,7 @@ class Collector:
         """Collect one batch of each."""
         collected = await self._files.collect_all(_BATCH)
         purged = await self._cleanup.purge_closed(self._clock.now() - self._closed_retention, _BATCH)
-        forgotten = await self._trail.forget_old(_BATCH)
+        forgotten = await self._audit_log.forget_old(_BATCH)
         await self._closers.tidy_left()
         return 0.0 if _BATCH in (collected, purged, forgotten) else _INTERVAL_SECONDS
 

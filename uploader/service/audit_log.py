@@ -101,7 +101,7 @@ class AuditLog:
         return await self.database.transact(lambda connection: audit_log.forget(connection, before, limit))
 
 
-# Who did what to whom: the acts of the trail, the newest first.
+# Who did what to whom: the acts of the audit log, the newest first.
 
 
 _SORT = "created_at"
@@ -109,7 +109,7 @@ _BATCH = 1000
 
 
 class AuditLogReports:
-    """Reads the trail."""
+    """Reads the audit log."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

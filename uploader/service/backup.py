@@ -178,7 +178,7 @@ class Backups:
     database: Database
     storage: Store
     installation: Installation
-    trail: AuditLog
+    audit_log: AuditLog
     data: Path
     clock: Clock
 
@@ -221,7 +221,7 @@ class Backups:
         }
         # Before it is whole: a copy of everything that nobody was told of would be none.
         details = {"directory": str(directory), "blobs": copied.blobs, "lacking": len(copied.lacking)}
-        await self.trail.note(Action.BACKUP_MADE, subject=stamp, details=details)
+        await self.audit_log.note(Action.BACKUP_MADE, subject=stamp, details=details)
         crash_point("backup.after_note")
         await asyncio.to_thread(directory.complete, stamp, facts)
         removed = (0, 0)

@@ -145,7 +145,7 @@ class Cleanup:
     database: Database
     storage: Store
     closers: Closers
-    trail: AuditLog
+    audit_log: AuditLog
     clock: Clock
 
     async def clean(
@@ -187,7 +187,7 @@ class Cleanup:
                 "directories": cleaned.directories,
                 "disk_bytes": cleaned.disk_bytes,
             }
-            await self.trail.note(Action.DISK_CLEANED, subject="disk", details=facts)
+            await self.audit_log.note(Action.DISK_CLEANED, subject="disk", details=facts)
 
     async def purge_closed(self, closed_before: datetime, limit: int) -> int:
         """Forget what became of uploads that were closed long ago; returns how many. Where bytes are left they go first,

@@ -37,7 +37,7 @@ from uploader.storage.contents import Trash
 from uploader.tasks import OnePerKey, uninterrupted
 from uploader.wait_budget import in_passing
 
-# What the trail tells of the end of an upload.
+# What the audit log tells of the end of an upload.
 
 
 _ACTIONS = {Reason.EXPIRED: Action.UPLOAD_EXPIRED, Reason.CANCELLED: Action.UPLOAD_CANCELLED}

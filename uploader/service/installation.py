@@ -33,7 +33,7 @@ _ADOPT = "if they are meant to belong together from now on, stop all servers and
 class Belonging:
     """Of which installation each says that it is."""
 
-    # In the store, whatever that is; acts of the trail have it by this name.
+    # In the store, whatever that is; acts of the audit log have it by this name.
     disk: str | None
     database: str | None
     redis: str | None

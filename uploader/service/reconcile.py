@@ -368,7 +368,7 @@ class Reconciling:
     audit: Audit
     closers: Closers
     recounting: Recounting
-    trail: AuditLog
+    audit_log: AuditLog
     clock: Clock
 
     def __post_init__(self) -> None:
@@ -396,7 +396,7 @@ class Reconciling:
         if repaired and drift.kind not in _OF_ROWS:
             action = Action.QUEUE_REPAIRED if drift.kind in _OF_QUEUES else Action.UPLOAD_REPAIRED
             facts = {"kind": drift.kind.value, "expected": drift.expected, "actual": drift.actual}
-            await self.trail.note(action, subject=drift.subject, details=facts)
+            await self.audit_log.note(action, subject=drift.subject, details=facts)
         return repaired
 
     # Blobs, against the disk

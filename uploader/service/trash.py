@@ -40,7 +40,7 @@ class TrashKeeping:
     database: Database
     storage: Store
     healing: Healing
-    trail: AuditLog
+    audit_log: AuditLog
     clock: Clock
     _: KW_ONLY
     retention_seconds: float
@@ -108,7 +108,7 @@ class TrashKeeping:
         restored = await self.storage.trash.restore_upload(found, row)
         if restored:
             logger.warning("an upload has its bytes back from the trash", extra={"upload_id": row.id})
-            await self.trail.note(Action.UPLOAD_RESTORED, subject=row.id, user_id=row.user_id)
+            await self.audit_log.note(Action.UPLOAD_RESTORED, subject=row.id, user_id=row.user_id)
         return restored
 
     async def _is_wanted(self, upload: Upload) -> bool:
@@ -124,7 +124,7 @@ class TrashKeeping:
         """Remove all that no row needs."""
         purged = await self._purge(None)
         if purged.entries:
-            await self.trail.note(Action.TRASH_EMPTIED, subject="trash", details=asdict(purged))
+            await self.audit_log.note(Action.TRASH_EMPTIED, subject="trash", details=asdict(purged))
         return purged
 
     async def make_room(self, disk_bytes: int) -> Purged:

@@ -1,4 +1,4 @@
-"""The card of the trail on the administrators' page, in a real Chromium."""
+"""The card of the audit log on the administrators' page, in a real Chromium."""
 
 import csv
 

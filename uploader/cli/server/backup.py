@@ -118,7 +118,7 @@ def restore(directory: Path, stamp: str | None) -> None:
                 copied = await services.restoring.restore(plan, progress.tell)
             await services.storage.prepare()
             details = {"backup": plan.stamp, "directory": str(plan.directory), "lacking": len(copied.lacking)}
-            await services.trail.note(Action.INSTALLATION_RESTORED, subject=plan.installation, details=details)
+            await services.audit_log.note(Action.INSTALLATION_RESTORED, subject=plan.installation, details=details)
             return plan.stamp, copied, await services.cleanup.count_lost()
         finally:
             services.storage.stop()

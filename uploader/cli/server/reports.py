@@ -126,7 +126,9 @@ def audit(
         columns = tuple(Act.__dataclass_fields__)
         if as_csv:
             sys.stdout.write(csv_lines([columns]))
-        async for batch in services.trail_reports.all(Wanted(since=since, until=until, user_id=user_id, action=action)):
+        async for batch in services.audit_log_reports.all(
+            Wanted(since=since, until=until, user_id=user_id, action=action)
+        ):
             if as_csv:
                 sys.stdout.write(csv_lines([getattr(act, column) for column in columns] for act in batch))
                 continue

@@ -1,4 +1,4 @@
-"""No command of those who run a server is forgotten by the trail, and the page has a word for each action."""
+"""No command of those who run a server is forgotten by the audit log, and the page has a word for each action."""
 
 from pathlib import Path
 

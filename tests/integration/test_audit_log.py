@@ -1,4 +1,4 @@
-"""The trail: every administrative route leaves a row of who did what to whom, in the transaction of what it tells."""
+"""The audit log: every administrative route leaves a row of who did what to whom, in the transaction of what it tells."""
 
 import asyncio
 import csv
@@ -34,13 +34,13 @@ DAY_SECONDS = 86400
 
 async def acts(stack: Stack, **wanted: Any) -> list[Act]:
     """The newest first."""
-    found, _ = await stack.services.trail_reports.page(Wanted(**wanted), limit=1000, after=None)
+    found, _ = await stack.services.audit_log_reports.page(Wanted(**wanted), limit=1000, after=None)
     return found
 
 
 async def rows_in(database: Database) -> list[Any]:
     async with database.engine.connect() as connection:
-        return list(await connection.execute(select(models.trail)))
+        return list(await connection.execute(select(models.audit_log)))
 
 
 def open_upload_of(stack: Stack, content: Content = CONTENT) -> Callable[[], Awaitable[str]]:
@@ -74,7 +74,7 @@ async def replay(root: httpx2.AsyncClient, stack: Stack) -> httpx2.Response:
     return await root.post("/admin/events/replay", json={})
 
 
-# Every route that may change something, what calls it, and what the trail has to say then; None: it changes nothing.
+# Every route that may change something, what calls it, and what the audit log has to say then; None: it changes nothing.
 ROUTES: dict[tuple[str, str], tuple[Callable[[httpx2.AsyncClient, Stack], Awaitable[httpx2.Response]], Action] | None]
 ROUTES = {
     ("POST", "/admin/usage/recount"): None,
@@ -95,7 +95,7 @@ async def test_every_administrative_route_says_who_called_it(make_stack_on: Make
             for method in methods
             if path.startswith("/admin/") and method != "get"
         }
-        assert changing == set(ROUTES), "a route that changes something leaves a row of the trail: say which"
+        assert changing == set(ROUTES), "a route that changes something leaves a row of the audit log: say which"
         secrets = [stack.client.headers["authorization"]]
         root = await stack.client_of("root", admin=True)
         secrets.append(root.headers["authorization"])
@@ -218,7 +218,7 @@ async def test_what_reconcile_repairs_is_told_with_the_figures(make_stack_on: Ma
 async def test_an_adoption_and_a_restore_are_told(make_stack_on: MakeStack) -> None:
     async with make_stack_on() as stack:
         adopted = await stack.services.installation.adopt()
-        await stack.services.trail.note(Action.INSTALLATION_RESTORED, subject=adopted, details={"files": 1})
+        await stack.services.audit_log.note(Action.INSTALLATION_RESTORED, subject=adopted, details={"files": 1})
         restored, told = (await acts(stack))[:2]
         assert (told.action, told.subject, told.details["database"]) == ("installation.adopted", adopted, adopted)
         assert (restored.action, restored.details) == ("installation.restored", {"files": 1})
@@ -304,8 +304,8 @@ async def test_acts_are_kept_for_as_long_as_is_set(
         assert len(await acts(stack)) == 2
         clock.advance(31 * DAY_SECONDS)
         await stack.services.accounts.set_total_space("alice", 7)
-        assert await stack.services.trail.forget_old(1) == (1 if retention_seconds else 0)
-        await stack.services.trail.forget_old(1000)
+        assert await stack.services.audit_log.forget_old(1) == (1 if retention_seconds else 0)
+        await stack.services.audit_log.forget_old(1000)
         assert len(await acts(stack)) == left
         assert len(await acts(stack, since=clock.now() - timedelta(seconds=1))) == 1
 
