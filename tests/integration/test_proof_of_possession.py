@@ -371,7 +371,7 @@ async def test_after_a_loss_of_redis_a_challenge_is_unknown_and_a_new_one_serves
         assert (await prove(bob, await challenged(bob))).status_code == 201
 
 
-# Cheating; tests/unit/test_proof.py has ten thousand
+# Cheating; tests/unit/test_digest.py has ten thousand
 
 
 async def test_every_try_without_the_content_fails(make_stack: MakeStack) -> None:

@@ -193,7 +193,7 @@ if ENDED[state] then""",
     _mutant(
         "expiry goes on after a jump of the clock",
         ("Pause.active", "or abs(wall_passed - steady_passed) > _JUMP_SECONDS", ""),
-        tests="tests/unit/test_pause.py",
+        tests="tests/unit/test_runner.py",
     ),
     _mutant("an end that is not announced", ("Closers.announce", "await self.pending.lease(upload.id)", "pass")),
     _mutant(

@@ -2,12 +2,26 @@
 
 import base64
 import hashlib
+import random
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uploader.domain.digest import EMPTY_MD5, EMPTY_SHA256, parse_content_digest, parse_content_md5, parse_hex
+from tests.support.content import KIB, MIB, Content
+from tests.support.proofs import proof_by
+from uploader.domain.digest import (
+    EMPTY_MD5,
+    EMPTY_SHA256,
+    RANGE_BYTES,
+    Challenge,
+    draw_ranges,
+    parse_content_digest,
+    parse_content_md5,
+    parse_hex,
+    proof_of,
+)
 
 MD5 = hashlib.md5(b"content").digest()
 SHA256 = hashlib.sha256(b"content").digest()
@@ -91,3 +105,101 @@ def test_any_header_is_parsed_or_refused(header: str) -> None:
         except ValueError:
             continue
         assert isinstance(parsed, dict) or len(parsed) == 16
+
+
+# Which ranges a challenge asks for, and what a holder of a part gets away with.
+
+
+COUNT = 64
+WHOLE = COUNT * RANGE_BYTES
+
+
+def drawn(size: int, seed: int, count: int = COUNT) -> list[tuple[int, int]]:
+    return draw_ranges(size, count, random.Random(seed).randrange)
+
+
+@given(st.integers(1, 2**63 - 1), st.integers(0, 2**32), st.integers(1, 1024))
+def test_ranges_lie_within_the_content_in_order_and_are_not_more_than_asked_for(
+    size: int, seed: int, count: int
+) -> None:
+    ranges = drawn(size, seed, count)
+    assert ranges == sorted(ranges)
+    assert all(offset >= 0 and length > 0 and offset + length <= size for offset, length in ranges)
+    assert sum(length for _, length in ranges) == min(size, count * RANGE_BYTES)
+
+
+@pytest.mark.parametrize("size", [1, RANGE_BYTES, WHOLE])
+def test_of_small_content_the_whole_is_asked_for(size: int) -> None:
+    assert drawn(size, 0) == [(0, size)]
+
+
+def test_of_large_content_64_ranges_of_4_kib_are_asked_for_each_from_a_stretch_of_its_own() -> None:
+    size = 64 * MIB
+    ranges = drawn(size, 0)
+    assert [length for _, length in ranges] == [4 * KIB] * 64
+    assert [offset // MIB for offset, _ in ranges] == list(range(64))
+
+
+def test_ranges_are_drawn_anew_each_time() -> None:
+    assert len({tuple(drawn(MIB, seed)) for seed in range(100)}) == 100
+
+
+@given(st.integers(WHOLE + 1, 2**40), st.integers(0, 2**32), st.data())
+def test_who_lacks_two_stretches_in_a_row_always_lacks_a_range(size: int, seed: int, data: st.DataObject) -> None:
+    lacking = -(-2 * size // COUNT) + RANGE_BYTES
+    begin = data.draw(st.integers(0, size - lacking))
+    assert any(offset < begin + lacking and offset + length > begin for offset, length in drawn(size, seed))
+
+
+@pytest.mark.parametrize("percent", [50, 75, 90])
+def test_who_lacks_pieces_here_and_there_is_found_out_as_often_as_the_documents_say(percent: int) -> None:
+    """The bound is (share held) ** 64: with 4 KiB pieces drawn at random, a range touches up to two of them."""
+    size, tries, passed = 4 * MIB, 1000, 0
+    for seed in range(tries):
+        generator = random.Random(seed)
+        held = [generator.randrange(100) < percent for _ in range(size // RANGE_BYTES)]
+        ranges = draw_ranges(size, COUNT, generator.randrange)
+        passed += all(
+            held[offset // RANGE_BYTES] and held[(offset + length - 1) // RANGE_BYTES] for offset, length in ranges
+        )
+    assert passed <= tries * (percent / 100) ** COUNT + 5
+
+
+def challenge_for(content: Content, nonce: bytes, ranges: list[tuple[int, int]]) -> Challenge:
+    return Challenge(
+        id="c",
+        nonce=nonce,
+        user_id="alice",
+        md5=content.md5,
+        sha256=content.sha256,
+        size=content.size,
+        ranges=ranges,
+        expires_at=datetime.now(UTC),
+    )
+
+
+def test_the_proof_is_the_one_of_the_contract() -> None:
+    content = Content(MIB)
+    ranges = drawn(content.size, 7)
+    sent = {"nonce": "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=", "user_id": "alice", "ranges": ranges}
+    contents = [content.data[offset : offset + length] for offset, length in ranges]
+    proof = proof_of(challenge_for(content, bytes(range(32)), ranges), contents)
+    assert proof.hex() == proof_by(content.data, sent, content.sha256)
+
+
+def test_ten_thousand_tries_with_less_than_the_content_succeed_never() -> None:
+    """A try succeeds if all bytes that are asked for are right; nothing but the MAC over them is sent."""
+    content, generator = Content(MIB), random.Random(0)
+    half = MIB // 2
+    held_by = [
+        bytes(MIB),  # who knows the hash alone
+        content.data[:half].ljust(MIB),
+        content.data[half:].rjust(MIB),
+        b"".join(content.data[at : at + 4096] if at & 4096 else bytes(4096) for at in range(0, MIB, 4096)),
+    ]
+    successes = 0
+    for number in range(10_000):
+        ranges = draw_ranges(MIB, COUNT, generator.randrange)
+        held, right = memoryview(held_by[number % len(held_by)]), memoryview(content.data)
+        successes += all(held[at : at + length] == right[at : at + length] for at, length in ranges)
+    assert successes == 0

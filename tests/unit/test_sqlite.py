@@ -2,18 +2,31 @@
 
 import asyncio
 import os
+import sqlite3
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import closing
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from resource import RUSAGE_THREAD, getrusage
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Executable, bindparam, event, insert, select, text, update
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from tests.conftest import MakeStack
+from tests.support.content import Content
+from tests.support.rows import NOW, Transactions, digests, file_row, upload_row
 from tests.support.statements import statements
+from tests.support.twin_statements import compare_statements
+from uploader.database import models, queries, transactions
 from uploader.database.engine import Database, Duplicate
+from uploader.database.queries import Token
+from uploader.database.transactions import users
+from uploader.domain.upload import File, Reason, State
+from uploader.errors import DatabaseDamaged, QuotaExceeded, Unavailable
 
 
 class Scene:
@@ -209,3 +222,271 @@ def _evicted(path: Path) -> bool:
         came_from_disk = getrusage(RUSAGE_THREAD).ru_inblock > before
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     return came_from_disk
+
+
+# Statements as text: they find, change and raise what they would if SQLAlchemy ran them.
+
+
+# Composed and decomposed, beyond the BMP, what SQL and formats give a meaning to, and what ends a string elsewhere.
+NAMES = (
+    "A\u030angstro\u0308m/\u00c5.bin",
+    "\U0001f4be \U0010ffff",
+    "%s %(name)s :name ? ' \" \\ --",
+    "a\x01\x7f\ufffd",
+)
+LARGEST = 2**63 - 1
+ELSEWHERE = timezone(timedelta(hours=-5, minutes=-30))
+
+RENAME = update(models.file).where(models.file.c.id == bindparam("file_id")).values(name=bindparam("new_name"))
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[Executable]:
+    return compare_statements(monkeypatch)
+
+
+@pytest.fixture
+async def act(sqlite_url: str) -> AsyncIterator[Transactions]:
+    database = Database(sqlite_url)
+    yield Transactions(database)
+    await database.close()
+
+
+# The same
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_file_becomes_and_goes_as_by_sqlalchemy(
+    compared: list[Executable], act: Transactions, name: str
+) -> None:
+    moment = datetime(2030, 2, 28, 23, 59, 59, 1, tzinfo=ELSEWHERE)
+    read = act.database.read
+    await act.create_user(name, LARGEST)
+    assert (await read(lambda c: queries.usage(c, name))).total_space == LARGEST  # type: ignore[union-attr]
+    opened = upload_row(
+        name, LARGEST - 5, "content", name=name, idempotency_key=name, created_at=moment, updated_at=moment
+    )
+    assert await read(lambda c: queries.open_upload_by_md5(c, name, opened.md5 or "")) is None
+    await act.open(opened)
+    assert await read(lambda c: queries.open_upload_by_md5(c, name, opened.md5 or "")) == opened
+    assert await read(lambda c: queries.upload_by_id(c, opened.id, lock=True)) == opened
+    assert await read(lambda c: queries.upload_by_idempotency_key(c, name, name)) == opened
+    assert await read(lambda c: queries.open_uploads(c, name)) == [opened]
+    with pytest.raises(Duplicate):
+        await act.open(opened)
+    with pytest.raises(QuotaExceeded):
+        await act.open(upload_row(name, 6))
+    assert (await act.flush((opened, 0, LARGEST - 5))).changed == 1
+    file = await act.merge(opened, "content")
+    assert (file.name, file.size, file.instant) == (name, LARGEST - 5, False)
+    for found in (
+        await read(lambda c: queries.file_by_id(c, name, file.id)),
+        await read(lambda c: queries.newest_file(c, name, file.md5 or "", size=file.size, name=name, sound=True)),
+        await read(lambda c: queries.file_by_content(c, name, file.sha256, name)),
+    ):
+        assert found == file
+    blob = await read(lambda c: queries.blob_by_sha256(c, file.sha256))
+    assert blob is not None
+    assert await read(lambda c: queries.blobs_by_md5(c, file.md5 or "", file.size)) == [blob]
+    assert await act.delete(file)
+    assert len({id(statement) for statement in compared}) >= 20
+
+
+async def test_an_upload_ends_as_by_sqlalchemy(compared: list[Executable], act: Transactions) -> None:
+    await act.create_user()
+    by_id = await act.open(upload_row(md5=None))
+    told = await act.database.transact(lambda c: transactions.tell_digests(c, by_id.id, digests("a")["md5"], None))
+    assert (told.md5, told.sha256) == (digests("a")["md5"], None)
+    closed = await act.close(told, Reason.CANCELLED)
+    found = await act.database.read(
+        lambda c: queries.newest_closed_upload(c, "alice", closed.md5 or "", NOW - timedelta(microseconds=1))
+    )
+    assert found is not None
+    assert (found.id, found.state, found.closed_at) == (by_id.id, State.CANCELLED, NOW)
+    await act.upload_and_merge(seed="b")
+    again, is_new = await act.instant(file_row(seed="b", name="another"))
+    assert is_new
+    assert (again.instant, again.created_at) == (True, NOW)
+    token = Token(token_sha256="0" * 64, user_id="alice", admin=True, created_at=NOW, revoked_at=None)
+    await act.database.transact(lambda c: users.create_token(c, token))
+    assert await act.database.read(lambda c: queries.token_by_hash(c, token.token_sha256)) == token
+    assert compared
+
+
+async def test_what_http_asks_is_answered_as_by_sqlalchemy(
+    make_stack: MakeStack, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = compare_statements(monkeypatch)
+    content, cancelled = Content(3000, seed=1), Content(3000, seed=2)
+    async with make_stack(database_url=sqlite_url) as stack:
+        uploaded = await stack.upload(content)
+        assert uploaded.status_code == 201
+        await stack.open(cancelled)
+        assert (await stack.client.delete(f"/files/{cancelled.md5}")).status_code == 204
+        for path in (f"/files/{content.md5}", "/uploads", "/me/files", "/me/usage"):
+            assert (await stack.client.get(path)).status_code == 200
+        assert (await stack.client.get(f"/files/{cancelled.md5}")).status_code == 410
+        assert (await stack.client.post("/files/status", json={"md5s": [content.md5]})).status_code == 200
+        assert (await stack.open(content)).json()["state"] == "complete"
+        assert (await stack.client.delete(f"/me/files/{uploaded.json()['file']['id']}")).status_code == 204
+    assert len({id(statement) for statement in compared}) >= 15
+
+
+async def test_a_small_file_takes_nothing_of_sqlalchemy(make_stack: MakeStack, sqlite_url: str) -> None:
+    async with make_stack(database_url=sqlite_url) as stack:
+        await stack.upload(Content(1000, seed=1))  # so that the user, and the room of the disk, are known
+        run: list[str] = []
+        event.listen(
+            stack.services.database.engine.sync_engine,
+            "before_cursor_execute",
+            lambda _connection, _cursor, statement, *_: run.append(statement),
+        )
+        assert (await stack.upload(Content(1000, seed=2))).status_code == 201
+        assert run == []
+
+
+# Many values
+
+
+async def test_one_statement_with_many_values(compared: list[Executable], act: Transactions) -> None:
+    rows = [_columns(file_row(seed=str(number), name=name)) for number, name in enumerate(NAMES)]
+    counts = []
+
+    async def write(connection: AsyncConnection) -> None:
+        counts.append((await connection.execute(insert(models.file), rows)).rowcount)
+        named = [{"file_id": row["id"], "new_name": "same"} for row in rows[:3]]
+        counts.append((await connection.execute(RENAME, named)).rowcount)
+
+    await act.database.transact(write)
+    assert counts == [4, 3]
+    assert len(compared) == 2
+    found = await act.database.read(lambda c: queries.files(c, "alice", limit=10, after=None, prefix=None, part=None))
+    assert sorted(file.name for file in found) == sorted(["same"] * 3 + [NAMES[3]])
+
+
+async def test_one_statement_with_other_values_than_before(compared: list[Executable], act: Transactions) -> None:
+    user = insert(models.user_info)
+
+    async def write(connection: AsyncConnection) -> None:
+        await connection.execute(user, {"user_id": "alice", "total_space": 5})
+        await connection.execute(user, {"user_id": "bob"})
+
+    await act.database.transact(write)
+    usages = [await act.database.read(lambda c, name=name: queries.usage(c, name)) for name in ("alice", "bob")]  # type: ignore[misc]
+    assert [usage and usage.total_space for usage in usages] == [5, 0]
+    assert len(compared) == 4
+
+
+async def test_a_list_that_is_expanded_stays_with_sqlalchemy(act: Transactions) -> None:
+    for name in ("alice", "bob", "carol"):
+        await act.create_user(name)
+    of = models.user_info.c.user_id
+    query = select(of).where(of.in_(bindparam("names", expanding=True))).order_by(of)
+
+    async def read(connection: AsyncConnection, names: list[str]) -> list[str]:
+        return list((await connection.execute(query, {"names": names})).scalars())
+
+    for names in (["alice"], ["bob", "carol"], []):
+        assert await act.database.read(lambda c, names=names: read(c, names)) == names  # type: ignore[misc]
+
+
+async def test_texts_and_what_sqlalchemy_runs_are_of_one_transaction(act: Transactions) -> None:
+    async def write(connection: AsyncConnection) -> None:
+        await users.create_user(connection, "alice", 1)
+        await connection.execute(insert(models.user_info), {"user_id": "bob"})
+        assert await queries.usage(connection, "alice") is not None
+        everybody = (await connection.execute(select(models.user_info.c.user_id))).scalars().all()
+        assert sorted(everybody) == ["alice", "bob"]
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        await act.database.transact(write)
+    for name in ("alice", "bob"):
+        assert await act.database.read(lambda c, name=name: queries.usage(c, name)) is None  # type: ignore[misc]
+
+
+# Errors
+
+
+async def _raised(connection: AsyncConnection, statement: Executable, values: Any) -> Exception:
+    try:
+        await connection.execute(statement, values)
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+async def test_what_a_constraint_refuses_is_refused_as_by_sqlalchemy(
+    compared: list[Executable], act: Transactions
+) -> None:
+    await act.create_user()
+    user = insert(models.user_info)
+
+    async def write(connection: AsyncConnection) -> list[Exception]:
+        refused = ({"user_id": "alice"}, {"user_id": "bob", "total_space": -1}, {"user_id": None})
+        return [await _raised(connection, user, values) for values in refused]
+
+    taken, negative, null = await act.database.transact(write)
+    for error in (taken, negative, null):
+        assert isinstance(error, IntegrityError)
+        assert "alice" not in str(error), "values do not belong into logs"
+    assert len(compared) == 3
+    with pytest.raises(Duplicate):
+        await act.create_user()
+    with pytest.raises(IntegrityError):
+        await act.create_user("bob", -1)
+
+
+async def test_a_number_too_large_is_an_error_before_sqlite_sees_it(act: Transactions) -> None:
+    with pytest.raises(OverflowError):
+        await act.create_user(total_space=LARGEST + 1)
+
+
+async def test_a_database_that_another_process_locks_is_away(act: Transactions) -> None:
+    sync_engine = act.database.engine.sync_engine
+    event.listen(sync_engine, "checkout", lambda driver, *_: driver.execute("PRAGMA busy_timeout=1"))
+    with closing(sqlite3.connect(act.database.engine.url.database or "", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(Unavailable) as refused:
+            await act.create_user()
+        other.execute("ROLLBACK")
+    assert isinstance(refused.value.__cause__, OperationalError)
+    await act.create_user()
+
+
+async def test_a_page_that_can_not_be_read_is_damage(act: Transactions) -> None:
+    await act.create_user()
+    await act.database.close()
+    path = Path(act.database.engine.url.database or "")
+    with closing(sqlite3.connect(path)) as connection:
+        roots = connection.execute("SELECT rootpage FROM sqlite_master WHERE tbl_name = 'user_info'").fetchall()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    with path.open("r+b") as file:
+        for (page,) in roots:
+            file.seek((page - 1) * size)
+            file.write(b"\xff" * size)
+    with pytest.raises(DatabaseDamaged):
+        await act.database.read(lambda c: queries.usage(c, "alice"))
+
+
+async def test_a_commit_that_is_refused_leaves_nothing(act: Transactions) -> None:
+    """As that of a foreign key which is looked at only then."""
+    child = "CREATE TABLE child (parent INTEGER REFERENCES parent(id) DEFERRABLE INITIALLY DEFERRED)"
+    for statement in ("CREATE TABLE parent (id INTEGER PRIMARY KEY)", child):
+        await act.database.transact(lambda c, statement=statement: c.execute(text(statement)))  # type: ignore[misc]
+    event.listen(
+        act.database.engine.sync_engine, "checkout", lambda driver, *_: driver.execute("PRAGMA foreign_keys=ON")
+    )
+
+    async def orphan(connection: AsyncConnection) -> None:
+        await users.create_user(connection, "alice", 1)
+        await connection.execute(text("INSERT INTO child VALUES (:parent)"), {"parent": 1})
+
+    with pytest.raises(IntegrityError) as refused:
+        await act.database.transact(orphan)
+    assert isinstance(refused.value.orig, sqlite3.IntegrityError)
+    await act.create_user()
+
+
+def _columns(file: File) -> dict[str, Any]:
+    return {name: getattr(file, name) for name in queries.FILE_COLUMNS}

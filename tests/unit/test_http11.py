@@ -1,11 +1,13 @@
-"""Bodies past the parser: the same requests, torn at every byte, get the same answers as from uvicorn as it is."""
+"""How long the head of a request may take, where one timer serves all heads of a connection."""
 
 import asyncio
 import gc
 import hashlib
 import json
+import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +27,9 @@ from uploader.http.server.connections import CONNECTIONS_STATE, Connections
 from uploader.http.server.http11 import HttpConnection
 from uploader.http.server.process import ConnectionLimits
 from uploader.http.shared.proxies import Networks
+
+# Bodies past the parser: the same requests, torn at every byte, get the same answers as from uvicorn as it is.
+
 
 LIMITS = ConnectionLimits(
     max_connections=10,
@@ -483,4 +488,73 @@ async def test_what_an_application_sends_without_a_pause_does_not_pile_up() -> N
     await wire.turns()
     assert max(waiting) < 100_000
     assert wire.answers.count(bytes(10_000)) == 40
+    await wire.end()
+
+
+@pytest.fixture(name="wire")
+async def quick_wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
+    monkeypatch.setattr(sys.modules[__name__], "LIMITS", replace(LIMITS, header_timeout_seconds=0.05))
+    return Wire(HttpConnection, Echo())
+
+
+async def is_closed(wire: Wire) -> bool:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not wire.closing:
+            await asyncio.sleep(0.01)
+    return True
+
+
+async def rang(wire: Wire) -> None:
+    """The timer that was set for an earlier head has run out."""
+    timer: Any = wire.protocol._http._head_timer
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while timer is not None and wire.protocol._http._head_timer is timer:
+            await asyncio.sleep(0.01)
+
+
+async def test_between_two_requests_no_head_is_late(wire: Wire) -> None:
+    await wire.feed(GET)
+    await wire.turns()
+    await rang(wire)
+    assert not wire.closing
+    await wire.end()
+
+
+async def test_a_head_has_its_own_time_whatever_those_before_it_took(wire: Wire) -> None:
+    await wire.feed(GET)
+    await wire.turns()
+    await wire.feed(GET[:-1])
+    wire.protocol._http._head_late_at += 60
+    await rang(wire)
+    assert not wire.closing
+    await wire.end()
+
+
+async def test_a_head_that_is_late_after_others_were_in_time_closes_the_connection(wire: Wire) -> None:
+    await wire.feed(GET)
+    await wire.turns()
+    await rang(wire)
+    await wire.feed(GET[:-1])
+    assert await is_closed(wire)
+    await wire.end()
+
+
+async def test_a_head_that_never_ends_does_not_cost_the_request_before_it_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "LIMITS", replace(LIMITS, header_timeout_seconds=0.05))
+    go_on = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await go_on.wait()
+        await Echo()(scope, receive, send)
+
+    wire = Wire(HttpConnection, app)
+    await wire.feed(GET + GET[:-1])
+    assert wire.protocol.eof_received() is True
+    await rang(wire)
+    assert not wire.closing
+    go_on.set()
+    assert await is_closed(wire)
+    assert wire.answers.count(b"HTTP/1.1 200") == 1
     await wire.end()

@@ -1,19 +1,88 @@
-"""Bytes of a base: compared with its signature before they are copied, in few reads, and no more than a chunk may cost."""
+"""How contents are cut into pieces, for clients that cut by themselves."""
 
+import hashlib
 import io
+import json
 import random
 from collections.abc import Sequence
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.content import KIB, MIB, Content
+from tests.support.deltas import copied, literal
 from uploader.domain import delta
-from uploader.domain.delta import Pieces, cuts_for, pieces_of
-from uploader.errors import BaseUnusable, InvalidDelta
+from uploader.domain.delta import MAX_INSTRUCTIONS, Copy, Cuts, Pieces, cuts_for, literal_head, pieces_of
+from uploader.errors import BaseUnusable, ChunkLengthMismatch, InvalidDelta
+from uploader.http.bodies.delta import InstructionReader
 from uploader.service.delta import DeltaBase, most_compared
 from uploader.storage.s3.contents.signatures import BytesBlob
+
+GIB = 1 << 30
+CONTENT = Content(4 * MIB)
+
+
+def ends_of(content: bytes) -> list[int]:
+    return list(accumulate(length for length, _ in pieces_of(io.BytesIO(content), cuts_for(len(content)))))
+
+
+@pytest.mark.parametrize(
+    ("size", "average"),
+    [(0, 64 * KIB), (2 * GIB, 64 * KIB), (3 * GIB, 128 * KIB), (30 * GIB, MIB), (1 << 44, MIB)],
+)
+def test_larger_contents_have_larger_pieces(size: int, average: int) -> None:
+    assert cuts_for(size) == Cuts(min=average // 4, avg=average, max=average * 4)
+
+
+def test_a_piece_is_known_by_a_part_of_its_sha256() -> None:
+    at = 0
+    for length, hashed in pieces_of(io.BytesIO(CONTENT.data), cuts_for(CONTENT.size)):
+        assert hashed == hashlib.sha256(CONTENT.data[at : at + length]).digest()[:16]
+        assert length <= 256 * KIB
+        at += length
+    assert at == CONTENT.size
+
+
+def test_an_insertion_moves_no_cut_after_it() -> None:
+    before, after = ends_of(CONTENT.data), ends_of(b"x" + CONTENT.data)
+    assert set(before) & {end - 1 for end in after} > set(before[5:])
+
+
+def test_the_cuts_are_those_that_were_told_once() -> None:
+    # Kept signatures, and clients with another version, go by them.
+    assert ends_of(Content(MIB).data) == [
+        111536,
+        238843,
+        366899,
+        408045,
+        498646,
+        518783,
+        640682,
+        734683,
+        805292,
+        902728,
+        1048576,
+    ]
+
+
+def test_the_head_says_how_to_cut() -> None:
+    head = delta.head_of(CONTENT.size, CONTENT.sha256)
+    assert head.endswith(b"}\n")
+    assert json.loads(head) == {
+        "algorithm": "fastcdc-2020",
+        "min": 16 * KIB,
+        "avg": 64 * KIB,
+        "max": 256 * KIB,
+        "hash": "sha-256-128",
+        "size": CONTENT.size,
+        "sha256": CONTENT.sha256,
+    }
+
+
+# Bytes of a base: compared with its signature before they are copied, in few reads, and no more than a chunk may cost.
+
 
 DATA = Content(8 * MIB, seed=3).data
 RECORDS = list(pieces_of(io.BytesIO(DATA), cuts_for(len(DATA))))
@@ -136,3 +205,74 @@ async def test_an_honest_client_does_not_meet_the_bound(block_bytes: int | None,
         count = min(length, chunk_bytes - copied)
         assert await base.read([(offset, count)]) == wanted([(offset, count)])
         copied += count
+
+
+# The instructions of a chunk, in pieces of every size, and what is wrong with them.
+
+
+BASE = bytes(range(200))
+
+
+def made(body: bytes, chunk_bytes: int, piece_bytes: int, part_bytes: int = 16) -> bytes:
+    """What the instructions make of the base, if they come in pieces of this size."""
+    reader = InstructionReader(len(BASE), chunk_bytes, part_bytes)
+    chunk = b""
+    for at in range(0, len(body), piece_bytes):
+        for part in reader.feed(memoryview(body)[at : at + piece_bytes]):
+            assert (part.length if isinstance(part, Copy) else len(part)) <= part_bytes
+            chunk += BASE[part.offset : part.offset + part.length] if isinstance(part, Copy) else part
+    reader.end()
+    return chunk
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 2, 5, 13, 14, 1000])
+def test_a_chunk_is_made_of_what_is_copied_and_what_is_literal(piece_bytes: int) -> None:
+    body = copied(3, 40) + literal(b"x" * 33) + literal(b"") + copied(200, 0) + copied(0, 200) + literal(b"y")
+    wanted = BASE[3:43] + b"x" * 33 + BASE + b"y"
+    assert made(body, len(wanted), piece_bytes) == wanted
+
+
+def test_the_client_writes_what_the_server_reads() -> None:
+    assert Copy(3, 40).encode() == copied(3, 40)
+    assert literal_head(2) + b"xy" == literal(b"xy")
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 1000])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x02",
+        b"\xff" * 20,
+        copied(0, 10) + b"\x00\x00",
+        literal(b"1234567890")[:-1],
+        copied(191, 10),
+        copied(2**64 - 1, 10),
+        copied(201, 0),
+    ],
+)
+def test_what_is_no_instruction_is_refused(body: bytes, piece_bytes: int) -> None:
+    with pytest.raises(InvalidDelta):
+        made(body, 10, piece_bytes)
+
+
+@pytest.mark.parametrize(
+    ("body", "received"),
+    [
+        (b"", 0),
+        (copied(0, 9), 9),
+        (copied(0, 11), 11),
+        (literal(b"12345678901"), 11),
+        (literal_head(2**32 - 1), 2**32 - 1),
+    ],
+)
+def test_what_makes_a_chunk_of_another_length_is_refused(body: bytes, received: int) -> None:
+    with pytest.raises(ChunkLengthMismatch) as caught:
+        made(body, 10, 1000)
+    assert caught.value.fields == {"expected": 10, "received": received}
+
+
+def test_there_are_no_more_instructions_than_that() -> None:
+    body = copied(0, 1) * MAX_INSTRUCTIONS
+    assert made(body, MAX_INSTRUCTIONS, 1 << 20) == BASE[:1] * MAX_INSTRUCTIONS
+    with pytest.raises(InvalidDelta, match="more than 65536"):
+        made(body + copied(0, 0), MAX_INSTRUCTIONS, 1 << 20)
