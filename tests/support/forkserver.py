@@ -28,8 +28,9 @@ _ROOT = Path(__file__).parents[2]
 _IMPORTED = (
     *(
         "uploader.bootstrap",
-        "uploader.cli",
-        "uploader.client",
+        *("uploader.cli.shell", "uploader.cli.client.put", "uploader.cli.client.get", "uploader.cli.client.sync"),
+        *("uploader.cli.client.files", "uploader.cli.client.display", "uploader.cli.server.serve"),
+        *("uploader.client", "uploader.client.many", "uploader.client.download", "uploader.client.transport"),
         "uploader.http.server.http11",
         "uploader.cli.server.services",
         "uploader.database.migrate",

@@ -1,4 +1,4 @@
-"""The HTTP contract as typed calls, one for each that a client needs. Decides nothing: `transfers` does."""
+"""The HTTP contract as typed calls, one for each that a client needs. Decides nothing."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager

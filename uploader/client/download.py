@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -34,10 +34,10 @@ from uploader.client.errors import (
     Unreachable,
     Unwritable,
 )
-from uploader.client.files import LocalFile, Outcome, There, Wanted, Watcher, ambiguous
+from uploader.client.files import LocalFile, ManyFiles, Outcome, There, Wanted, ambiguous
 from uploader.client.model import File, How
 from uploader.client.plan import checked_name, checked_path
-from uploader.client.transfer import Meter, Progress, Shared, all_or_none
+from uploader.client.transfer import Meter, Progress, all_or_none
 
 _READ_BYTES = 1 << 20
 
@@ -222,19 +222,19 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
 class Downloading:
     """Brings one file here."""
 
-    def __init__(self, api: Api, file: File, meter: Meter, gate: asyncio.Event) -> None:
-        self._api = api
-        self._file = file
-        self._meter = meter
-        self._gate = gate  # closed while the transfer is paused
+    api: Api
+    file: File
+    meter: Meter
+    gate: asyncio.Event  # closed while the transfer is paused
 
     async def run(self, target: Path, *, overwrite: bool) -> How:
         """To a path: whether it was fetched, or present. Raises ClientError. What has arrived stays for the next run."""
-        if not _SHA256.fullmatch(self._file.sha256):
-            raise BadAnswer(f"{self._file.name}: the server names a SHA-256 that is none")
+        if not _SHA256.fullmatch(self.file.sha256):
+            raise BadAnswer(f"{self.file.name}: the server names a SHA-256 that is none")
         try:
             return await self._run(target, overwrite=overwrite)
         except OSError as error:
@@ -246,150 +246,124 @@ class Downloading:
         try:
             await self._fetch(stream)
         except OSError as error:
-            raise Unwritable(f"{self._file.name} can't be written: {error.strerror or error}") from error
-        if stream.sha256 != self._file.sha256:
-            raise ContentDiffers(f"{self._file.name}: the bytes received have another SHA-256")
+            raise Unwritable(f"{self.file.name} can't be written: {error.strerror or error}") from error
+        if stream.sha256 != self.file.sha256:
+            raise ContentDiffers(f"{self.file.name}: the bytes received have another SHA-256")
 
     async def _run(self, target: Path, *, overwrite: bool) -> How:
         if await asyncio.to_thread(self._is_there, target, overwrite=overwrite):
             return "present"
-        with partial_of(self._file, target) as partial:
-            await asyncio.to_thread(partial.take_over, self._file.size)
+        with partial_of(self.file, target) as partial:
+            await asyncio.to_thread(partial.take_over, self.file.size)
             resumed = partial.length > 0
             await self._fetch(partial)
-            if partial.sha256 != self._file.sha256 and resumed:
+            if partial.sha256 != self.file.sha256 and resumed:
                 # A power cut may leave blocks that were never written: once more, from the start.
                 await asyncio.to_thread(partial.clear)
                 await self._fetch(partial)
-            if partial.sha256 != self._file.sha256:
+            if partial.sha256 != self.file.sha256:
                 await asyncio.to_thread(partial.clear)
-                raise ContentDiffers(f"{self._file.name}: the bytes received have another SHA-256")
-            await asyncio.to_thread(partial.become, target, self._file.modified_at)
+                raise ContentDiffers(f"{self.file.name}: the bytes received have another SHA-256")
+            await asyncio.to_thread(partial.become, target, self.file.modified_at)
             return "fetched"
 
     def _is_there(self, target: Path, *, overwrite: bool) -> bool:
         """Then its time is the file's. Raises TargetExists."""
         if not (target.exists() or target.is_symlink()):
             return False
-        same_size = target.is_file() and target.stat().st_size == self._file.size
-        if same_size and sha256_of(target) == self._file.sha256:
-            set_time(target, self._file.modified_at)
+        same_size = target.is_file() and target.stat().st_size == self.file.size
+        if same_size and sha256_of(target) == self.file.sha256:
+            set_time(target, self.file.modified_at)
             return True
         if overwrite:
             return False
         raise TargetExists(f"{target} is there already, with other content")
 
     async def _fetch(self, sink: Sink) -> None:
-        self._meter.begin_anew()
-        self._meter.received(sink.length)
-        self._meter.enter("downloading")
-        retrying, failed_at = self._api.retrying(), sink.length
-        while sink.length < self._file.size:
+        self.meter.begin_anew()
+        self.meter.received(sink.length)
+        self.meter.enter("downloading")
+        retrying, failed_at = self.api.retrying(), sink.length
+        while sink.length < self.file.size:
             try:
                 await self._read_on(sink)
-                if sink.length < self._file.size:
+                if sink.length < self.file.size:
                     raise Unreachable("the answer ended early")
             except ClientError as error:
                 if sink.length > failed_at:  # it moved since: patience begins anew
-                    retrying, failed_at = self._api.retrying(), sink.length
+                    retrying, failed_at = self.api.retrying(), sink.length
                 await retrying.pause(error)
 
     async def _read_on(self, sink: Sink) -> None:
         """Append what comes until the answer ends or breaks off."""
         headers = {}
         if sink.length:
-            headers = {"Range": f"bytes={sink.length}-", "If-Range": f'"{self._file.sha256}"'}
-        async with self._api.content_once(self._file.id, headers) as response:
+            headers = {"Range": f"bytes={sink.length}-", "If-Range": f'"{self.file.sha256}"'}
+        async with self.api.content_once(self.file.id, headers) as response:
             if response.status_code != 206:
                 await asyncio.to_thread(sink.clear)  # all of it comes
             elif not response.headers.get("content-range", "").startswith(f"bytes {sink.length}-"):
                 raise BadAnswer("the server sent another range than it was asked for")
-            async for block in self._api.blocks(response, _BLOCK_BYTES):
-                if sink.length + len(block) > self._file.size:
+            async for block in self.api.blocks(response, _BLOCK_BYTES):
+                if sink.length + len(block) > self.file.size:
                     raise BadAnswer("the server sent more bytes than the file has")
-                await self._gate.wait()
+                await self.gate.wait()
                 await asyncio.to_thread(sink.append, block)
-                self._meter.moving(len(block))
-                self._meter.landed(len(block))
-                self._meter.received(sink.length)
+                self.meter.moving(len(block))
+                self.meter.landed(len(block))
+                self.meter.received(sink.length)
 
 
-class ManyDownloads:
-    """Brings many files into a directory. What stands between us and the server stands between it and all of them: it is
-    told of one, and the rest is not begun; any other failure is of its file alone."""
+@dataclass
+class ManyDownloads(ManyFiles):
+    """Brings many files into a directory."""
 
-    def __init__(
-        self,
-        api: Api,
-        shared: Shared,
-        watcher: Watcher,
-        meter: Meter,
-        gate: asyncio.Event,
-        *,
-        overwrite: bool,
-        checksum: bool,
-    ) -> None:
-        """With `checksum` a file that is here is compared by its digest, not by its time of modification."""
-        self._api = api
-        self._shared = shared
-        self._watcher = watcher
-        self._meter = meter
-        self._gate = gate
-        self._overwrite = overwrite
-        self._checksum = checksum
-        self._hopeless = False
-        self._outcomes: list[Outcome] = []
-        self._complete_bytes = 0
+    overwrite: bool
+    # A file that is here is compared by its digest, not by its time of modification.
+    checksum: bool
 
     async def run(self, wanted: Sequence[Wanted], root: Path) -> list[Outcome]:
         """What became of them; those that were not begun are not among it."""
-        self._meter.enter("downloading")
+        self.meter.enter("downloading")
         chosen, refused = sorted_out(wanted)
         for each, error in refused:
             local = LocalFile(each.path, each.file.name, each.file.size, 0)
-            self._watcher.begun(local)
-            self._end(Outcome(local, error=error))
+            self.watcher.begun(local)
+            self.end(Outcome(local, error=error))
         waiting = deque(chosen)
-        await all_or_none(self._fetch(waiting, root) for _ in range(min(self._shared.connections, len(waiting))))
-        self._meter.enter("complete")
-        return self._outcomes
+        await all_or_none(self._fetch(waiting, root) for _ in range(min(self.shared.connections, len(waiting))))
+        self.meter.enter("complete")
+        return self.outcomes
 
     async def _fetch(self, waiting: "deque[Wanted]", root: Path) -> None:
-        while waiting and not self._hopeless:
-            await self._gate.wait()
+        while waiting and not self.hopeless:
+            await self.gate.wait()
             wanted = waiting.popleft()
             local = LocalFile(root / wanted.path, wanted.file.name, wanted.file.size, 0)
-            self._watcher.begun(local)
+            self.watcher.begun(local)
             try:
-                self._end(await self._fetch_one(wanted, root, local))
+                self.end(await self._fetch_one(wanted, root, local))
             except ClientError as error:
-                self._hopeless |= isinstance(error, Unauthenticated | Unreachable)
-                self._end(Outcome(local, error=error))
+                self.hopeless |= isinstance(error, Unauthenticated | Unreachable)
+                self.end(Outcome(local, error=error))
 
     async def _fetch_one(self, wanted: Wanted, root: Path, local: LocalFile) -> Outcome:
         def tell(progress: Progress) -> None:
-            self._watcher.moved(local, progress)
+            self.watcher.moved(local, progress)
 
         file = wanted.file
         try:
             target = await asyncio.to_thread(placed, root, wanted.path)
         except OSError as error:
             raise Unwritable(f"{error.filename or local.path}: {error.strerror}") from error
-        if not self._checksum and await asyncio.to_thread(_is_unchanged, wanted, target):
+        if not self.checksum and await asyncio.to_thread(_is_unchanged, wanted, target):
             return Outcome(local, file, "present")
         # Of one content in one directory there is one partial file.
-        async with self._shared.alone(f"{target.parent}/{file.sha256}"):
+        async with self.shared.alone(f"{target.parent}/{file.sha256}"):
             meter = Meter(file.name, file.size, tell)
-            how = await Downloading(self._api, file, meter, self._gate).run(target, overwrite=self._overwrite)
+            how = await Downloading(self.api, file, meter, self.gate).run(target, overwrite=self.overwrite)
             meter.enter("complete")
         return Outcome(local, file, how)
-
-    def _end(self, outcome: Outcome) -> None:
-        self._outcomes.append(outcome)
-        if outcome.file is not None:
-            self._complete_bytes += outcome.file.size
-            self._meter.received(self._complete_bytes)
-        self._watcher.ended(outcome)
 
 
 def _is_unchanged(wanted: Wanted, target: Path) -> bool:

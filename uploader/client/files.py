@@ -1,10 +1,11 @@
 """Files here by their names there: what is to become one on the server, what became of it, who wants to know; and what the
 caller has there already that is unchanged."""
 
+import asyncio
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import takewhile
 from pathlib import Path
@@ -13,7 +14,7 @@ from uploader.client.api import Api
 from uploader.client.errors import AmbiguousName, ClientError, InvalidName, Unreadable
 from uploader.client.model import File, How, IfExists
 from uploader.client.plan import checked_name, moment_of
-from uploader.client.transfer import Progress
+from uploader.client.transfer import Meter, Progress, Shared
 
 _PAGE_FILES = 1000
 # A page costs a server about as much as so many small files; more of them are not worth what they may spare.
@@ -74,6 +75,29 @@ class Watcher:
 
     def ended(self, outcome: Outcome) -> None:
         """What became of a file: of each that was begun, unless it is stopped; and of one whose name is refused."""
+
+
+@dataclass
+class ManyFiles:
+    """Many files on their way, and what became of those that were begun. What stands between us and the server stands
+    between it and all of them: it is told of one, and the rest is not begun; any other failure is of its file alone."""
+
+    api: Api
+    shared: Shared
+    watcher: Watcher
+    meter: Meter
+    gate: asyncio.Event
+    hopeless: bool = field(init=False, default=False)
+    outcomes: list[Outcome] = field(init=False, default_factory=list)
+    _complete_bytes: int = field(init=False, default=0)
+
+    def end(self, outcome: Outcome) -> None:
+        """Tell what became of a file."""
+        self.outcomes.append(outcome)
+        if outcome.file is not None:
+            self._complete_bytes += outcome.file.size
+            self.meter.received(self._complete_bytes)
+        self.watcher.ended(outcome)
 
 
 def ambiguous(name: str, files: Sequence[File]) -> AmbiguousName:

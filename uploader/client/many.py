@@ -9,9 +9,9 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from uploader.client import plan
-from uploader.client.api import Api
 from uploader.client.batch import Member, bytes_for, first_bytes, length_of, next_batch, pieces_of, read_batch
 from uploader.client.errors import (
     BadAnswer,
@@ -22,11 +22,11 @@ from uploader.client.errors import (
     Unauthenticated,
     Unreachable,
 )
-from uploader.client.files import LocalFile, Outcome, There, Watcher, named_apart, read_target
+from uploader.client.files import LocalFile, ManyFiles, Outcome, There, named_apart, read_target
 from uploader.client.model import File, How, IfExists, Line
 from uploader.client.pace import error_of
 from uploader.client.source import open_source
-from uploader.client.transfer import Meter, Progress, Shared, all_or_none
+from uploader.client.transfer import Meter, Progress, all_or_none
 from uploader.client.upload import Destination, Uploading
 
 # One is read, or answered, while the other is on its way.
@@ -37,35 +37,18 @@ _TOLD_AT_ONCE = 100
 Refused = tuple[Member, ClientError]
 
 
-class ManyUploads:
-    """Brings many files to the server. What stands between us and the server stands between it and all of them: it is
-    told of one, and the rest is not begun; any other failure is of its file alone."""
+@dataclass
+class ManyUploads(ManyFiles):
+    """Brings many files to the server."""
 
-    def __init__(
-        self,
-        api: Api,
-        shared: Shared,
-        watcher: Watcher,
-        meter: Meter,
-        gate: asyncio.Event,
-        *,
-        if_exists: IfExists,
-        checksum: bool,
-    ) -> None:
-        """With `checksum` a file is compared by its digest, not by its time of modification."""
-        self._api = api
-        self._shared = shared
-        self._watcher = watcher
-        self._meter = meter
-        self._gate = gate
-        self._if_exists: IfExists = if_exists
-        self._checksum = checksum
-        self._there = There((), if_exists)
+    if_exists: IfExists
+    # A file is compared by its digest, not by its time of modification.
+    checksum: bool
+
+    def __post_init__(self) -> None:
+        self._there = There((), self.if_exists)
         self._small_bytes = 0
-        self._batch_bytes = first_bytes(shared.most_bytes_per_second)
-        self._hopeless = False
-        self._outcomes: list[Outcome] = []
-        self._complete_bytes = 0
+        self._batch_bytes = first_bytes(self.shared.most_bytes_per_second)
         # Waiting: for a batch; for a request of their own; for one because no batch could take them.
         self._small: deque[LocalFile] = deque()
         self._others: deque[LocalFile] = deque()
@@ -75,27 +58,27 @@ class ManyUploads:
 
     async def run(self, files: Sequence[LocalFile]) -> list[Outcome]:
         """What became of them; those that were not begun are not among it."""
-        self._meter.tell()
-        named, refused = named_apart(files, self._if_exists)
+        self.meter.tell()
+        named, refused = named_apart(files, self.if_exists)
         for local, error in refused:
-            self._end(Outcome(local, error=error))
+            self.end(Outcome(local, error=error))
         try:
             await self._look(named)
         except ClientError as error:
             if named:
-                self._watcher.begun(named[0])
-                self._end(Outcome(named[0], error=error))
-            return self._outcomes
+                self.watcher.begun(named[0])
+                self.end(Outcome(named[0], error=error))
+            return self.outcomes
         await self._sort(named)
-        self._meter.enter("uploading")
-        connections = self._shared.connections
+        self.meter.enter("uploading")
+        connections = self.shared.connections
         batches = [self._send_batches() for _ in range(min(_BATCHES, connections))]
         others = [self._send_others(self._others) for _ in range(min(connections, len(self._others)))]
         await all_or_none([*batches, *others])
         left_over = [self._send_others(self._left_over) for _ in range(min(connections, len(self._left_over)))]
         await all_or_none(left_over)
-        self._meter.enter("complete")
-        return self._outcomes
+        self.meter.enter("complete")
+        return self.outcomes
 
     async def discard(self) -> None:
         """Let the server forget what is not whole."""
@@ -103,32 +86,25 @@ class ManyUploads:
             with contextlib.suppress(NotFound):
                 await uploading.discard()
 
-    def _end(self, outcome: Outcome) -> None:
-        self._outcomes.append(outcome)
-        if outcome.file is not None:
-            self._complete_bytes += outcome.file.size
-            self._meter.received(self._complete_bytes)
-        self._watcher.ended(outcome)
-
     # What there is to do
 
     async def _look(self, files: Sequence[LocalFile]) -> None:
         """Raises ServerTooOld, rather than do something else than what is wanted; ClientError."""
-        at_once_bytes = await self._shared.at_once_bytes(self._api)
-        if not at_once_bytes and self._if_exists != "keep":
+        at_once_bytes = await self.shared.at_once_bytes(self.api)
+        if not at_once_bytes and self.if_exists != "keep":
             raise ServerTooOld
         self._small_bytes = min(plan.SMALL_BYTES, at_once_bytes)
-        self._there = await read_target(self._api, [local.name for local in files], self._if_exists)
+        self._there = await read_target(self.api, [local.name for local in files], self.if_exists)
 
     async def _sort(self, files: Sequence[LocalFile]) -> None:
         """Tell what is unchanged, and line up the rest."""
         for number, local in enumerate(files):
             if number % _TOLD_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            unchanged = None if self._checksum else self._there.unchanged(local)
+            unchanged = None if self.checksum else self._there.unchanged(local)
             if unchanged is not None:
-                self._watcher.begun(local)
-                self._end(Outcome(local, unchanged, "present"))
+                self.watcher.begun(local)
+                self.end(Outcome(local, unchanged, "present"))
             elif self._small_bytes and local.size <= self._small_bytes:
                 self._small.append(local)
             else:
@@ -137,24 +113,24 @@ class ManyUploads:
     # In batches
 
     async def _send_batches(self) -> None:
-        while self._small and not self._hopeless:
-            await self._gate.wait()
+        while self._small and not self.hopeless:
+            await self.gate.wait()
             files = next_batch(self._small, self._batch_bytes)
             for local in files:
-                self._watcher.begun(local)
+                self.watcher.begun(local)
             batch = await asyncio.to_thread(read_batch, files, self._small_bytes, self._there)
             for outcome in batch.outcomes:
-                self._end(outcome)
+                self.end(outcome)
             self._left_over += batch.grown
             await self._send(batch.members)
 
     async def _send(self, members: Sequence[Member]) -> None:
         """Send them until each has its outcome. What was stored before an answer was lost is there at the next attempt."""
-        retrying = self._api.retrying()
+        retrying = self.api.retrying()
         while members:
             refused = await self._attempt(members)
             if len(refused) < len(members):
-                retrying = self._api.retrying()
+                retrying = self.api.retrying()
             members = [member for member, _ in refused]
             if refused:
                 try:
@@ -166,17 +142,17 @@ class ManyUploads:
     async def _attempt(self, members: Sequence[Member]) -> list[Refused]:
         """Send them once, and end those whose outcome is certain. The others, and why."""
         length = length_of(members)
-        wishes = plan.wishes(self._if_exists, None)
-        self._meter.moving(length)
+        wishes = plan.wishes(self.if_exists, None)
+        self.meter.moving(length)
         try:
-            async with self._shared.slots:
+            async with self.shared.slots:
                 began_at = time.monotonic()
-                lines = await self._api.put_batch_once(wishes, length, pieces_of(members))
+                lines = await self.api.put_batch_once(wishes, length, pieces_of(members))
                 self._batch_bytes = bytes_for(length, time.monotonic() - began_at)
         except ClientError as error:
             return [(member, error) for member in members]
         finally:
-            self._meter.landed(length)
+            self.meter.landed(length)
         return self._judge(members, lines)
 
     def _judge(self, members: Sequence[Member], lines: Sequence[Line]) -> list[Refused]:
@@ -184,11 +160,11 @@ class ManyUploads:
         for member, line in zip(members, lines, strict=False):
             error = _error_of(member, line)
             if line.file is not None and error is None:
-                self._end(self._made(member.local, line.file, "present" if line.status == 200 else "sent"))
+                self.end(self._made(member.local, line.file, "present" if line.status == 200 else "sent"))
             elif error is not None and error.retryable:
                 refused.append((member, error))
             else:
-                self._end(Outcome(member.local, error=error))
+                self.end(Outcome(member.local, error=error))
         broken_off = Unreachable("the server got a part of a batch only")
         return refused + [(member, broken_off) for member in members[len(lines) :]]
 
@@ -196,39 +172,39 @@ class ManyUploads:
         """Trying again in a batch does not help."""
         first, why = refused[0]
         if isinstance(why, Unauthenticated | Unreachable):
-            self._hopeless = True
-            self._end(Outcome(first.local, error=why))
+            self.hopeless = True
+            self.end(Outcome(first.local, error=why))
             return
         for member, error in refused:
             if error.retryable:
-                self._end(Outcome(member.local, error=error))
+                self.end(Outcome(member.local, error=error))
             else:  # it was the batch that was refused: each file has a right to its own answer
                 self._left_over.append(member.local)
 
     # Each for itself
 
     async def _send_others(self, waiting: deque[LocalFile]) -> None:
-        while waiting and not self._hopeless:
-            await self._gate.wait()
+        while waiting and not self.hopeless:
+            await self.gate.wait()
             local = waiting.popleft()
             if waiting is self._others:
-                self._watcher.begun(local)
+                self.watcher.begun(local)
             try:
-                self._end(await self._send_other(local))
+                self.end(await self._send_other(local))
             except ClientError as error:
-                self._hopeless |= isinstance(error, Unauthenticated | Unreachable)
-                self._end(Outcome(local, error=error))
+                self.hopeless |= isinstance(error, Unauthenticated | Unreachable)
+                self.end(Outcome(local, error=error))
 
     async def _send_other(self, local: LocalFile) -> Outcome:
         def tell(progress: Progress) -> None:
-            self._watcher.moved(local, progress)
+            self.watcher.moved(local, progress)
 
         source = open_source(local.path)
         try:
             meter = Meter(local.name, source.size, tell)
             candidates = self._there.candidates(local.name, source.size)
-            destination = Destination(local.name, self._if_exists, candidates)
-            uploading = Uploading(self._api, source, destination, meter, self._shared, self._gate)
+            destination = Destination(local.name, self.if_exists, candidates)
+            uploading = Uploading(self.api, source, destination, meter, self.shared, self.gate)
             self._unfinished.add(uploading)
             file = await uploading.run()
             self._unfinished.discard(uploading)

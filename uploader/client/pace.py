@@ -107,14 +107,14 @@ class Patience:
         return (retry_after_seconds or 0.0) + longest * (1 - jitter / 2)
 
 
+@dataclass(slots=True)
 class Retrying:
     """The failures of one call."""
 
-    def __init__(self, patience: Patience, on_retry: OnRetry | None) -> None:
-        self._patience = patience
-        self._on_retry = on_retry
-        self._give_up_at: float | None = None
-        self.failures = 0
+    patience: Patience
+    on_retry: OnRetry | None
+    failures: int = 0
+    _give_up_at: float | None = None
 
     async def pause(self, error: ClientError) -> None:
         """Wait until the call may be tried again. Raises `error` if that would not help or has been tried enough."""
@@ -122,14 +122,14 @@ class Retrying:
             raise error
         now = time.monotonic()
         if self._give_up_at is None:
-            self._give_up_at = now + self._patience.give_up_after_seconds
+            self._give_up_at = now + self.patience.give_up_after_seconds
         retry_after = error.retry_after_seconds if isinstance(error, ServerProblem) else None
-        seconds = self._patience.pause_seconds(self.failures, retry_after, random.random())  # noqa: S311
+        seconds = self.patience.pause_seconds(self.failures, retry_after, random.random())  # noqa: S311
         if now + seconds > self._give_up_at:
             raise error
         self.failures += 1
-        if self._on_retry is not None:
-            self._on_retry(error, seconds)
+        if self.on_retry is not None:
+            self.on_retry(error, seconds)
         await asyncio.sleep(seconds)
 
 

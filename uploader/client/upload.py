@@ -116,58 +116,47 @@ class Changes:
             return None
 
 
+@dataclass(frozen=True, slots=True)
 class Sending:
     """Sends one source."""
 
-    def __init__(
-        self,
-        api: Api,
-        source: Source,
-        meter: Meter,
-        shared: Shared,
-        gate: asyncio.Event,
-        told: asyncio.Event,
-        changes: Changes,
-    ) -> None:
-        """`gate` is closed while the transfer is paused; the last chunk waits until `told` is set. `changes`: what need not
-        be sent."""
-        self._api = api
-        self._source = source
-        self._meter = meter
-        self._shared = shared
-        self._gate = gate
-        self._told = told
-        self._changes = changes
+    api: Api
+    source: Source
+    meter: Meter
+    shared: Shared
+    gate: asyncio.Event  # closed while the transfer is paused
+    told: asyncio.Event  # the last chunk waits until it is set
+    changes: Changes  # what need not be sent
 
     async def send_missing(self, upload: Upload) -> UploadStatus:
         """Send all chunks that the server misses; where it stands then."""
-        self._meter.enter("uploading")
-        await self._changes.look()
-        queue = plan.Queue(upload.missing, hold_last=not self._told.is_set())
-        workers = [self._send_from(queue, upload) for _ in range(min(self._shared.connections, len(queue)))]
+        self.meter.enter("uploading")
+        await self.changes.look()
+        queue = plan.Queue(upload.missing, hold_last=not self.told.is_set())
+        workers = [self._send_from(queue, upload) for _ in range(min(self.shared.connections, len(queue)))]
         for status in await all_or_none(workers):
             if status is not None:
                 return status
-        return await self._api.status(upload.id)
+        return await self.api.status(upload.id)
 
     async def _send_from(self, queue: plan.Queue, upload: Upload) -> UploadStatus | None:
         """Send chunk after chunk; where the upload stands, if the last answer said it."""
         status: UploadStatus | None = None
         while len(queue):
-            await self._gate.wait()
+            await self.gate.wait()
             number = queue.take()
             if number is None:
-                await self._told.wait()
+                await self.told.wait()
                 queue.release()
                 continue
-            async with self._shared.slots:
+            async with self.shared.slots:
                 answer = await self._send(upload, number)
             status = answer if isinstance(answer, Merging | Complete) else None
         return status
 
     async def _send(self, upload: Upload, number: int) -> Sent | UploadStatus:
         """One chunk, until it counts. After a failure the server is asked first: the answer alone may have been lost."""
-        retrying = self._api.retrying()
+        retrying = self.api.retrying()
         while True:
             try:
                 return await self._send_once(upload, number)
@@ -176,38 +165,38 @@ class Sending:
                     await retrying.pause(error)
             except ClientError as error:
                 await retrying.pause(error)
-            status = await self._api.status(upload.id)
+            status = await self.api.status(upload.id)
             if not isinstance(status, Open) or number not in plan.missing_numbers(status.upload.missing):
                 return status
 
     async def _send_once(self, upload: Upload, number: int) -> Sent:
         offset = number * upload.chunk_size
         length = min(upload.chunk_size, upload.size - offset)
-        known = self._changes.known
+        known = self.changes.known
         made = None if known is None else await known.parts_of(offset, length)
         parts = made or [Part(b"", offset, length)]
         sent_bytes = sum(len(part.head) + part.length for part in parts)
         base_id = known.base_id if known is not None and made else None
         async with self._pieces(parts) as pieces:
             try:
-                sent = await self._api.put_chunk_once(upload.id, number, sent_bytes, pieces, base_id=base_id)
+                sent = await self.api.put_chunk_once(upload.id, number, sent_bytes, pieces, base_id=base_id)
             except ServerProblem as error:
                 if base_id is None or error.code not in _INSTRUCTIONS_REFUSED:
                     raise
-                self._changes.give_up()
+                self.changes.give_up()
                 return await self._send_once(upload, number)
-            self._meter.spared(max(0, length - sent_bytes))
+            self.meter.spared(max(0, length - sent_bytes))
             if isinstance(sent, Acknowledged):
-                self._meter.received(sent.received_bytes)
+                self.meter.received(sent.received_bytes)
             return sent
 
     async def send_whole(self, digests: Digests, name: str, wishes: Mapping[str, str]) -> tuple[File, bool]:
         """One attempt to send all of it; the file, and whether it was there already."""
-        self._meter.enter("uploading")
-        await self._gate.wait()
-        size = self._source.size
-        async with self._shared.slots, self._pieces([Part(b"", 0, size)]) as pieces:
-            return await self._api.put_file_once(digests, name, wishes, size, pieces)
+        self.meter.enter("uploading")
+        await self.gate.wait()
+        size = self.source.size
+        async with self.shared.slots, self._pieces([Part(b"", 0, size)]) as pieces:
+            return await self.api.put_file_once(digests, name, wishes, size, pieces)
 
     @asynccontextmanager
     async def _pieces(self, parts: Sequence[Part]) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -220,13 +209,13 @@ class Sending:
                 for at in range(0, len(block), _PIECE_BYTES):
                     piece = block[at : at + _PIECE_BYTES]
                     moving_bytes += len(piece)
-                    self._meter.moving(len(piece))
+                    self.meter.moving(len(piece))
                     yield piece
 
         try:
             yield pieces()
         finally:
-            self._meter.landed(moving_bytes)
+            self.meter.landed(moving_bytes)
 
     async def _blocks(self, parts: Sequence[Part]) -> AsyncIterator[bytes]:
         for part in parts:
@@ -237,8 +226,8 @@ class Sending:
                 yield await asyncio.to_thread(self._read, start, min(_READ_BYTES, end - start))
 
     def _read(self, offset: int, length: int) -> bytes:
-        block = self._source.read(offset, length)
-        self._source.check()
+        block = self.source.read(offset, length)
+        self.source.check()
         return block
 
 

@@ -14,7 +14,6 @@ from uploader.cli.client.events import Planned, Started, exit_code_of, failed, w
 from uploader.cli.client.filters import Filters, folders_of
 from uploader.cli.client.local import decode_name
 from uploader.cli.client.names import Meaning, NoSuchFile, complete_names, one_thing_each, told
-from uploader.cli.client.options import shown_options
 from uploader.cli.client.reporters import Reporter, Telling, moving
 from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, fail
 from uploader.client import AsyncClient, ClientError, File, LocalFile, Outcome, Progress, Wanted
@@ -42,7 +41,7 @@ STDOUT = "-"
 @options.connections
 @options.patience
 @options.verbose
-@shown_options
+@options.shown_options
 def get(
     words: tuple[str, ...],
     target: str,

@@ -16,7 +16,6 @@ from uploader.cli.client.events import EXIT_FAILED, Failed, NamesRefused, Noted,
 from uploader.cli.client.filters import EVERYTHING, Filters
 from uploader.cli.client.local import FoundFiles, find
 from uploader.cli.client.names import complete_names
-from uploader.cli.client.options import shown_options
 from uploader.cli.client.reporters import Reporter, Telling
 from uploader.cli.terminal import EXIT_USAGE, SIZE, fail, human_bytes
 from uploader.client import (
@@ -78,7 +77,7 @@ _LARGE = Path("/var/tmp")  # noqa: S108 (the file has no name that others could 
 @click.option("--encode-names", "encode", is_flag=True, help="Write what the server takes in no name as %5C.")
 @options.patience
 @options.verbose
-@shown_options
+@options.shown_options
 def put(
     paths: tuple[str, ...],
     folder: str | None,

@@ -36,7 +36,6 @@ from uploader.cli.client.events import (
 )
 from uploader.cli.client.filters import Filters, folders_of
 from uploader.cli.client.names import InTheWay, NoSuchFile
-from uploader.cli.client.options import shown_options
 from uploader.cli.client.reporters import Reporter, moving
 from uploader.cli.terminal import EXIT_USAGE, fail, shown_path
 from uploader.client import (
@@ -81,7 +80,7 @@ _DELETIONS_AT_ONCE = 4
 @options.connections
 @options.patience
 @click.option("--verbose", "-v", is_flag=True, help="A line for each file that is moved.")
-@shown_options
+@options.shown_options
 def sync(
     source: str,
     target: str,
@@ -354,84 +353,84 @@ def _files(count: int) -> str:
     return "1 file" if count == 1 else f"{count} files"
 
 
-class Upwards:
+@dataclass(frozen=True)
+class Sync:
     """One run."""
 
-    def __init__(
-        self, client: AsyncClient, told: SyncTelling, prefix: str, filters: Filters, *, delete: bool, checksum: bool
-    ) -> None:
-        """`prefix`: what the names of all files of the target begin with."""
-        self._client = client
-        self._told = told
-        self._prefix = prefix
-        self._filters = filters
-        self._delete = delete
-        self._checksum = checksum
+    client: AsyncClient
+    told: SyncTelling
+    # What the names of all files begin with at the end that is on the server.
+    prefix: str
+    filters: Filters
+    delete: bool
+    checksum: bool
+
+
+class Upwards(Sync):
+    """One run."""
 
     async def run(self, source: Path) -> int:
         """The exit code. Raises ClientError, where nothing was done."""
         await self._check_target()
-        tree = await asyncio.to_thread(read_tree, source, self._filters)
+        tree = await asyncio.to_thread(read_tree, source, self.filters)
         there: dict[str, list[File]] = defaultdict(list)
-        async for file in self._client.files(self._prefix or None):
+        async for file in self.client.files(self.prefix or None):
             there[file.name].append(file)
-        self._told.unreadable(tree)
-        self._told.skipped(tree)
+        self.told.unreadable(tree)
+        self.told.skipped(tree)
         self._tell_missing(tree)
         named = self._named(tree)
         extras = self._extras(tree, named, there)
         blocked = self._blocked(named, there, extras)
         wanted = [named[name] for name in named if name not in blocked]
         changed = await self._changed(wanted, there)
-        self._told.reporter.show(Planned(len(changed), sum(local.size for local in changed)))
-        if self._told.dry_run:
+        self.told.reporter.show(Planned(len(changed), sum(local.size for local in changed)))
+        if self.told.dry_run:
             for local in changed:
-                self._told.would("replace" if local.name in there else "send", local.name, local.size)
+                self.told.would("replace" if local.name in there else "send", local.name, local.size)
         elif changed:
-            await self._client.upload_many(changed, if_exists="replace", checksum=self._checksum, watcher=self._told)
-        if self._delete and extras:
+            await self.client.upload_many(changed, if_exists="replace", checksum=self.checksum, watcher=self.told)
+        if self.delete and extras:
             await self._delete_all(tree, extras)
-        return self._told.sum_up()
+        return self.told.sum_up()
 
     async def _check_target(self) -> None:
         """Raises InTheWay."""
-        for folder in (self._prefix.rstrip("/"), *folders_of(self._prefix.rstrip("/"))):
-            if folder and await self._client.named(folder):
+        for folder in (self.prefix.rstrip("/"), *folders_of(self.prefix.rstrip("/"))):
+            if folder and await self.client.named(folder):
                 raise InTheWay(f"there is a file {folder!r} on the server: it can't be a folder, too")
 
     def _named(self, tree: Tree) -> dict[str, LocalFile]:
         """The files by the names that they get; what can get none is told."""
-        self._told.files = len(tree.files)
+        self.told.files = len(tree.files)
         found = [
-            LocalFile(tree.root / path, self._prefix + path, status.st_size, status.st_mtime_ns)
+            LocalFile(tree.root / path, self.prefix + path, status.st_size, status.st_mtime_ns)
             for path, status in sorted(tree.files.items())
         ]
         named, refused = named_apart(found, "replace")
         for local, error in refused:
-            self._told.fail(shown_path(local.path), error)
+            self.told.fail(shown_path(local.path), error)
         return {local.name: local for local in named}
 
     def _tell_missing(self, tree: Tree) -> None:
         """What was listed and is not there, and what is there and can't be on a server."""
-        listed = self._filters.listed or set()
+        listed = self.filters.listed or set()
         found = {folder for path in (*tree.files, *tree.others) for folder in (path, *folders_of(path))}
         empty = sum(folder not in found for folder in tree.folders)
-        if empty and not self._filters:
+        if empty and not self.filters:
             folders = "1 folder is" if empty == 1 else f"{empty} folders are"
-            self._told.reporter.show(
-                Noted(f"{folders} left out: there are no files in it, and a server has only files")
-            )
+            self.told.reporter.show(Noted(f"{folders} left out: there are no files in it, and a server has only files"))
         for path in sorted(listed - found - set(tree.folders)):
-            self._told.missing(path)
+            self.told.missing(path)
 
     def _extras(self, tree: Tree, named: dict[str, LocalFile], there: dict[str, list[File]]) -> dict[str, list[File]]:
         """What the target has and the source has not. What a link stands for here is not known, so it is left alone."""
         extras = {}
         links = {unicodedata.normalize("NFC", path) for path in tree.others}
         for name, files in there.items():
-            path = name.removeprefix(self._prefix)
+            path = name.removeprefix(self.prefix)
             kept = any(each in links for each in (path, *folders_of(path)))
-            if name not in named and not kept and self._filters.take(path):
+            if name not in named and not kept and self.filters.take(path):
                 extras[name] = files
         return extras
 
@@ -439,7 +438,7 @@ class Upwards:
         self, named: dict[str, LocalFile], there: dict[str, list[File]], extras: dict[str, list[File]]
     ) -> set[str]:
         """A file where the target has a folder, or the other way round; unless that is deleted afterwards."""
-        stays = set(there) - set(extras) if self._delete else set(there)
+        stays = set(there) - set(extras) if self.delete else set(there)
         folders = {folder for name in stays for folder in folders_of(name)}
         blocked = set()
         for name, local in named.items():
@@ -451,7 +450,7 @@ class Upwards:
             else:
                 continue
             blocked.add(name)
-            self._told.fail(shown_path(local.path), error)
+            self.told.fail(shown_path(local.path), error)
         return blocked
 
     async def _changed(self, wanted: list[LocalFile], there: dict[str, list[File]]) -> list[LocalFile]:
@@ -459,12 +458,12 @@ class Upwards:
         known = There((file for files in there.values() for file in files), "replace")
         changed = []
         for local in wanted:
-            same = not self._checksum and known.unchanged(local) is not None
-            if not same and self._told.dry_run:
+            same = not self.checksum and known.unchanged(local) is not None
+            if not same and self.told.dry_run:
                 candidates = known.candidates(local.name, local.size)
                 same = bool(candidates) and await asyncio.to_thread(has_content, local.path, candidates[0].sha256)
             if same:
-                self._told.present += 1
+                self.told.present += 1
             else:
                 changed.append(local)
         return changed
@@ -472,12 +471,12 @@ class Upwards:
     async def _delete_all(self, tree: Tree, extras: dict[str, list[File]]) -> None:
         files = [file for files in extras.values() for file in files]
         if tree.is_empty:
-            self._told.nothing_there(shown_path(tree.root), len(files))
-        elif not self._told.is_well():
-            self._told.spared(len(files))
-        elif self._told.dry_run:
+            self.told.nothing_there(shown_path(tree.root), len(files))
+        elif not self.told.is_well():
+            self.told.spared(len(files))
+        elif self.told.dry_run:
             for file in files:
-                self._told.would("delete", file.name, file.size)
+                self.told.would("delete", file.name, file.size)
         else:
             waiting = iter(files)
             await all_or_none(self._delete_from(waiting) for _ in range(_DELETIONS_AT_ONCE))
@@ -485,86 +484,75 @@ class Upwards:
     async def _delete_from(self, waiting: Iterator[File]) -> None:
         for file in waiting:
             try:
-                await self._client.delete(file.id)
+                await self.client.delete(file.id)
             except NotFound:
                 continue
             except ClientError as error:
                 if isinstance(error, Unauthenticated | Unreachable):
                     raise
-                self._told.fail(file.name, error, is_file=False)
+                self.told.fail(file.name, error, is_file=False)
             else:
-                self._told.deleted += 1
-                self._told.reporter.show(Deleted(file))
+                self.told.deleted += 1
+                self.told.reporter.show(Deleted(file))
 
 
-class Downwards:
+class Downwards(Sync):
     """One run."""
-
-    def __init__(
-        self, client: AsyncClient, told: SyncTelling, prefix: str, filters: Filters, *, delete: bool, checksum: bool
-    ) -> None:
-        """`prefix`: what the names of all files of the source begin with."""
-        self._client = client
-        self._told = told
-        self._prefix = prefix
-        self._filters = filters
-        self._delete = delete
-        self._checksum = checksum
 
     async def run(self, target: Path) -> int:
         """The exit code. Raises ClientError, where nothing was done."""
-        files = sorted([file async for file in self._client.files(self._prefix or None)], key=lambda file: file.name)
-        if self._prefix and not files:
-            raise NoSuchFile(f"there is no folder {self._prefix!r} on the server")
-        tree = await asyncio.to_thread(read_tree, target, self._filters)
-        self._told.unreadable(tree)
-        if self._delete:
-            self._told.skipped(tree)
+        files = sorted([file async for file in self.client.files(self.prefix or None)], key=lambda file: file.name)
+        if self.prefix and not files:
+            raise NoSuchFile(f"there is no folder {self.prefix!r} on the server")
+        tree = await asyncio.to_thread(read_tree, target, self.filters)
+        self.told.unreadable(tree)
+        if self.delete:
+            self.told.skipped(tree)
         wanted = self._wanted(files)
         extras = self._extras(tree, files)
         now, later = self._parted(tree, wanted, extras)
         changed = await self._changed(tree, now)
-        self._told.reporter.show(Planned(len(changed) + len(later), sum(each.file.size for each in [*changed, *later])))
+        self.told.reporter.show(Planned(len(changed) + len(later), sum(each.file.size for each in [*changed, *later])))
         await self._fetch(target, changed)
-        may_delete = self._delete and self._is_sure(tree, files, extras, waiting=len(later))
+        may_delete = self.delete and self._is_sure(tree, files, extras, waiting=len(later))
         if may_delete:
             await self._delete_all(tree, extras)
-        if may_delete and self._told.is_well(len(later)):
+        if may_delete and self.told.is_well(len(later)):
             await self._fetch(target, self._cleared(target, later))
-        return self._told.sum_up()
+        return self.told.sum_up()
 
     def _wanted(self, files: Iterable[File]) -> list[Wanted]:
         """Those that can go where they are to go; the others are told."""
-        taken = [Wanted(file, file.name.removeprefix(self._prefix)) for file in files]
-        kept, refused = sorted_out(each for each in taken if self._filters.take(each.path))
+        taken = [Wanted(file, file.name.removeprefix(self.prefix)) for file in files]
+        kept, refused = sorted_out(each for each in taken if self.filters.take(each.path))
         for each, error in refused:
-            self._told.fail(each.file.name, error)
-        self._told.files = len(kept) + len(refused)
+            self.told.fail(each.file.name, error)
+        self.told.files = len(kept) + len(refused)
         found = {folder for each in kept for folder in (each.path, *folders_of(each.path))}
-        for path in sorted((self._filters.listed or set()) - found):
-            self._told.missing(path)
+        for path in sorted((self.filters.listed or set()) - found):
+            self.told.missing(path)
         return kept
 
     def _extras(self, tree: Tree, files: Iterable[File]) -> list[str]:
         """What the target has and the source has not."""
-        names = {file.name.removeprefix(self._prefix) for file in files}
+        names = {file.name.removeprefix(self.prefix) for file in files}
         return [path for path in tree.files if path not in names]
 
     def _parted(self, tree: Tree, wanted: list[Wanted], extras: list[str]) -> tuple[list[Wanted], list[Wanted]]:
         """Those that can come now, and those that have to wait until what is in their way is deleted."""
         now: list[Wanted] = []
         later: list[Wanted] = []
-        folders, gone = set(tree.folders), set(extras) if self._delete else set()
+        folders, gone = set(tree.folders), set(extras) if self.delete else set()
         for each in wanted:
             in_the_way = next((folder for folder in folders_of(each.path) if folder in tree.files), None)
             if each.path not in folders and in_the_way is None:
                 now.append(each)
-            elif self._delete and (in_the_way is None or in_the_way in gone):
+            elif self.delete and (in_the_way is None or in_the_way in gone):
                 later.append(each)
             else:
                 what = "a file" if in_the_way else "a folder"
                 path = shown_path(tree.root / (in_the_way or each.path))
-                self._told.fail(each.file.name, TargetExists(f"{path} is {what}, and it is not deleted"))
+                self.told.fail(each.file.name, TargetExists(f"{path} is {what}, and it is not deleted"))
         return now, later
 
     async def _changed(self, tree: Tree, wanted: list[Wanted]) -> list[Wanted]:
@@ -576,65 +564,65 @@ class Downwards:
                 changed.append(each)
                 continue
             here = LocalFile(tree.root / each.path, each.file.name, status.st_size, status.st_mtime_ns)
-            same = not self._checksum and There([each.file], "keep").unchanged(here) is not None
-            if not same and self._told.dry_run and status.st_size == each.file.size:
+            same = not self.checksum and There([each.file], "keep").unchanged(here) is not None
+            if not same and self.told.dry_run and status.st_size == each.file.size:
                 same = await asyncio.to_thread(has_content, tree.root / each.path, each.file.sha256)
             if same:
-                self._told.present += 1
+                self.told.present += 1
             else:
                 changed.append(each)
         return changed
 
     async def _fetch(self, target: Path, wanted: list[Wanted]) -> None:
-        if self._told.dry_run:
+        if self.told.dry_run:
             for each in wanted:
-                self._told.would("fetch", str(target / each.path), each.file.size)
+                self.told.would("fetch", str(target / each.path), each.file.size)
             return
-        await self._client.download_many(wanted, target, overwrite=True, checksum=self._checksum, watcher=self._told)
+        await self.client.download_many(wanted, target, overwrite=True, checksum=self.checksum, watcher=self.told)
 
     def _is_sure(self, tree: Tree, files: list[File], extras: list[str], *, waiting: int) -> bool:
         """Whether what the source has not may be deleted; tells why not."""
         if not files and extras:
-            self._told.nothing_there(f":{self._prefix}", len(extras))
+            self.told.nothing_there(f":{self.prefix}", len(extras))
             return False
-        if extras and not self._told.is_well(waiting):
-            self._told.spared(len(extras))
-        return self._told.is_well(waiting)
+        if extras and not self.told.is_well(waiting):
+            self.told.spared(len(extras))
+        return self.told.is_well(waiting)
 
     async def _delete_all(self, tree: Tree, extras: list[str]) -> None:
         """The files, and then the folders that are empty; with filters only those that became so."""
         for path in extras:
             here, status = shown_path(tree.root / path), tree.files[path]
-            if self._told.dry_run:
-                self._told.would("delete", here, status.st_size)
+            if self.told.dry_run:
+                self.told.would("delete", here, status.st_size)
                 continue
             try:
                 await asyncio.to_thread(delete_file, tree.root, path, status)
             except ClientError as error:
-                self._told.fail(here, error, is_file=False)
+                self.told.fail(here, error, is_file=False)
             else:
-                self._told.deleted += 1
-                self._told.reporter.show(DeletedHere(here, status.st_size))
-        if self._told.dry_run:
+                self.told.deleted += 1
+                self.told.reporter.show(DeletedHere(here, status.st_size))
+        if self.told.dry_run:
             return
         emptied = {folder for path in extras for folder in folders_of(path)}
         for folder in reversed(tree.folders):
-            may_go = folder in emptied or not self._filters
+            may_go = folder in emptied or not self.filters
             here = shown_path(tree.root / folder)
             try:
                 if may_go and await asyncio.to_thread(delete_folder, tree.root, folder):
-                    self._told.reporter.show(DeletedHere(f"{here}/", 0))
+                    self.told.reporter.show(DeletedHere(f"{here}/", 0))
             except ClientError as error:
-                self._told.fail(here, error, is_file=False)
+                self.told.fail(here, error, is_file=False)
 
     def _cleared(self, target: Path, wanted: list[Wanted]) -> list[Wanted]:
         """Those that nothing is in the way of any more; the others are told."""
         cleared = []
         for each in wanted:
             path = target / each.path
-            if path.is_dir() and not path.is_symlink() and not self._told.dry_run:
+            if path.is_dir() and not path.is_symlink() and not self.told.dry_run:
                 error = TargetExists(f"{shown_path(path)} is a folder, with what is not deleted")
-                self._told.fail(each.file.name, error)
+                self.told.fail(each.file.name, error)
             else:
                 cleared.append(each)
         return cleared

@@ -1,0 +1,31 @@
+"""The client without an event loop: all that the other one can, with the same arguments and words."""
+
+import inspect
+from typing import assert_type
+
+from uploader.client import AsyncClient, Client, File, Transfer
+
+_PUBLIC = {name for name in vars(AsyncClient) if not name.startswith("_")}
+
+
+def test_no_method_is_missing() -> None:
+    assert {name for name in vars(Client) if not name.startswith("_")} == _PUBLIC
+
+
+def test_arguments_and_words_are_those_of_the_other() -> None:
+    for name in _PUBLIC - {"close"}:
+        ours, theirs = vars(Client)[name], vars(AsyncClient)[name]
+        assert inspect.signature(ours) == inspect.signature(theirs)
+        assert ours.__doc__ == theirs.__doc__
+        assert ours.__doc__, name
+        assert not inspect.iscoroutinefunction(ours)
+
+
+def types_as_their_users_see_them(client: Client) -> None:
+    """For mypy, which complains of a complaint that is not there any more."""
+    assert_type(client.upload("a", "b", if_exists="replace"), File)
+    assert_type(client.start("a"), Transfer[File])
+    assert_type(next(client.files("a/", part="b")), File)
+    client.upload("a", nmae="b")  # type: ignore[call-arg]
+    client.rename(3, "b")  # type: ignore[arg-type]
+    Client("http://localhost", conections=2)  # type: ignore[call-arg]
