@@ -32,12 +32,13 @@ import uploader
 from uploader.service.installation import Installation
 
 CHUNK_BYTES = 8 << 20
-_ROUNDS = 4
-# Until the digests have followed a chunk.
-_SETTLED_SECONDS = 0.5
+_ROUNDS = 3
+# Before and after each: until the digests have followed a chunk, and the room of the disk is looked at again.
+_SETTLED_SECONDS = 0.55
 _PACKAGE = Path(uploader.__file__).parent
-# Goes on whether anything comes or not, so often that each request has some of it.
-_BESIDE = ("observability.py",)
+# What goes on whether anything comes or not, so often that each request has some of it; and the first thing that a thread
+# does, of which the server has more with each request for a while.
+_BESIDE = ("observability.py", "cores.py")
 
 # Its file and its function.
 Call = tuple[str, str]

@@ -19,6 +19,11 @@ CONTENT = Content(20 * 64 * KIB)
 CHUNK = 64 * KIB
 RECORD_CHUNK, RECORD_TAIL = Script("record_chunk").sha, Script("record_tail").sha
 TUS = {"Tus-Resumable": "1.0.0", "Content-Type": "application/offset+octet-stream"}
+RUFH = {
+    "Upload-Draft-Interop-Version": "8",
+    "Upload-Complete": "?0",
+    "Content-Type": "application/partial-upload",
+}
 
 
 @asynccontextmanager
@@ -68,7 +73,10 @@ async def test_chunks_in_parallel_and_duplicates_cost_no_more(stack: Stack) -> N
     assert all(command.split()[0] in ("EVALSHA", "CLIENT", "SELECT", "HELLO") for command in redis)
 
 
-async def test_an_append_costs_one_round_trip_for_each_chunk_and_no_statement(make_stack_on: MakeStack) -> None:
+@pytest.mark.parametrize("protocol", [TUS, RUFH], ids=["tus", "rufh"])
+async def test_an_append_costs_one_round_trip_for_each_chunk_and_no_statement(
+    make_stack_on: MakeStack, protocol: dict[str, str]
+) -> None:
     """As chunks do; and one for a tail."""
     async with make_stack_on() as stack:
         opened = await stack.open(CONTENT)
@@ -76,7 +84,7 @@ async def test_an_append_costs_one_round_trip_for_each_chunk_and_no_statement(ma
 
         async def append(length: int) -> None:
             nonlocal offset
-            body, headers = CONTENT.data[offset : offset + length], TUS | {"Upload-Offset": str(offset)}
+            body, headers = CONTENT.data[offset : offset + length], protocol | {"Upload-Offset": str(offset)}
             response = await stack.client.patch(place, content=body, headers=headers)
             offset += length
             assert (response.status_code, response.headers["upload-offset"]) == (204, str(offset))

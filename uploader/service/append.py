@@ -7,11 +7,11 @@ nobody compares what it brought with what is there.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from uploader.accounting.pending import Outcome, Pending
 from uploader.clock import Clock
@@ -173,7 +173,7 @@ class AppendSource(Protocol):
     def declared_bytes(self) -> int | None:
         """Its length, if the client has told it."""
 
-    async def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Part:
+    def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Awaitable[Part]:
         """What comes next, at most so much: less only at the end of the stream. Raises StorageFull."""
 
     def stored(self, offset: int) -> None:
@@ -259,8 +259,8 @@ class AppendedStream:
             raise part.error
         return not part.ended
 
-    async def _receive(self, limit: int) -> Part:
-        return await self.source.receive_part(self.upload.user_id, limit, lambda: not self.appender.is_claimed)
+    def _receive(self, limit: int) -> Awaitable[Part]:
+        return self.source.receive_part(self.upload.user_id, limit, lambda: not self.appender.is_claimed)
 
     async def _refuse_any(self) -> None:
         """Where nothing more can be stored. Raises FileTooLarge, and what ended the stream before its end."""
@@ -304,6 +304,8 @@ def length_exceeded(upload: Upload, limit_bytes: int) -> FileTooLarge:
 
 _MADE_OF_PARTS = "This upload is made of its parts alone."
 
+Appending = Coroutine[Any, Any, Appended | StillMerging | Complete]
+
 
 @dataclass(eq=False, repr=False)
 class Appends:
@@ -326,6 +328,14 @@ class Appends:
     def knows(self, target: Target) -> bool:
         """Whether an upload was met here that takes streams."""
         return self.receiving.remembers(target)
+
+    async def find(self, target: Target, offset: int) -> Upload | Complete:
+        """The upload that is to go on there, or the file it became: from memory where bytes are missing, for then an append
+        tells what is out of date. Raises UploadNotFound, UploadGone, Forbidden."""
+        found = await self.receiving.find(target)
+        if isinstance(found, Upload) and offset >= found.size:
+            return await self.uploads.find(target)
+        return found
 
     # Asking
 
@@ -381,9 +391,9 @@ class Appends:
 
     # Appending
 
-    async def append(
+    def append(
         self, target: Target, offset: int, source: AppendSource, *, length: int | None = None, ends: bool = False
-    ) -> Appended | StillMerging | Complete:
+    ) -> Appending:
         """Append a stream to an upload that ends at `offset`. Whatever ends the stream, what came of it is stored, and
         then what ended it is raised.
 
@@ -394,15 +404,15 @@ class Appends:
         TooManyRequests, BodyTimeout, StorageFull, Unavailable, and as the merge does.
         """
         said = Said(source.declared_bytes, length, ends)
-        return await self._append(target, offset, said, self._counted(target, source))
+        return self._append(target, offset, said, nullcontext(source))
 
-    async def append_whole(
+    def append_whole(
         self, target: Target, offset: int, source: CheckedSource, *, length: int | None = None, ends: bool = False
-    ) -> Appended | StillMerging | Complete:
+    ) -> Appending:
         """As `append`, where all of a stream counts or nothing: it is received and checked before. Raises DigestMismatch,
         too."""
         said = Said(source.declared_bytes, length, ends)
-        return await self._append(target, offset, said, self._received(target, offset, source))
+        return self._append(target, offset, said, self._received(target, offset, source))
 
     async def _append(
         self, target: Target, offset: int, said: Said, taking: AbstractAsyncContextManager[AppendSource]
@@ -413,13 +423,14 @@ class Appends:
                 found = await self._heed(found, offset, said)
             except (Gone, NotOpen):
                 found = await self._complete(target)
-        async with taking as source:
-            if isinstance(found, Upload):
-                taken = await self._take_or_complete(found, target, offset, said, source)
-            else:
-                taken = found
-            if isinstance(taken, Complete):
-                return await _append_nothing(taken, target.user_id, offset, said, source)
+        with self.at_once.counted(target.user_id):
+            async with taking as source:
+                if isinstance(found, Upload):
+                    taken = await self._take_or_complete(found, target, offset, said, source)
+                else:
+                    taken = found
+                if isinstance(taken, Complete):
+                    return await _append_nothing(taken, target.user_id, offset, said, source)
         # The merge may take a while: nobody is kept from asking meanwhile.
         return await self._answer(taken)
 
@@ -511,25 +522,19 @@ class Appends:
         return upload
 
     @asynccontextmanager
-    async def _counted(self, target: Target, source: AppendSource) -> AsyncIterator[AppendSource]:
-        with self.at_once.counted(target.user_id):
-            yield source
-
-    @asynccontextmanager
     async def _received(self, target: Target, offset: int, source: CheckedSource) -> AsyncIterator[AppendSource]:
         """What does not fit is refused before it is read."""
-        with self.at_once.counted(target.user_id):
-            (room, excess), declared = await self._room(target, offset), source.declared_bytes
-            limit = min(room, self.max_whole_bytes)
-            await self.admission.check(limit if declared is None else min(declared, limit))
-            try:
-                received = await source.receive_whole(target.user_id, limit, self.storage.hash)
-            except FileTooLarge as error:
-                raise (excess if limit == room else error) from error
-            try:
-                yield received
-            finally:
-                received.close()
+        (room, excess), declared = await self._room(target, offset), source.declared_bytes
+        limit = min(room, self.max_whole_bytes)
+        await self.admission.check(limit if declared is None else min(declared, limit))
+        try:
+            received = await source.receive_whole(target.user_id, limit, self.storage.hash)
+        except FileTooLarge as error:
+            raise (excess if limit == room else error) from error
+        try:
+            yield received
+        finally:
+            received.close()
 
     async def _room(self, target: Target, offset: int) -> tuple[int, FileTooLarge]:
         """How many bytes may be appended at `offset`, and what more of them are. Raises as `status`, and OffsetMismatch."""

@@ -6,7 +6,7 @@ client is refused for lack of memory, and no slow one holds it.
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -233,11 +233,11 @@ class Incoming:
             raise FileTooLarge(limit=limit_bytes)
         return await self._intake.gather(source, user_id, limit_bytes)
 
-    async def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Part:
+    def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Awaitable[Part]:
         """As `Intake.receive_part`; the next part goes on where this one ended."""
         if self._source is None:
             self._source = source_of(self._request)
-        return await self._intake.receive_part(self._source, user_id, limit_bytes, goes_on)
+        return self._intake.receive_part(self._source, user_id, limit_bytes, goes_on)
 
     def stored(self, offset: int) -> None:
         """Its client hears of it at the end."""
@@ -290,12 +290,13 @@ class Intake:
         body = self.gathering(user_id, limit_bytes)
         try:
             error = await self._fill_part(body, source, limit_bytes, goes_on)
-            ending = asyncio.create_task(body.end())
-            try:
-                await uninterrupted(ending)
-            except asyncio.CancelledError as cancelled:
-                ending.result()
-                error = cancelled
+            if not body.in_memory:
+                ending = asyncio.create_task(body.end())
+                try:
+                    await uninterrupted(ending)
+                except asyncio.CancelledError as cancelled:
+                    ending.result()
+                    error = cancelled
         except BaseException:
             body.close()
             raise

@@ -7,7 +7,7 @@ client has said so is kept beside the upload, because it is asked for.
 
 import asyncio
 import base64
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -214,8 +214,8 @@ class ToldBody:
     def declared_bytes(self) -> int | None:
         return self._body.declared_bytes
 
-    async def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Part:
-        return await self._body.receive_part(user_id, limit_bytes, goes_on)
+    def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Awaitable[Part]:
+        return self._body.receive_part(user_id, limit_bytes, goes_on)
 
     def stored(self, offset: int) -> None:
         now = asyncio.get_running_loop().time()
@@ -316,7 +316,7 @@ class RufhHandlers:
         if offset is None:
             raise InvalidRequest.field("Upload-Offset", "is not one whole number that is not negative")
         complete = completes(call, draft)
-        match await self.uploads.find(target):
+        match await self.appends.find(target, offset):
             case Complete() as full:
                 told: Appended | StillMerging | Complete = full
                 is_marked = await self._append_to_full(call, target, full, offset)

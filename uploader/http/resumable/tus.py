@@ -39,7 +39,7 @@ from uploader.http.resumable.request import (
 from uploader.http.shared.operation import Call
 from uploader.http.shared.problem import problem_response
 from uploader.http.shared.proxies import Proxies
-from uploader.service.append import Appends
+from uploader.service.append import Appending, Appends
 from uploader.service.concatenate import Concatenations, NewWhole
 from uploader.service.ids import ID, new_id
 from uploader.service.open import Openings
@@ -208,7 +208,7 @@ class TusHandlers:
         if body is not None:
             target = Target(call.user_id, upload_id=upload_id)
             try:
-                told = await self._append(call, target, 0, body, checksum)
+                told = await self._append(target, 0, body, checksum)
             except BaseException as error:
                 told = await uninterrupted(self._break_off(target, error))
             facts |= _facts_of(told)
@@ -247,21 +247,20 @@ class TusHandlers:
         length = _count(call, "Upload-Length") if "upload-length" in call.request.headers else None
         if call.request.headers.get("content-type") != BYTES:
             raise UnsupportedMediaType(f"A PATCH has the Content-Type {BYTES}.")
-        told = await self._append(call, target, offset, call.intake.body_of(call.request), checksum, length)
+        told = await self._append(target, offset, call.intake.body_of(call.request), checksum, length)
         return Response(status_code=204, headers=_facts_of(told))
 
-    async def _append(
+    def _append(
         self,
-        call: Call,
         target: Target,
         offset: int,
         body: Incoming,
         checksum: ToldCheck | None,
         length: int | None = None,
-    ) -> Appended | StillMerging | Complete:
+    ) -> Appending:
         if checksum is None:
-            return await self.appends.append(target, offset, body, length=length)
-        return await self.appends.append_whole(target, offset, CheckedBody(body, checksum), length=length)
+            return self.appends.append(target, offset, body, length=length)
+        return self.appends.append_whole(target, offset, CheckedBody(body, checksum), length=length)
 
     async def delete(self, call: Call) -> Response:
         target = target_of(call)

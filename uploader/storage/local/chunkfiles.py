@@ -257,7 +257,6 @@ class ChunkFiles:
     def begin_append(self, upload: Upload, files: OpenFiles) -> formats.ChunkMap | None:
         """As `read_settled`, and what is read is durable: whoever appended before may have been killed between a record and
         its sync. Its bytes are: they go before their record. None also where it is Unverified. Raises Gone."""
-        files.check()
         self._sync_data(files.map)
         with suppress(Unverified):
             return self.read_settled(upload, files)

@@ -175,21 +175,22 @@ def _parse_tail(header: bytes) -> TailRecord | None:
 def parse_map(content: bytes, shape: MapShape, data_bytes: int | None, written_at: float = 0.0) -> ChunkMap:
     """A map beside a data file of so many bytes; None: there is none. Of a damaged map all records that are there count, but
     it says that it is damaged."""
-    header = content[:MAP_RECORDS_OFFSET]
-    boot_id, before = boot_id_of(header, shape), boot_id_of(header, shape.unbounded)
-    records = content[MAP_RECORDS_OFFSET : shape.map_length].ljust(MAP_RECORD_LENGTH * shape.chunk_count, b"\0")
+    header, length = content[:MAP_RECORDS_OFFSET], shape.map_length
+    boot_id = boot_id_of(header, shape)
+    before = boot_id_of(header, shape.unbounded) if boot_id is None else None
+    records = content[MAP_RECORDS_OFFSET:length].ljust(MAP_RECORD_LENGTH * shape.chunk_count, b"\0")
     present = bytearray(records[::MAP_RECORD_LENGTH].translate(_PRESENT_ALONE))
     tail = tail_of(content, shape if before is None else shape.unbounded)
     if tail is not None and tail.number != _leading(present):
         tail = None
-    if boot_id is None and before is not None:
+    if before is not None:
         if tail is not None and is_last_chunk(tail, shape):
             present[tail.number], tail = 1, None
         return ChunkMap(before, shape, present, records, tail, None, settled=False, written_at=written_at)
     if boot_id is None:
         defect: Defect | None = Defect("map", "its header", "another")
-    elif len(content) != shape.map_length:
-        defect = Defect("map", shape.map_length, len(content))
+    elif len(content) != length:
+        defect = Defect("map", length, len(content))
     else:
         defect = _defect_of_data(present, tail, shape, data_bytes)
     return ChunkMap(boot_id or "", shape, present, records, tail, defect, written_at=written_at)
