@@ -150,10 +150,10 @@ def _needs_kafka(item: pytest.Item) -> bool:
 
 
 def _needs_s3(item: pytest.Item) -> bool:
-    names = getattr(item, "fixturenames", ())
+    names, params = getattr(item, "fixturenames", ()), getattr(getattr(item, "callspec", None), "params", {})
     if find_spec("boto3") is not None and GIVEN_S3 is not None:
         return "own_gateway" in names
-    return "own_gateway" in names or "s3_gateway" in names
+    return "own_gateway" in names or "s3_gateway" in names or params.get("make_process") == "s3"
 
 
 def _needs_mounts(item: pytest.Item) -> bool:

@@ -98,7 +98,7 @@ async def worker(
             pending = Pending(redis, shards=Shards(1), delays=delays)
             storage = LocalStore(directory / "data", durable=False)
             clock = Clock()
-            flushing = Flushing(rows, pending, Closers(rows, storage, storage.trash, pending, clock), clock)
+            flushing = Flushing(rows, pending, Closers(rows, storage, pending, clock), clock)
             yield Worker(uploads, redis, rows, database_pid, pending, flushing, delays)
             uploads.close()
             storage.close()

@@ -11,10 +11,10 @@ from uploader.cli import main
 from uploader.domain.upload import Upload
 from uploader.http.app import Application
 from uploader.storage.local import store as local
-from uploader.storage.local.frontier import Frontiers
+from uploader.storage.local.followers import Followers
 
 
-class Unfollowed(Frontiers):
+class Unfollowed(Followers):
     """Follows no upload, so it takes no offer either."""
 
     def follow(self, upload: Upload) -> None:
@@ -23,7 +23,7 @@ class Unfollowed(Frontiers):
 
 def create_app() -> Application:
     """As `bootstrap.create_app`."""
-    with patch.object(local, "Frontiers", Unfollowed):
+    with patch.object(local, "Followers", Unfollowed):
         return bootstrap.create_app()
 
 

@@ -8,7 +8,7 @@ import httpx2
 from tests.support.content import KIB, Content
 from tests.support.process import Server, ended, wait_for
 from uploader.storage.local import formats
-from uploader.storage.local.formats import Frontier
+from uploader.storage.local.formats import SavedProgress
 
 CONTENT = Content(20 * 64 * KIB + 7)
 SETTINGS = {"AUTH": "none", "FREE_SPACE_FLOOR": "0", "CLAIM_LEASE": "2s"}
@@ -28,10 +28,10 @@ class Sender:
         url = f"{server.url}/files/{CONTENT.md5}/chunks/{number}"
         return httpx2.put(url, content=CONTENT.chunk(number), timeout=30)
 
-    def saved(self) -> Frontier | None:
+    def saved(self) -> SavedProgress | None:
         (path,) = (self._data / "temp").glob("*/*/*/digest")
         record = formats.parse_digest_record(path.read_bytes())
-        assert record is None or isinstance(record, Frontier)
+        assert record is None or isinstance(record, SavedProgress)
         return record
 
     def has_come_to(self, count: int) -> bool:

@@ -34,8 +34,7 @@ from uploader.errors import (
 from uploader.http.bodies.body import Reread
 from uploader.service.results import Appended, Complete, Opening, Target, UploadStatus
 from uploader.storage import disk
-from uploader.storage.local import formats
-from uploader.storage.local.uploads import appending
+from uploader.storage.local import formats, locks
 
 CHUNK = 64 * KIB
 CONTENT = Content(5 * CHUNK + 1000, name="streamed.bin")
@@ -356,7 +355,7 @@ async def test_a_tail_whose_record_is_damaged_is_given_up_and_sent_again(stack: 
 async def test_a_closer_that_takes_long_keeps_nobody_waiting_for_ever(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(appending, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(locks, "PATIENCE_SECONDS", 0.05)
     upload = await opened(stack)
     await append(stack, upload, 0, CHUNK + 100)
     async with stack.services.storage.closing(upload):

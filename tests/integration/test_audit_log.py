@@ -229,7 +229,7 @@ async def test_what_the_trash_gives_back_is_told(make_stack_on: MakeStack) -> No
         await stack.upload(CONTENT)
         found = await stack.services.storage.find_blob(CONTENT.sha256)
         assert found is not None
-        assert await stack.services.storage.trash.put_away(found)
+        assert await stack.services.storage.put_away(found)
         assert await stack.services.trash.restore(CONTENT.sha256)
         newest = (await acts(stack))[0]
         assert (newest.action, newest.subject) == ("content.healed", CONTENT.sha256)

@@ -443,7 +443,7 @@ async def test_one_process_fills_a_whole(stack: Stack) -> None:
     services.concatenations._wait_seconds = 0
     path = await ordered(stack, await parts_of(stack))
     upload = await known(stack, path)
-    async with services.storage.wholes.filling(upload):
+    async with services.storage.filling(upload):
         services.concatenations._filling._turns.release()
         await services.concatenations._filling.start(upload.id)
         assert (await services.storage.read_map(upload)).received_bytes == 0

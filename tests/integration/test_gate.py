@@ -13,8 +13,7 @@ from tests.support.rows import upload_row
 from tests.support.waiting import eventually
 from uploader.domain.upload import Upload
 from uploader.storage.disk import try_lock
-from uploader.storage.local import chunkfiles
-from uploader.storage.local.uploads import waiting
+from uploader.storage.local import chunkfiles, locks
 from uploader.storage.store import Store
 
 CHUNK_BYTES = 64 * KIB
@@ -71,7 +70,7 @@ async def test_writers_that_never_pause_do_not_keep_a_closer_out(
         return try_lock(descriptor, start, length)
 
     monkeypatch.setattr(chunkfiles, "try_lock", dawdle_and_lock)
-    monkeypatch.setattr(waiting, "try_lock", note_and_lock)
+    monkeypatch.setattr(locks, "try_lock", note_and_lock)
     upload = upload_row(size=count * CHUNK_BYTES, chunk_size=CHUNK_BYTES)
     await storage.create(upload)
     writers = Writers(storage, upload)

@@ -25,7 +25,7 @@ from tests.support.stack import Stack
 from uploader.database import models
 from uploader.jobs.maintenance import Scrubber
 from uploader.service.heal import BlobProblem
-from uploader.storage.contents import Digests, Found, Pace
+from uploader.storage.base import Digests, Found, Pace
 
 CONTENT = Content(3 * 64 * KIB - 100)
 DAY = 86_400.0

@@ -22,7 +22,8 @@ from tests.support.rot import NO_FILES, flip_bit
 from tests.support.stack import Stack
 from uploader.domain import delta
 from uploader.service.delta import DeltaBases
-from uploader.storage.local.derived.signatures import LocalSignatures
+from uploader.storage.base import Found
+from uploader.storage.signatures import Signatures
 
 BASE = Content(300 * KIB, seed=1)
 CHUNK = 64 * KIB
@@ -121,11 +122,11 @@ async def test_a_signature_that_another_made_meanwhile_is_not_made_again(
 ) -> None:
     url = f"/me/files/{await base_of(stack)}/signature"
     first_looked, second_answered = threading.Event(), threading.Event()
-    real_open, real_pieces = LocalSignatures._open, delta.pieces_of
+    real_kept, real_pieces = Signatures._kept, delta.pieces_of
     computed = 0
 
-    def slow_at_first(self: LocalSignatures, sha256: str, size: int) -> object:
-        kept = real_open(self, sha256, size)
+    def slow_at_first(self: Signatures, found: Found) -> bytes | None:
+        kept = real_kept(self, found)
         if not first_looked.is_set():
             first_looked.set()
             assert second_answered.wait(30)
@@ -136,7 +137,7 @@ async def test_a_signature_that_another_made_meanwhile_is_not_made_again(
         computed += 1
         return real_pieces(*arguments)
 
-    monkeypatch.setattr(LocalSignatures, "_open", slow_at_first)
+    monkeypatch.setattr(Signatures, "_kept", slow_at_first)
     monkeypatch.setattr(delta, "pieces_of", counting)
     first = asyncio.create_task(stack.client.get(url))
     assert await asyncio.to_thread(first_looked.wait, 30)

@@ -18,7 +18,7 @@ from tests.support.waiting import eventually
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed, StorageFull, Unverified
 from uploader.storage.base import Gone, HeldChunk
-from uploader.storage.local import chunkfiles, frontier, temp
+from uploader.storage.local import chunkfiles, followers, temp
 from uploader.storage.store import Store
 
 CONTENT = Content(8 * 64 * KIB)
@@ -27,7 +27,7 @@ CONTENT = Content(8 * 64 * KIB)
 @pytest.fixture(autouse=True)
 def nobody_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The digests open files, too."""
-    monkeypatch.setattr(frontier, "states_are_portable", lambda: False)
+    monkeypatch.setattr(followers, "states_are_portable", lambda: False)
 
 
 @pytest.fixture(autouse=True)

@@ -27,12 +27,10 @@ from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable, Unverified, UploaderError
-from uploader.storage.base import Busy, Gone, Stopping
-from uploader.storage.contents import Digests
+from uploader.storage.base import Busy, Digests, Gone, Stopping
 from uploader.storage.disk import close_to_others, is_locked, try_lock, write
-from uploader.storage.local import chunkfiles, digests, formats, frontier
+from uploader.storage.local import chunkfiles, closing, digests, followers, formats
 from uploader.storage.local import store as local
-from uploader.storage.local.uploads import closing
 from uploader.storage.spool import Spool
 from uploader.storage.store import Store
 
@@ -45,7 +43,7 @@ LAST = CONTENT.chunk_count - 1
 def nobody_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The digests wait for the merge, or the calls of the thread that advances them would be counted here, too; how they
     follow the chunks has its own tests (test_frontier.py)."""
-    monkeypatch.setattr(frontier, "states_are_portable", lambda: False)
+    monkeypatch.setattr(followers, "states_are_portable", lambda: False)
 
 
 @pytest.fixture
@@ -155,17 +153,6 @@ async def test_a_new_upload_takes_no_room_and_has_an_empty_map(storage: Store, t
     assert list(chunk_map.present) == [0] * CONTENT.chunk_count
 
 
-async def test_an_upload_of_nothing_is_complete_at_once(storage: Store) -> None:
-    empty = upload_row(size=0)
-    await storage.create(empty)
-    assert (await storage.read_map(empty)).complete
-
-
-async def test_preparing_twice_changes_nothing(storage: Store, full: Upload) -> None:
-    await storage.prepare()
-    assert (await storage.read_map(full)).complete
-
-
 async def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     unfit = new_storage(tmp_path / "file", durable=True)
@@ -222,11 +209,6 @@ async def test_a_chunk_is_written_to_its_place_and_recorded_with_its_checksum(
     assert record == formats.map_record(crc32(CONTENT.chunk(number)))
     assert await present(storage, upload) == [number]
     assert await left_open(storage, tmp_path) == []
-
-
-async def test_all_chunks_together_are_the_content(storage: Store, tmp_path: Path, full: Upload) -> None:
-    assert (await storage.read_map(full)).complete
-    assert (tmp_path / full.place / "data").read_bytes() == CONTENT.data
 
 
 async def test_a_chunk_on_the_map_is_never_written_again(storage: Store, tmp_path: Path, full: Upload) -> None:
@@ -502,22 +484,6 @@ async def test_what_waited_for_a_closer_that_unlinked_finds_the_upload_gone(
     assert await left_open(storage, tmp_path) == []
 
 
-async def test_nothing_finds_an_upload_after_it_was_unlinked(storage: Store, full: Upload) -> None:
-    async with storage.closing(full) as closer:
-        await closer.unlink()
-    with pytest.raises(Gone):
-        await put(storage, full, 0)
-    with pytest.raises(Gone):
-        await storage.read_map(full)
-    with pytest.raises(Gone):
-        await storage.last_write(full)
-    with pytest.raises(Gone):
-        await storage.digest(full)
-    with pytest.raises(Gone):
-        async with storage.closing(full):
-            pass
-
-
 async def test_a_closer_that_fails_gives_up_its_locks(storage: Store, tmp_path: Path, upload: Upload) -> None:
     with pytest.raises(ValueError, match="broken"):
         async with storage.closing(upload):
@@ -600,7 +566,7 @@ async def test_bytes_that_were_just_verified_win_over_bytes_that_are_there(
     await place_blob(storage, full)
     assert blob.samefile(tmp_path / full.place / "data")
     assert list(blob.parent.iterdir()) == [blob]
-    (trashed,) = await storage.trash.copies(CONTENT.sha256)
+    (trashed,) = await storage.copies(CONTENT.sha256)
     assert (tmp_path / trashed.place).read_bytes() == b"left over"
 
 
@@ -622,7 +588,7 @@ async def test_bytes_that_are_displaced_have_a_name_at_every_moment(
     ]
     blob = blob_path(tmp_path, CONTENT.sha256)
     assert blob.samefile(tmp_path / full.place / "data")
-    (trashed,) = await storage.trash.copies(CONTENT.sha256)
+    (trashed,) = await storage.copies(CONTENT.sha256)
     assert (tmp_path / trashed.place).samefile(tmp_path / twin.place / "data")
 
 
@@ -652,16 +618,6 @@ async def test_placing_a_blob_that_failed_at_any_call_can_be_repeated(
             break
     assert at > 1
     assert blob.read_bytes() == CONTENT.data
-
-
-async def test_removing_a_blob_is_repeatable(storage: Store, tmp_path: Path, full: Upload) -> None:
-    await place_blob(storage, full)
-    found = await storage.find_blob(CONTENT.sha256)
-    assert found is not None
-    assert await storage.remove(found)
-    assert not await storage.remove(found)
-    assert not blob_path(tmp_path, CONTENT.sha256).exists()
-    assert await storage.find_blob(CONTENT.sha256) is None
 
 
 async def test_a_blob_that_is_another_one_by_now_stays(storage: Store, tmp_path: Path, full: Upload) -> None:
@@ -745,13 +701,6 @@ async def test_computing_digests_ends_when_the_upload_is_cancelled(
         with pytest.raises(Gone):
             await computing
     assert await left_open(storage, tmp_path) == []
-
-
-async def test_the_digests_of_nothing_are_computed_too(storage: Store) -> None:
-    empty = Content(0)
-    upload = upload_row(size=0)
-    await storage.create(upload)
-    assert await storage.digest(upload) == Digests(empty.md5, empty.sha256)
 
 
 # Room
@@ -868,7 +817,7 @@ async def test_what_is_no_file_is_no_blob(storage: Store, tmp_path: Path, full: 
     NO_FILES[instead](path)
     found = await storage.find_blob(CONTENT.sha256)
     assert found is not None
-    await storage.trash.put_away(found)
+    await storage.put_away(found)
     assert not path.exists()
 
 

@@ -33,7 +33,7 @@ from uploader.observability import DRIFTS
 from uploader.service import reconcile
 from uploader.service.flush import FlushedBatch
 from uploader.service.reconcile import Drift, Findings, Kind, drifts_of_upload
-from uploader.storage.local.formats import ChunkMap, MapShape
+from uploader.storage.base import PresentChunks
 
 CHUNK = 64 * KIB
 # Finished, so that there are a file and a blob.
@@ -803,7 +803,7 @@ def test_a_bitmap_is_read_back_as_it_was_written() -> None:
 def test_pending_bytes_may_be_accounted_up_to_what_is_on_disk(scene_row: Upload) -> None:
     """A commit whose ack has not come is no drift, and nothing below the ack or above the disk is right."""
     present = bytearray([1, 1, 1, 0])
-    stored = ChunkMap("", MapShape(4 * CHUNK, CHUNK, 4), present, b"", None, None)
+    stored = PresentChunks(present, None, 4 * CHUNK, CHUNK, written_at=0.0)
     snapshot = AuditedUpload("open", 3 * CHUNK, CHUNK, to_bitmap(present), "flush")
     wrong = []
     for accounted in range(5):

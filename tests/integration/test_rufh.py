@@ -19,7 +19,7 @@ from tests.support.streams import Sending
 from tests.support.waiting import eventually
 from uploader.http.resumable.drafts import filename_in
 from uploader.service.results import Target
-from uploader.storage.local.uploads import appending
+from uploader.storage.local import locks
 
 CONTENT = Content(130 * KIB)
 URL = "/resumable"
@@ -451,7 +451,7 @@ async def test_4_6_a_newer_request_ends_the_older_one(stack: Stack, monkeypatch:
     answers = await asyncio.gather(*(patch(stack, path, 1000, CONTENT.data[1000:2000]) for _ in range(3)))
     assert [answer.status_code for answer in answers].count(204) <= 1
     assert await state(stack, path) == (2000, "?0", CONTENT.size)
-    monkeypatch.setattr(appending, "PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(locks, "PATIENCE_SECONDS", 0.02)
     upload: Any = await stack.services.uploads.find(target)
     holding: Any = stack.services.storage.appending(upload)
     async with holding:

@@ -19,8 +19,8 @@ from uploader.service import backup, reconcile
 from uploader.service.backup import BackedUp, Copied
 from uploader.settings import Settings
 from uploader.storage.backups import BackupRefused
+from uploader.storage.base import BytesBody
 from uploader.storage.s3.bucket import Bucket
-from uploader.storage.s3.streams import BytesBody
 
 CONTENTS = [Content(100 * KIB + seed, seed=seed, name=f"{seed}.bin") for seed in range(1, 4)]
 OPEN = Content(3 * 64 * KIB, seed=9, name="open.bin")

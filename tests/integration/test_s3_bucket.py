@@ -32,13 +32,12 @@ from tests.support.relay import relaying
 from tests.support.servers import free_port
 from uploader.addresses import BucketAddress
 from uploader.errors import ConfigurationError, StorageAway, StorageFailed, StorageFull
-from uploader.storage.base import Gone
+from uploader.storage.base import BytesBody, Gone
 from uploader.storage.s3 import bucket as s3_bucket
 from uploader.storage.s3 import client
 from uploader.storage.s3.bucket import Bucket
 from uploader.storage.s3.failures import NoSuchMultipart, PartsChanged
 from uploader.storage.s3.probe import Abilities, probe
-from uploader.storage.s3.streams import BytesBody
 
 # What every server takes as a part that is not the last one.
 PART = secrets.token_bytes(5 << 20)

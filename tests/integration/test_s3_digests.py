@@ -21,10 +21,10 @@ from uploader.database import models
 from uploader.domain.ledger import PartNoted
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed
+from uploader.storage import digests
 from uploader.storage.base import Gone
+from uploader.storage.digests import sealed
 from uploader.storage.hashes import PrefixHashes
-from uploader.storage.s3.uploads import frontier, prefix
-from uploader.storage.s3.uploads.states import sealed
 
 OTHER = Content(CONTENT.size, seed=1, chunk_size=CHUNK)
 
@@ -49,7 +49,7 @@ async def another(make_node: MakeNode, node: Node) -> Node:
 @pytest.fixture
 def only_with_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is saved by itself."""
-    monkeypatch.setattr(frontier, "_QUIET_SECONDS", 3600)
+    monkeypatch.setattr(digests, "_QUIET_SECONDS", 3600)
 
 
 async def saved_bytes(node: Node, upload: Upload) -> int:
@@ -86,7 +86,7 @@ async def until_ahead(node: Node, upload: Upload) -> None:
     """Of a chunk whose row is still to come."""
 
     async def is_ahead() -> bool:
-        known = node.store._frontier._prefixes.get(upload.id)
+        known = node.store._digests._prefixes.get(upload.id)
         return known is not None and known.ahead is not None
 
     await eventually(is_ahead)
@@ -190,7 +190,7 @@ async def test_only_what_nobody_had_in_order_is_read(make_node: MakeNode, node: 
     upload = await node.open()
     await put_hashed(node, upload, 0)
     await another.put(upload, 2)
-    another.store._frontier.forget(upload.id)  # it has died
+    another.store._digests.forget(upload.id)  # it has died
     await make_node().put(upload, 1)
     await node.put(upload, 3)
     last = make_node()
@@ -243,7 +243,7 @@ async def test_what_a_node_has_just_saved_is_not_of_others(node: Node, monkeypat
         putting = asyncio.create_task(put_hashed(node, upload, 0))
         await is_added.wait()
     await node.put(upload, 1)
-    assert not node.store._frontier._prefixes[upload.id].is_shared
+    assert not node.store._digests._prefixes[upload.id].is_shared
     may_go_on.set()
     assert await putting
 
@@ -251,15 +251,15 @@ async def test_what_a_node_has_just_saved_is_not_of_others(node: Node, monkeypat
 async def test_of_others_that_come_nearer_a_sender_waits(
     node: Node, another: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefix, "_SHARED_SECONDS", 30)
-    monkeypatch.setattr(prefix, "_PATIENCE_SECONDS", 30)
+    monkeypatch.setattr(digests, "_SHARED_SECONDS", 30)
+    monkeypatch.setattr(digests, "_PATIENCE_SECONDS", 30)
     upload = await node.open()
     await node.put(upload, 1)
-    monkeypatch.setattr(prefix, "_FAR_BYTES", 0)
+    monkeypatch.setattr(digests, "_FAR_BYTES", 0)
     await node.store.keep_pace(upload, 1)  # nobody knows whether the one before it is on its way
     await put_hashed(another, upload, 0)
     await until_hashed(node, upload, 2 * CHUNK)
-    monkeypatch.setattr(prefix, "_NEAR_BYTES", 0)  # for those who are alone
+    monkeypatch.setattr(digests, "_NEAR_BYTES", 0)  # for those who are alone
     await node.put(upload, 3)
     waiting = asyncio.create_task(node.store.keep_pace(upload, 3))
     await asyncio.sleep(0.2)
@@ -303,7 +303,7 @@ async def test_it_is_durable_for_who_looks_for_it_as_well(
     sync, reached = node.database.sync, list[int]()
 
     async def note() -> None:
-        reached.append(node.store._frontier.position(upload.id))
+        reached.append(node.store._digests.position(upload.id))
         await sync()
 
     monkeypatch.setattr(node.database, "sync", note)
@@ -390,8 +390,8 @@ async def test_what_s3_does_not_take_is_given_up(node: Node, monkeypatch: pytest
 
 
 async def test_bodies_that_wait_in_vain_are_given_up_for_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frontier, "_MAX_KEPT_BYTES", 2 * CHUNK)
-    monkeypatch.setattr(prefix, "_STALLED_SECONDS", 0)
+    monkeypatch.setattr(digests, "_MAX_KEPT_BYTES", 2 * CHUNK)
+    monkeypatch.setattr(digests, "_STALLED_SECONDS", 0)
     upload = await node.open()
     bodies = {number: InPieces(CONTENT.chunk(number)) for number in (1, 2, 3, 0)}
     for number, body in bodies.items():
@@ -403,7 +403,7 @@ async def test_bodies_that_wait_in_vain_are_given_up_for_others(node: Node, monk
 
 async def test_of_what_comes_far_too_early_little_is_kept(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would have the memory of what comes next."""
-    monkeypatch.setattr(prefix, "_NEAR_BYTES", CHUNK)
+    monkeypatch.setattr(digests, "_NEAR_BYTES", CHUNK)
     upload = await node.open()
     bodies = {number: InPieces(CONTENT.chunk(number)) for number in (1, 3, 2, 0)}
     for number, body in bodies.items():

@@ -21,8 +21,8 @@ from tests.support.stack import Stack
 from uploader.addresses import BucketAddress
 from uploader.client import AsyncClient, ContentDiffers, File, Patience, ServerProblem, Unreachable
 from uploader.http.native import download
+from uploader.storage.base import BytesBody
 from uploader.storage.s3.bucket import Bucket
-from uploader.storage.s3.streams import BytesBody
 
 # Two parts, the second one is the rest; a name that only RFC 8187 can tell.
 CONTENT = Content(5 * MIB + 3, seed=81, name="films/über 1.bin", chunk_size=5 * MIB)

@@ -12,16 +12,15 @@ from sqlalchemy import insert
 from tests.support.bodies import InPieces
 from tests.support.content import Content
 from tests.support.nodes import CHUNK, CONTENT, MakeNode, Node, digests_of, making_nodes
-from tests.support.rows import NOW, upload_row
+from tests.support.rows import NOW
 from tests.support.statements import statements
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.addresses import BucketAddress
 from uploader.database import models
 from uploader.database.engine import Database
-from uploader.errors import BytesConflict, StorageFailed, Unverified
-from uploader.storage.base import Arrival, Busy, Gone
-from uploader.storage.contents import Digests
-from uploader.storage.s3.streams import BytesBody
+from uploader.errors import BytesConflict, StorageFailed
+from uploader.storage.base import Arrival, Busy, BytesBody, Gone
+from uploader.storage.s3.blobs import S3Blob
 
 LAST = CONTENT.chunk_count - 1
 OTHER = Content(CONTENT.size, seed=1, chunk_size=CHUNK)
@@ -57,18 +56,6 @@ async def lie_there(database_url: str, sha256: str, place: str) -> None:
 # Chunks
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]])
-async def test_chunks_in_any_order_become_the_content(node: Node, order: list[int]) -> None:
-    upload = await node.open()
-    for sent, number in enumerate(order, start=1):
-        assert await node.put(upload, number)
-        found = await node.store.read_map(upload)
-        assert {n for n, there in enumerate(found.present) if there} == set(order[:sent])
-        assert found.complete == (sent == len(order))
-    assert await node.store.digest(upload) == digests_of(CONTENT)
-    assert await node.bytes_of(upload) == CONTENT.data
-
-
 async def test_a_duplicate_is_not_stored_and_needs_no_body(node: Node, another: Node) -> None:
     upload = await node.open()
     assert await node.put(upload, 1)
@@ -102,27 +89,6 @@ async def test_an_upload_without_bytes_becomes_an_empty_object(node: Node) -> No
     assert node.bucket.left() == []
 
 
-async def test_what_is_not_open_is_gone(node: Node, another: Node) -> None:
-    upload = upload_row(size=CONTENT.size, chunk_size=CHUNK)
-    for wanted in (node.put(upload, 0), node.store.read_map(upload), node.store.last_write(upload)):
-        with pytest.raises(Gone):
-            await wanted
-    for lost in (node.store.digest(upload), node.store.find_bad_chunks(upload)):
-        with pytest.raises(Gone):
-            await lost
-    with pytest.raises(Gone):
-        async with node.store.closing(upload):
-            pass
-    with pytest.raises(Gone):
-        async with node.store.appending(upload):
-            pass
-    opened = await node.open()
-    assert await another.store.discard(opened)
-    assert not await node.store.discard(opened)
-    with pytest.raises(Gone):
-        await node.put(opened, 0)
-
-
 # Tails
 
 
@@ -139,17 +105,6 @@ async def test_a_tail_grows_and_becomes_chunks(node: Node, another: Node) -> Non
     assert node.bucket.keys("u/") == [], "every former tail is removed"
     assert await another.store.digest(upload) == digests_of(CONTENT)
     assert await node.bytes_of(upload) == CONTENT.data
-
-
-async def test_a_tail_goes_on_only_where_it_ends(node: Node, another: Node) -> None:
-    upload = await node.open()
-    with pytest.raises(Gone):
-        await node.append(upload, b"x", 5)
-    assert await node.append(upload, CONTENT.data[:100], 0)
-    for start in (0, 99, 101):
-        with pytest.raises(Gone):
-            await another.append(upload, b"y" * 10, start)
-    assert (await node.store.read_map(upload)).received_bytes == 100
 
 
 async def test_a_whole_chunk_has_to_begin_with_the_tail_that_is_there(node: Node, another: Node) -> None:
@@ -190,24 +145,6 @@ async def test_the_right_to_append_goes_to_who_asks_last(node: Node, another: No
 
 
 # Lengths that are told late
-
-
-@pytest.mark.parametrize("size", [3 * CHUNK + 1000, 3 * CHUNK, 1000, CHUNK, 0])
-async def test_the_tail_becomes_the_last_chunk_when_the_length_is_told(node: Node, another: Node, size: int) -> None:
-    content = Content(size, chunk_size=CHUNK)
-    upload = await node.open(Content(0, chunk_size=CHUNK), length_known=False)
-    for start in range(0, size, CHUNK):
-        await node.append(upload, content.data[start : start + CHUNK], start)
-    told = replace(upload, size=size, length_known=True)
-    if size % CHUNK:
-        with pytest.raises(Unverified):
-            await another.store.read_map(told)
-    async with another.store.closing(told) as closer:
-        assert await closer.settle_length(told) == bool(size % CHUNK)
-        assert not await closer.settle_length(told)
-    assert (await node.store.read_map(told)).complete
-    assert await another.store.digest(told) == digests_of(content)
-    assert await another.bytes_of(told) == content.data
 
 
 async def test_a_length_that_is_settled_by_two_at_once(node: Node, another: Node) -> None:
@@ -259,7 +196,7 @@ async def test_what_one_node_has_read_no_other_reads(node: Node, another: Node) 
 async def test_digests_go_on_from_where_they_were_saved(
     node: Node, another: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uploader.storage.s3.uploads.completing._SAVE_BYTES", CHUNK)
+    monkeypatch.setattr("uploader.storage.s3.completing._SAVE_BYTES", CHUNK)
     upload = await node.open()
     for number in reversed(range(CONTENT.chunk_count)):
         await node.put(upload, number)
@@ -285,15 +222,6 @@ def _fails_after(real: Callable[..., object], count: int) -> Callable[..., objec
         return real(*arguments)
 
     return stream
-
-
-async def test_an_md5_that_nobody_needs_is_not_computed_until_it_is_claimed(node: Node, another: Node) -> None:
-    upload = await node.open(md5=None, computes_md5=False)
-    await node.put_all(upload)
-    assert await node.store.digest(upload) == Digests(None, CONTENT.sha256)
-    told = replace(upload, md5=CONTENT.md5)
-    assert await another.store.digest(told) == digests_of(CONTENT)
-    assert await node.store.digest(upload) == digests_of(CONTENT), "nobody goes back"
 
 
 async def test_digests_that_are_forgotten_are_computed_anew(node: Node) -> None:
@@ -640,10 +568,10 @@ async def test_a_chunk_that_a_zombie_has_completed_is_there(node: Node, another:
 async def test_contents_that_come_whole_are_objects_of_their_own(node: Node, another: Node, sqlite_url: str) -> None:
     arrivals = [Arrival(InPieces(data), None, None) for data in (SMALL.data, CONTENT.data, SMALL.data, b"")]
     arrivals.append(Arrival(InPieces(b"x"), "0" * 32, None))
-    await node.store.arrivals.store(arrivals)
+    await node.store.store_arrivals(arrivals)
     assert [arrival.error is None for arrival in arrivals] == [True, True, True, True, False]
     assert len(node.bucket.keys("w/")) == 3
-    placed = node.store.arrivals.place_blobs(arrivals[:4])
+    placed = node.store.place_arrivals(arrivals[:4])
     for content in (SMALL, CONTENT, Content(0)):
         await lie_there(sqlite_url, content.sha256, placed[content.sha256])
         blob = await another.store.open_blob(content.sha256, content.size)
@@ -653,8 +581,8 @@ async def test_contents_that_come_whole_are_objects_of_their_own(node: Node, ano
 
 async def test_what_is_purged_while_it_is_read_ends_in_words(node: Node, sqlite_url: str) -> None:
     arrival = Arrival(InPieces(CONTENT.data), None, None)
-    await node.store.arrivals.store([arrival])
-    placed = node.store.arrivals.place_blobs([arrival])[CONTENT.sha256]
+    await node.store.store_arrivals([arrival])
+    placed = node.store.place_arrivals([arrival])[CONTENT.sha256]
     await lie_there(sqlite_url, CONTENT.sha256, placed)
     blob = await node.store.open_blob(CONTENT.sha256, CONTENT.size)
     node.bucket.delete([placed])
@@ -666,8 +594,8 @@ async def test_what_is_purged_while_it_is_read_ends_in_words(node: Node, sqlite_
 
 async def test_a_reader_that_is_cancelled_leaves_no_stream(node: Node, sqlite_url: str) -> None:
     arrival = Arrival(InPieces(CONTENT.data), None, None)
-    await node.store.arrivals.store([arrival])
-    placed = node.store.arrivals.place_blobs([arrival])
+    await node.store.store_arrivals([arrival])
+    placed = node.store.place_arrivals([arrival])
     await lie_there(sqlite_url, CONTENT.sha256, placed[CONTENT.sha256])
     blob = await node.store.open_blob(CONTENT.sha256, CONTENT.size)
     with node.bucket.held("get", after=True) as hold:
@@ -681,4 +609,5 @@ async def test_a_reader_that_is_cancelled_leaves_no_stream(node: Node, sqlite_ur
         with pytest.raises(asyncio.CancelledError):
             await reading
         await closing
+    assert isinstance(blob, S3Blob)
     assert blob._stream is None

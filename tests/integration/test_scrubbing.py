@@ -12,8 +12,7 @@ from tests.support.faults import failing_call
 from tests.support.rot import flip_bit
 from tests.support.stack import Stack
 from uploader.service.heal import BlobProblem, Damage
-from uploader.storage.base import Stopping
-from uploader.storage.contents import Digests, Found, Pace
+from uploader.storage.base import Digests, Found, Pace, Stopping
 
 CONTENTS = [Content(3 * 64 * KIB - 100, seed=seed, name=f"{seed}.bin") for seed in range(4)]
 

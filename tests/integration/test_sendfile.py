@@ -21,7 +21,7 @@ from tests.support.waiting import eventually
 from uploader.http.server.http11 import LimitedProtocol
 from uploader.http.server.sendfile import SENDERS_STATE
 from uploader.http.shared.responses import ZERO_COPY_SEND
-from uploader.storage.contents import OpenBlob
+from uploader.storage.base import OpenBlob
 
 # More than a socket takes at once.
 CONTENT = Content(6 * MIB, chunk_size=6 * MIB)

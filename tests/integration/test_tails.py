@@ -32,8 +32,7 @@ from tests.support.storing import running_storage
 from uploader.domain.upload import Tail, Upload
 from uploader.errors import BytesConflict, StorageFailed, Unverified, UploadBusy
 from uploader.storage.base import Gone
-from uploader.storage.local import formats, frontier
-from uploader.storage.local.uploads import appending
+from uploader.storage.local import followers, formats, locks
 from uploader.storage.store import Store
 
 CONTENT = Content(3 * 64 * KIB + 1000)
@@ -43,7 +42,7 @@ CHUNK = CONTENT.chunk_size
 @pytest.fixture(autouse=True)
 def nobody_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The digests wait for the merge: a storage that nobody drains ends before its followers."""
-    monkeypatch.setattr(frontier, "states_are_portable", lambda: False)
+    monkeypatch.setattr(followers, "states_are_portable", lambda: False)
 
 
 @pytest.fixture
@@ -368,7 +367,7 @@ async def test_one_appends_at_a_time_and_whoever_wants_to_is_seen(
 async def test_who_does_not_let_go_keeps_others_out_for_a_while_only(
     storage: Store, other: Store, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(appending, "PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(locks, "PATIENCE_SECONDS", 0.02)
     async with storage.appending(upload) as appender:
         with pytest.raises(UploadBusy):
             async with other.appending(upload):

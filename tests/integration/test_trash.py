@@ -21,8 +21,7 @@ from uploader.addresses import BucketAddress
 from uploader.database import models
 from uploader.jobs.maintenance import TrashKeeper
 from uploader.service.trash import Purged
-from uploader.storage.base import Space
-from uploader.storage.contents import Digests, Found, Pace
+from uploader.storage.base import Digests, Found, Pace, Space
 
 CONTENT = Content(3 * 64 * KIB - 100)
 OTHERS = [Content(100 * KIB + seed, seed=seed, name=f"{seed}.bin") for seed in range(1, 4)]
@@ -288,7 +287,7 @@ async def test_uploads_that_lost_their_row_come_back_where_it_is_open_again(stac
     places = [Path(place) for (place,) in await _places(stack)]
     for place in places:
         found = await _found(stack, place)
-        assert await stack.services.storage.trash.put_away(found)
+        assert await stack.services.storage.put_away(found)
     assert (await stack.client.delete(f"/files/{OTHERS[0].md5}")).status_code == 204
     assert await stack.services.trash.restore_named() == 1
     for number in (1, 2):

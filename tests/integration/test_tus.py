@@ -26,7 +26,7 @@ from tests.support.waiting import eventually
 from uploader.http.resumable import request
 from uploader.http.resumable.request import name_of, parse_metadata
 from uploader.service.results import Target
-from uploader.storage.local.uploads import appending
+from uploader.storage.local import locks
 
 CONTENT = Content(130 * KIB)
 TUS = {"Tus-Resumable": "1.0.0"}
@@ -563,7 +563,7 @@ async def test_a_request_that_hangs_is_displaced_and_one_that_does_not_let_go_is
     await eventually(sending.is_taken)
     assert (await head(stack, path)).headers["upload-offset"] == "1000"
     await asyncio.gather(hanging, return_exceptions=True)
-    monkeypatch.setattr(appending, "PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(locks, "PATIENCE_SECONDS", 0.02)
     upload: Any = await stack.services.uploads.find(target)
     holding: AbstractAsyncContextManager[Any] = stack.services.storage.appending(upload)
     async with holding:

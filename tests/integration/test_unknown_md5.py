@@ -25,7 +25,7 @@ from uploader.database.engine import Connection, Database
 from uploader.domain.upload import File, Upload
 from uploader.service.ids import new_id
 from uploader.service.reconcile import Drift, Kind
-from uploader.storage.contents import Digests
+from uploader.storage.base import Digests
 
 CONTENT = Content(5 * 64 * KIB + 100)
 OTHER = Content(CONTENT.size, seed=1, name="another.bin")

@@ -280,7 +280,7 @@ async def test_a_collector_that_is_faster_costs_a_second_write(stack: Stack, cou
     old = [await send(stack, data, f"old-{name}") for name, data in members]
     storage = stack.services.storage
     assert isinstance(storage, LocalStore)
-    store = storage.arrivals.store
+    store = storage.store_arrivals
 
     async def store_and_collect(arrivals: Sequence[Arrival]) -> None:
         await store(arrivals)
@@ -290,7 +290,7 @@ async def test_a_collector_that_is_faster_costs_a_second_write(stack: Stack, cou
         await stack.services.files.collect_all(100)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(storage.arrivals, "store", store_and_collect)
+        patched.setattr(storage, "store_arrivals", store_and_collect)
         outcomes = await send_many(stack, members)
     assert all(isinstance(outcome, Complete) and outcome.created for outcome in outcomes)
     for _, data in members:
@@ -304,7 +304,7 @@ async def test_another_file_of_the_same_number_is_not_taken_for_ours(stack: Stac
     path = stack.data / blob_path(hashlib.sha256(data).hexdigest())
     storage = stack.services.storage
     assert isinstance(storage, LocalStore)
-    store = storage.arrivals.store
+    store = storage.store_arrivals
 
     async def store_and_change(arrivals: Sequence[Arrival]) -> None:
         await store(arrivals)
@@ -313,7 +313,7 @@ async def test_another_file_of_the_same_number_is_not_taken_for_ours(stack: Stac
             path.write_bytes(b"half")
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(storage.arrivals, "store", store_and_change)
+        patched.setattr(storage, "store_arrivals", store_and_change)
         await send(stack, data)
     assert path.read_bytes() == data
 

@@ -12,9 +12,8 @@ from tests.support.faults import left_open
 from tests.support.rows import upload_row
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed
-from uploader.storage.base import Busy, Gone
+from uploader.storage.base import Busy, Gone, PartDamaged
 from uploader.storage.local.store import LocalStore
-from uploader.storage.wholes import PartDamaged
 
 CHUNK = 64 * KIB
 
@@ -36,14 +35,14 @@ async def complete(storage: LocalStore, content: Content) -> Upload:
 
 async def joined(storage: LocalStore, parts: Sequence[Upload]) -> Upload:
     whole = upload_row(size=sum(part.size for part in parts), chunk_size=CHUNK)
-    await storage.wholes.create(whole, parts)
+    await storage.create(whole, parts)
     return whole
 
 
 async def read(storage: LocalStore, whole: Upload, numbers: Sequence[int] | None = None) -> bytes:
     count = -(-whole.size // CHUNK)
-    async with storage.wholes.filling(whole) as parts:
-        bodies = [await parts.chunk(number) for number in (numbers or range(count))]
+    async with storage.filling(whole) as read_part:
+        bodies = [await read_part(number) for number in (numbers or range(count))]
     return b"".join(bytes(piece) for body in bodies for piece in body.pieces())
 
 
@@ -90,18 +89,18 @@ async def test_any_byte_of_a_part_that_went_bad_is_seen(local: LocalStore, tmp_p
 async def test_an_attempt_that_did_not_commit_is_made_anew(local: LocalStore) -> None:
     one, two = await complete(local, Content(100, seed=1)), await complete(local, Content(200, seed=2))
     whole = await joined(local, [one, two])
-    await local.wholes.create(whole, [two, one])
+    await local.create(whole, [two, one])
     assert await read(local, whole) == Content(200, seed=2).data + Content(100, seed=1).data
 
 
 async def test_one_fills_and_where_nothing_is_nobody_does(local: LocalStore, tmp_path: Path) -> None:
     whole = await joined(local, [await complete(local, Content(100))])
-    async with local.wholes.filling(whole) as parts:
+    async with local.filling(whole) as read_part:
         with pytest.raises(Busy):
             await read(local, whole)
         await local.discard(whole)
         with pytest.raises(Gone):
-            await parts.chunk(0)
+            await read_part(0)
     with pytest.raises(Gone):
         await read(local, whole)
     whole = await joined(local, [await complete(local, Content(100))])

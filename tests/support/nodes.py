@@ -16,9 +16,9 @@ from uploader.database.engine import Database
 from uploader.database.ledger import LedgerRows
 from uploader.domain.ledger import Entry
 from uploader.domain.upload import Upload
-from uploader.storage.contents import Digests
+from uploader.storage.base import Digests
+from uploader.storage.s3.parts import Multipart, multipart_of
 from uploader.storage.s3.store import S3Store
-from uploader.storage.s3.uploads.multipart import Multipart, multipart_of
 
 CHUNK = PART_BYTES
 CONTENT = Content(3 * CHUNK + 1000, chunk_size=CHUNK)

@@ -12,17 +12,17 @@ from uploader.storage.local.formats import (
     DataLost,
     DigestRecord,
     Finished,
-    Frontier,
+    SavedProgress,
     digest_record,
     parse_digest_record,
 )
 
-LONGEST = Frontier(generation=2**31, boot_id="f" * 36, position=2**63 - 1, state=b"\xff" * STATE_BYTES)
+LONGEST = SavedProgress(generation=2**31, boot_id="f" * 36, position=2**63 - 1, state=b"\xff" * STATE_BYTES)
 FINISHED = Finished(generation=1, md5="a" * 32, sha256="b" * 64)
 
 records = st.one_of(
     st.builds(
-        Frontier,
+        SavedProgress,
         generation=st.integers(0, 2**31),
         boot_id=st.uuids().map(str),
         position=st.integers(0, 2**63 - 1),

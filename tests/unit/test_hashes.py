@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uploader.storage import hashes
-from uploader.storage.contents import Digests
+from uploader.storage.base import Digests
 from uploader.storage.hashes import STATE_BYTES, PrefixHashes, states_are_portable
 
 CONTENT = random.Random(0).randbytes(3 << 20)

@@ -234,7 +234,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
     )
     storage = create_storage(settings, database, clock)
     audit_log = AuditLog(database, clock, retention_seconds=settings.audit_retention_seconds)
-    healing = Healing(database, storage, storage.trash, clock)
+    healing = Healing(database, storage, clock)
     retention = settings.trash_retention_seconds
     trash = TrashKeeping(database, storage, healing, audit_log, clock, retention_seconds=retention)
     redis = create_redis(settings)
@@ -247,7 +247,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
     )
     pending = Pending(redis, shards=shards, delays=delays)
     installation = Installation(database, storage, RedisMark(redis), clock)
-    closers = Closers(database, storage, storage.trash, pending, clock)
+    closers = Closers(database, storage, pending, clock)
     merging = Merging(
         database,
         storage,
@@ -257,7 +257,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         wait_seconds=settings.merge_wait_seconds,
         lease_seconds=settings.claim_lease_seconds,
     )
-    uploads = Uploads(settings, database, storage, storage, pending, closers, merging, clock)
+    uploads = Uploads(settings, database, storage, pending, closers, merging, clock)
     challenges = Challenges(
         redis,
         shards=shards,
@@ -275,18 +275,18 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
     max_bytes = min(settings.max_chunk_size_bytes, settings.max_file_size_bytes)
     openings = Openings(settings, database, storage, instant, uploads, receiving, admission, asking, clock)
     growing = DeferredLength(database, closers, admission, clock, max_file_size_bytes=openings.max_file_size_bytes)
-    storing = Storing(database, storage.arrivals, closers, uploads, admission, asking, clock, max_bytes=max_bytes)
+    storing = Storing(database, storage, closers, uploads, admission, asking, clock, max_bytes=max_bytes)
     concatenations = Concatenations(
         settings,
         database,
         uploads,
-        Joining(settings, database, storage, storage.wholes, closers, admission, clock),
-        Filling(database, storage, storage.wholes, closers, receiving, merging),
+        Joining(settings, database, storage, closers, admission, clock),
+        Filling(database, storage, closers, receiving, merging),
         asking,
         clock,
         max_file_size_bytes=openings.max_file_size_bytes,
     )
-    files = Files(database, storage, storage.trash, healing, clock)
+    files = Files(database, storage, healing, clock)
     recounting = Recounting(database, clock)
     samples = settings.scrub == "sample" if settings.scrub is not None else settings.storage is not None
     goals = Goals(settings.scrub_first_seconds, settings.scrub_every_seconds, samples=samples)

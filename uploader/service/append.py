@@ -39,7 +39,8 @@ from uploader.service.close import Closers
 from uploader.service.open import Admission
 from uploader.service.results import Appended, Complete, StillMerging, Target
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
-from uploader.storage.base import Appender, Body, Gone, PresentChunks, UploadBytes
+from uploader.storage.base import Appender, Body, Gone, PresentChunks
+from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 
 # Uploads whose length nobody has told yet: room is reserved for them step by step, before their bytes are stored; and
@@ -312,7 +313,7 @@ class Appends:
     """Takes streams."""
 
     # `max_whole_bytes`: of a stream that counts as a whole or not at all, which may need as much room a second time.
-    storage: UploadBytes
+    storage: Store
     pending: Pending
     closers: Closers
     uploads: Uploads
@@ -528,7 +529,7 @@ class Appends:
         limit = min(room, self.max_whole_bytes)
         await self.admission.check(limit if declared is None else min(declared, limit))
         try:
-            received = await source.receive_whole(target.user_id, limit, self.storage.hash)
+            received = await source.receive_whole(target.user_id, limit, self.storage.threads.long_hashing.run)
         except FileTooLarge as error:
             raise (excess if limit == room else error) from error
         try:

@@ -27,8 +27,7 @@ from uploader.service.audit_log import Action, AuditLog
 from uploader.service.installation import Installation
 from uploader.storage import disk
 from uploader.storage.backups import BackupDirectory, BackupRefused, BlobDamaged, BlobTree, check
-from uploader.storage.base import Gone
-from uploader.storage.contents import FileBlob, OpenBlob
+from uploader.storage.base import FileBlob, Gone, OpenBlob
 from uploader.storage.disk import Root
 from uploader.storage.store import Store
 from uploader.tasks import all_or_none
@@ -235,9 +234,9 @@ class Backups:
             with suppress(Gone, StorageFailed):
                 async with _opened(self.storage.open_blob(sha256, size)) as descriptor:
                     yield descriptor
-            for found in await self.storage.trash.copies(sha256):
+            for found in await self.storage.copies(sha256):
                 with suppress(Gone, StorageFailed):
-                    async with _opened(self.storage.trash.open(found)) as descriptor:
+                    async with _opened(self.storage.open_found(found)) as descriptor:
                         yield descriptor
 
 

@@ -20,8 +20,7 @@ from uploader.errors import StorageFailed, StorageFull, Unavailable, Unverified,
 from uploader.service.audit_log import AuditLog
 from uploader.service.close import Closers
 from uploader.service.ids import greatest, new_id
-from uploader.storage.base import Gone, Housekeeping
-from uploader.storage.contents import Found
+from uploader.storage.base import Found, Gone, Housekeeping
 from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 
@@ -328,7 +327,7 @@ class _Run:
         if await self._closers.tidy(found.name):
             return True
         if row is None and await self._storage.holds_chunks(found):
-            return await self._storage.trash.put_away(found)
+            return await self._storage.put_away(found)
         return await self._storage.remove(found)
 
     # Blobs
@@ -367,7 +366,7 @@ class _Run:
             return await self._storage.remove(found)
 
         async def unless_named(blob: queries.Blob | None) -> bool:
-            return blob is None and await self._storage.trash.put_away(found)
+            return blob is None and await self._storage.put_away(found)
 
         put_away = self._database.outside(unless_named)
         try:

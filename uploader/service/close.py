@@ -32,8 +32,8 @@ from uploader.domain.upload import (
 from uploader.errors import StorageFailed, Unavailable, Unverified, UploaderError
 from uploader.observability import LOST_UPLOADS, REBUILDS
 from uploader.service.audit_log import act, actor
-from uploader.storage.base import Closer, Gone, PresentChunks, Withdrawing, WithdrawingCloser
-from uploader.storage.contents import Trash
+from uploader.storage.base import Closer, Gone, PresentChunks
+from uploader.storage.store import Store
 from uploader.tasks import OnePerKey, uninterrupted
 from uploader.wait_budget import in_passing
 
@@ -64,8 +64,7 @@ class Closers:
     """Takes all locks of an upload for each of its methods, which run to their ends even if their callers are cancelled."""
 
     database: Database
-    storage: Withdrawing
-    trash: Trash
+    storage: Store
     pending: Pending
     clock: Clock
     # Of closed uploads whose bytes this process could not remove.
@@ -159,7 +158,7 @@ class Closers:
             return False
         return not complete
 
-    async def _may_be_merged(self, upload: Upload, closer: WithdrawingCloser) -> bool:
+    async def _may_be_merged(self, upload: Upload, closer: Closer) -> bool:
         try:
             complete = (await self._read_held(upload, closer)).complete
         except StorageFailed:
@@ -206,7 +205,7 @@ class Closers:
         except Gone:
             return await self.clear(row, row.state, None)
 
-    async def _tidy_held(self, upload: Upload, closer: WithdrawingCloser) -> bool:
+    async def _tidy_held(self, upload: Upload, closer: Closer) -> bool:
         """The caller has read `upload` as closed, perhaps before that commit was durable. A crash of the database may have
         undone the commit since (decision 0012), so the row is read again, durably."""
         row = await self.database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
@@ -313,12 +312,12 @@ class Closers:
 
     async def _restore(self, upload: Upload) -> bool:
         """Whether the trash had its files."""
-        for found in await self.trash.put_away_of(upload):
-            if await self.trash.restore_upload(found, upload):
+        for found in await self.storage.copies(upload.id):
+            if await self.storage.restore_upload(found, upload):
                 return True
         return False
 
-    async def _hydrate_held(self, upload: Upload, closer: WithdrawingCloser) -> RecordResult:
+    async def _hydrate_held(self, upload: Upload, closer: Closer) -> RecordResult:
         chunk_map = await self._read_held(upload, closer)  # this may withdraw chunks, and so renew the generation
         for _ in range(_HYDRATE_ATTEMPTS):
             era = (await self.pending.read(upload.id)).era
@@ -384,7 +383,7 @@ class Closers:
         row = await self.database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
         return row is not None and row.length_known and await closer.settle_length(row)
 
-    async def _read_held(self, upload: Upload, closer: WithdrawingCloser) -> PresentChunks:
+    async def _read_held(self, upload: Upload, closer: Closer) -> PresentChunks:
         """Raises LengthTold if the caller does not know the length of an upload, but others do."""
         if not upload.length_known:
             await self._refuse_if_told(upload)
@@ -409,9 +408,7 @@ class Closers:
             await self._withdraw_held(upload, closer, numbers, verified=False)
             await self._hydrate_held(upload, closer)
 
-    async def _withdraw_held(
-        self, upload: Upload, closer: WithdrawingCloser, numbers: list[int], *, verified: bool
-    ) -> None:
+    async def _withdraw_held(self, upload: Upload, closer: Closer, numbers: list[int], *, verified: bool) -> None:
         chunk_map = await closer.read_map(verified=False)
         present, tail = chunk_map.present, chunk_map.tail
         for number in numbers:

@@ -35,8 +35,7 @@ from uploader.service.precreate import PreCreateHook, Question
 from uploader.service.results import Complete, Target
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.settings import Settings
-from uploader.storage.base import Busy, Gone, Stopping, UploadBytes
-from uploader.storage.wholes import PartDamaged, WholeBytes
+from uploader.storage.base import Busy, Gone, PartDamaged, Stopping, UploadBytes
 from uploader.tasks import ended, uninterrupted
 
 # Joins parts that are complete to the upload that they become: under the locks of all of them, and in one transaction.
@@ -56,14 +55,12 @@ class Joining:
         settings: Settings,
         database: Database,
         storage: UploadBytes,
-        wholes: WholeBytes,
         closers: Closers,
         admission: Admission,
         clock: Clock,
     ) -> None:
         self._database = database
         self._storage = storage
-        self._wholes = wholes
         self._closers = closers
         self._admission = admission
         self._clock = clock
@@ -116,7 +113,7 @@ class Joining:
 
     async def _join(self, ordered: Concatenation, whole: Upload, parts: dict[str, Upload]) -> bool:
         in_order = [parts[part_id] for part_id in ordered.part_ids]
-        make_room = self._database.outside(lambda: self._wholes.create(whole, in_order))
+        make_room = self._database.outside(lambda: self._storage.create(whole, in_order))
         async with AsyncExitStack() as stack:
             # In the order of their ids, as everywhere where somebody locks several.
             held = [
@@ -158,7 +155,6 @@ class Filling:
 
     database: Database
     storage: UploadBytes
-    wholes: WholeBytes
     closers: Closers
     receiving: Receiving
     merging: Merging
@@ -218,9 +214,9 @@ class Filling:
         return [number for number, there in enumerate(present) if not there]
 
     async def _copy(self, upload: Upload, numbers: list[int]) -> None:
-        async with self.wholes.filling(upload) as parts:
+        async with self.storage.filling(upload) as read:
             for number in numbers:
-                body = await parts.chunk(number)
+                body = await read(number)
                 stored = await uninterrupted(self.receiving.hold_and_record(upload, number, body))
                 if stored.result.outcome not in COUNTED:
                     raise NotOpen(upload.id)

@@ -20,8 +20,8 @@ from uploader.errors import (
 from uploader.service.files import Files
 from uploader.service.heal import Healing
 from uploader.service.ids import ID
-from uploader.storage.base import Gone, Stopping
-from uploader.storage.contents import BlobBytes, OpenBlob, OpenSignature
+from uploader.storage.base import Gone, OpenBlob, Stopping
+from uploader.storage.store import Store
 from uploader.tasks import OnePerKey, uninterrupted
 
 # A part of a piece: its number, an offset in the base and a length.
@@ -138,7 +138,7 @@ class DeltaBases:
     """Refuses what is not whole. A store that is away says nothing of that: a base is not refused for it."""
 
     files: Files
-    storage: BlobBytes
+    storage: Store
     healing: Healing
 
     def __post_init__(self) -> None:
@@ -163,27 +163,18 @@ class DeltaBases:
         return DeltaBase(content, file.size, pieces, most, partial(self._examine, file.sha256))
 
     async def _pieces(self, file: File) -> Pieces:
-        opened = await self._open_signature(file)
-        try:
-            signature = await opened.blob.read(opened.length, opened.offset)
-        except StorageAway:
-            raise
-        except StorageFailed as error:
-            raise BaseUnusable() from error
-        finally:
-            await uninterrupted(opened.blob.close())
-        return await asyncio.to_thread(Pieces, signature)
+        return await asyncio.to_thread(Pieces, await self._read_signature(file))
 
-    async def open_signature(self, user_id: str, file_id: str) -> OpenSignature:
-        """To read; the caller closes it. Raises FileNotFound, BaseUnusable, StorageFull, Unavailable."""
+    async def read_signature(self, user_id: str, file_id: str) -> bytes:
+        """Raises FileNotFound, BaseUnusable, StorageFull, Unavailable."""
         file = await self._find(user_id, file_id)
         if file.damaged:
             raise BaseUnusable()
-        return await self._open_signature(file)
+        return await self._read_signature(file)
 
-    async def _open_signature(self, file: File) -> OpenSignature:
+    async def _read_signature(self, file: File) -> bytes:
         try:
-            return await self.storage.open_signature(file.sha256, file.size)
+            return await self.storage.read_signature(file.sha256, file.size)
         except StorageAway:
             raise
         except StorageFailed as error:

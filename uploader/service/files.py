@@ -28,8 +28,7 @@ from uploader.errors import (
 )
 from uploader.service.heal import Healing
 from uploader.service.ids import ID
-from uploader.storage.base import Gone
-from uploader.storage.contents import BlobBytes, Found, OpenBlob, Trash
+from uploader.storage.base import BlobBytes, Found, Gone, OpenBlob
 from uploader.tasks import uninterrupted
 
 
@@ -39,7 +38,6 @@ class Files:
 
     database: Database
     storage: BlobBytes
-    trash: Trash
     healing: Healing
     clock: Clock
 
@@ -139,7 +137,7 @@ class Files:
         async def remove() -> None:
             # If the lock of the row was lost since, these may be the bytes of a merge by now; then they have changed.
             if found is not None:
-                await self.trash.put_away(found)
+                await self.storage.put_away(found)
 
         steps = {"prepare": self.database.outside(prepare), "remove": self.database.outside(remove)}
         return await self.database.transact(

@@ -21,8 +21,8 @@ from uploader.domain.upload import File
 from uploader.errors import StorageAway, StorageFailed
 from uploader.observability import DAMAGED_CONTENTS, HEALED_CONTENTS
 from uploader.service.audit_log import act
-from uploader.storage.base import Gone
-from uploader.storage.contents import BlobBytes, Digests, Found, Pace, Trash
+from uploader.storage.base import Digests, Found, Gone, Pace
+from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 
 logger = logging.getLogger(__name__)
@@ -56,8 +56,7 @@ class Healing:
     """Several at once only do the same work twice."""
 
     database: Database
-    blobs: BlobBytes
-    trash: Trash
+    storage: Store
     clock: Clock
 
     async def is_whole(self, sha256: str, size: int) -> bool:
@@ -69,7 +68,7 @@ class Healing:
         return await self._size(sha256) == size
 
     async def _size(self, sha256: str) -> int | None:
-        (size,) = await self.blobs.blob_sizes([sha256])
+        (size,) = await self.storage.blob_sizes([sha256])
         return size
 
     async def examine(self, sha256: str, pace: Pace | None = None) -> Damage | None:
@@ -113,13 +112,13 @@ class Healing:
         StorageAway."""
         found: Found | None = None
         try:
-            found = await self.blobs.find_blob(blob.sha256)
+            found = await self.storage.find_blob(blob.sha256)
             if found is None:
                 return None, BlobProblem.MISSING
             # None: the disk does not tell.
             if await self._size(blob.sha256) not in (None, blob.size):
                 return found, BlobProblem.ALTERED
-            actual = await self.blobs.hash_blob(found, pace, with_md5=blob.md5 is None)
+            actual = await self.storage.hash_blob(found, pace, with_md5=blob.md5 is None)
         except StorageAway:
             raise
         except StorageFailed:
@@ -160,7 +159,7 @@ class Healing:
 
     async def _heal(self, blob: queries.Blob, found: Found | None, pace: Pace | None) -> bool:
         """Put the first good copy of the trash into the place of these bytes."""
-        for copy in await self.trash.copies(blob.sha256):
+        for copy in await self.storage.copies(blob.sha256):
             good = await self._digests_of(copy, pace, with_md5=blob.md5 is None)
             if good is not None and good.sha256 == blob.sha256 and await self._restore(good, found, copy):
                 _tell(blob.sha256, damaged=False)
@@ -169,14 +168,14 @@ class Healing:
 
     async def _digests_of(self, copy: Found, pace: Pace | None, *, with_md5: bool) -> Digests | None:
         try:
-            return await self.blobs.hash_blob(copy, pace, with_md5=with_md5)
+            return await self.storage.hash_blob(copy, pace, with_md5=with_md5)
         except StorageAway:
             raise
         except StorageFailed:
             return None
 
     async def _restore(self, good: Digests, found: Found | None, copy: Found) -> bool:
-        restore = self.database.outside(self.trash.restore_blob)
+        restore = self.database.outside(self.storage.restore_blob)
         now = self.clock.now()
         told = act(Action.CONTENT_HEALED, now, subject=good.sha256)
 
@@ -197,7 +196,7 @@ class Healing:
         self, sha256: str, found: Found | None, work: Callable[[Connection], Awaitable[None]]
     ) -> bool:
         """Do something under the lock of a blob's row, if it is in use and its bytes are those that were found."""
-        look = self.database.outside(self.blobs.find_blob)
+        look = self.database.outside(self.storage.find_blob)
 
         async def transaction(connection: Connection) -> bool:
             blob = await queries.blob_by_sha256(connection, sha256, lock=True)

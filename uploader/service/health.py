@@ -36,7 +36,7 @@ from uploader.service.cleanup import kept_strays
 from uploader.service.events import Watching
 from uploader.service.installation import Installation
 from uploader.service.scrub import Age, Scrubbing
-from uploader.storage.base import Bounded
+from uploader.storage.base import Housekeeping
 from uploader.storage.store import Store
 from uploader.units import format_duration
 
@@ -230,7 +230,7 @@ class Gauges:
 
     # `list_aside`: the directories of Redis that it could not load; blocks.
     database: Database
-    storage: Bounded
+    storage: Housekeeping
     pending: Pending
     integrity: Integrity
     watching: Watching

@@ -28,8 +28,7 @@ from uploader.service.precreate import PreCreateHook, Question
 from uploader.service.results import Complete, Opening, Target
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.settings import Settings
-from uploader.storage.base import Gone, UploadBytes
-from uploader.storage.contents import BlobBytes
+from uploader.storage.base import BlobBytes, Gone, UploadBytes
 from uploader.tasks import uninterrupted
 
 # The window of the budgets of probes and failures.

@@ -35,8 +35,7 @@ from uploader.observability import MERGE_SECONDS, MERGES
 from uploader.service.close import Closers
 from uploader.service.ids import new_id
 from uploader.service.results import Complete
-from uploader.storage.base import Busy, Gone, Stopping, Withdrawing
-from uploader.storage.contents import Digests
+from uploader.storage.base import Busy, Digests, Gone, Stopping, UploadBytes
 from uploader.tasks import ended, uninterrupted
 
 logger = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ class Merging:
     """The merges of this process."""
 
     database: Database
-    storage: Withdrawing
+    storage: UploadBytes
     pending: Pending
     closers: Closers
     clock: Clock

@@ -42,7 +42,7 @@ from uploader.service.results import Complete, Opening, StillMerging, Target, Up
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.service.trash import TrashKeeping
 from uploader.settings import Settings
-from uploader.storage.base import Bounded, Gone, Space, UploadBytes
+from uploader.storage.base import Gone, Housekeeping, Space, UploadBytes
 from uploader.tasks import uninterrupted
 
 # Whether the disk has room for one more file: the floor, and what open uploads were promised.
@@ -61,7 +61,7 @@ class Admission:
     """The room of the disk, as this process knows it."""
 
     def __init__(
-        self, settings: Settings, database: Database, storage: Bounded, trash: TrashKeeping, clock: Clock
+        self, settings: Settings, database: Database, storage: Housekeeping, trash: TrashKeeping, clock: Clock
     ) -> None:
         self._floor_bytes = settings.free_space_floor_bytes
         self._database = database

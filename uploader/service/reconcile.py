@@ -29,8 +29,7 @@ from uploader.service.audit_log import AuditLog, act
 from uploader.service.cleanup import is_settled, stray_blobs
 from uploader.service.close import Closers
 from uploader.service.ids import greatest
-from uploader.storage.base import Closer, Gone, PresentChunks
-from uploader.storage.contents import Found
+from uploader.storage.base import Closer, Found, Gone, PresentChunks
 from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 

@@ -22,7 +22,7 @@ from uploader.errors import NotFound, UploadNotFound
 from uploader.service.files import Files
 from uploader.service.ids import Kind, cursor, parse_cursor
 from uploader.service.open import Admission
-from uploader.storage.base import Bounded
+from uploader.storage.base import Housekeeping
 
 # The figures of reports as they are told, by `/admin` and by `uploader report`. `as_of` is the moment that they are of.
 
@@ -324,7 +324,7 @@ class Overview:
     """The summary, and the snapshots of days."""
 
     database: Database
-    storage: Bounded
+    storage: Housekeeping
     admission: Admission
     clock: Clock
 

@@ -19,7 +19,7 @@ from uploader.database.engine import Database, Duplicate
 from uploader.errors import DatabaseDamaged, StorageFailed, StorageFull
 from uploader.service.heal import Damage, Healing
 from uploader.service.ids import greatest, new_id
-from uploader.storage.contents import Pace
+from uploader.storage.base import Pace
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from uploader.service.close import Closers
 from uploader.service.merge import Merging
 from uploader.service.results import Complete, StillMerging, Target, UploadStatus
 from uploader.settings import Settings
-from uploader.storage.base import Gone, PresentChunks, UploadBytes
-from uploader.storage.contents import BlobBytes
+from uploader.storage.base import Gone, PresentChunks
+from uploader.storage.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +33,7 @@ class Uploads:
 
     settings: Settings
     database: Database
-    storage: UploadBytes
-    blobs: BlobBytes
+    storage: Store
     pending: Pending
     closers: Closers
     merging: Merging
@@ -213,7 +212,7 @@ class Uploads:
             return blobs, await queries.open_md5s(connection, user_id, md5s)
 
         blobs, open_uploads = await self.database.read(look)
-        sizes = await self.blobs.blob_sizes([blob.sha256 for blob in blobs])
+        sizes = await self.storage.blob_sizes([blob.sha256 for blob in blobs])
         finished = {blob.md5 for blob, size in zip(blobs, sizes, strict=True) if size == blob.size}
         states = {}
         for md5 in md5s:

@@ -18,7 +18,7 @@ from uploader.domain.upload import State, Upload
 from uploader.errors import StorageFailed, StorageFull
 from uploader.service.audit_log import AuditLog
 from uploader.service.heal import Healing
-from uploader.storage.contents import Found
+from uploader.storage.base import Found
 from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 
@@ -46,11 +46,11 @@ class TrashKeeping:
     retention_seconds: float
 
     def __post_init__(self) -> None:
-        self.keeps = self.storage.trash.keeps
+        self.keeps = self.storage.keeps_trash
 
     async def entries(self) -> list[Found]:
         """All that is there, the oldest first."""
-        found = [each async for batch in self.storage.trash.list_all() for each in batch]
+        found = [each async for batch in self.storage.list_trash() for each in batch]
         return sorted(found, key=lambda each: each.changed_at)
 
     # Back
@@ -58,7 +58,7 @@ class TrashKeeping:
     async def restore_named(self) -> int:
         """Put back what a row names and the store lacks; returns how many. Raises Unavailable, Stopping."""
         restored = 0
-        async for batch in self.storage.trash.list_all():
+        async for batch in self.storage.list_trash():
             for sha256 in await self._lacking([found for found in batch if found.is_blob]):
                 restored += await self._patiently(sha256, self.restore_blob(sha256))
             for found in batch:
@@ -105,7 +105,7 @@ class TrashKeeping:
         row = await self.database.read(lambda connection: queries.upload_by_id(connection, found.name))
         if row is None or not await self._is_wanted(row):
             return False
-        restored = await self.storage.trash.restore_upload(found, row)
+        restored = await self.storage.restore_upload(found, row)
         if restored:
             logger.warning("an upload has its bytes back from the trash", extra={"upload_id": row.id})
             await self.audit_log.note(Action.UPLOAD_RESTORED, subject=row.id, user_id=row.user_id)
@@ -143,7 +143,7 @@ class TrashKeeping:
 
     async def _purge(self, came_before: datetime | None) -> Purged:
         purged = Purged()
-        async for batch in self.storage.trash.list_all():
+        async for batch in self.storage.list_trash():
             for found in batch:
                 if came_before is None or found.changed_at <= came_before.timestamp():
                     await self._purge_one(found, purged)
@@ -167,7 +167,7 @@ class TrashKeeping:
                 (size,) = await self.storage.blob_sizes([blob.sha256])
                 if not blob.is_sound or size != blob.size:
                     return False
-            return await self.storage.trash.remove(found)
+            return await self.storage.remove(found)
 
         purge = self.database.outside(unless_needed)
         try:
@@ -184,7 +184,7 @@ class TrashKeeping:
         row = await self.database.read_durably(lambda connection: queries.upload_by_id(connection, found.name))
         if row is not None and await self._is_wanted(row):
             return False
-        return await self.storage.trash.remove(found)
+        return await self.storage.remove(found)
 
 
 def _was_tried(copy: Found, blob: queries.Blob) -> bool:

@@ -25,7 +25,7 @@ from uploader.service.open import Admission
 from uploader.service.precreate import PreCreateHook, Question
 from uploader.service.results import Complete, NewFile
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
-from uploader.storage.base import Arrival, Arrivals, Body
+from uploader.storage.base import Arrival, BlobBytes, Body
 from uploader.tasks import all_or_none, uninterrupted
 
 # Makes files of contents that came whole: what is sure to be refused is refused, the bytes are made durable, and one
@@ -41,7 +41,7 @@ class Storing:
 
     # `max_bytes`: of one file; it is received as a chunk is.
     database: Database
-    arrivals: Arrivals
+    storage: BlobBytes
     closers: Closers
     uploads: Uploads
     admission: Admission
@@ -98,7 +98,7 @@ class Storing:
     async def _store(self, files: Sequence[NewFile], bodies: Sequence[Body]) -> list[Outcome]:
         arrivals = [Arrival(body, new.md5, new.sha256) for new, body in zip(files, bodies, strict=True)]
         try:
-            await self.arrivals.store(arrivals)
+            await self.storage.store_arrivals(arrivals)
             whole = [(new, arrival) for new, arrival in zip(files, arrivals, strict=True) if arrival.error is None]
             made = iter(await self._make(whole) if whole else [])
         except StorageFull as error:
@@ -110,7 +110,7 @@ class Storing:
 
     async def _make(self, whole: Sequence[tuple[NewFile, Arrival]]) -> list[Outcome]:
         def place(contents: Collection[str]) -> Mapping[str, str]:
-            return self.arrivals.place_blobs([arrival for _, arrival in whole if arrival.sha256_of_bytes in contents])
+            return self.storage.place_arrivals([arrival for _, arrival in whole if arrival.sha256_of_bytes in contents])
 
         add = partial(
             transactions.add_whole_files,
@@ -134,7 +134,7 @@ class Storing:
     async def _make_closing(self, new: NewFile, arrival: Arrival) -> Outcome:
         """A file whose MD5 has an open upload: if it is the same content, it is closed by it."""
         sha256 = arrival.sha256_of_bytes
-        place = self.database.in_thread(lambda: self.arrivals.place_blobs([arrival]).get(sha256))
+        place = self.database.in_thread(lambda: self.storage.place_arrivals([arrival]).get(sha256))
         for _ in range(ATTEMPTS):
             file = self._file(new, arrival)
             existing = await self.uploads.by_md5(new.user_id, file.md5)

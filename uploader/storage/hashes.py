@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
-from uploader.storage.base import Body
-from uploader.storage.contents import Digests
+from uploader.storage.base import Arrival, Body, Digests
 from uploader.tasks import give_way_anywhere
 
 # Some distributions of an older OpenSSL abort a process that calls these functions in FIPS mode.
@@ -129,6 +128,12 @@ def digests_of(body: Body) -> Digests:
     hashes = PrefixHashes()
     hashes.update_by(body.pieces, body.length)
     return hashes.digests()
+
+
+def identify(arrival: Arrival) -> bool:
+    """Digest a content that came whole, unless that was done; whether it is what it was claimed to be."""
+    arrival.digests = arrival.digests or digests_of(arrival.body)
+    return arrival.compare()
 
 
 def states_are_portable() -> bool:

@@ -40,7 +40,7 @@ async def _put_away(stack: Stack) -> list[str]:
     await stack.upload(CONTENT)
     found = await stack.services.storage.find_blob(CONTENT.sha256)
     assert found is not None
-    assert await stack.services.storage.trash.put_away(found)
+    assert await stack.services.storage.put_away(found)
     return []
 
 

@@ -24,8 +24,7 @@ from uploader.addresses import BucketAddress
 from uploader.database import models, queries
 from uploader.errors import ConfigurationError
 from uploader.service.ids import new_id
-from uploader.storage.base import Gone
-from uploader.storage.s3.streams import BytesBody
+from uploader.storage.base import BytesBody, Gone
 
 CHUNK = PART_BYTES
 CONTENT = Content(3 * CHUNK + 1000, chunk_size=CHUNK)
@@ -308,10 +307,10 @@ async def test_what_is_purged_meanwhile_does_not_come_back(node: Node) -> None:
     for row in dump[models.blob]:
         row["location"] = None
     await _restore_dump(node.stack, dump)
-    (found,) = await node.stack.services.storage.trash.copies(CONTENT.sha256)
+    (found,) = await node.stack.services.storage.copies(CONTENT.sha256)
     node.bucket.delete([key])  # by a purge that has not committed yet, or died
     with pytest.raises(Gone):
-        await node.stack.services.storage.trash.restore_blob(found)
+        await node.stack.services.storage.restore_blob(found)
 
 
 async def test_the_scrub_finds_what_was_altered_and_heals_it_from_the_trash(node: Node, another: Node) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from uploader.service.reconcile import Findings
     from uploader.service.scrub import ScrubProgress
     from uploader.service.trash import Purged
-    from uploader.storage.contents import Found
+    from uploader.storage.base import Found
 
 _LOST = " (open, and its chunks are lost, as after a restore, which brings back none)"
 _CLOSE_LOST = (

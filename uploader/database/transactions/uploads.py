@@ -57,7 +57,7 @@ async def join_concatenation(
     whole: Upload,
     *,
     expires_at: datetime,
-    make_room: Callable[[], Awaitable[None]],
+    make_room: Callable[[], Awaitable[object]],
 ) -> None:
     """Make a whole of the parts that its concatenation names: they are closed, and what they hold of the quota is the
     whole's from now on. Only of a part that is named more than once more is needed. `make_room` makes the directory of the

@@ -13,7 +13,7 @@ from starlette.responses import StreamingResponse
 from uploader.domain.names import common_folder
 from uploader.domain.upload import File
 from uploader.http.native.download import disposition
-from uploader.storage.contents import OpenBlob
+from uploader.storage.base import OpenBlob
 from uploader.tasks import uninterrupted
 
 _PIECE_BYTES = 256 << 10

@@ -19,7 +19,8 @@ from uploader.domain.upload import File
 from uploader.errors import RangeNotSatisfiable
 from uploader.http.shared.responses import ZERO_COPY_SEND
 from uploader.service.files import Files
-from uploader.storage.contents import FileBlob, OpenBlob, OpenSignature, PresigningBlob
+from uploader.storage.base import FileBlob, OpenBlob, PresigningBlob
+from uploader.storage.signatures import BytesBlob
 from uploader.tasks import uninterrupted
 
 # With the policies under which they are shown: alone, or within a page of the same origin.
@@ -209,13 +210,12 @@ async def _sent_on(blob: PresigningBlob, content_disposition: str) -> Response:
     return Response(status_code=307, headers={"Location": url, "Cache-Control": "no-store"})
 
 
-async def send_signature(request: Request, opened: OpenSignature) -> Response:
+def send_signature(request: Request, signature: bytes) -> Response:
     """The answer to `GET` or `HEAD` of a signature."""
     headers = {"Cache-Control": "private, no-cache", "X-Content-Type-Options": "nosniff"}
     if request.method == "HEAD":
-        await opened.blob.close()
-        return Response(headers={**headers, "Content-Length": str(opened.length)}, media_type=_MEDIA_TYPE)
-    return Download(opened.blob, [(b"", (opened.offset, opened.length))], b"", 200, headers, _MEDIA_TYPE)
+        return Response(headers={**headers, "Content-Length": str(len(signature))}, media_type=_MEDIA_TYPE)
+    return Download(BytesBlob(signature), [(b"", (0, len(signature)))], b"", 200, headers, _MEDIA_TYPE)
 
 
 def _ranges_of(request: Request, file: File) -> list[Range] | None:

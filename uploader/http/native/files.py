@@ -134,8 +134,7 @@ class FileHandlers:
         problems=("file-not-found", "base-unusable", "storage-full"),
     )
     async def get_signature(self, call: Call) -> Response:
-        opened = await self.bases.open_signature(call.user_id, call.in_path("id"))
-        return await send_signature(call.request, opened)
+        return send_signature(call.request, await self.bases.read_signature(call.user_id, call.in_path("id")))
 
     @_files(
         "POST",

@@ -14,9 +14,9 @@ from uploader.crashpoints import crash_point
 from uploader.storage import disk
 from uploader.storage.base import Arrival, Body
 from uploader.storage.disk import Directory, Root
-from uploader.storage.hashes import digests_of
+from uploader.storage.hashes import identify
 from uploader.storage.local.blobs import Blobs, blob_path, fan_out, write_all
-from uploader.storage.threads import Threads
+from uploader.storage.store import Threads
 
 # A content of more is hashed where long work is done, and waits for no other one.
 _SMALL_BYTES = 256 << 10
@@ -41,7 +41,7 @@ class LocalArrivals:
     async def store(self, arrivals: Sequence[Arrival]) -> None:
         large = [arrival for arrival in arrivals if arrival.body.length > _SMALL_BYTES]
         for arrival in large:
-            arrival.digests = await self._threads.long_hashing.run(digests_of, arrival.body)
+            await self._threads.long_hashing.run(identify, arrival)
         if large:
             await self._threads.long.run(self._store, arrivals)
             return
@@ -85,7 +85,7 @@ class LocalArrivals:
         with self._root.enter("blobs") as blobs:
             for arrival in arrivals:
                 try:
-                    if _is_as_claimed(arrival):
+                    if identify(arrival):
                         self._write_once(blobs, arrival, written, synced=not whole)
                 except OSError as error:
                     arrival.error = disk.refusal(error)  # of this content alone
@@ -116,11 +116,6 @@ class LocalArrivals:
                     place = self._blobs.write(arrival.body.pieces(), sha256)
                 placed[sha256] = place
             arrival.place = placed[sha256]
-
-
-def _is_as_claimed(arrival: Arrival) -> bool:
-    arrival.digests = arrival.digests or digests_of(arrival.body)
-    return arrival.compare()
 
 
 def _write_blob(directory: Directory, sha256: str, body: Body, *, synced: bool) -> os.stat_result | None:

@@ -4,24 +4,25 @@ Refuses to know who has a blob: the caller holds the lock of its row.
 """
 
 import errno
-import hashlib
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
 
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
 from uploader.storage import disk
-from uploader.storage.base import Gone
-from uploader.storage.contents import Digests, Found, Pace
+from uploader.storage.base import Found, Gone
 from uploader.storage.disk import Directory
 from uploader.storage.local.temp import upload_directory
-from uploader.storage.local.trash import TrashFiles
+from uploader.storage.local.trash import Trash
+from uploader.storage.local.walking import signature_name
 from uploader.tasks import Pool
 
 _READ_BYTES = 1 << 20
+# In front of a signature, with the version of the format.
+_SIGNATURE = b"uploader signature 1\n"
 
 
 class LocalBlob:
@@ -48,10 +49,9 @@ class LocalBlob:
 class Blobs:
     """Everything under `blobs`."""
 
-    def __init__(self, root: Directory, trash: TrashFiles, *, check_stopping: Callable[[], None]) -> None:
+    def __init__(self, root: Directory, trash: Trash) -> None:
         self._root = root
         self._trash = trash
-        self._check_stopping = check_stopping
 
     def place(self, upload: Upload, sha256: str) -> None:
         """Link the data of an upload, which is durable by now, as a blob. Each step may be repeated after a crash at any
@@ -127,14 +127,6 @@ class Blobs:
         except FileNotFoundError as error:
             raise Gone(name) from error
 
-    def read(self, sha256: str, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """The bytes of some ranges, each an offset and a length. Raises Gone if they are not all there."""
-        descriptor = self.open(sha256)
-        try:
-            return read_ranges(descriptor, ranges)
-        finally:
-            disk.close(descriptor)
-
     def size(self, sha256: str) -> int | None:
         """In bytes; None if there is no such blob, or nobody can tell."""
         try:
@@ -145,29 +137,50 @@ class Blobs:
                 return None
             raise
 
-    def hash(self, found: Found, pace: Pace | None, with_md5: bool) -> Digests | None:
-        """The digests of what the disk has, not the page cache; None if there is nothing. Raises Stopping."""
-        try:
-            descriptor = self._open(found.place)
-        except Gone:
-            return None
-        sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False) if with_md5 else None
+    def pieces(self, found: Found, *, cold: bool) -> Generator[memoryview]:
+        """What was found, piece by piece. Raises Gone."""
+        descriptor = self._open(found.place)
         buffer, done = memoryview(bytearray(_READ_BYTES)), 0
         try:
-            # What is read here does not push out what is being served, either.
-            disk.drop_cache(descriptor)
-            while count := disk.read_into(descriptor, buffer, done):
-                sha256.update(buffer[:count])
-                if md5 is not None:
-                    md5.update(buffer[:count])
-                done += count
-                if pace is not None:
-                    pace(count)
+            if cold:
                 disk.drop_cache(descriptor)
-                self._check_stopping()
+            while count := disk.read_into(descriptor, buffer, done):
+                yield buffer[:count]
+                done += count
+                if cold:  # what is read here does not push out what is being served
+                    disk.drop_cache(descriptor)
         finally:
             disk.close(descriptor)
-        return Digests(md5=None if md5 is None else md5.hexdigest(), sha256=sha256.hexdigest())
+
+    # Signatures, `blobs/ab/cd/<sha256>.signature`
+
+    def read_signature(self, sha256: str) -> bytes | None:
+        """What the file of a signature has."""
+        try:
+            with self._directory(sha256) as directory:
+                descriptor = directory.open_to_read(signature_name(sha256))
+        except FileNotFoundError:
+            return None
+        try:
+            content = disk.read(descriptor, disk.status(descriptor).st_size, 0)
+        finally:
+            disk.close(descriptor)
+        return content.removeprefix(_SIGNATURE) if content.startswith(_SIGNATURE) else None
+
+    def keep_signature(self, sha256: str, content: bytes) -> None:
+        """Raises Gone."""
+        draft = f"{sha256}.{secrets.token_hex(16)}"
+        with self._directory(sha256) as directory:
+            descriptor = directory.create_to_write(draft)
+            try:
+                disk.write(descriptor, memoryview(_SIGNATURE + content), 0)
+                crash_point("signature.after_draft")
+                directory.rename(draft, signature_name(sha256))
+            except BaseException:
+                directory.unlink(draft)
+                raise
+            finally:
+                disk.close(descriptor)
 
     def _directory(self, sha256: str) -> Directory:
         return self._root.enter(f"blobs/{fan_out(sha256)}")

@@ -15,7 +15,7 @@ from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_count, chunk_length
 from uploader.errors import BytesConflict, Unverified
 from uploader.storage import disk
-from uploader.storage.base import Body, Busy, Gone
+from uploader.storage.base import Body, Busy, Gone, HeldChunk
 from uploader.storage.disk import is_locked, try_lock, unlock_all
 from uploader.storage.local import formats
 from uploader.storage.local.temp import FILES, OpenFiles, made_upload_directory, new_upload_directory, upload_directory
@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 _READ_BYTES = 1 << 20
 
 
-class HeldRecord:
+class HeldRecord(HeldChunk):
     """A chunk on disk, or a tail; the descriptor of the map holds the lock of its record."""
 
     def __init__(self, files: OpenFiles, *, written: bool, keep: Callable[[OpenFiles], None]) -> None:
+        super().__init__(written=written)
         self._files = files
         self._keep = keep
-        self.written = written
 
     def release(self) -> None:
         let_go(self._files, self._keep)

@@ -18,8 +18,7 @@ from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_count
 from uploader.errors import StorageFailed
 from uploader.storage import disk
-from uploader.storage.base import Body, Busy, Gone
-from uploader.storage.contents import Digests
+from uploader.storage.base import Body, Busy, Digests, Gone
 from uploader.storage.disk import try_lock
 from uploader.storage.hashes import PrefixHashes, is_without_md5
 from uploader.storage.local import formats
@@ -126,9 +125,9 @@ class DigestFiles:
         it.
         """
         known = _read(digest)
-        if isinstance(known, (formats.Frontier, formats.Finished)):
+        if isinstance(known, (formats.SavedProgress, formats.Finished)):
             generation = max(generation, known.generation)
-        record = formats.Frontier(generation, self._boot_id, 0, b"")
+        record = formats.SavedProgress(generation, self._boot_id, 0, b"")
         disk.write(digest, memoryview(formats.digest_record(record)), 0)
 
     def check(self, upload: Upload, sha256: str) -> None:
@@ -149,7 +148,7 @@ class DigestFiles:
     def position(self, upload: Upload) -> int:
         """How far the digests were when they were saved last, in bytes. Raises Gone."""
         match saved := self._saved(upload):
-            case formats.Frontier():
+            case formats.SavedProgress():
                 is_current = saved.generation >= upload.generation and saved.boot_id == self._boot_id
                 lacks_md5 = upload.needs_md5 and is_without_md5(saved.state)
                 return saved.position if is_current and not lacks_md5 else 0
@@ -220,7 +219,7 @@ class LockedDigests:
                 raise StorageFailed("The disk lost bytes of this upload; what it still has is looked at.")
             case formats.Finished() if saved.generation == self._generation and self._is_enough(saved.md5 is not None):
                 self._finished = Digests(md5=saved.md5, sha256=saved.sha256)
-            case formats.Frontier() if saved.generation >= self._generation and saved.boot_id == self._boot_id:
+            case formats.SavedProgress() if saved.generation >= self._generation and saved.boot_id == self._boot_id:
                 self._generation = saved.generation
                 restored = PrefixHashes.restore(saved.position, saved.state)
                 if restored and self._is_enough(restored.has_md5) and self._are_recorded(saved.position):
@@ -250,7 +249,7 @@ class LockedDigests:
     def save(self) -> None:
         """Save the state, without a sync: after a power cut the digests start at 0, or at a state that was saved earlier,
         of chunks that are on the disk."""
-        record = formats.Frontier(self._generation, self._boot_id, self._hashes.position, self._hashes.state())
+        record = formats.SavedProgress(self._generation, self._boot_id, self._hashes.position, self._hashes.state())
         disk.write(self._digest, memoryview(formats.digest_record(record)), 0)
         crash_point("frontier.after_save")
 

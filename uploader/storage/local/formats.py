@@ -24,8 +24,8 @@ from zlib import crc32
 
 import msgspec
 
-from uploader.domain.upload import UNBOUNDED_CHUNK_COUNT, Tail, chunk_length, received_bytes
-from uploader.storage.base import Defect
+from uploader.domain.upload import UNBOUNDED_CHUNK_COUNT, Tail, chunk_length
+from uploader.storage.base import Defect, PresentChunks
 
 # The chunk map
 
@@ -79,43 +79,19 @@ class TailRecord(Tail):
     checksum: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkMap:
-    """A map as it was read: for each chunk 1 or 0, and the checksum (CRC-32) of each that is there."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkMap(PresentChunks):
+    """A map as it was read, with the checksum (CRC-32) of each chunk that is there."""
 
-    # Of the machine when chunks were stored without a sync, so that they may not have outlived it. Empty: there are none.
-    boot_id: str
-    shape: MapShape
-    present: bytearray
-    records: bytes
     # The one that is in force.
     tail: TailRecord | None
-    defect: Defect | None
-    # False: the row has the length, and the map has not yet.
-    settled: bool = True
-    # When a chunk last arrived, in seconds since the epoch.
-    written_at: float = 0.0
-
-    @property
-    def complete(self) -> bool:
-        return all(self.present)
+    # Of the machine when chunks were stored without a sync, so that they may not have outlived it. Empty: there are none.
+    boot_id: str
+    records: bytes
 
     @property
     def checksums(self) -> list[int | None]:
         return [checksum if flag == _PRESENT else None for flag, checksum in _MAP_RECORD.iter_unpack(self.records)]
-
-    @property
-    def leading_chunks(self) -> int:
-        return _leading(self.present)
-
-    @property
-    def leading_bytes(self) -> int:
-        whole = min(self.leading_chunks * self.shape.chunk_size, self.shape.size)
-        return whole + (self.tail.length if self.tail else 0)
-
-    @property
-    def received_bytes(self) -> int:
-        return received_bytes(self.present, self.shape.size, self.shape.chunk_size, self.tail)
 
 
 def map_header(boot_id: str, shape: MapShape, tail: bytes = NO_TAIL) -> bytes:
@@ -181,31 +157,35 @@ def parse_map(content: bytes, shape: MapShape, data_bytes: int | None, written_a
     records = content[MAP_RECORDS_OFFSET:length].ljust(MAP_RECORD_LENGTH * shape.chunk_count, b"\0")
     present = bytearray(records[::MAP_RECORD_LENGTH].translate(_PRESENT_ALONE))
     tail = tail_of(content, shape if before is None else shape.unbounded)
-    if tail is not None and tail.number != _leading(present):
+    if tail is not None and tail.number != present.find(0):
         tail = None
-    if before is not None:
+    settled, defect = boot_id is not None or before is None, None
+    if not settled:
         if tail is not None and is_last_chunk(tail, shape):
             present[tail.number], tail = 1, None
-        return ChunkMap(before, shape, present, records, tail, None, settled=False, written_at=written_at)
-    if boot_id is None:
-        defect: Defect | None = Defect("map", "its header", "another")
-    elif len(content) != length:
-        defect = Defect("map", length, len(content))
+    elif boot_id is None:
+        defect = Defect("map", "its header", "another")
+    elif len(content) != shape.map_length:
+        defect = Defect("map", shape.map_length, len(content))
     else:
         defect = _defect_of_data(present, tail, shape, data_bytes)
-    return ChunkMap(boot_id or "", shape, present, records, tail, defect, written_at=written_at)
+    return ChunkMap(
+        present,
+        shape.size,
+        shape.chunk_size,
+        written_at,
+        settled,
+        defect,
+        tail=tail,
+        boot_id=boot_id or before or "",
+        records=records,
+    )
 
 
 def is_last_chunk(tail: Tail, shape: MapShape) -> bool:
     """Whether a tail of an upload whose length was not known is all of its last chunk, now that it is."""
     last = shape.chunk_count - 1
     return tail.number == last and tail.length == chunk_length(last, shape.size, shape.chunk_size)
-
-
-def _leading(present: bytearray) -> int:
-    """How many chunks are there before the first gap."""
-    gap = present.find(0)
-    return len(present) if gap < 0 else gap
 
 
 def _defect_of_data(present: bytearray, tail: Tail | None, shape: MapShape, data_bytes: int | None) -> Defect | None:
@@ -269,7 +249,7 @@ def leading_checksums(records: bytes) -> list[int]:
 DIGEST_RECORD_LENGTH = 512
 
 
-class Frontier(msgspec.Struct, frozen=True, tag="frontier"):
+class SavedProgress(msgspec.Struct, frozen=True, tag="frontier"):
     """The digests have come to `position`; `state` is empty if nobody can go on from it, and its length says of which they
     are."""
 
@@ -292,7 +272,7 @@ class DataLost(msgspec.Struct, frozen=True, tag="lost"):
     """The disk could not make the data durable, so that there are no digests to believe in."""
 
 
-DigestRecord = Frontier | Finished | DataLost
+DigestRecord = SavedProgress | Finished | DataLost
 _decoder: msgspec.json.Decoder[DigestRecord] = msgspec.json.Decoder(DigestRecord)
 
 

@@ -7,15 +7,13 @@ link and a rename renew.
 import errno
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
 from stat import S_ISDIR
 
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
-from uploader.storage.contents import Found, OpenBlob
+from uploader.storage.base import Found
 from uploader.storage.disk import Directory
 from uploader.storage.local import walking
-from uploader.tasks import Pool
 
 # How long its size is believed, at least, and in terms of how long it took to find out: where room is short, it is walked
 # anyway.
@@ -23,8 +21,8 @@ _FRESH_SECONDS = 60.0
 _FRESH_WALKS = 50
 
 
-class TrashFiles:
-    """Everything under `trash`. Runs in threads."""
+class Trash:
+    """Everything under `trash`."""
 
     def __init__(self, root: Directory, *, keeps: bool) -> None:
         """`keeps`: whether anything is kept at all."""
@@ -32,6 +30,25 @@ class TrashFiles:
         self.keeps = keeps
         # On the disk, by a walk of a moment ago and what this process did since.
         self.held_bytes = 0
+        self._walk_begun = 0.0
+        self._known_until = float("-inf")
+
+    # On the event loop
+
+    def begin_walk(self) -> bool:
+        """Whether it is time to find out again how much it holds; meanwhile others take the old figure."""
+        self._walk_begun = time.monotonic()
+        if self._walk_begun < self._known_until:
+            return False
+        self._known_until = self._walk_begun + _FRESH_SECONDS
+        return True
+
+    def end_walk(self, held_bytes: int) -> None:
+        self.held_bytes = held_bytes
+        now = time.monotonic()
+        self._known_until = now + max(_FRESH_SECONDS, _FRESH_WALKS * (now - self._walk_begun))
+
+    # In threads
 
     def keep(self, directory: Directory, name: str, sha256: str) -> None:
         """Give a file that is about to lose its name another one here, durably."""
@@ -90,62 +107,3 @@ class TrashFiles:
 
 def _unique(name: str) -> str:
     return f"{name}.{secrets.token_hex(16)}"
-
-
-class LocalTrash:
-    """The trash of `storage/base.py`: gives it threads."""
-
-    def __init__(
-        self,
-        root: Directory,
-        files: TrashFiles,
-        restore_blob: Callable[[Found], None],
-        open_found: Callable[[Found], OpenBlob],
-        disk: Pool,
-        in_batches: Callable[[Iterator[Found]], AsyncIterator[list[Found]]],
-    ) -> None:
-        self.keeps = files.keeps
-        self._root = root
-        self._files = files
-        self._restore_blob = restore_blob
-        self._open_found = open_found
-        self._disk = disk
-        self._in_batches = in_batches
-        self._known_until = float("-inf")
-
-    async def put_away(self, found: Found) -> bool:
-        return await self._disk.run(self._files.put_away, found)
-
-    def list_all(self) -> AsyncIterator[list[Found]]:
-        return self._in_batches(walking.trashed(self._root))
-
-    async def copies(self, sha256: str) -> list[Found]:
-        found = await self._disk.run(lambda: list(walking.trashed(self._root, sha256)))
-        return sorted(found, key=lambda each: each.changed_at, reverse=True)
-
-    async def put_away_of(self, upload: Upload) -> list[Found]:
-        return await self._disk.run(lambda: list(walking.trashed_uploads(self._root, upload.id)))
-
-    async def open(self, found: Found) -> OpenBlob:
-        return await self._disk.run(self._open_found, found)
-
-    async def restore_blob(self, found: Found) -> None:
-        await self._disk.run(self._restore_blob, found)
-
-    async def restore_upload(self, found: Found, upload: Upload) -> bool:
-        return await self._disk.run(self._files.restore_upload, found, upload)
-
-    async def remove(self, found: Found) -> bool:
-        done = await self._disk.run(walking.remove, self._root, found)
-        self._files.held_bytes -= done * found.disk_bytes
-        return done
-
-    async def size_bytes(self) -> int:
-        """What it holds."""
-        if time.monotonic() >= self._known_until:
-            begun = time.monotonic()
-            self._known_until = begun + _FRESH_SECONDS  # meanwhile others take the old figure
-            self._files.held_bytes = sum([found.disk_bytes async for batch in self.list_all() for found in batch])
-            walked = time.monotonic() - begun
-            self._known_until = time.monotonic() + max(_FRESH_SECONDS, _FRESH_WALKS * walked)
-        return max(0, self._files.held_bytes)

@@ -14,7 +14,7 @@ from stat import S_ISDIR
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import MAX_CHUNK_COUNT
 from uploader.storage import disk
-from uploader.storage.contents import Found
+from uploader.storage.base import Found
 from uploader.storage.disk import Directory
 from uploader.storage.local import formats
 from uploader.storage.local.temp import FILES
@@ -103,6 +103,7 @@ def look(root: Directory, path: str) -> Found | None:
         # Bytes that have another name stay.
         disk_bytes=sum(each.st_blocks * BLOCK_BYTES for each in files if each.st_nlink == 1),
         is_draft=_DRAFT.fullmatch(name) is not None,
+        size=own.st_size,
     )
 
 
@@ -170,29 +171,25 @@ def remove_month(root: Directory, month: str) -> None:
             raise
 
 
-def trashed(root: Directory, sha256: str | None = None) -> Iterator[Found]:
-    """What lies in the trash; of one content, if its SHA-256 is given."""
-    fans = sorted(_directories(root, "trash/blobs", _FAN_OUT)) if sha256 is None else [sha256[:2]]
-    for fan in fans:
-        for name in _listed(root, f"trash/blobs/{fan}", Directory.files, _TRASHED_BLOB):
-            if sha256 in (None, name.partition(".")[0]):
-                yield from _look_in_trash(root, f"trash/blobs/{fan}/{name}")
-    if sha256 is None:
-        yield from trashed_uploads(root)
+def trashed(root: Directory, name: str | None = None) -> Iterator[Found]:
+    """What lies in the trash; of one content or upload, if its name is given."""
+    for fan in sorted(_directories(root, "trash/blobs", _FAN_OUT)) if name is None else [name[:2]]:
+        yield from _trashed_in(root, f"trash/blobs/{fan}", Directory.files, _TRASHED_BLOB, name)
+    yield from _trashed_in(root, "trash/uploads", Directory.directories, _TRASHED_UPLOAD, name)
 
 
-def trashed_uploads(root: Directory, upload_id: str | None = None) -> Iterator[Found]:
-    """The directories of uploads that lie in the trash; of one upload, if its id is given."""
-    for name in _directories(root, "trash/uploads", _TRASHED_UPLOAD):
-        if upload_id in (None, name.partition(".")[0]):
-            yield from _look_in_trash(root, f"trash/uploads/{name}")
-
-
-def _look_in_trash(root: Directory, path: str) -> Iterator[Found]:
-    """Without the suffix that makes its name unique there."""
-    found = _look_if_it_can_be_read(root, path)
-    if found is not None:
-        yield replace(found, name=found.name.partition(".")[0], is_draft=False)
+def _trashed_in(
+    root: Directory,
+    path: str,
+    listing: Callable[[Directory], list[str]],
+    pattern: re.Pattern[str],
+    name: str | None,
+) -> Iterator[Found]:
+    """Without the suffix that makes a name unique there."""
+    for unique in _listed(root, path, listing, pattern):
+        own = unique.partition(".")[0]
+        if name in (None, own) and (found := _look_if_it_can_be_read(root, f"{path}/{unique}")):
+            yield replace(found, name=own, is_draft=False, in_trash=True)
 
 
 def _directories(root: Directory, path: str, pattern: re.Pattern[str]) -> list[str]:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from uploader.addresses import BucketAddress
 from uploader.errors import StorageFailed
-from uploader.storage.base import Body, Gone
+from uploader.storage.base import Body, BytesBody, Gone
 from uploader.storage.s3 import client
 from uploader.storage.s3.failures import NoSuchMultipart, NoSuchObject, PartsChanged, code_of, failed, translated
-from uploader.storage.s3.streams import BodyReader, BytesBody, ObjectReader
+from uploader.storage.s3.streams import BodyReader, ObjectReader
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client

@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 
 from uploader.clock import Clock
 from uploader.domain.upload import Upload
-from uploader.storage.contents import Found
+from uploader.storage.base import Found
 from uploader.storage.s3 import keys
 from uploader.storage.s3.bucket import Bucket, Stat
+from uploader.storage.s3.completing import Completing
 from uploader.storage.s3.ledger import Ledger
-from uploader.storage.s3.uploads.completing import Completing
-from uploader.storage.s3.uploads.multipart import Multipart, multipart_of
+from uploader.storage.s3.parts import Multipart, multipart_of
 from uploader.tasks import Pool
 
 _LIST_BATCH = 250

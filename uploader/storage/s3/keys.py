@@ -9,7 +9,7 @@ marks/…  probe/…          of which installation the store is; what tries it
 import hashlib
 import secrets
 
-from uploader.storage.contents import Found
+from uploader.storage.base import Found
 
 UPLOADS, WHOLES, SIGNATURES = "u/", "w/", "s/"
 
@@ -39,8 +39,10 @@ def upload_in(key: str) -> str:
     return key.removeprefix(UPLOADS).partition(".")[0] if key.startswith(UPLOADS) else ""
 
 
-def found(key: str, *, name: str | None, changed_at: float, size: int, is_draft: bool = False) -> Found:
+def found(
+    key: str, *, name: str | None, changed_at: float, size: int, is_draft: bool = False, in_trash: bool = False
+) -> Found:
     """An object as lists give it. One whose content nobody knows goes by the digest of its key, which is that of none."""
     hashed = hashlib.sha256(key.encode()).hexdigest()
     # A key is never used again: it tells its bytes from all others.
-    return Found(name or hashed, key, int(hashed[:15], 16), changed_at, size, is_draft)
+    return Found(name or hashed, key, int(hashed[:15], 16), changed_at, size, is_draft, in_trash, size)

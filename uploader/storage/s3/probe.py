@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull
-from uploader.storage.base import Gone
+from uploader.storage.base import BytesBody, Gone
 from uploader.storage.s3.bucket import Bucket
 from uploader.storage.s3.failures import NoSuchMultipart, PartsChanged, code_of
-from uploader.storage.s3.streams import BytesBody
 
 logger = logging.getLogger(__name__)
 

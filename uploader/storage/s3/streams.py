@@ -1,28 +1,11 @@
 """Bytes on their way to an S3-compatible server and back, a piece at a time."""
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 from uploader.storage.base import Body
 from uploader.storage.s3.failures import away, translated
-
-
-class BytesBody:
-    """A body that lies in memory, of one piece."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-        self.length = len(content)
-
-    def pieces(self) -> Sequence[memoryview]:
-        return [memoryview(self._content)]
-
-    def keep(self) -> None:
-        """It is kept as long as anybody has it."""
-
-    def close(self) -> None:
-        """The same."""
 
 
 class BodyReader:

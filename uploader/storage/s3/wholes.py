@@ -11,13 +11,11 @@ from contextlib import asynccontextmanager
 
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_length
-from uploader.storage.base import Busy, Gone
+from uploader.storage.base import Busy, BytesBody, Gone, PartDamaged, ReadPart
 from uploader.storage.s3.bucket import Bucket
+from uploader.storage.s3.completing import Completing
 from uploader.storage.s3.ledger import Ledger
-from uploader.storage.s3.streams import BytesBody
-from uploader.storage.s3.uploads.completing import Completing
-from uploader.storage.s3.uploads.parts import Parts
-from uploader.storage.wholes import PartDamaged
+from uploader.storage.s3.parts import Parts
 from uploader.tasks import Pool
 
 
@@ -40,18 +38,19 @@ class S3Wholes:
         self._pool = pool
         self._check_stopping = check_stopping
 
-    async def create(self, whole: Upload, parts: Sequence[Upload]) -> None:
+    async def create(self, whole: Upload, parts: Sequence[Upload]) -> float:
         """An attempt that did not commit has left what this one would make: the same objects."""
         pieces = []
         for part in parts:
             pieces.append((await self._completing.complete(part), part.size))
             crash_point("join.after_complete")
-        await self._parts.create(whole)
+        made_at = await self._parts.create(whole)
         await self._ledger.set_pieces(whole.id, pieces)
         crash_point("join.after_pieces")
+        return made_at
 
     @asynccontextmanager
-    async def filling(self, whole: Upload) -> AsyncIterator["S3PartBytes"]:
+    async def filling(self, whole: Upload) -> AsyncIterator[ReadPart]:
         """Whoever came last has the right, as of those who append: the one before ends with Busy. Where two fill all the
         same, rows decide whose chunks count. Raises Gone."""
         token = secrets.token_hex(16)
@@ -63,7 +62,7 @@ class S3Wholes:
             if await self._ledger.appender(whole.id) != token:
                 raise Busy(whole.id)
 
-        yield S3PartBytes(self._bucket, self._pool, whole, pieces, check, self._check_stopping)
+        yield S3PartBytes(self._bucket, self._pool, whole, pieces, check, self._check_stopping).chunk
 
 
 class S3PartBytes:

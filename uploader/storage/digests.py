@@ -1,27 +1,32 @@
-"""The digests of open uploads, from memory: parts of a multipart upload can't be read before it is completed.
+"""The digests of open uploads, from memory: for stores whose chunks can't be read before their upload is completed.
 
-Whoever stores a chunk offers its body first. What comes in order is hashed at once, while S3 takes it, and counts once its
+Whoever stores a chunk offers its body first. What comes in order is hashed at once, while it is stored, and counts once its
 row is committed. With that row it is saved how far the digests have come, so that another node goes on. What comes
 a little too early is kept until then, within a bound: until it is told here, or until others have saved that they have come
 so far. What was missed is read once the upload is completed. All of an upload here belongs to one fence: chunks that were
 withdrawn leave nothing behind.
+
+A state is saved with a checksum, and with the fence of the chunks that it is of: a row may be damaged; and whoever completes
+an upload that others have completed as well must know whether its digests are of what came, or of what was read since. The
+seal is in the byte order of the machine, as the state itself is.
 """
 
 import asyncio
 import logging
+import math
+import struct
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Coroutine
-from typing import Any
+from contextlib import suppress
+from typing import Any, Protocol
+from zlib import crc32
 
 from uploader.domain.ledger import Entry, SavedDigest
 from uploader.domain.upload import Upload
 from uploader.errors import Unavailable
-from uploader.storage.base import Body
+from uploader.storage.base import Body, Digests
 from uploader.storage.hashes import PrefixHashes, states_are_portable
-from uploader.storage.s3.ledger import Ledger
-from uploader.storage.s3.uploads.prefix import OfferedPart, Prefix
-from uploader.storage.s3.uploads.states import restored, sealed
 from uploader.tasks import Pool
 
 logger = logging.getLogger(__name__)
@@ -42,12 +47,224 @@ _WATCH_SECONDS = 5.0
 _LAST_SECONDS = 5.0
 
 
-class MemoryFrontier:
+# Whoever waits for a gap that nobody fills gives way after that.
+_STALLED_SECONDS = 5.0
+# A sender waits while so much of its upload waits to be hashed; for so long at most.
+_FAR_BYTES, _PATIENCE_SECONDS = 64 << 20, 5.0
+# What comes farther ahead would have to wait for more than a process keeps, and take the memory of what comes next.
+_NEAR_BYTES = 128 << 20
+# Whoever has come further lately goes on doing so.
+_SHARED_SECONDS = 2.0
+# The fence, and the checksum of all that is saved.
+_SEAL = struct.Struct("=QI")
+
+
+class DigestProgress(Protocol):
+    """Where it is written down how far the digests of uploads have come. Raises Unavailable."""
+
+    async def save_digest(self, upload_id: str, fence: int, digest: SavedDigest) -> bool:
+        """Save how far the digests have come, if the fence is the same and nobody has come further; whether it was done."""
+
+    async def digest(self, upload_id: str, beyond_bytes: int) -> SavedDigest | None:
+        """How far the digests have come, durably; None where that is no more than so many bytes."""
+
+
+class OfferedPart:
+    """A chunk on its way to S3. It may be hashed from its body before its row is there."""
+
+    def __init__(self, number: int, body: Body) -> None:
+        self.number = number
+        self.body = body
+        # None: the digests do not wait for this chunk.
+        self.prefix: Prefix | None = None
+        # Whether its row is committed.
+        self.is_written = False
+        # So much of the body is kept for the digests: all or nothing.
+        self.held_bytes = 0
+        # Whether a thread reads its body now.
+        self.is_read = False
+        # How far the digests are saved once its row is committed; 0: no further than before.
+        self.saved_bytes = 0
+
+
+class Prefix:
+    """The hashes of the chunks that count, and what is offered after them."""
+
+    def __init__(self, upload: Upload, fence: int, hashes: PrefixHashes) -> None:
+        self.upload = upload
+        self.fence = fence
+        self.hashes = hashes
+        # With the chunk that follows, which was hashed before its row was committed.
+        self.ahead: PrefixHashes | None = None
+        self.offers: dict[int, OfferedPart] = {}
+        # How far others can go on from what is saved.
+        self.saved_bytes = 0
+        self.is_forgotten = False
+        # Whether somebody looks how far others have come, or tells others.
+        self.is_watched = False
+        self.is_saving = False
+        self._shared_at = -math.inf
+        self.advanced_at = time.monotonic()
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self._moved = asyncio.Event()
+
+    def takes(self, number: int) -> bool:
+        """Whether the digests wait for this chunk."""
+        following = self._next_chunk
+        if following is None or number < following or number in self.offers:
+            return False
+        return self.is_shared or (number - following) * self.upload.chunk_size <= _NEAR_BYTES
+
+    @property
+    def _next_chunk(self) -> int | None:
+        """None at the end."""
+        number, rest = divmod(self.hashes.position, self.upload.chunk_size)
+        return None if rest else number
+
+    @property
+    def following(self) -> OfferedPart | None:
+        """The chunk that is next, if it is offered."""
+        number = self._next_chunk
+        return None if number is None else self.offers.get(number)
+
+    @property
+    def waiting(self) -> list[OfferedPart]:
+        """The chunks that count, and are still to be hashed."""
+        return [offer for offer in self.offers.values() if offer.is_written]
+
+    @property
+    def expects_rows(self) -> bool:
+        """Whether chunks are on their way."""
+        return len(self.waiting) < len(self.offers)
+
+    @property
+    def lacks_saving(self) -> bool:
+        """Whether others could go on from further on."""
+        return self.hashes.position > self.saved_bytes and states_are_portable()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other nodes take chunks of the upload, too."""
+        return time.monotonic() - self._shared_at < _SHARED_SECONDS
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether it is somebody else who has the chunk that is next, or nobody."""
+        return bool(self.waiting) and self.following is None
+
+    @property
+    def told_bytes(self) -> int:
+        """How far others can go on from what is saved, or from what is about to be."""
+        return max([self.saved_bytes, *(offer.saved_bytes for offer in self.offers.values())])
+
+    @property
+    def is_running(self) -> bool:
+        return self.task is not None and not self.task.done()
+
+    @property
+    def is_stalled(self) -> bool:
+        return bool(self.waiting) and not self.is_running and time.monotonic() - self.advanced_at > _STALLED_SECONDS
+
+    def hashed(self, offer: OfferedPart, hashes: PrefixHashes) -> None:
+        """The chunk that is next was hashed."""
+        if offer.is_written:
+            self.advance(hashes)
+        else:
+            self.ahead = hashes
+
+    def advance(self, hashes: PrefixHashes) -> list[OfferedPart]:
+        """Have these hashes, which are further on; gives the offers that nobody waits for any more."""
+        self.hashes, self.ahead = hashes, None
+        passed = [offer for number, offer in self.offers.items() if number * self.upload.chunk_size < hashes.position]
+        for offer in passed:
+            del self.offers[offer.number]
+        return passed
+
+    def go_on_from(self, hashes: PrefixHashes) -> list[OfferedPart]:
+        """As `advance`: others have come further."""
+        self._shared_at = time.monotonic()
+        passed = self.advance(hashes)
+        self.moved()
+        return passed
+
+    def drop(self, offer: OfferedPart) -> None:
+        """Do not wait for a chunk."""
+        if offer is self.following:
+            self.ahead = None
+        del self.offers[offer.number]
+
+    def moved(self) -> None:
+        """Less is left to hash."""
+        self.advanced_at = time.monotonic()
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Let those who wait see for themselves."""
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def ended(self) -> None:
+        """Wait until what can be hashed is."""
+        while self.task is not None and not self.task.done():
+            await asyncio.wait({self.task})
+
+    async def come_near(self) -> None:
+        """Wait until little is left to hash, while something is."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                while self._comes_nearer and sum(offer.body.length for offer in self.waiting) > _FAR_BYTES:
+                    await self._moved.wait()
+
+    @property
+    def _comes_nearer(self) -> bool:
+        return self.is_running or (self.is_watched and self.is_shared)
+
+
+def sealed(upload_id: str, fence: int, hashes: PrefixHashes, digests: Digests | None = None) -> SavedDigest:
+    """To be saved; `digests`: of the whole."""
+    found = None if digests is None else (digests.md5, digests.sha256)
+    state = hashes.state()
+    checksum = _checksum(upload_id, fence, hashes.position, state, found)
+    return SavedDigest(hashes.position, _SEAL.pack(fence, checksum) + state, found)
+
+
+def fence_of(saved: SavedDigest, upload_id: str) -> int | None:
+    """The fence under which it was saved; None if it is damaged."""
+    if len(saved.state) < _SEAL.size:
+        return None
+    fence: int
+    fence, checksum = _SEAL.unpack_from(saved.state)
+    state = saved.state[_SEAL.size :]
+    return fence if checksum == _checksum(upload_id, fence, saved.position, state, saved.digests) else None
+
+
+def restored(saved: SavedDigest | None, upload: Upload, fence: int) -> PrefixHashes | None:
+    """The hashes to go on from, if they were saved under this fence, and have what the upload needs."""
+    if saved is None or fence_of(saved, upload.id) != fence:
+        return None
+    hashes = PrefixHashes.restore(saved.position, saved.state[_SEAL.size :])
+    return hashes if hashes is not None and (hashes.has_md5 or not upload.needs_md5) else None
+
+
+def finished(saved: SavedDigest | None, upload: Upload, fence: int) -> Digests | None:
+    """The digests of the whole, if they were saved under this fence, and are what the upload needs."""
+    if saved is None or saved.digests is None or fence_of(saved, upload.id) != fence:
+        return None
+    md5, sha256 = saved.digests
+    return None if md5 is None and upload.needs_md5 else Digests(md5, sha256)
+
+
+def _checksum(upload_id: str, fence: int, position: int, state: bytes, digests: tuple[str | None, str] | None) -> int:
+    return crc32(repr((upload_id, fence, position, digests)).encode() + state)
+
+
+class MemoryDigests:
     """The prefixes of this process."""
 
-    def __init__(self, pool: Pool, ledger: Ledger) -> None:
+    def __init__(self, pool: Pool, progress: DigestProgress) -> None:
         self._pool = pool
-        self._ledger = ledger
+        self._progress = progress
         self._prefixes: OrderedDict[str, Prefix] = OrderedDict()
         # Of the bodies that are held, by whether their chunks count.
         self._held_bytes: Counter[bool] = Counter()
@@ -237,7 +454,7 @@ class MemoryFrontier:
         """Whether that worked. It is no matter if it fails."""
         state = sealed(prefix.upload.id, prefix.fence, prefix.hashes)
         try:
-            await self._ledger.save_digest(prefix.upload.id, prefix.fence, state)
+            await self._progress.save_digest(prefix.upload.id, prefix.fence, state)
         except Unavailable:
             logger.debug("digests not saved", extra={"upload_id": prefix.upload.id})
             return False
@@ -263,7 +480,7 @@ class MemoryFrontier:
         pause_seconds = _LOOK_SECONDS if prefix.is_shared else _LONGEST_LOOK_SECONDS
         while prefix.waits_for_others and time.monotonic() < deadline:
             await asyncio.sleep(pause_seconds)
-            found = await self._ledger.digest(prefix.upload.id, prefix.told_bytes)
+            found = await self._progress.digest(prefix.upload.id, prefix.told_bytes)
             if prefix.is_forgotten:
                 return
             has_moved = self._catch_up(prefix, found)

@@ -17,19 +17,15 @@ from uploader.crashpoints import crash_point
 from uploader.domain.ledger import Entry
 from uploader.domain.upload import Upload, chunk_count, chunk_length
 from uploader.errors import StorageFailed
-from uploader.storage.base import Busy, Gone
-from uploader.storage.contents import Digests
+from uploader.storage.base import Busy, BytesBody, Digests, Gone, Lost
+from uploader.storage.digests import MemoryDigests, fence_of, finished, restored, sealed
 from uploader.storage.hashes import PrefixHashes
 from uploader.storage.s3 import keys
+from uploader.storage.s3.blobs import consists_of, hash_from
 from uploader.storage.s3.bucket import Bucket
-from uploader.storage.s3.contents.reading import consists_of, hash_from
 from uploader.storage.s3.failures import NoSuchMultipart, PartsChanged
 from uploader.storage.s3.ledger import Ledger
-from uploader.storage.s3.streams import BytesBody
-from uploader.storage.s3.uploads.frontier import MemoryFrontier
-from uploader.storage.s3.uploads.multipart import Multipart, multipart_of
-from uploader.storage.s3.uploads.parts import Parts
-from uploader.storage.s3.uploads.states import fence_of, finished, restored, sealed
+from uploader.storage.s3.parts import Multipart, Parts, multipart_of
 from uploader.tasks import Pool
 
 logger = logging.getLogger(__name__)
@@ -52,7 +48,7 @@ class Completing:
         bucket: Bucket,
         ledger: Ledger,
         parts: Parts,
-        frontier: MemoryFrontier,
+        digests: MemoryDigests,
         pools: tuple[Pool, Pool],
         check_stopping: Callable[[], None],
     ) -> None:
@@ -60,7 +56,7 @@ class Completing:
         self._bucket = bucket
         self._ledger = ledger
         self._parts = parts
-        self._frontier = frontier
+        self._digests = digests
         self._pool, self._hashing = pools
         self._check_stopping = check_stopping
 
@@ -84,7 +80,7 @@ class Completing:
         """How far the digests have come without reading. Those of chunks that came have the fence before the one of the
         freezing, and the bytes of their rows: what somebody else has completed, who was asleep, may be of before. Of that
         only what was read counts, which was saved since."""
-        came = await self._frontier.take(upload, entry)
+        came = await self._digests.take(upload, entry)
         read = restored(entry.digest, upload, entry.fence)
         return (came if is_ours else None) or read or PrefixHashes(with_md5=upload.needs_md5)
 
@@ -212,26 +208,26 @@ class Completing:
             return [] if is_whole else sorted(entry.parts)
         return [number for number, part in sorted(entry.parts.items()) if not _is_there(part.etag, there.get(number))]
 
-    async def withdraw(self, upload: Upload, numbers: list[int], lost: Entry | None = None) -> None:
+    async def withdraw(self, upload: Upload, numbers: list[int], lost: Lost | None = None) -> None:
         """Take chunks back. Where their multipart upload is no more, it takes all of them: raises StorageFailed for some.
         `lost`: what `find_lost` has said, which counts only as long as nobody else has begun another one."""
-        entry = lost or await self._ledger.entry(upload.id)
-        if entry is None:
+        seen = lost.seen if lost is not None else await self._ledger.entry(upload.id)
+        if not isinstance(seen, Entry):
             raise Gone(upload.id)
-        self._frontier.forget(upload.id)
-        word = entry.multipart_id
+        self._digests.forget(upload.id)
+        word = seen.multipart_id
         if word is None or await self._is_open(word):
             if lost is None:
                 await self._ledger.withdraw(upload.id, numbers, multipart_id=word, instead_of=word)
             return
-        if not set(entry.parts) <= set(numbers):
+        if not set(seen.parts) <= set(numbers):
             raise StorageFailed(inside=f"S3 has lost all parts of upload {upload.id}, not some")
         begun = await self._parts.begin_multipart(upload)
         if not await self._ledger.withdraw(upload.id, numbers, multipart_id=begun, instead_of=word):
             multipart = multipart_of(begun)
             await self._pool.run(self._bucket.abort, multipart.key, multipart.id)
 
-    async def find_lost(self, upload_id: str) -> Entry | None:
+    async def find_lost(self, upload_id: str) -> Lost | None:
         """What is written down of an upload whose multipart upload is no more, if nobody completes it, or has."""
         entry = await self._ledger.entry(upload_id)
         if entry is None or entry.frozen or entry.multipart_id is None or await self._is_open(entry.multipart_id):
@@ -239,7 +235,8 @@ class Completing:
         if await self._size(multipart_of(entry.multipart_id).key) is not None:
             return None
         now = await self._ledger.entry(upload_id)  # it may have been completed between the two looks, or begun anew
-        return None if now is None or now.frozen or now.multipart_id != entry.multipart_id else now
+        is_other = now is None or now.frozen or now.multipart_id != entry.multipart_id
+        return None if now is None or is_other else Lost(sorted(now.parts), now)
 
     async def _is_open(self, word: str) -> bool:
         multipart = multipart_of(word)
@@ -268,7 +265,7 @@ class Completing:
     async def remove(self, upload_id: str, *, placed_at: str | None = None) -> bool:
         """Remove what S3 has of an upload, and what is written down of it; but for an object that a content lies at, which
         may be all that there is (`placed_at`). Whether there was anything."""
-        self._frontier.forget(upload_id)
+        self._digests.forget(upload_id)
         if placed_at is not None and await self._ledger.forget_placed(upload_id, placed_at):
             return True
         entry = await self._ledger.freeze(upload_id)

@@ -11,19 +11,25 @@ upload may come to its end with gigabytes left to hash.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from enum import StrEnum
 from functools import partial
 
 from uploader.domain.upload import Upload
 from uploader.errors import UploaderError
-from uploader.storage.base import Body, Busy, Gone, Stopping
-from uploader.storage.contents import Digests
+from uploader.storage.base import Body, Busy, Digests, Gone, Stopping
 from uploader.storage.hashes import states_are_portable
-from uploader.storage.local import frontier_states
 from uploader.storage.local.digests import DigestFiles, LockedDigests
-from uploader.storage.local.frontier_states import TRANSITIONS, FollowerState
-from uploader.storage.threads import Threads
+from uploader.storage.store import Threads
 from uploader.tasks import uninterrupted
 
+# Smaller chunks are gathered until there are so many bytes: to take up the digests costs more than to hash one such chunk.
+GATHERED_BYTES = 1 << 20
+# The sender of a chunk that begins further ahead of the digests waits until they are near, so that little is left to hash
+# when the last chunk comes; or until they have come so much nearer.
+NEAR_BYTES = 16 << 20
+NEARER_BYTES = 128 << 20
+# So many looks have to find the digests of another process where they were before the follower takes them to stand still.
+LOOKS_IN_VAIN = 10
 # Bodies that a process keeps beyond their requests; while it keeps so much, further chunks are read from the page cache.
 _MAX_KEPT_BYTES = 128 << 20
 # A follower gathers small chunks for so long at most.
@@ -32,6 +38,24 @@ _GATHER_SECONDS = 0.5
 _PATIENCE_SECONDS = 5.0
 # How long a follower pauses after each look at the digests of another process.
 _WATCH_SECONDS = 0.02
+
+
+class FollowerState(StrEnum):
+    """What a follower does."""
+
+    GATHERING = "gathering"  # it waits until enough bytes came to take up the digests for
+    HASHING = "hashing"  # it takes up the digests, if no other process has them, and advances them
+    WATCHING = "watching"  # another process has the digests; the follower looks how far they come
+    ENDED = "ended"  # it is done, or what it does failed; the next chunk starts another follower
+
+
+# From each state, the states that may follow. Each may end, because the process stops or the upload is gone.
+TRANSITIONS: dict[FollowerState, frozenset[FollowerState]] = {
+    FollowerState.GATHERING: frozenset({FollowerState.HASHING, FollowerState.ENDED}),
+    FollowerState.HASHING: frozenset({FollowerState.GATHERING, FollowerState.WATCHING, FollowerState.ENDED}),
+    FollowerState.WATCHING: frozenset({FollowerState.HASHING, FollowerState.GATHERING, FollowerState.ENDED}),
+    FollowerState.ENDED: frozenset(),
+}
 
 
 class Offer:
@@ -51,7 +75,7 @@ class Offer:
 
 def is_gathered(chunk_size: int) -> bool:
     """Whether chunks of this size are gathered; larger ones are hashed from memory while they are written."""
-    return chunk_size < frontier_states.GATHERED_BYTES
+    return chunk_size < GATHERED_BYTES
 
 
 class FollowerProgress:
@@ -79,7 +103,7 @@ class FollowerProgress:
 
     def has_enough(self) -> bool:
         """Whether a follower that gathers should hash now."""
-        return self.hurried or self._waiting_bytes >= frontier_states.GATHERED_BYTES
+        return self.hurried or self._waiting_bytes >= GATHERED_BYTES
 
     def after_hashing(self, *, had_digests: bool) -> FollowerState:
         """What to do after a round of hashing; `had_digests` is False if another process has them."""
@@ -89,7 +113,7 @@ class FollowerProgress:
         """Note how far another process is; returns whether to try for the digests once more, because they still move."""
         self._looks_in_vain = self._looks_in_vain + 1 if position == self.position else 0
         self.position = position
-        return self._looks_in_vain < frontier_states.LOOKS_IN_VAIN and not self.hurried
+        return self._looks_in_vain < LOOKS_IN_VAIN and not self.hurried
 
     def after_watching(self, *, once_more: bool) -> FollowerState:
         return FollowerState.HASHING if once_more else self._after_round()
@@ -101,9 +125,7 @@ class FollowerProgress:
         """Whether the sender of the chunk at `offset` has to wait on; the digests were at `begun` when it began to."""
         if self.position is None:
             return False
-        return (
-            offset - self.position > frontier_states.NEAR_BYTES and self.position - begun < frontier_states.NEARER_BYTES
-        )
+        return offset - self.position > NEAR_BYTES and self.position - begun < NEARER_BYTES
 
 
 class _Follower:
@@ -170,7 +192,7 @@ class _Follower:
                     await self._moved.wait()
 
 
-class Frontiers:
+class Followers:
     """Follows the open uploads of this process."""
 
     def __init__(self, files: DigestFiles, threads: Threads, check_stopping: Callable[[], None]) -> None:
@@ -202,7 +224,7 @@ class Frontiers:
     def follow(self, upload: Upload) -> _Follower | None:
         """Look after an upload: its map has grown, or is about to; or its MD5 was told, and what is there has to be read
         again."""
-        if not states_are_portable() or upload.extent <= min(upload.chunk_size, frontier_states.GATHERED_BYTES):
+        if not states_are_portable() or upload.extent <= min(upload.chunk_size, GATHERED_BYTES):
             return None  # the merge hashes all of it at one go; of one small chunk, the merge is the next thing to come
         follower = self._followers.get(upload.id)
         if follower is None:
@@ -314,7 +336,7 @@ class Frontiers:
             follower.hurry()
             await asyncio.wait({follower.task})
         self._check_stopping()
-        if upload.size <= frontier_states.GATHERED_BYTES:
+        if upload.size <= GATHERED_BYTES:
             return await self._threads.hashing.run(self._files.finish, upload)
         async with self._locked(upload) as digests:
             if digests is None:

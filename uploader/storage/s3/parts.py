@@ -1,12 +1,15 @@
 """Chunks of open uploads: each is a part, or the only object of its upload; a tail is an object of its own.
 
 S3 first, then the row. Only the row says that a chunk was acknowledged: other bytes that somebody uploads after it, because
-he was asleep or did not know, have another ETag than the row, and the upload is never completed with them.
+he was asleep or did not know, have another ETag than the row, and the upload is never completed with them. So it is with the
+right to append: a row says who asked last. What the one before still writes is refused or stands, as the rows of its chunks
+and of the tail decide; it looks now and then whether it still has the right, and ends if not.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
@@ -14,16 +17,15 @@ from weakref import WeakValueDictionary
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.domain.ledger import Entry, PartNoted, SavedDigest, StoredPart, TailObject
-from uploader.domain.upload import Upload, chunk_count, chunk_length
-from uploader.errors import BytesConflict, StorageFailed
-from uploader.storage.base import Body, Gone
+from uploader.domain.upload import Tail, Upload, chunk_count, chunk_length
+from uploader.errors import BytesConflict, StorageFailed, Unavailable
+from uploader.storage.base import Body, Gone, HeldChunk, PresentChunks
+from uploader.storage.digests import MemoryDigests
 from uploader.storage.s3 import keys
 from uploader.storage.s3.bucket import Bucket
 from uploader.storage.s3.failures import NoSuchMultipart
 from uploader.storage.s3.ledger import Ledger
-from uploader.storage.s3.uploads.frontier import MemoryFrontier
-from uploader.storage.s3.uploads.multipart import Multipart, multipart_of
-from uploader.tasks import Pool
+from uploader.tasks import Pool, ended
 
 logger = logging.getLogger(__name__)
 
@@ -31,16 +33,8 @@ logger = logging.getLogger(__name__)
 _ATTEMPTS = 3
 # In the place of an ETag: nobody asks for it any more.
 _COMPLETED = "completed"
-
-
-@dataclass(frozen=True, slots=True)
-class HeldPart:
-    """A chunk whose row is committed. Nothing is locked: what counts is decided by rows."""
-
-    written: bool
-
-    def release(self) -> None:
-        """There is nothing to let go of."""
+_LOOK_SECONDS = 0.5
+ReadMap = Callable[[Upload], Awaitable[PresentChunks]]
 
 
 class Joined:
@@ -69,11 +63,11 @@ class Joined:
 class Parts:
     """Takes the chunks of the uploads of this process."""
 
-    def __init__(self, bucket: Bucket, ledger: Ledger, pool: Pool, frontier: MemoryFrontier, clock: Clock) -> None:
+    def __init__(self, bucket: Bucket, ledger: Ledger, pool: Pool, digests: MemoryDigests, clock: Clock) -> None:
         self._bucket = bucket
         self._ledger = ledger
         self._pool = pool
-        self._frontier = frontier
+        self._digests = digests
         self._clock = clock
         # Of chunks that somebody here stores now. Advice only: another process is kept out by rows.
         self._busy: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
@@ -97,13 +91,13 @@ class Parts:
         crash_point("object.after_multipart")
         return Multipart(key, multipart_id).word()
 
-    async def hold(self, upload: Upload, number: int, body: Body | None, start: int) -> HeldPart:
+    async def hold(self, upload: Upload, number: int, body: Body | None, start: int) -> HeldChunk:
         """As `UploadBytes.hold_chunk`."""
         async with self._alone(upload.id, number):
             for _ in range(_ATTEMPTS):
                 entry = await self._look(upload, number)
                 if number in entry.parts:
-                    return HeldPart(written=False)
+                    return HeldChunk(written=False)
                 if body is None:
                     raise Gone(upload.id)
                 tail = _tail_of(entry, number)
@@ -111,11 +105,11 @@ class Parts:
                     raise Gone(upload.id)
                 joined = await self._joined(upload, number, body, start, tail)
                 if await self._store(upload, entry, number, joined, tail):
-                    return HeldPart(written=True)
+                    return HeldChunk(written=True)
             raise Gone(upload.id)
 
     async def _look(self, upload: Upload, number: int) -> Entry:
-        entry = await self._ledger.look(upload.id, number, self._frontier.told_bytes(upload.id))
+        entry = await self._ledger.look(upload.id, number, self._digests.told_bytes(upload.id))
         if entry is None or (entry.frozen and number not in entry.parts):
             raise Gone(upload.id)
         return entry
@@ -146,13 +140,13 @@ class Parts:
         """Whether it counts; False: somebody else was faster."""
         if body.length < chunk_length(number, upload.extent, upload.chunk_size):
             return await self._replace_tail(upload, entry, number, body, tail)
-        offer, written = self._frontier.offer(upload, entry, number, body), False
+        offer, written = self._digests.offer(upload, entry, number, body), False
         try:
             part = await self.upload_part(upload, entry, number, body)
             crash_point("object.after_part")
-            written = await self.note_part(upload, entry, part, self._frontier.state_with(offer))
+            written = await self.note_part(upload, entry, part, self._digests.state_with(offer))
         finally:
-            self._frontier.settle(offer, written=written)
+            self._digests.settle(offer, written=written)
         if written:
             await self.drop_tail(tail)
         return written
@@ -229,3 +223,77 @@ def _begin_of(body: Body, length: int) -> bytes:
         if len(begin) == length:
             break
     return bytes(begin)
+
+
+def map_of(upload: Upload, entry: Entry) -> PresentChunks:
+    """A tail counts if it is of the first chunk that is not there."""
+    size, chunk_size, written_at = upload.extent, upload.chunk_size, entry.written_at.timestamp()
+    count = chunk_count(size, chunk_size)
+    present = bytearray(count)
+    for number in entry.parts:
+        if number < count:
+            present[number] = 1
+    tail = entry.tail
+    if tail is None or tail.number >= count or present.find(0) != tail.number:
+        return PresentChunks(present, None, size, chunk_size, written_at)
+    if tail.length < chunk_length(tail.number, size, chunk_size):
+        return PresentChunks(present, Tail(tail.number, tail.length), size, chunk_size, written_at)
+    # Its length was told after its last byte had come.
+    present[tail.number] = 1
+    return PresentChunks(present, None, size, chunk_size, written_at, settled=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Multipart:
+    """One that S3 has, or had."""
+
+    key: str
+    id: str
+
+    def word(self) -> str:
+        return f"{self.key}:{self.id}"
+
+
+def multipart_of(word: str) -> Multipart:
+    """Raises StorageFailed for what is none."""
+    key, colon, upload_id = word.partition(":")
+    if not colon or not upload_id:
+        raise StorageFailed(inside="a row of the ledger names no multipart upload")
+    return Multipart(key, upload_id)
+
+
+class S3Appender:
+    """The right of one request."""
+
+    def __init__(self, upload: Upload, ledger: Ledger, token: str, read_map: ReadMap) -> None:
+        self._upload = upload
+        self._ledger = ledger
+        self._token = token
+        self._read_map = read_map
+        self.is_claimed = False
+
+    async def read_map(self) -> PresentChunks:
+        return await self._read_map(self._upload)
+
+    async def watch(self) -> None:
+        """Until somebody else has the right."""
+        while not self.is_claimed:
+            await asyncio.sleep(_LOOK_SECONDS)
+            try:
+                self.is_claimed = await self._ledger.appender(self._upload.id) != self._token
+            except Unavailable:
+                continue  # whoever stores the next bytes says so
+
+
+@asynccontextmanager
+async def appending(upload: Upload, ledger: Ledger, read_map: ReadMap) -> AsyncIterator[S3Appender]:
+    """Have the right to append. Raises Gone."""
+    token = secrets.token_hex(16)
+    if not await ledger.claim(upload.id, token):
+        raise Gone(upload.id)
+    appender = S3Appender(upload, ledger, token, read_map)
+    watching = asyncio.create_task(appender.watch(), name=f"appender {upload.id}")
+    try:
+        yield appender
+    finally:
+        await ended(watching)

@@ -1,7 +1,7 @@
-"""The right to append to an upload: one holder at a time, in whatever process, and the newest wins.
+"""The locks of an upload, and the right to append to it: nobody waits in a thread, and a crash lets go of all.
 
-The holder has one byte of the map locked, and whoever wants the right locks another one and waits: the holder sees that,
-ends what it is about, and lets go. So no message is sent for it, and a crash lets go of both.
+One appends at a time, in whatever process, and the newest wins: the holder has one byte of the map locked, and whoever wants
+the right locks another one and waits. The holder sees that, ends what it is about, and lets go; no message is sent for it.
 """
 
 import asyncio
@@ -10,22 +10,49 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from uploader.domain.upload import Upload
-from uploader.errors import Unverified, UploadBusy
+from uploader.errors import Unavailable, Unverified, UploadBusy
 from uploader.storage import disk
 from uploader.storage.base import Gone
+from uploader.storage.disk import try_lock
 from uploader.storage.local import formats
 from uploader.storage.local.chunkfiles import ChunkFiles, let_go
 from uploader.storage.local.temp import KeptFiles, OpenFiles
-from uploader.storage.local.uploads.waiting import wait_for_lock
 from uploader.tasks import Pool, uninterrupted
 from uploader.wait_budget import wait_budget
 
+# Who has a lock for longer may wait for a store that is silent.
+_LONG_SECONDS = 1.0
 # For all that others have, less what the request has waited before, so that whoever gives up has its answer within 10 s. A
 # holder looks several times meanwhile, and has little left to do then.
 PATIENCE_SECONDS = 8.0
 # So much a map has all the same.
 _LEAST_SECONDS = 1.0
 _PAUSE_SECONDS = 0.002
+
+
+async def wait_for_lock(
+    descriptor: int, start: int, length: int, timeout_seconds: float, refusal: type[Unavailable] = Unavailable
+) -> None:
+    """Raises `refusal` if others keep it for that long."""
+    began, pause = time.monotonic(), 0.0005
+    while not try_lock(descriptor, start, length):
+        if time.monotonic() > began + timeout_seconds:
+            raise refusal("This upload is busy; try again.")
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 0.01)
+    note_wait(began)
+
+
+def note_wait(began: float) -> None:
+    """A lock was waited for since then."""
+    wait_budget().note(began, _LONG_SECONDS)
+
+
+def is_unlinked(descriptor: int) -> bool:
+    try:
+        return disk.is_unlinked(descriptor)
+    except OSError as error:
+        raise disk.refusal(error) from error
 
 
 class LocalAppender:

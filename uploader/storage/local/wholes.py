@@ -6,7 +6,7 @@ a part was sent is compared with the checksums of its own chunks meanwhile, beca
 
 import errno
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -17,37 +17,16 @@ from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_length
 from uploader.errors import StorageFailed
 from uploader.storage import disk
-from uploader.storage.base import Busy
+from uploader.storage.base import Busy, BytesBody, PartDamaged, ReadPart
 from uploader.storage.disk import Directory
 from uploader.storage.local import formats, temp
 from uploader.storage.local.chunkfiles import ChunkFiles
-from uploader.storage.threads import Threads
-from uploader.storage.wholes import PartDamaged
+from uploader.storage.store import Threads
 from uploader.tasks import uninterrupted
 
 # The maps of the parts, one after the other.
 _MAPS = "parts"
 _READ_BYTES = 1 << 20
-
-
-class ReadChunk:
-    """A chunk of a whole, in memory."""
-
-    def __init__(self, content: memoryview) -> None:
-        self._content = content
-
-    @property
-    def length(self) -> int:
-        return len(self._content)
-
-    def pieces(self) -> Iterator[memoryview]:
-        yield self._content
-
-    def keep(self) -> None:
-        """It goes with its last user."""
-
-    def close(self) -> None:
-        """As `keep`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +50,10 @@ class LocalWholes:
         self._threads = threads
         self._check_stopping = check_stopping
 
-    async def create(self, whole: Upload, parts: Sequence[Upload]) -> None:
-        await self._threads.disk.run(self._create, whole, parts)
+    async def create(self, whole: Upload, parts: Sequence[Upload]) -> float:
+        return await self._threads.disk.run(self._create, whole, parts)
 
-    def _create(self, whole: Upload, parts: Sequence[Upload]) -> None:
+    def _create(self, whole: Upload, parts: Sequence[Upload]) -> float:
         temp.discard(self._root, whole)  # of an attempt that did not commit
 
         def add(directory: Directory) -> None:
@@ -87,10 +66,10 @@ class LocalWholes:
             directory.create(_MAPS, bytes(maps))
             crash_point("join.after_maps")
 
-        self._chunks.create(whole, add)
+        return self._chunks.create(whole, add)
 
     @asynccontextmanager
-    async def filling(self, whole: Upload) -> AsyncIterator["LocalParts"]:
+    async def filling(self, whole: Upload) -> AsyncIterator[ReadPart]:
         """Whoever fills has the byte of the map locked that others have who append: nobody else may, and a crash lets go."""
         opening = self._threads.disk.run(self._chunks.open_map, whole)
         try:
@@ -98,7 +77,7 @@ class LocalWholes:
             if not disk.try_lock(descriptor, formats.APPEND_OFFSET, 1):
                 raise Busy(whole.id)
             files = await self._threads.disk.run(self._read_maps, whole)
-            yield LocalParts(self._root, whole, files, self._threads, self._check_stopping)
+            yield LocalParts(self._root, whole, files, self._threads, self._check_stopping).chunk
         finally:
             if opening.exception() is None:
                 disk.close(opening.result())
@@ -136,10 +115,10 @@ class LocalParts:
         self._threads = threads
         self._check_stopping = check_stopping
 
-    async def chunk(self, number: int) -> ReadChunk:
+    async def chunk(self, number: int) -> BytesBody:
         return await self._threads.long.run(self._read, number)
 
-    def _read(self, number: int) -> ReadChunk:
+    def _read(self, number: int) -> BytesBody:
         self._check_stopping()
         start = number * self._whole.chunk_size
         content = memoryview(bytearray(chunk_length(number, self._whole.size, self._whole.chunk_size)))
@@ -152,7 +131,7 @@ class LocalParts:
                 piece = content[begin - start : min(end, file.start + file.shape.size) - start]
                 if len(piece):
                     self._read_part(directory, file, begin - file.start, piece)
-        return ReadChunk(content)
+        return BytesBody(content)
 
     def _read_part(self, directory: Directory, file: _PartFile, offset: int, piece: memoryview) -> None:
         """Fill a piece with the bytes of a part from `offset` on, and compare each chunk of it that ends in them."""

@@ -1,8 +1,14 @@
-"""Chunks of an open upload whose bytes went bad on the disk, and its tail: found, and withdrawn. Runs in threads."""
+"""An upload whose every chunk is locked, and the changes of its files that are made then: chunks that went bad on the disk
+are withdrawn, and a length that was told late is settled. What it changes runs in threads.
+
+Until a length is settled the map has records for one chunk more than there may ever be, and its header says so. Where the
+last bytes that came are a tail, they are a chunk now. A crash at any step leaves a header of before, and whoever comes next
+begins again.
+"""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 # The CRC-32 of zlib, by instructions for it: in a fraction of the time.
@@ -11,14 +17,73 @@ from isal.isal_zlib import crc32
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_count, chunk_length
 from uploader.storage import disk
+from uploader.storage.base import Gone
 from uploader.storage.local import formats
-from uploader.storage.local.chunkfiles import shape_of, tail_field
+from uploader.storage.local.chunkfiles import ChunkFiles, shape_of, tail_field
+from uploader.storage.local.digests import DigestFiles
+from uploader.storage.local.locks import is_unlinked, wait_for_lock
 from uploader.storage.local.temp import upload_directory
+from uploader.tasks import Pool
 
+LOCK_TIMEOUT_SECONDS = 30.0
 logger = logging.getLogger(__name__)
-
 _READ_BYTES = 1 << 20
 _TURN_BYTES = 64 << 20
+
+
+def needs_settling(root: disk.Directory, upload: Upload) -> bool:
+    """Whether a map is still that of an upload whose length is not known, but it is. Raises Gone."""
+    if not upload.length_known:
+        return False
+    with upload_directory(root, upload) as directory:
+        descriptor = directory.open_to_read("map")
+        try:
+            header = disk.read(descriptor, formats.MAP_RECORDS_OFFSET, 0)
+            return formats.boot_id_of(header, shape_of(upload).unbounded) is not None
+        finally:
+            disk.close(descriptor)
+
+
+def settle(root: disk.Directory, upload: Upload) -> None:
+    """Give the files the form of an upload of this length. The caller holds all locks, and that of the digests, which are of
+    whole chunks: until now the last one was none. Repeatable. Raises Gone."""
+    with upload_directory(root, upload) as directory:
+        descriptor = directory.open_to_write("map")
+        try:
+            header = disk.read(descriptor, formats.MAP_RECORDS_OFFSET, 0)
+            boot_id = formats.boot_id_of(header, shape_of(upload).unbounded) or ""
+            _settle_data(directory, upload.size, durable=not boot_id)
+            _settle_map(descriptor, upload, header, boot_id)
+        finally:
+            disk.close(descriptor)
+
+
+def _settle_data(directory: disk.Directory, size_bytes: int, *, durable: bool) -> None:
+    """`durable`: all that is in it is, so that there is little to write."""
+    data = directory.open_to_write("data")
+    try:
+        disk.resize(data, size_bytes)  # what a killed writer left beyond was never acknowledged
+        if durable:
+            disk.sync_data(data)
+    finally:
+        disk.close(data)
+    crash_point("length.after_data")
+
+
+def _settle_map(descriptor: int, upload: Upload, header: bytes, boot_id: str) -> None:
+    shape = shape_of(upload)
+    disk.resize(descriptor, shape.map_length)
+    tail = formats.tail_of(header, shape.unbounded)
+    if tail is not None and formats.is_last_chunk(tail, shape):
+        record = formats.map_record(tail.checksum)
+        disk.write(descriptor, memoryview(record), formats.map_record_offset(tail.number))
+    disk.sync_data(descriptor)
+    crash_point("length.after_map_record")
+    kept = tail_field(header) if formats.tail_of(header, shape) else formats.NO_TAIL
+    # The last step, in one write.
+    disk.write(descriptor, memoryview(formats.map_header(boot_id, shape, kept)), 0)
+    disk.sync_data(descriptor)
+    crash_point("length.after_map")
 
 
 class _ReadMap(Protocol):
@@ -140,3 +205,58 @@ def _mend_data(directory: disk.Directory, size_bytes: int | None) -> None:
         disk.sync_data(descriptor)
     finally:
         disk.close(descriptor)
+
+
+@asynccontextmanager
+async def closing(upload: Upload, files: ChunkFiles, pool: Pool) -> AsyncIterator[None]:
+    """Lock all chunks of an upload. Raises Gone, Unavailable."""
+    descriptor = await pool.run(files.open_map, upload)
+    try:
+        # While the closer has the gate no writer can start, so it waits for those under way and for no others.
+        await wait_for_lock(descriptor, formats.GATE_OFFSET, formats.GATE_LENGTH, LOCK_TIMEOUT_SECONDS)
+        # To the end of the file.
+        await wait_for_lock(descriptor, formats.MAP_RECORDS_OFFSET, 0, LOCK_TIMEOUT_SECONDS)
+        if is_unlinked(descriptor):
+            raise Gone(upload.id)
+        yield
+    finally:
+        disk.close(descriptor)
+
+
+class LockedFiles:
+    """Changes the files of uploads whose locks its caller holds, all of them."""
+
+    def __init__(self, root: disk.Directory, digests: DigestFiles, bad_chunks: BadChunks, pool: Pool) -> None:
+        self._root = root
+        self._digests = digests
+        self._bad_chunks = bad_chunks
+        self._pool = pool
+
+    async def withdraw(self, upload: Upload, numbers: list[int], *, generation: int, verified: bool) -> None:
+        """As `UploadBytes.withdraw`."""
+        async with self._digests_locked(upload) as digest:
+            await self._pool.run(self._withdraw, upload, numbers, generation, digest, verified)
+
+    def _withdraw(self, upload: Upload, numbers: list[int], generation: int, digest: int, verified: bool) -> None:
+        """The digests go first: they were of these chunks, too."""
+        self._digests.forget_locked(digest, generation)
+        crash_point("withdraw.after_digest")
+        self._bad_chunks.withdraw(upload, numbers, verified=verified)
+
+    async def settle_length(self, upload: Upload) -> bool:
+        """As `UploadBytes.settle_length`."""
+        if not await self._pool.run(needs_settling, self._root, upload):
+            return False
+        async with self._digests_locked(upload):
+            await self._pool.run(settle, self._root, upload)
+        return True
+
+    @asynccontextmanager
+    async def _digests_locked(self, upload: Upload) -> AsyncIterator[int]:
+        """A worker that is hashing now would save a digest of what was."""
+        descriptor = await self._pool.run(self._digests.open, upload)
+        try:
+            await wait_for_lock(descriptor, 0, 0, LOCK_TIMEOUT_SECONDS)
+            yield descriptor
+        finally:
+            disk.close(descriptor)

@@ -1,0 +1,223 @@
+"""The bytes of open uploads, in every store."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.support.bodies import InPieces
+from tests.support.content import Content
+from tests.support.rows import upload_row
+from tests.support.stores import CHUNK, CONTENT, Process
+from uploader.errors import BytesConflict, Unverified
+from uploader.storage.base import Digests, Gone
+
+OTHER = Content(CONTENT.size, seed=1, chunk_size=CHUNK)
+LAST = CONTENT.chunk_count - 1
+DIGESTS = Digests(CONTENT.md5, CONTENT.sha256)
+
+
+# Chunks
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]])
+async def test_chunks_in_any_order_become_the_content(process: Process, another: Process, order: list[int]) -> None:
+    upload = await process.open()
+    for sent, number in enumerate(order, start=1):
+        chosen = (process, another)[sent % 2]
+        assert await chosen.put(upload, number)
+        found = await process.store.read_map(upload)
+        assert set(await process.present(upload)) == set(order[:sent])
+        assert found.complete == (sent == len(order))
+        assert found.received_bytes == sum(len(CONTENT.chunk(each)) for each in order[:sent])
+    assert await process.store.digest(upload) == DIGESTS
+    await another.merge(upload)
+    assert await process.read(CONTENT.sha256, CONTENT.size) == CONTENT.data
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK, CHUNK + 1])
+async def test_uploads_of_any_length_become_contents(process: Process, size: int) -> None:
+    content = Content(size, chunk_size=CHUNK)
+    upload = await process.put_all(content)
+    assert (await process.store.read_map(upload)).complete
+    assert await process.store.digest(upload) == Digests(content.md5, content.sha256)
+    await process.merge(upload)
+    assert await process.read(content.sha256, size) == content.data
+
+
+async def test_the_first_bytes_of_a_chunk_stand(process: Process, another: Process) -> None:
+    upload = await process.open()
+    assert await process.put(upload, 1)
+    assert not await another.put(upload, 1, OTHER)
+    held = await another.store.hold_chunk(upload, 1, None)
+    held.release()
+    assert not held.written
+    with pytest.raises(Gone):
+        await another.store.hold_chunk(upload, 0, None)
+    for number in (0, 2, 3):
+        await process.put(upload, number)
+    assert await another.store.digest(upload) == DIGESTS
+
+
+async def test_many_writers_of_all_chunks_at_once_leave_the_content(process: Process, another: Process) -> None:
+    upload = await process.open()
+    writers = [(process, another)[n % 2].put(upload, n // 2) for n in range(2 * CONTENT.chunk_count)]
+    stored = await asyncio.gather(*writers)
+    assert sum(stored) == CONTENT.chunk_count
+    assert await process.store.digest(upload) == DIGESTS
+
+
+async def test_what_is_not_open_is_gone(process: Process, another: Process) -> None:
+    never, ended = upload_row(size=CONTENT.size, chunk_size=CHUNK), await process.put_all()
+    assert await another.store.discard(ended)
+    assert not await process.store.discard(ended)
+    assert not await process.store.discard(never)
+    for upload in (never, ended):
+        store = process.store
+        for wanted in (
+            process.put(upload, 0),
+            store.read_map(upload),
+            store.last_write(upload),
+            store.digest(upload),
+            store.find_bad_chunks(upload),
+        ):
+            with pytest.raises(Gone):
+                await wanted
+        for locked in (store.closing(upload), store.appending(upload)):
+            with pytest.raises(Gone):
+                async with locked:
+                    pass
+    assert await process.store.remaining([never, ended]) == []
+
+
+# Tails
+
+
+async def test_a_tail_grows_and_becomes_chunks(process: Process, another: Process) -> None:
+    upload, start = await process.open(), 0
+    ends = [1, 1000, CHUNK, CHUNK + 5, 2 * CHUNK, 3 * CHUNK, CONTENT.size - 1, CONTENT.size]
+    for number, end in enumerate(ends):
+        chosen = (process, another)[number % 2]
+        async with chosen.store.appending(upload) as appender:
+            assert (await appender.read_map()).leading_bytes == start
+            assert await chosen.append(upload, CONTENT.data[start:end], start)
+        found = await process.store.read_map(upload)
+        assert (found.leading_bytes, found.received_bytes) == (end, end)
+        start = end
+    assert await another.store.digest(upload) == DIGESTS
+
+
+async def test_a_tail_goes_on_only_where_it_ends(process: Process, another: Process) -> None:
+    upload = await process.open()
+    with pytest.raises(Gone):
+        await process.append(upload, b"x", 5)
+    assert await process.append(upload, CONTENT.data[:100], 0)
+    for start in (99, 101):
+        with pytest.raises(Gone):
+            await another.append(upload, b"y" * 10, start)
+    assert (await process.store.read_map(upload)).received_bytes == 100
+
+
+async def test_a_whole_chunk_has_to_begin_with_the_tail_that_is_there(process: Process, another: Process) -> None:
+    upload = await process.open()
+    assert await process.append(upload, CONTENT.data[:100], 0)
+    with pytest.raises(BytesConflict):
+        await another.put(upload, 0, OTHER)
+    assert await another.put(upload, 0)
+    found = await process.store.read_map(upload)
+    assert (found.tail, found.received_bytes) == (None, CHUNK)
+
+
+@pytest.mark.parametrize("size", [3 * CHUNK + 1000, 3 * CHUNK, 1000, CHUNK, 0])
+async def test_the_tail_becomes_the_last_chunk_when_the_length_is_told(
+    process: Process, another: Process, size: int
+) -> None:
+    content = Content(size, chunk_size=CHUNK)
+    upload = await process.open(Content(0, chunk_size=CHUNK), length_known=False, md5=None)
+    for start in range(0, size, CHUNK):
+        await process.append(upload, content.data[start : start + CHUNK], start)
+    told = replace(upload, size=size, length_known=True)
+    if size % CHUNK:
+        with pytest.raises(Unverified):
+            await another.store.read_map(told)
+    async with another.store.closing(told) as closer:
+        await closer.settle_length(told)
+        assert not await closer.settle_length(told)
+    assert (await process.store.read_map(told)).complete
+    assert (await another.store.digest(told)).sha256 == content.sha256
+    await another.merge(told)
+    assert await process.read(content.sha256, size) == content.data
+
+
+# All chunks at once
+
+
+async def test_withdrawn_chunks_are_missing_and_may_be_others(process: Process, another: Process) -> None:
+    upload = await process.put_all(OTHER, md5=None)
+    for number in (0, 2):
+        assert await process.store.find_bad_chunks(upload) == []
+        async with another.store.closing(upload) as closer:
+            await closer.withdraw([number], generation=upload.generation + 1)
+        upload = replace(upload, generation=upload.generation + 1)
+        assert number not in await process.present(upload)
+        assert await process.put(upload, number, CONTENT)
+    expected = b"".join((CONTENT, OTHER)[number % 2].chunk(number) for number in range(LAST + 1))
+    mixed = await process.merge(upload)
+    assert await another.read(mixed, CONTENT.size) == expected
+
+
+async def test_a_tail_goes_with_the_chunks_before_it(process: Process) -> None:
+    upload = await process.open()
+    await process.put(upload, 0)
+    await process.append(upload, CONTENT.data[CHUNK : CHUNK + 10], CHUNK)
+    async with process.store.closing(upload) as closer:
+        await closer.withdraw([0], generation=1)
+        found = await closer.read_map()
+    assert (found.tail, found.received_bytes, await process.present(upload)) == (None, 0, [])
+
+
+async def test_placing_and_ending_are_repeatable(process: Process) -> None:
+    upload = await process.put_all()
+    digests = await process.store.digest(upload)
+    async with process.store.closing(upload) as closer:
+        places = {await closer.place_blob(digests.sha256) for _ in range(3)}
+        await process.name(digests.sha256, upload.size, *places)
+        assert await closer.unlink()
+        assert not await closer.unlink()
+    assert await process.read(digests.sha256, upload.size) == CONTENT.data
+
+
+# Digests
+
+
+async def test_digests_that_are_forgotten_are_computed_anew(process: Process, another: Process) -> None:
+    upload = await process.put_all()
+    assert await process.store.digest(upload) == DIGESTS
+    await process.store.forget_digests(upload)
+    assert await another.store.digest(upload) == DIGESTS
+
+
+async def test_an_md5_that_nobody_needs_is_not_computed_until_it_is_claimed(process: Process, another: Process) -> None:
+    upload = await process.put_all(md5=None, computes_md5=False)
+    assert await process.store.digest(upload) == Digests(None, CONTENT.sha256)
+    assert await another.store.digest(replace(upload, md5=CONTENT.md5)) == DIGESTS
+    assert (await process.store.digest(upload)).sha256 == CONTENT.sha256, "nobody goes back"
+
+
+# Wholes
+
+
+async def test_a_whole_has_the_bytes_of_its_parts_whatever_becomes_of_them(process: Process, another: Process) -> None:
+    made = [Content(size, seed=size, chunk_size=CHUNK) for size in (CHUNK + 1, 0, 10, 2 * CHUNK)]
+    parts = [await process.put_all(content) for content in made]
+    whole = upload_row(size=sum(content.size for content in made), chunk_size=CHUNK, md5=None)
+    await process.store.create(whole, parts)
+    for part in parts:
+        await another.store.discard(part)
+    async with another.store.filling(whole) as read_part:
+        for number in range(-(-whole.size // CHUNK)):
+            body = await read_part(number)
+            (await another.store.hold_chunk(whole, number, InPieces(b"".join(body.pieces())))).release()
+    data = b"".join(content.data for content in made)
+    sha256 = await process.merge(whole)
+    assert await another.read(sha256, whole.size) == data

@@ -1,0 +1,137 @@
+"""Every store behind the seam, as its tests have it: in several processes, and with rows where it needs some."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import delete, insert
+
+from tests.support.bodies import InPieces
+from tests.support.buckets import WatchedBucket
+from tests.support.clock import ManualClock
+from tests.support.content import Content
+from tests.support.gateways import PART_BYTES
+from tests.support.rows import NOW, upload_row
+from uploader.addresses import BucketAddress
+from uploader.database import models
+from uploader.database.engine import Database
+from uploader.database.ledger import LedgerRows
+from uploader.domain.upload import Upload
+from uploader.storage.base import Arrival
+from uploader.storage.local.store import LocalStore
+from uploader.storage.s3.store import S3Store
+from uploader.storage.store import Store
+
+CHUNK = PART_BYTES
+CONTENT = Content(3 * CHUNK + 1000, chunk_size=CHUNK)
+STORES = ("local", "s3")
+
+
+@dataclass
+class Process:
+    """A store as a process has it, and the database beside it."""
+
+    store: Store
+    database: Database
+
+    async def open(self, content: Content = CONTENT, **more: Any) -> Upload:
+        facts: dict[str, Any] = {"size": content.size, "chunk_size": content.chunk_size, "md5": content.md5}
+        row = upload_row(**facts | more)
+        upload: Upload = upload_row(**facts | more | {"id": row.id, "place": self.store.place_of(row.id, NOW)})
+        await self.store.create(upload)
+        return upload
+
+    async def put(self, upload: Upload, number: int, content: Content = CONTENT) -> bool:
+        """Whether it was this one that was stored."""
+        return await self.append(upload, content.chunk(number), number * upload.chunk_size)
+
+    async def append(self, upload: Upload, data: bytes, start: int) -> bool:
+        """Bytes from `start` on, which is in the chunk that they belong to."""
+        number, offset = divmod(start, upload.chunk_size)
+        held = await self.store.hold_chunk(upload, number, InPieces(data), start=offset)
+        held.release()
+        return held.written
+
+    async def put_all(self, content: Content = CONTENT, **more: Any) -> Upload:
+        """An upload with all its chunks."""
+        upload = await self.open(content, **more)
+        for number in range(content.chunk_count):
+            await self.put(upload, number, content)
+        return upload
+
+    async def merge(self, upload: Upload) -> str:
+        """Make an upload a content that a row names, and forget the upload."""
+        sha256 = (await self.store.digest(upload)).sha256
+        async with self.store.closing(upload) as closer:
+            await self.name(sha256, upload.size, await closer.place_blob(sha256))
+            await closer.unlink()
+        return sha256
+
+    async def arrive(self, content: Content) -> str:
+        """Make a body a content that a row names."""
+        arrival = Arrival(InPieces(content.data), None, None)
+        await self.store.store_arrivals([arrival])
+        places = self.store.place_arrivals([arrival])
+        await self.name(content.sha256, content.size, places.get(content.sha256))
+        return content.sha256
+
+    async def name(self, sha256: str, size: int, place: str | None) -> None:
+        """Write the row of a content, instead of the one that it has."""
+        values = {"sha256": sha256, "size": size, "refs": 1, "location": place, "created_at": NOW}
+        async with self.database.engine.begin() as connection:
+            await connection.execute(delete(models.blob).where(models.blob.c.sha256 == sha256))
+            await connection.execute(insert(models.blob).values(**values))
+
+    async def unname(self, sha256: str) -> None:
+        """Remove the row of a content."""
+        async with self.database.engine.begin() as connection:
+            await connection.execute(delete(models.blob).where(models.blob.c.sha256 == sha256))
+
+    async def read(self, sha256: str, size: int) -> bytes:
+        """All of a content."""
+        blob = await self.store.open_blob(sha256, size)
+        try:
+            read = bytearray()
+            while piece := await blob.read(CHUNK, len(read)):
+                read += piece
+            return bytes(read)
+        finally:
+            await blob.close()
+
+    async def present(self, upload: Upload) -> Sequence[int]:
+        """The chunks that are stored."""
+        return [number for number, there in enumerate((await self.store.read_map(upload)).present) if there]
+
+
+MakeProcess = Callable[[], Process]
+
+
+@asynccontextmanager
+async def making_processes(
+    kind: str, root: Path, database_url: str, address: BucketAddress | None
+) -> AsyncIterator[MakeProcess]:
+    """They have one directory or bucket, and one database; they end with this."""
+    async with AsyncExitStack() as stack:
+
+        def make() -> Process:
+            database = Database(database_url)
+            store = _new_store(kind, root, database, address)
+
+            async def end() -> None:
+                await store.drain()
+                store.close()
+                await database.close()
+
+            stack.push_async_callback(end)
+            return Process(store, database)
+
+        yield make
+
+
+def _new_store(kind: str, root: Path, database: Database, address: BucketAddress | None) -> Store:
+    if address is None:
+        assert kind == "local"
+        return LocalStore(root, durable=True)
+    return S3Store(WatchedBucket(address), LedgerRows(database), ManualClock(), min_chunk_size_bytes=CHUNK)

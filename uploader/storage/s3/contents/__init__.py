@@ -1,1 +1,0 @@
-"""Contents on S3."""

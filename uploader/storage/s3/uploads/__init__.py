@@ -1,1 +1,0 @@
-"""Open uploads on S3."""
