@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from uploader.domain.names import MAX_NAME_BYTES
 from uploader.errors import BodyTimeout, InvalidArchive, UploaderError
 from uploader.http.bodies.body import ReceivedBody
-from uploader.http.bodies.intake import GRACE_SECONDS, BodySource, Intake, Piece
+from uploader.http.bodies.intake import GRACE_SECONDS, BodySource, Intake, PieceReader
 from uploader.storage.base import Body
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ _DECIMAL = re.compile(rb"(-?)([0-9]{1,20})(?:\.([0-9]*))?")
 _LENGTH_DIGITS = 20
 _NEWLINE = ord("\n")
 
-_PIECE_BYTES = 256 << 10
+_TOO_SLOW = "The archive came too slowly; what is in `results` stands."
 # Of one piece, before all others have their turn: what so many cost is about a millisecond.
 _TURN_MEMBERS = 32
 
@@ -316,22 +316,22 @@ class Unpacking(Generic[T]):
         """`admit` is asked for each member, in order: it says what the file is to be, or raises why there will be none, and
         then its bytes are skipped."""
         self._intake = intake
-        self._source = source
+        self._source = PieceReader(source, intake.pace(), _TOO_SLOW)
         self._user_id = user_id
         self._admit = admit
         self._loop = asyncio.get_running_loop()
-        self._pace = intake.pace()
-        self._piece = Piece(_PIECE_BYTES)
-        self._received = 0
-        self._read_at = self._loop.time()
         self._looked_at = 0
         # The file that comes now, how long it is, and what there is of it.
         self._file: T | None = None
         self._size = 0
         self._body: ReceivedBody | None = None
         self._slow_at = 0.0
-        # Why there is no more, where the archive did not end.
-        self.failure: UploaderError | ClientDisconnect | None = None
+        self._failure: UploaderError | ClientDisconnect | None = None
+
+    @property
+    def failure(self) -> UploaderError | ClientDisconnect | None:
+        """Return why there is no more, where the archive did not end."""
+        return self._failure or self._source.failure
 
     async def entries(self) -> AsyncGenerator[tuple[T, Body] | UploaderError, None]:
         """Each file with its bytes, which its taker closes, or why it is refused. What was given stands, whatever `failure`
@@ -340,31 +340,17 @@ class Unpacking(Generic[T]):
         try:
             while not self._source.ended:
                 await asyncio.sleep(0)  # headers may take milliseconds, and not all pieces are waited for
-                for found in reader.feed(await self._read()):
+                if self._source.failure is not None:
+                    raise self._source.failure
+                for found in reader.feed(await self._source.read()):
                     entry = await self._begin(found) if isinstance(found, Member) else await self._add(found)
                     if entry is not None:
                         yield entry
             reader.end()
         except (InvalidArchive, BodyTimeout, ClientDisconnect) as error:
-            self.failure = error
+            self._failure = error
         finally:
             self._drop()
-
-    async def _read(self) -> memoryview:
-        """The next piece. Raises BodyTimeout, ClientDisconnect, once there is no more of it."""
-        if self.failure is not None:
-            raise self.failure
-        self._pace.excuse(self._read_at, self._loop.time())
-        try:
-            await self._source.pour(self._piece, self._pace.late_at(self._source.progressed_at, self._received))
-        except ClientDisconnect as error:
-            self.failure = error
-        self._received += self._piece.length
-        self._read_at = self._loop.time()
-        late = self._read_at >= self._pace.late_at(self._source.progressed_at, self._received)
-        if late and not self._source.ended:
-            self.failure = self.failure or BodyTimeout("The archive came too slowly; what is in `results` stands.")
-        return self._piece.take()
 
     async def _begin(self, member: Member) -> tuple[T, Body] | UploaderError | None:
         self._looked_at += 1

@@ -15,9 +15,9 @@ from starlette.requests import Request
 
 from uploader.domain.delta import COPY, COPY_KIND, LITERAL, LITERAL_KIND, MAX_INSTRUCTIONS, Copy
 from uploader.domain.digest import ClaimedDigests
-from uploader.errors import BaseUnusable, BodyTimeout, ChunkLengthMismatch, InvalidDelta
+from uploader.errors import BaseUnusable, ChunkLengthMismatch, InvalidDelta
 from uploader.http.bodies.body import ReceivedBody
-from uploader.http.bodies.intake import BodySource, Intake, Piece, source_of
+from uploader.http.bodies.intake import PIECE_BYTES, BodySource, Intake, PieceReader, source_of
 from uploader.service.chunk import Comparing
 from uploader.service.delta import DeltaBase
 from uploader.storage.base import Body
@@ -25,7 +25,6 @@ from uploader.tasks import uninterrupted
 
 _LAYOUTS = {COPY_KIND: COPY, LITERAL_KIND: LITERAL}
 
-_PIECE_BYTES = 256 << 10
 # In one turn: what so many cost the event loop, or a thread, is about a millisecond.
 _TURN_PARTS = 512
 
@@ -142,39 +141,27 @@ class _Carrying:
         body: ReceivedBody,
         expected_bytes: int,
     ) -> None:
-        self._source = source
+        self._pace = intake.pace()
+        self._source = PieceReader(source, self._pace)
         self._comparing = comparing
         self._base = base
         self._body = body
-        self._reader = InstructionReader(base.size, expected_bytes, _PIECE_BYTES)
-        self._piece = Piece(_PIECE_BYTES)
+        self._reader = InstructionReader(base.size, expected_bytes, PIECE_BYTES)
         self._loop = asyncio.get_running_loop()
-        self._pace = intake.pace()
-        self._received = 0
-        self._read_at = self._loop.time()
 
     async def run(self) -> None:
         """Raises InvalidDelta, ChunkLengthMismatch, DigestMismatch, BaseUnusable, BodyTimeout, StorageFull,
         ClientDisconnect."""
         while not self._source.ended:
-            piece = await self._read()
+            piece = await self._source.read()
+            if self._source.failure is not None:
+                raise self._source.failure
             await self._comparing.add((piece,))
             for turn in _turns(self._reader.feed(piece)):
                 await self._add(turn)
         self._reader.end()
         self._comparing.check()
         await self._body.end()
-
-    async def _read(self) -> memoryview:
-        """The next piece. What it took to carry out the one before is not the client's."""
-        self._pace.excuse(self._read_at, self._loop.time())
-        await self._source.pour(self._piece, self._pace.late_at(self._source.progressed_at, self._received))
-        self._received += self._piece.length
-        self._read_at = self._loop.time()
-        late = self._read_at >= self._pace.late_at(self._source.progressed_at, self._received)
-        if late and not self._source.ended:
-            raise BodyTimeout()
-        return self._piece.take()
 
     async def _add(self, turn: list[Copy | memoryview]) -> None:
         ranges = [(part.offset, part.length) for part in turn if isinstance(part, Copy)]
@@ -192,7 +179,7 @@ def _turns(parts: Iterator[Copy | memoryview]) -> Iterator[list[Copy | memoryvie
     for part in parts:
         turn.append(part)
         length += part.length if isinstance(part, Copy) else len(part)
-        if len(turn) == _TURN_PARTS or length >= _PIECE_BYTES:
+        if len(turn) == _TURN_PARTS or length >= PIECE_BYTES:
             yield turn
             turn, length = [], 0
     if turn:

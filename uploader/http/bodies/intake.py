@@ -41,6 +41,8 @@ TRAILERS = "uploader.trailers"
 # JSON is small, and there is no place for it but memory: it has a budget of its own, so that chunks never starve it.
 MAX_JSON_BYTES = 256 << 10
 _JSON_BUDGET_BYTES = 64 << 20
+# What is read of a body at once that is looked at as it comes.
+PIECE_BYTES = 256 << 10
 # How often whoever receives a body in parts is asked whether more is wanted.
 _LOOK_SECONDS = 0.25
 # How long the next part of a stream waits for memory: most of it is held by the parts before, which are being stored or
@@ -87,25 +89,6 @@ class Sink(Protocol):
 
     def advance(self, count: int) -> None:
         """So many bytes were put there, at the latest when the pouring ends."""
-
-
-class Piece:
-    """What was read of a body, and not yet looked at."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self._memory = memoryview(bytearray(size_bytes))
-        self.length = 0
-
-    def room(self) -> memoryview:
-        return self._memory[self.length :]
-
-    def advance(self, count: int) -> None:
-        self.length += count
-
-    def take(self) -> memoryview:
-        """What was read; good until the next is."""
-        taken, self.length = self._memory[: self.length], 0
-        return taken
 
 
 class BodySource(Protocol):
@@ -188,6 +171,48 @@ class MessageBody:
         self._more = message.get("more_body", False)
         if self._rest:
             self.progressed_at = asyncio.get_running_loop().time()
+
+
+class PieceReader:
+    """Reads a body piece by piece: what its taker does with one before the next is not the client's time."""
+
+    def __init__(self, source: BodySource, pace: Pace, too_slow: str | None = None) -> None:
+        """`too_slow` is what is said of a body that is."""
+        self._source = source
+        self._pace = pace
+        self._too_slow = too_slow
+        self._memory = memoryview(bytearray(PIECE_BYTES))
+        self._length = 0
+        self._received = 0
+        self._read_at = asyncio.get_running_loop().time()
+        # Why the last piece is the last, where the body did not end.
+        self.failure: BodyTimeout | ClientDisconnect | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._source.ended
+
+    def room(self) -> memoryview:
+        return self._memory[self._length :]
+
+    def advance(self, count: int) -> None:
+        self._length += count
+
+    async def read(self) -> memoryview:
+        """Return the next piece, good until the next is read, or as much as came of it before a `failure`."""
+        loop = asyncio.get_running_loop()
+        self._pace.excuse(self._read_at, loop.time())
+        self._length = 0
+        try:
+            await self._source.pour(self, self._pace.late_at(self._source.progressed_at, self._received))
+        except ClientDisconnect as error:
+            self.failure = error
+        self._received += self._length
+        self._read_at = loop.time()
+        late = self._read_at >= self._pace.late_at(self._source.progressed_at, self._received)
+        if late and not self.ended:
+            self.failure = self.failure or BodyTimeout(self._too_slow)
+        return self._memory[: self._length]
 
 
 class _Excess:
