@@ -420,7 +420,7 @@ class AdminHandlers:
 
 
 def _order(call: Call, sorts: tuple[str, ...], default: str, *, ascending: str) -> Order:
-    """The order asked for; the largest first, but for the sort `ascending`. Raises InvalidRequest."""
+    """Return the order asked for; the largest first, but for the sort `ascending`. Raises InvalidRequest."""
     sort = call.query_word("sort", default, sorts)
     default_order = "asc" if sort == ascending else "desc"
     return Order(sort=sort, descending=call.query_word("order", default_order, ("asc", "desc")) == "desc")
@@ -431,18 +431,18 @@ def _idle_for(call: Call) -> int:
 
 
 def limit_of(call: Call) -> int:
-    """How many a page has at the most. Raises InvalidRequest."""
+    """Return how many a page has at the most. Raises InvalidRequest."""
     return call.query_int("limit", 100, 1, 1000)
 
 
 def wants_csv(call: Call) -> bool:
-    """Whether the query or the `Accept` of a request asks for it. Raises InvalidRequest."""
+    """Return whether the query or the `Accept` of a request asks for it. Raises InvalidRequest."""
     form = call.query_word("format", "", ("csv", "json"))
     return form == "csv" or (not form and "text/csv" in call.request.headers.get("accept", ""))
 
 
 def user_in(call: Call) -> str:
-    """The user that the path names. Raises InvalidRequest."""
+    """Return the user that the path names. Raises InvalidRequest."""
     return checked_user_id(call.in_path("user_id"))
 
 
@@ -455,7 +455,7 @@ def checked_user_id(text: str) -> str:
 
 
 def csv_stream(name: str, columns: Sequence[str], batches: AsyncIterable[list[Any]]) -> StreamingResponse:
-    """A download of the fields `columns` of all rows. One batch is in memory at a time."""
+    """Return a download of the fields `columns` of all rows. One batch is in memory at a time."""
 
     async def lines() -> AsyncIterator[str]:
         yield csv_lines([columns])
@@ -597,7 +597,7 @@ class AuditLogHandlers:
 
 
 def _moment(call: Call, name: str) -> datetime | None:
-    """A time of the query; without a zone it is one of UTC. Raises InvalidRequest."""
+    """Return a time of the query; without a zone it is one of UTC. Raises InvalidRequest."""
     text = call.query(name)
     if text is None:
         return None

@@ -42,14 +42,14 @@ class Dialect(Protocol):
 
     @property
     def prefix(self) -> str:
-        """What its paths begin with."""
+        """Return what its paths begin with."""
 
     def begin(self, request: Request) -> Response | None:
         """Look at a request before anything else does, and perhaps answer it at once; its method and its path may be others
         after this."""
 
     def refuse(self, request: Request, error: UploaderError, headers: dict[str, str]) -> Response:
-        """Its answer to a request that failed with `error`; `headers` are what every answer has that says this."""
+        """Return its answer to a request that failed with `error`; `headers` are what every answer has that says this."""
 
     def mark(self, request: Request, response: Response) -> None:
         """Say in an answer what every answer says."""
@@ -87,7 +87,7 @@ class Application:
 
     @cached_property
     def described(self) -> dict[str, Any]:
-        """Its OpenAPI document, made when somebody asks for it."""
+        """Return its OpenAPI document, made when somebody asks for it."""
         return document(self._operations)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,7 +112,7 @@ class Application:
             exchange.end()
 
     async def _respond(self, request: Request, exchange: Exchange) -> Response:
-        """The answer of the operation that a request is for, or the problem that it met."""
+        """Return the answer of the operation that a request is for, or the problem that it met."""
         # What is looked up is the decoded path, where an encoded slash would pass for one that separates.
         if b"%2f" in request.scope.get("raw_path", b"").lower():
             return self._problem(request, exchange, NotFound())
@@ -142,7 +142,7 @@ class Application:
         return response
 
     def _actor(self, came_by: Scope, identity: Identity | None) -> Actor:
-        """Who acts by a request; nobody by name before it is known who calls."""
+        """Return who acts by a request; nobody by name before it is known who calls."""
         address = self._proxies.client_address(Request(came_by))
         if identity is None:
             return Actor(Via.REQUEST, None, address=address)

@@ -109,7 +109,7 @@ class Asset:
 
 @cache
 def _assets() -> dict[str, Path]:
-    """The files that may be asked for, by name: they are few and known, so no path can lead elsewhere."""
+    """Return the files that may be asked for, by name: they are few and known, so no path can lead elsewhere."""
     return {path.relative_to(_STATIC).as_posix(): path for path in _STATIC.rglob("*") if path.suffix in _KINDS}
 
 
@@ -157,7 +157,7 @@ class PageHandlers:
 
 
 async def _answer(request: Request, name: str, policy: str) -> Response:
-    """The file, or 304: browsers ask each time whether theirs is still the one, so an upgrade shows at once."""
+    """Return the file, or 304: browsers ask each time whether theirs is still the one, so an upgrade shows at once."""
     asset = await run_sync(_read, name)
     headers = {"Cache-Control": "no-cache", "ETag": asset.etag, "Content-Security-Policy": policy}
     if asset.etag in request.headers.get("if-none-match", ""):

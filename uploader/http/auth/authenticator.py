@@ -1,4 +1,4 @@
-"""Who is calling: by a token, a JWT, a proxy's header or a signed link; or the local user where authentication is off."""
+"""Authentication: by a token, a JWT, a proxy's header or a signed link; or the local user where authentication is off."""
 
 import asyncio
 import time
@@ -42,7 +42,7 @@ class WrongTokens:
         self._waiting: Counter[str] = Counter()
 
     def are_too_many(self, party: str) -> bool:
-        """Whether another one would be."""
+        """Return whether another one would be."""
         left_seconds = self._busy_until.get(party, 0.0) - time.monotonic()
         return left_seconds + self._seconds_for_one > _MINUTE_SECONDS + _ROUNDING_SECONDS
 
@@ -88,7 +88,7 @@ class Authenticator:
         self._wrong_tokens = WrongTokens(settings.max_wrong_tokens)
 
     async def identify(self, access: Access, request: Request) -> Identity:
-        """Who calls, as far as `access` asks. Raises Unauthenticated, TooManyRequests, Forbidden, Unavailable."""
+        """Return who calls, as far as `access` asks. Raises Unauthenticated, TooManyRequests, Forbidden, Unavailable."""
         match access:
             case "open":
                 return _NOBODY
@@ -123,7 +123,7 @@ class Authenticator:
         return identity
 
     async def reader(self, request: Request) -> Identity:
-        """Who may read a file or a selection: the user, or whoever has a signed link to it. Raises as `user`."""
+        """Return who may read a file or a selection: the user, or whoever has a signed link to it. Raises as `user`."""
         query = request.query_params
         if "signature" not in query:
             return await self.user(request)
@@ -170,7 +170,7 @@ class Authenticator:
         return Identity(claims.user_id, claims.admin, scope=claims.scope)
 
     def _named_by_proxy(self, request: Request) -> str | None:
-        """The user that a proxy names; None where the header is not there, or comes from anybody else."""
+        """Return the user that a proxy names; None where the header is not there, or comes from anybody else."""
         if self._trusted_header is None or not self._proxies.sent(request):
             return None
         values = request.headers.getlist(self._trusted_header)
@@ -190,14 +190,14 @@ class Authenticator:
         return Identity(LOCAL_USER, admin=True)
 
     def _refuse_foreign_pages(self, request: Request) -> None:
-        """Who needs no token could be made to call by any page that their browser shows."""
+        """Refuse pages of others: who needs no token could be made to call by any page that their browser shows."""
         if self._origins.is_foreign_page(request):
             raise Unauthenticated("Pages of other origins can't call without a token.")
 
 
 def _subject_of(request: Request) -> str:
-    """What a link is to: the file of the path, or the selection whose digest the query tells. Whether that is the digest of
-    what is asked for shows with the body."""
+    """Return what a link is to: the file of the path, or the selection whose digest the query tells. Whether that is the
+    digest of what is asked for shows with the body."""
     if "id" in request.path_params:
         return str(request.path_params["id"])
     return selection_subject(request.query_params.get("selection", ""))

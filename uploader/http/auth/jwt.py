@@ -101,7 +101,7 @@ class KeySet:
         self._failed = False
 
     async def find(self, kid: str | None) -> tuple[Key, ...]:
-        """The keys that may have signed a token: those of its `kid`, or all where it names none.
+        """Return the keys that may have signed a token: those of its `kid`, or all where it names none.
 
         Raises Unavailable if the set could never be read.
         """
@@ -151,7 +151,7 @@ Keys = FixedKey | KeySet
 
 
 def keys_in_force(settings: Settings, clock: Clock) -> Keys:
-    """The keys that the settings name. Raises ConfigurationError for one that is no key or is too weak."""
+    """Return the keys that the settings name. Raises ConfigurationError for one that is no key or is too weak."""
     try:
         if settings.jwt_secret is not None:
             return FixedKey(Key("HS256", None, settings.jwt_secret.encode()))
@@ -178,7 +178,7 @@ def _key_of_pem(text: str) -> Key:
 
 
 def _algorithm_of(material: object) -> str:
-    """The one algorithm of a public key. Raises ValueError for a kind or size that is not taken."""
+    """Return the one algorithm of a public key. Raises ValueError for a kind or size that is not taken."""
     if isinstance(material, RSAPublicKey) and material.key_size >= _MIN_RSA_BITS:
         return "RS256"
     if isinstance(material, EllipticCurvePublicKey) and isinstance(material.curve, SECP256R1):
@@ -189,7 +189,7 @@ def _algorithm_of(material: object) -> str:
 
 
 def keys_of_set(content: bytes, *, secrets_allowed: bool) -> tuple[Key, ...]:
-    """The usable keys of a JWK set (RFC 7517); others in it are left out. Raises ValueError if there are none."""
+    """Return the usable keys of a JWK set (RFC 7517); others in it are left out. Raises ValueError if there are none."""
     try:
         jwks = json.loads(content)["keys"]
         found = [_key_of_jwk(jwk, secrets_allowed=secrets_allowed) for jwk in jwks[:_MAX_KEYS]]
@@ -224,7 +224,7 @@ def _read_file(place: str) -> bytes:
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        """What the settings name is asked, and nobody else."""
+        """Follow none: what the settings name is asked, and nobody else."""
 
 
 def _fetch(url: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Which web pages may call: CORS for the origins of the settings, and no other page for callers that need no token."""
+"""The web pages that may call: CORS for the origins of the settings, and no other page for callers that need no token."""
 
 import ipaddress
 
@@ -39,7 +39,7 @@ class Origins:
         return origin is not None and (self._all or origin in self._allowed)
 
     def preflight(self, request: Request) -> Response | None:
-        """The answer to what a browser asks before a call of an allowed page; None to all else."""
+        """Return the answer to what a browser asks before a call of an allowed page; None to all else."""
         asks = request.method == "OPTIONS" and "access-control-request-method" in request.headers
         if not asks or not self.allows(request.headers.get("origin")):
             return None
@@ -55,7 +55,7 @@ class Origins:
             response.headers["Access-Control-Expose-Headers"] = _EXPOSE_HEADERS
 
     def is_foreign_page(self, request: Request) -> bool:
-        """Whether a page of somebody else makes a request that could change something.
+        """Return whether a page of somebody else makes a request that could change something.
 
         Browsers say so themselves; those that do not yet still name the page's origin.
         """
@@ -71,7 +71,7 @@ class Origins:
 
 
 def is_local_host(host: str, listening_on: str) -> bool:
-    """Whether a `Host` header names this machine: a name that somebody else's DNS leads here does not."""
+    """Return whether a `Host` header names this machine: a name that somebody else's DNS leads here does not."""
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     name = name.strip("[]").lower()
     if name in ("localhost", listening_on.lower()):

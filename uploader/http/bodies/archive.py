@@ -104,8 +104,8 @@ class ArchiveReader:
         self._long_name: bytes | None = None
 
     def feed(self, piece: memoryview) -> Iterator[Member | memoryview]:
-        """What the piece holds: members, each followed by its bytes in one or more views of the piece. To be read to its end
-        before the next piece. Raises InvalidArchive; then nothing more may be fed."""
+        """Yield what the piece holds: members, each followed by its bytes in one or more views of the piece. To be read to its
+        end before the next piece. Raises InvalidArchive; then nothing more may be fed."""
         at, end = 0, len(piece)
         while at < end:
             if self._content:
@@ -131,7 +131,7 @@ class ArchiveReader:
             raise InvalidArchive("The archive breaks off: it has to end with two blocks of zeros.")
 
     def _add(self, part: memoryview) -> Member | None:
-        """A part of the block that is wanted; what it is, if it is whole now."""
+        """Return a part of the block that is wanted; what it is, if it is whole now."""
         if len(part) == self._wanted:
             return self._take(bytes(part))
         self._held += part
@@ -247,7 +247,7 @@ def _path_of(block: bytes) -> bytes:
 
 
 def _refusal_of(kind: bytes, path: bytes, told: dict[bytes, bytes]) -> str | None:
-    """Why a member is no file that can be taken."""
+    """Return why a member is no file that can be taken."""
     if kind == _OLD_SPARSE or _SPARSE in told:
         return "is a sparse file"
     if kind not in _REGULAR:
@@ -284,8 +284,8 @@ def _size_of(told: dict[bytes, bytes], in_header: int) -> int:
 
 
 def _records(content: bytes, *, of_all: bool = False) -> dict[bytes, bytes]:
-    """Those that mean something here; an empty value takes back what was said before (POSIX, pax). `of_all`: they are said
-    of all members that follow."""
+    """Return those that mean something here; an empty value takes back what was said before (POSIX, pax). `of_all`: they are
+    said of all members that follow."""
     found: dict[bytes, bytes] = {}
     at, count, most = 0, 0, len(content)
     while at < most:
@@ -383,7 +383,8 @@ class Unpacking(Generic[T]):
         return self._file, body
 
     async def _gather(self, content: memoryview) -> ReceivedBody:
-        """What there is of a file that comes in several pieces, or for which there was no memory. Raises StorageFull."""
+        """Return what there is of a file that comes in several pieces, or for which there was no memory. Raises
+        StorageFull."""
         if self._body is None:
             self._body = self._intake.gathering(self._user_id, self._size)
             self._slow_at = self._loop.time() + GRACE_SECONDS

@@ -54,7 +54,7 @@ class BodyBudget:
         self._released.set()
 
     async def wait_for_release(self, own_bytes: int, until: float) -> bool:
-        """Whether others than who holds `own_bytes` give memory back before the loop's clock says `until`."""
+        """Return whether others than who holds `own_bytes` give memory back before the loop's clock says `until`."""
         if self._total - self._free <= own_bytes:
             return False
         self._released.clear()
@@ -180,7 +180,7 @@ class ReceivedBody:
             self._spooled.close()
 
     def _has_segment(self) -> bool:
-        """Whether there is memory for the next byte, taking some if need be."""
+        """Return whether there is memory for the next byte, taking some if need be."""
         if self.length < len(self._segments) * self._segment_bytes:
             return True
         if not self._segments:
@@ -211,7 +211,7 @@ class ReceivedBody:
         return True
 
     def _move_to_large(self) -> None:
-        """What began in a small segment goes on in the large one after it."""
+        """Go on in the large segment with what began in a small one."""
         small = self._segments.pop(0)
         self._segments[0][: len(small)] = small
         self._give_back(small)
@@ -247,7 +247,7 @@ class ReceivedBody:
         await uninterrupted(self._append_batch(self._spooled))
 
     async def _append_batch(self, spooled: SpooledBytes) -> None:
-        """What was written is not written again, whoever is cancelled meanwhile."""
+        """Write the batch to its end: what was written is not written again, whoever is cancelled meanwhile."""
         await spooled.append(self._batch[: self._batched])
         self._batched = 0
 

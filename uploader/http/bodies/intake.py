@@ -6,9 +6,9 @@ client is refused for lack of memory, and no slow one holds it.
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
@@ -52,6 +52,7 @@ _PATIENCE_SECONDS = 0.25
 
 # What is wrong with a body of a length, where another one was expected, or that is the most.
 _FaultOf = Callable[[int, int], UploaderError | None]
+_Receiving = Coroutine[Any, Any, ReceivedBody | WholeBody]
 
 
 class Pace:
@@ -66,7 +67,7 @@ class Pace:
         self._ready_at = started_at
 
     def excuse(self, since: float, now: float) -> None:
-        """What a busy disk took between the two is not the client's."""
+        """Excuse what a busy disk took between the two: it is not the client's."""
         if now == since:
             return
         self._started_at += now - since
@@ -85,7 +86,7 @@ class Sink(Protocol):
     """Memory that a body is poured into."""
 
     def room(self) -> memoryview:
-        """Where the next bytes go; empty if there is no room now."""
+        """Return where the next bytes go; empty if there is no room now."""
 
     def advance(self, count: int) -> None:
         """So many bytes were put there, at the latest when the pouring ends."""
@@ -96,22 +97,22 @@ class BodySource(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether all of it was poured."""
+        """Return whether all of it was poured."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it is waiting, and nothing was poured."""
+        """Return whether all of it is waiting, and nothing was poured."""
 
     def take(self) -> bytes:
-        """What is waiting, in place of pouring it."""
+        """Return what is waiting, in place of pouring it."""
 
     @property
     def progressed_at(self) -> float:
-        """When a byte last came, or when it began, by the loop's clock, in seconds."""
+        """Return when a byte last came, or when it began, by the loop's clock, in seconds."""
 
     @property
     def waiting_bytes(self) -> int:
-        """What has come beyond that, as far as is known."""
+        """Return what has come beyond that, as far as is known."""
 
     async def pour(self, sink: Sink, until: float) -> None:
         """Give bytes to `sink` until it has no room, the body ends, or the loop's clock says `until`.
@@ -125,7 +126,7 @@ class DirectSource(BodySource, Protocol):
 
     @property
     def started(self) -> bool:
-        """Whether anything was poured: the rest has to be asked for here, too."""
+        """Return whether anything was poured: the rest has to be asked for here, too."""
 
 
 class MessageBody:
@@ -238,9 +239,9 @@ class Incoming:
         self._source: BodySource | None = None
         self.declared_bytes = _declared_bytes(request)
 
-    async def receive(self, user_id: str, expected_bytes: int) -> Body:
+    def receive(self, user_id: str, expected_bytes: int) -> _Receiving:
         """As `Intake.receive`."""
-        return await self._intake.receive(source_of(self._request), user_id, expected_bytes)
+        return self._intake.receive(source_of(self._request), user_id, expected_bytes)
 
     async def receive_up_to(self, user_id: str, limit_bytes: int) -> Body:
         """As `Intake.receive_up_to`, and of the length that was told, if one was."""
@@ -256,7 +257,7 @@ class Incoming:
         source = source_of(self._request)
         if self.declared_bytes is not None and self.declared_bytes > limit_bytes:
             raise FileTooLarge(limit=limit_bytes)
-        return await self._intake.gather(source, user_id, limit_bytes)
+        return await self._intake.receive_up_to(source, user_id, limit_bytes)
 
     def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Awaitable[Part]:
         """As `Intake.receive_part`; the next part goes on where this one ended."""
@@ -280,32 +281,29 @@ class Intake:
         self._min_rate_bytes = settings.min_body_rate_bytes
 
     def body_of(self, request: Request) -> "Incoming":
-        """The body of a request that nobody has begun to read. Raises BadRequest for a length that is no number."""
+        """Return the body of a request that nobody has begun to read. Raises BadRequest for a length that is no number."""
         return Incoming(self, request)
 
-    async def receive(self, source: BodySource, user_id: str, expected_bytes: int) -> Body:
-        """A body of exactly `expected_bytes`; one that is longer is cut off at the limit.
+    # No coroutines of their own: a body that is waited for resumes all of them each time.
+    def receive(self, source: BodySource, user_id: str, expected_bytes: int) -> _Receiving:
+        """Receive a body of exactly `expected_bytes`; one that is longer is cut off at the limit.
 
         Raises ChunkLengthMismatch, BodyTimeout, StorageFull, and ClientDisconnect if the client went away.
         """
-        return await self._gather(source, user_id, expected_bytes, _length_fault)
+        return self._gather(source, user_id, expected_bytes, _length_fault)
 
-    async def receive_up_to(self, source: BodySource, user_id: str, limit_bytes: int) -> Body:
-        """A body whose length nobody told; one that is longer than the limit is cut off there.
+    def receive_up_to(self, source: BodySource, user_id: str, limit_bytes: int) -> _Receiving:
+        """Receive a body whose length nobody told; one that is longer than the limit is cut off there.
 
         Raises FileTooLarge, BodyTimeout, StorageFull, and ClientDisconnect if the client went away.
         """
-        return await self.gather(source, user_id, limit_bytes)
-
-    async def gather(self, source: BodySource, user_id: str, limit_bytes: int) -> ReceivedBody | WholeBody:
-        """As `receive_up_to`."""
-        return await self._gather(source, user_id, limit_bytes, _size_fault)
+        return self._gather(source, user_id, limit_bytes, _size_fault)
 
     async def receive_part(
         self, source: BodySource, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]
     ) -> Part:
-        """What comes of a body up to the limit, and why no more came before it: whatever ends it, the bytes stay. `goes_on`
-        is asked again and again whether anybody wants more.
+        """Receive what comes of a body up to the limit, and say why no more came: whatever ends it, the bytes stay.
+        `goes_on` is asked again and again whether anybody wants more.
 
         Raises StorageFull.
         """
@@ -357,7 +355,7 @@ class Intake:
         return min(late_at, pace.slow_at) if body.in_memory and loop.time() < pace.slow_at else late_at
 
     async def receive_json(self, receive: Receive, user_id: str, most_bytes: int = MAX_JSON_BYTES) -> bytes:
-        """A small body, within the idle time-out as a whole.
+        """Receive a small body, within the idle time-out as a whole.
 
         Raises InvalidRequest if it is not small, TooManyRequests, BodyTimeout, and ClientDisconnect.
         """
@@ -400,17 +398,17 @@ class Intake:
         return body
 
     def whole(self, user_id: str, content: memoryview) -> WholeBody | None:
-        """A body of bytes that are here; None where there is no budget for a copy of them."""
+        """Return a body of bytes that are here; None where there is no budget for a copy of them."""
         if not self._budget.charge(user_id, len(content)):
             return None
         return WholeBody(self._budget, user_id, bytes(content))
 
     def gathering(self, user_id: str, limit_bytes: int) -> ReceivedBody:
-        """A body that has no bytes yet, and may have so many."""
+        """Return a body that has no bytes yet, and may have so many."""
         return ReceivedBody(self._budget, self._segments, self._spool, user_id, limit_bytes)
 
     def pace(self) -> Pace:
-        """That of a body which begins now."""
+        """Return that of a body which begins now."""
         now = asyncio.get_running_loop().time()
         return Pace(now, self._idle_timeout_seconds, self._min_rate_bytes)
 
@@ -440,7 +438,7 @@ def _size_fault(length: int, limit_bytes: int) -> UploaderError | None:
 
 
 def source_of(request: Request) -> BodySource:
-    """The body of a request that nobody has begun to read: past the parser, if the server offers that."""
+    """Return the body of a request that nobody has begun to read: past the parser, if the server offers that."""
     offered = request.scope.get("extensions", {}).get(DIRECT_BODY)
     return offered["body"] if offered else MessageBody(request.receive)
 

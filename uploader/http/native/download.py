@@ -65,13 +65,13 @@ Range = tuple[int, int]  # offset and length in bytes
 
 
 def preview_type_of(name: str) -> str | None:
-    """The media type as which a file of this name may be shown; None: it is only ever saved."""
+    """Return the media type as which a file of this name may be shown; None: it is only ever saved."""
     _, dot, ending = name.rpartition(".")
     return _PREVIEW_TYPES.get(ending.lower()) if dot else None
 
 
 def preview_headers_of(media_type: str, disposition: str) -> dict[str, str]:
-    """Those that differ from a download's, which has this disposition."""
+    """Return those that differ from a download's, which has this disposition."""
     return {
         "Content-Disposition": disposition.replace("attachment", "inline", 1),
         "Content-Security-Policy": _PDF if media_type == "application/pdf" else _ALONE,
@@ -80,7 +80,7 @@ def preview_headers_of(media_type: str, disposition: str) -> dict[str, str]:
 
 
 def parse_ranges(header: str, size: int) -> list[Range] | None:
-    """The ranges of a `Range` header that lie within `size` bytes; None if it is to be ignored.
+    """Return the ranges of a `Range` header that lie within `size` bytes; None if it is to be ignored.
 
     Raises RangeNotSatisfiable if none does, or if there are more than 100.
     """
@@ -160,8 +160,8 @@ async def download(
     shown: bool = False,
     sends_on: bool = False,
 ) -> Response:
-    """The answer to `GET` or `HEAD` of a file's content; `shown`: for a browser to show, where it may; `sends_on`: to where
-    the bytes are, where that can be. Raises RangeNotSatisfiable, and as `Files.open` does."""
+    """Return the answer to `GET` or `HEAD` of a file's content; `shown`: for a browser to show, where it may; `sends_on`: to
+    where the bytes are, where that can be. Raises RangeNotSatisfiable, and as `Files.open` does."""
     shown_type = preview_type_of(file.name) if shown else None
     headers = _headers(file)
     if shown_type is not None:
@@ -197,7 +197,8 @@ def _answer(
 
 
 def _is_simple(request: Request, ranges: list[Range] | None) -> bool:
-    """Whether S3 would answer the same: it knows one range, and no `If-Range` with an ETag of ours that does not match."""
+    """Return whether S3 would answer the same: it knows one range, and no `If-Range` with an ETag of ours that does not
+    match."""
     return len(ranges) == 1 if ranges is not None else "range" not in request.headers
 
 
@@ -211,7 +212,7 @@ async def _sent_on(blob: PresigningBlob, content_disposition: str) -> Response:
 
 
 def send_signature(request: Request, signature: bytes) -> Response:
-    """The answer to `GET` or `HEAD` of a signature."""
+    """Return the answer to `GET` or `HEAD` of a signature."""
     headers = {"Cache-Control": "private, no-cache", "X-Content-Type-Options": "nosniff"}
     if request.method == "HEAD":
         return Response(headers={**headers, "Content-Length": str(len(signature))}, media_type=_MEDIA_TYPE)

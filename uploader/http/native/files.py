@@ -230,7 +230,7 @@ class SelectionHandlers:
         problems=("file-not-found", "content-damaged"),
     )
     async def make_archive_link(self, call: Call) -> Response:
-        """What could not be answered later, where nobody may see it, is refused here."""
+        """Refuse here what could not be answered later, where nobody may see it."""
         selection = selection_of(await call.json(ArchiveSchema))
         await self.folders.names(call.user_id, selection)
         await self.folders.check(call.user_id, selection)
@@ -287,7 +287,7 @@ class SelectionHandlers:
 
 
 def _of_some(told: SelectionSchema) -> Selection:
-    """What is to be changed; all files are never meant by nothing. Raises InvalidRequest."""
+    """Return what is to be changed; all files are never meant by nothing. Raises InvalidRequest."""
     selection = selection_of(told)
     if "" in selection.prefixes:
         raise InvalidRequest.field("prefixes", "has an empty one")

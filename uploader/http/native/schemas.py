@@ -1,4 +1,4 @@
-"""What goes over the wire, as types: they decode the requests, encode the answers and make the OpenAPI document.
+"""The types of what goes over the wire: they decode the requests, encode the answers and make the OpenAPI document.
 
 Field names are the contract's. Types are strict: a missing field, an unknown one, `null`, `"12"` or `1e3` for a number are
 refused while decoding.
@@ -320,7 +320,7 @@ def usage_of(usage: Usage) -> UsageSchema:
 def state_of(
     result: UploadStatus | StillMerging | Complete | Challenge,
 ) -> UploadState | FileState | ChallengeState:
-    """What most answers are: the state, and what has it."""
+    """Return what most answers are: the state, and what has it."""
     match result:
         case UploadStatus():
             upload = upload_of(result)

@@ -54,7 +54,7 @@ uploading = partial(Operation, tag="uploading")
 
 
 def _of_upload(method: str, place: str, summary: str, **declared: Any) -> Callable[[H], H]:
-    """An operation of one upload, which is found by its MD5 or by its id."""
+    """Declare an operation of one upload, which is found by its MD5 or by its id."""
 
     def declare(handler: H) -> H:
         parameters = declared.pop("parameters", ())
@@ -263,7 +263,7 @@ def answer(call: Call, result: Result) -> Response:
 
 
 def _place(call: Call, status: UploadStatus) -> str:
-    """Where the upload is, in the words of the request."""
+    """Return where the upload is, in the words of the request."""
     return f"/files/{call.md5()}" if "md5" in call.request.path_params else f"/uploads/{status.upload.id}"
 
 

@@ -130,7 +130,7 @@ class _Batch:
     names: deque[str] = field(default_factory=deque, init=False)
 
     def admit(self, member: Member) -> NewFile:
-        """The file that a member is to be. Raises InvalidRequest, FileTooLarge."""
+        """Return the file that a member is to be. Raises InvalidRequest, FileTooLarge."""
         name = member.path.decode(errors="replace")
         self.names.append(name.encode()[:MAX_NAME_BYTES].decode(errors="ignore"))
         if member.refused is not None:
@@ -164,7 +164,7 @@ def _line(name: str, result: Complete | UploaderError) -> dict[str, Any]:
 
 
 def _folder(call: Call) -> str:
-    """What goes before the name of each member. Raises InvalidRequest."""
+    """Return what goes before the name of each member. Raises InvalidRequest."""
     folder = (call.query("to") or "").removesuffix("/")
     return f"{checked_name(folder, 'to')}/" if folder else ""
 

@@ -80,7 +80,8 @@ _asking = partial(_resumable, responses={200: None, 204: None, **_OF_ANY}, probl
 
 
 def speaks_tus(request: Request) -> bool:
-    """Whether a request speaks tus, if only badly; all else are resumable uploads of HTTP, which begin as any `POST`."""
+    """Return whether a request speaks tus, if only badly; all else are resumable uploads of HTTP, which begin as any
+    `POST`."""
     headers = request.headers
     if "tus-resumable" in headers:
         return True

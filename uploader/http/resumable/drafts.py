@@ -35,21 +35,21 @@ class Draft:
 
     @property
     def is_inverted(self) -> bool:
-        """Whether a request says that its content is not the last, in place of that it is."""
+        """Return whether a request says that its content is not the last, in place of that it is."""
         return self.version == _FIRST
 
     @property
     def names_type(self) -> bool:
-        """Whether what is appended has a media type of its own."""
+        """Return whether what is appended has a media type of its own."""
         return self.version >= 6
 
     @property
     def tells_progress(self) -> bool:
-        """Whether interim responses may have an offset and no more."""
+        """Return whether interim responses may have an offset and no more."""
         return self.version >= 5
 
     def completes(self, headers: Headers) -> bool | None:
-        """Whether a request says that its content is the last; None if it does not say."""
+        """Return whether a request says that its content is the last; None if it does not say."""
         name = "Upload-Incomplete" if self.is_inverted else "Upload-Complete"
         match = _BOOLEAN.fullmatch(_only(headers, name))
         return None if match is None else (match[1] == "1") is not self.is_inverted
@@ -60,7 +60,7 @@ class Draft:
         return {"Upload-Complete": "?1" if complete else "?0"}
 
     def limits(self, max_size_bytes: int, age_seconds: float | None = None) -> dict[str, str]:
-        """What an upload may be, and how much longer it is kept."""
+        """Return what an upload may be, and how much longer it is kept."""
         if self.version < 6:
             return {}
         limits = {"max-size": min(max_size_bytes, _LARGEST)}
@@ -69,7 +69,7 @@ class Draft:
         return {"Upload-Limit": ", ".join(f"{name}={value}" for name, value in limits.items())}
 
     def named(self) -> dict[str, str]:
-        """Its own header, for answers."""
+        """Return its own header, for answers."""
         return {VERSION: str(self.version)} if self.is_named else {}
 
 
@@ -84,13 +84,13 @@ def draft_of(headers: Headers) -> Draft:
 
 
 def integer_in(headers: Headers, name: str) -> int | None:
-    """A number that is not negative. As every other structured field (RFC 9651), one that is no such is as none."""
+    """Return a number that is not negative. As every other structured field (RFC 9651), one that is no such is as none."""
     match = _INTEGER.fullmatch(_only(headers, name))
     return None if match is None else int(match[1])
 
 
 def _only(headers: Headers, name: str) -> str:
-    """The value of a header that is there once."""
+    """Return the value of a header that is there once."""
     values = headers.getlist(name)
     return values[0].strip() if len(values) == 1 else ""
 
@@ -108,7 +108,7 @@ def _parameters(header: str) -> list[tuple[str, str, str]]:
 
 
 def _extended(text: str) -> str | None:
-    """A value as RFC 8187 encodes it."""
+    """Return a value as RFC 8187 encodes it."""
     charset, _, rest = text.partition("'")
     encoding = _CHARSETS.get(charset.lower())
     if encoding is None:

@@ -1,4 +1,4 @@
-"""What requests of both protocols say: which upload is meant, what its file is called, what its bytes have to be.
+"""The parts of requests of both protocols: the upload that is meant, the name of its file, the checksum of its bytes.
 
 `Upload-Metadata` of tus is kept as it was sent; here it is read. Bytes that do not have their `Upload-Checksum` of tus, or
 their `Content-Digest`, count for nothing: so they are received whole, in memory or in the spool, before any of them is
@@ -99,8 +99,8 @@ def parse_metadata(text: str) -> dict[str, str]:
 
 
 def name_of(metadata: dict[str, str], upload_id: str) -> str:
-    """The name that a file gets: the one that is told, without what no name may have, in its folders, if the client tells of
-    these, too; or one of the upload's id."""
+    """Return the name that a file gets: the one that is told, without what no name may have, in its folders, if the client
+    tells of these, too; or one of the upload's id."""
     told = next((metadata[key] for key in _NAMES if metadata.get(key)), "")
     last = CONTROL.sub("", re.split(r"[/\\]", told)[-1]).encode()[:MAX_SEGMENT_BYTES].decode(errors="ignore")
     path = metadata.get(_PATH, "").strip("/")  # "null" where Uppy knows of none
@@ -171,7 +171,7 @@ class CheckedBody:
 
 
 def checksum_of(request: Request) -> ToldCheck | None:
-    """What a request says that its body has, or announces to say. Raises BadRequest."""
+    """Return what a request says that its body has, or announces to say. Raises BadRequest."""
     text = request.headers.get(_CHECKSUM)
     if text is not None:
         told = parse_checksum(text)

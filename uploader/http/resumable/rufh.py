@@ -85,7 +85,7 @@ class RufhDialect:
     expiry_seconds: float
 
     def facts(self) -> dict[str, str]:
-        """What is spoken."""
+        """Return what is spoken."""
         return {"Accept-Patch": BYTES, **CURRENT.limits(self.max_size_bytes, self.expiry_seconds)}
 
     def begin(self, _request: Request) -> Response | None:
@@ -117,12 +117,12 @@ class RufhDialect:
 
 
 def completed() -> BadRequest:
-    """What it is to append nothing to what is complete."""
+    """Return the error of appending nothing to what is complete."""
     return BadRequest("The upload is complete already.", type=f"{_TYPES}completed-upload", title="Upload Is Completed")
 
 
 def opening_of(call: Call, complete: bool) -> Opening:
-    """What a creation asks for. Raises InvalidRequest, SizeMismatch, LengthExceeded, UnsupportedMediaType."""
+    """Return what a creation asks for. Raises InvalidRequest, SizeMismatch, LengthExceeded, UnsupportedMediaType."""
     headers, upload_id = call.request.headers, new_id()
     call.claims()
     if headers.get("content-type", "").lower().startswith("multipart/"):
@@ -189,7 +189,7 @@ async def has_content(call: Call) -> bool:
 
 
 def completes(call: Call, draft: Draft) -> bool:
-    """Whether what is appended is the last. Raises InvalidRequest."""
+    """Return whether what is appended is the last. Raises InvalidRequest."""
     headers = call.request.headers
     complete = draft.completes(headers)
     if complete is not None or draft.is_inverted:
@@ -260,7 +260,8 @@ class RufhHandlers:
     async def _append_first(
         self, call: Call, draft: Draft, target: Target, opened: UploadStatus, facts: dict[str, str], *, complete: bool
     ) -> Appended | StillMerging | Complete:
-        """What comes with the creation. An upload whose client has not heard of it ends with the request, if that fails."""
+        """Append what comes with the creation. An upload whose client has not heard of it ends with the request, if that
+        fails."""
         interim = self._interim_of(call, draft)
         if interim is not None:
             interim.send(SUPPORTED, facts | draft.named())
@@ -277,7 +278,7 @@ class RufhHandlers:
             raise
 
     def _interim_of(self, call: Call, draft: Draft) -> Interim | None:
-        """What may tell the client something before the answer, if it understands that."""
+        """Return what may tell the client something before the answer, if it understands that."""
         offered = call.request.scope.get("extensions", {}).get(INTERIM)
         return offered["responses"] if offered and self.sends_interim and draft.is_named else None
 
@@ -330,8 +331,8 @@ class RufhHandlers:
         return _answer(draft, told, 201 if complete else 204, location, complete=complete)
 
     async def _append_to_full(self, call: Call, target: Target, full: Complete, offset: int) -> bool:
-        """Whether the client has not said yet that an upload is complete which is a file: then it may, and no more. Raises
-        OffsetMismatch, LengthExceeded, SizeMismatch, BadRequest."""
+        """Return whether the client has not said yet that an upload is complete which is a file: then it may, and no more.
+        Raises OffsetMismatch, LengthExceeded, SizeMismatch, BadRequest."""
         size = full.file.size
         if offset != size:
             raise OffsetMismatch(offset=size)

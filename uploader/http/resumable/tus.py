@@ -108,7 +108,7 @@ class TusConcatenations:
 
 
 def kind_asked(call: Call) -> UploadKind | None:
-    """What an upload that is created is to be. Raises InvalidRequest."""
+    """Return what an upload that is created is to be. Raises InvalidRequest."""
     values = call.request.headers.getlist(_HEADER)
     if not values:
         return None
@@ -120,7 +120,7 @@ def kind_asked(call: Call) -> UploadKind | None:
 
 
 def parse_parts(text: str) -> tuple[str, ...]:
-    """The ids of the parts that a final upload names, by whatever address they are reached. Raises InvalidRequest."""
+    """Return the ids of the parts that a final upload names, by whatever address they are reached. Raises InvalidRequest."""
     urls = text.removeprefix(_FINAL).split()
     if not text.isascii() or not 1 <= len(urls) <= _MAX_PARTS or len(text) > _MAX_BYTES:
         raise InvalidRequest.field(
@@ -148,7 +148,7 @@ class TusDialect:
     max_size_bytes: int
 
     def facts(self) -> dict[str, str]:
-        """What is spoken."""
+        """Return what is spoken."""
         facts = {"Tus-Version": VERSION, "Tus-Extension": EXTENSIONS, "Tus-Max-Size": str(self.max_size_bytes)}
         return {"Tus-Resumable": VERSION, **facts, "Tus-Checksum-Algorithm": ",".join(ALGORITHMS)}
 
@@ -215,8 +215,8 @@ class TusHandlers:
         return Response(status_code=201, headers=facts)
 
     async def _break_off(self, target: Target, error: BaseException) -> Appended | Complete:
-        """Where an upload ends whose first bytes did not all count, if its client may go on there. Else that client is told
-        of no upload, so there is none: raises `error`."""
+        """Return where an upload ends whose first bytes did not all count, if its client may go on there. Else that client
+        is told of no upload, so there is none: raises `error`."""
         if isinstance(error, UploaderError) and error.retryable and not isinstance(error, DigestMismatch):
             with suppress(UploaderError):
                 return await self.appends.status(target)
@@ -282,7 +282,7 @@ def _facts_of(told: Appended | StillMerging | Complete) -> dict[str, str]:
 
 
 def _body(call: Call) -> Incoming | None:
-    """The bytes that come with a creation. Raises UnsupportedMediaType."""
+    """Return the bytes that come with a creation. Raises UnsupportedMediaType."""
     headers = call.request.headers
     body = call.intake.body_of(call.request)
     if not body.declared_bytes and "transfer-encoding" not in headers:

@@ -1,4 +1,4 @@
-"""Who is connected to this process: how many connections each address has, which of them wait for a request, and which are
+"""The connections of this process: how many each address has, which of them wait for a request, and which are
 beyond the limits and here only to be told so.
 
 Newcomers have precedence over those that wait: a flood of connections that ask for nothing pushes out its own.
@@ -25,7 +25,7 @@ class Connected(Protocol):
     """What the limits need of a connection."""
 
     def is_sending(self) -> bool:
-        """Whether the system has not yet taken all that was written."""
+        """Return whether the system has not yet taken all that was written."""
 
     def dismiss(self, error: UploaderError) -> None:
         """End it, which waits for a request, to make room."""
@@ -51,7 +51,7 @@ class Connections:
         self._probing: set[Connected] = set()
 
     def enter(self, connection: Connected, host: str) -> UploaderError | None:
-        """A new one from this address. None if it is served; else what is answered to all but probes."""
+        """Let a new one in from this address. Return None if it is served; else what all but probes are answered."""
         address = parsed_address(host)
         party = None if self._proxies.have(address) else party_of(address)
         error = self._lack_of_room(party)
@@ -112,7 +112,7 @@ class Connections:
         return None
 
     def _dismiss_one(self, waiting: Iterable[Connected], error: UploaderError, limit: str) -> bool:
-        """Whether one of these could go. Either way somebody is refused."""
+        """Return whether one of these could go. Either way somebody is refused."""
         REFUSED_CONNECTIONS.labels(limit).inc()
         found = next((one for one in islice(waiting, _LOOKED_AT) if not one.is_sending()), None)
         if found is None:

@@ -1,4 +1,4 @@
-"""What uvicorn is given as its protocol: its own HTTP/1.1 over buffered reads and batched writes, with limits that neither
+"""The protocol that uvicorn is given: its own HTTP/1.1 over buffered reads and batched writes, with limits that neither
 uvicorn nor ASGI has: on connections, on the time and the size of a request's head, on how long an answer may stand still.
 
 The border to uvicorn: no other module touches its private parts (`tests/unit/test_private_parts.py` names them). Owns what
@@ -56,7 +56,7 @@ _LINGER_SECONDS = 2.0
 
 
 def fault_of(headers: Headers, http_version: str) -> str | None:
-    """What is wrong with it (RFC 9112, sections 3.2 and 6.1)."""
+    """Return what is wrong with it (RFC 9112, sections 3.2 and 6.1)."""
     if http_version not in ("1.0", "1.1"):
         return "Only HTTP/1.1 and HTTP/1.0 are spoken here."
     names = [name for name, _ in headers]
@@ -85,7 +85,8 @@ class InterimResponses:
 
     @property
     def has_room(self) -> bool:
-        """Whether the client has taken what was written before. One that does not read yet is not told more and more."""
+        """Return whether the client has taken what was written before. One that does not read yet is not told more and
+        more."""
         return not self._cycle.transport.get_write_buffer_size()
 
     def send(self, status: int, headers: dict[str, str]) -> None:
@@ -120,7 +121,7 @@ class Carrier(Protocol):
         """All of it was read from the socket."""
 
     def data_received(self, data: memoryview) -> None:
-        """What is no part of it."""
+        """Take what is no part of it."""
 
 
 class DirectBody:
@@ -146,26 +147,26 @@ class DirectBody:
 
     @property
     def started(self) -> bool:
-        """Whether anything was poured: the rest has to be asked for here, too."""
+        """Return whether anything was poured: the rest has to be asked for here, too."""
         return self._poured > 0 or self._carrier.direct is self
 
     @property
     def ended(self) -> bool:
-        """Whether all of it was poured."""
+        """Return whether all of it was poured."""
         return self._poured == self._length
 
     @property
     def waiting_bytes(self) -> int:
-        """What came with the head and was not poured."""
+        """Return what came with the head and was not poured."""
         return len(self._cycle.body)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of it came before anybody asked for any."""
+        """Return whether all of it came before anybody asked for any."""
         return self.waiting_bytes == self._length
 
     def take(self) -> bytes:
-        """What is waiting, in place of pouring it: no copy of it, if it is all of the body and came in one piece."""
+        """Return what is waiting, in place of pouring it: no copy of it, if it is all of the body and came in one piece."""
         self._invite()
         taken, self._cycle.body = bytes(self._cycle.body), bytearray()
         self._poured += len(taken)
@@ -193,7 +194,7 @@ class DirectBody:
             self._carrier.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _pour_parsed(self) -> None:
-        """What came with the head, or before anybody asked."""
+        """Pour what came with the head, or before anybody asked."""
         parsed, start = self._cycle.body, 0
         if not parsed:
             return
@@ -298,7 +299,7 @@ class BufferedReads(asyncio.BufferedProtocol):
         self._carrier = carrier
 
     def get_buffer(self, _size_hint: int) -> memoryview:
-        """Where the next bytes go, never empty, and never for more than a body: what nobody asks for is dropped."""
+        """Return where the next bytes go, never empty, and never for more than a body: what nobody asks for is dropped."""
         direct = self._carrier.direct
         return self._scratch if direct is None else (direct.room or self._scratch)[: direct.on_wire]
 
@@ -358,7 +359,7 @@ async def _is_drained(cycle: RequestResponseCycle) -> bool:
 
 
 def with_sendfile(app: ASGI3Application, cycle: RequestResponseCycle, senders: Senders | None) -> ASGI3Application:
-    """An application that may send files in its answer to one request, where that can be."""
+    """Return an application that may send files in its answer to one request, where that can be."""
     if senders is None or cycle.transport.get_extra_info("sslcontext") is not None:
         return app
     cycle.scope.setdefault("extensions", {})[ZERO_COPY_SEND] = {}
@@ -419,8 +420,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self.direct.lose()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more, and may still read: what it has asked for is answered, then the connection ends.
-        Or it is gone: TCP tells that apart no sooner than an answer is sent."""
+        """Answer what the client has asked for, then end the connection: it sends no more, and may still read. Or it is
+        gone: TCP tells that apart no sooner than an answer is sent."""
         self._stop_head_timer()
         last = None
         if not self._refused:
@@ -432,7 +433,8 @@ class LimitedProtocol(HttpToolsProtocol):
         return True
 
     def _break_off(self) -> RequestResponseCycle | None:
-        """The rest of the last request's body will not come. Returns the request before it, if that has no answer yet."""
+        """Give up the rest of the last request's body, which will not come. Return the request before it, if that has no
+        answer yet."""
         _abandon(self.cycle)
         if self.direct is not None:
             self.direct.lose()

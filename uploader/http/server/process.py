@@ -1,4 +1,4 @@
-"""What a server process may take: how it treats memory, and how many connections it may have."""
+"""The limits of a server process: how it treats memory, and how many connections it may have."""
 
 import ctypes
 import gc
@@ -56,7 +56,8 @@ class ConnectionLimits:
 
 
 def connection_limits(settings: Settings) -> ConnectionLimits:
-    """The limits of connections, within what this process may open; a connection may need a descriptor for its spool."""
+    """Return the limits of connections, within what this process may open; a connection may need a descriptor for its
+    spool."""
     descriptors = _raise_descriptor_limit()
     reserved = max(1, min(_RESERVED_CONNECTIONS, descriptors // _DESCRIPTORS_PER_RESERVED))
     most = max(1, (descriptors - _OWN_DESCRIPTORS - reserved) // 2)

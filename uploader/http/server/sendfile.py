@@ -75,7 +75,7 @@ class Senders:
 
 
 def _send(socket: int, file: int, offset: int, end: int) -> tuple[int, bytes]:
-    """How many bytes went at one go, and the ones after them if the socket is full. In a thread."""
+    """Return how many bytes went at one go, and the ones after them if the socket is full. In a thread."""
     start, stop = offset, min(end, offset + _TURN_BYTES)
     while offset < stop:
         try:
@@ -94,7 +94,7 @@ def _there(found: T) -> T:
 
 
 def extent_of(message: Message) -> tuple[int, int, int]:
-    """The descriptor, the offset and the count of a message, the latter two as the extension fills them in."""
+    """Return the descriptor, the offset and the count of a message, the latter two as the extension fills them in."""
     file = message["file"]
     descriptor: int = file if isinstance(file, int) else file.fileno()
     offset, count = message.get("offset"), message.get("count")

@@ -75,8 +75,8 @@ class CertificateInForce:
 
 
 def read_certificate(settings: Settings) -> Certificate:
-    """What UPLOADER_TLS_CERTIFICATE and UPLOADER_TLS_KEY name. Raises ConfigurationError with the setting, the file and what
-    is wrong with it."""
+    """Return what UPLOADER_TLS_CERTIFICATE and UPLOADER_TLS_KEY name. Raises ConfigurationError with the setting, the file
+    and what is wrong with it."""
     # Here, because who does without TLS does without the memory that it takes.
     from cryptography import x509
 

@@ -42,7 +42,7 @@ class ReadBatching:
             self._raise(left_bytes)
 
     def end(self) -> None:
-        """What comes next is no body."""
+        """End it: what comes next is no body."""
         self._set(1)
         if self._timer is not None:
             self._timer.cancel()
@@ -154,8 +154,8 @@ class StallWatch:
             self.transport.abort()
 
     def untaken_bytes(self) -> int:
-        """What the client has not taken of what was written. The kernel may hold megabytes of it, and tells the transport
-        only when it has room for a third: a client that takes them slowly does not stand still."""
+        """Return what the client has not taken of what was written. The kernel may hold megabytes of it, and tells the
+        transport only when it has room for a third: a client that takes them slowly does not stand still."""
         try:
             queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
         except OSError:

@@ -1,4 +1,4 @@
-"""What every protocol over HTTP uses: operations and their routing, errors as problems, what is around a request.
+"""The ground of every protocol over HTTP: operations and their routing, errors as problems, the exchange around a request.
 
 Refuses to know any one operation.
 """

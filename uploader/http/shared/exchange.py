@@ -1,4 +1,4 @@
-"""What is around every request and answer: the request id, security headers, the line in the log, the rest of a body nobody
+"""The exchange of a request and its answer: the request id, security headers, the line in the log, the rest of a body nobody
 read; and how many requests one user, or one client behind a proxy, may have at once: it is as many connections.
 """
 
@@ -147,7 +147,7 @@ class _Drain:
 
 
 def refusal(error: UploaderError) -> bytes:
-    """The whole answer to what never becomes a request of the application; the connection ends with it."""
+    """Return the whole answer to what never becomes a request of the application; the connection ends with it."""
     identifier = _new_request_id()
     reset = request_id.set(identifier)
     try:

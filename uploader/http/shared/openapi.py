@@ -40,7 +40,7 @@ _PROBLEM = {"application/problem+json": {"schema": {"$ref": _REF.format(name="Pr
 
 
 def document(operations: list[Operation]) -> dict[str, Any]:
-    """The document for a route table."""
+    """Return the document for a route table."""
     kinds = _types_of(operations)
     schemas, components = _renamed(msgspec.json.schema_components(kinds, ref_template=_REF))
     schema_of = dict(zip(kinds, schemas, strict=True))
@@ -81,7 +81,7 @@ def _types_of(operations: list[Operation]) -> list[Any]:
 
 
 def _alternatives(answer: Any) -> tuple[Any, ...]:
-    """The types that a body may have."""
+    """Return the types that a body may have."""
     if answer is None:
         return ()
     return answer if isinstance(answer, tuple) else (answer,)

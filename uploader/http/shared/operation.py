@@ -99,7 +99,7 @@ class Operation:
 
 
 def operations_of(*handlers: object) -> list[Operation]:
-    """The operations that are declared on the methods of these objects, in order."""
+    """Return the operations that are declared on the methods of these objects, in order."""
     return [
         replace(operation, handler=getattr(each, name))
         for each in handlers
@@ -121,7 +121,7 @@ class Call:
         return self.identity.user_id
 
     def in_path(self, name: str) -> str:
-        """A parameter of the path."""
+        """Return a parameter of the path."""
         value: str = self.request.path_params[name]
         return value
 
@@ -133,7 +133,7 @@ class Call:
             raise InvalidMd5() from error
 
     def query_int(self, name: str, default: int, minimum: int, maximum: int) -> int:
-        """A whole number of the query. Raises InvalidRequest."""
+        """Return a whole number of the query. Raises InvalidRequest."""
         text = self.query(name)
         if text is None:
             return default
@@ -151,21 +151,21 @@ class Call:
         return text
 
     def query(self, name: str) -> str | None:
-        """A value of the query. Raises InvalidRequest if there are several."""
+        """Return a value of the query. Raises InvalidRequest if there are several."""
         values = self.request.query_params.getlist(name)
         if len(values) > 1:
             raise InvalidRequest.field(name, "is given more than once")
         return values[0] if values else None
 
     def claims(self) -> ClaimedDigests:
-        """What a body of bytes has to be, as the request says. Raises UnsupportedMediaType if it is encoded."""
+        """Return what a body of bytes has to be, as the request says. Raises UnsupportedMediaType if it is encoded."""
         headers = self.request.headers
         if any(coding.strip().lower() not in ("", "identity") for coding in headers.getlist("content-encoding")):
             raise UnsupportedMediaType()
         return ClaimedDigests(headers.getlist("content-digest"), headers.getlist("content-md5"))
 
     async def json(self, kind: type[T], *, optional: bool = False) -> T:
-        """The body, decoded strictly; with `optional`, an empty one stands for `{}`.
+        """Return the body, decoded strictly; with `optional`, an empty one stands for `{}`.
 
         Raises InvalidRequest, BodyTimeout, TooManyRequests.
         """
@@ -209,12 +209,13 @@ def _decode_form(content: bytes, field: str, kind: type[T]) -> T:
 
 
 def or_none(value: T | UnsetType) -> T | None:
-    """A member of a body; None where it was left out."""
+    """Return a member of a body; None where it was left out."""
     return None if value is UNSET else value
 
 
 def _depth(content: bytes) -> int:
-    """How deep valid JSON is nested. Parsers give up at depths of their own, which differ from one Python to the next."""
+    """Return how deep valid JSON is nested. Parsers give up at depths of their own, which differ from one Python to the
+    next."""
     if content.count(b"[") + content.count(b"{") <= _MAX_DEPTH:
         return 0  # not too deep in any case
     depth = deepest = 0
@@ -237,7 +238,8 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _field_and_reason(message: str) -> tuple[str, str]:
-    """The field that msgspec's message is about. It names a path (`$.size`), or in its text a missing or unknown field."""
+    """Return the field that msgspec's message is about. It names a path (`$.size`), or in its text a missing or unknown
+    field."""
     reason, _, path = message.partition(" - at `")
     name = path.rstrip("`").removeprefix("$").lstrip(".")
     mentioned = re.search(r"(missing required|unknown) field `(.*)`", reason)
@@ -248,7 +250,7 @@ def _field_and_reason(message: str) -> tuple[str, str]:
 
 
 def checked_name(name: str, field: str = "name") -> str:
-    """A file name in NFC. Raises InvalidRequest."""
+    """Return a file name in NFC. Raises InvalidRequest."""
     try:
         return normalise_name(name)
     except ValueError as error:
@@ -265,7 +267,7 @@ class Place:
 
     @property
     def allow(self) -> str:
-        """The value of `Allow`."""
+        """Return the value of `Allow`."""
         return ", ".join(sorted(self.by_method))
 
 
@@ -293,11 +295,11 @@ class Routing:
 
     @property
     def paths(self) -> list[str]:
-        """The paths of all places."""
+        """Return the paths of all places."""
         return [place.path for places in self._by_first_segment.values() for place in places]
 
     def find(self, path: str) -> Match | None:
-        """The place of a request's path; None if it leads nowhere."""
+        """Return the place of a request's path; None if it leads nowhere."""
         for place in self._by_first_segment.get(_first_segment(path), ()):
             if match := place.pattern.fullmatch(path):
                 return Match(place, match.groupdict())

@@ -26,12 +26,12 @@ class Networks:
         self.are_any = bool(self._networks)
 
     def have(self, address: IPv4Address | IPv6Address | None) -> bool:
-        """Whether an address is in one of them."""
+        """Return whether an address is in one of them."""
         return address is not None and any(address in network for network in self._networks)
 
 
 def parsed_address(text: str) -> IPv4Address | IPv6Address | None:
-    """An address, if it is one; of IPv4 as that, though it came by IPv6."""
+    """Return an address, if it is one; of IPv4 as that, though it came by IPv6."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -40,7 +40,7 @@ def parsed_address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def party_of(address: IPv4Address | IPv6Address | None) -> str | None:
-    """Whom an address counts for: of IPv6 a whole /64, of which one machine may take any address."""
+    """Return whom an address counts for: of IPv6 a whole /64, of which one machine may take any address."""
     if isinstance(address, IPv6Address):
         return str(IPv6Network((int(address), _PREFIX_OF_ONE), strict=False))
     return None if address is None else str(address)
@@ -55,25 +55,26 @@ class Proxies:
         self.are_any = self._networks.are_any
 
     def sent(self, request: Request) -> bool:
-        """Whether a request comes from one of them."""
+        """Return whether a request comes from one of them."""
         return self._networks.have(parsed_address(request.client.host if request.client else ""))
 
     def party_behind(self, request: Request) -> str | None:
-        """Whom a request counts for that comes through one of them; None for all others, and where that is not known."""
+        """Return whom a request counts for that comes through one of them; None for all others, and where that is not
+        known."""
         if not (self.are_any and self.sent(request)):
             return None
         address = parsed_address(self.client_address(request) or "")
         return None if self._networks.have(address) else party_of(address)
 
     def party(self, request: Request) -> str:
-        """Whom a request counts for, a proxy itself where nothing better is known."""
+        """Return whom a request counts for, a proxy itself where nothing better is known."""
         peer = request.client.host if request.client else ""
         return self.party_behind(request) or party_of(parsed_address(peer)) or peer
 
     def client_address(self, request: Request) -> str | None:
-        """Where a request comes from: the nearest address on its way that is none of theirs, or where that way begins. None
-        where it is not known, also because the two headers disagree: a proxy writes one of them, and may let the other one
-        through as the client sent it."""
+        """Return where a request comes from: the nearest address on its way that is none of theirs, or where that way
+        begins. None where it is not known, also because the two headers disagree: a proxy writes one of them, and may let
+        the other one through as the client sent it."""
         peer = request.client.host if request.client else ""
         if not self.sent(request):
             return str(parsed_address(peer) or peer) or None
@@ -84,7 +85,7 @@ class Proxies:
         return found.pop() if len(found) == 1 else None
 
     def _origin(self, way: list[str]) -> str | None:
-        """The last one on a way that is no proxy of ours; the first if all are."""
+        """Return the last one on a way that is no proxy of ours; the first if all are."""
         address = None
         for hop in reversed(way):
             address = _node(hop)
@@ -93,8 +94,8 @@ class Proxies:
         return None if address is None else str(address)
 
     def absolute(self, request: Request, path: str) -> str:
-        """A path as the client reaches it: by the `Host` it asked, or as a proxy says (RFC 7239, or `X-Forwarded-*`). A
-        client that named no host gets the path."""
+        """Return a path as the client reaches it: by the `Host` it asked, or as a proxy says (RFC 7239, or `X-Forwarded-*`).
+        A client that named no host gets the path."""
         headers = request.headers
         scheme, host = request.scope.get("scheme", "http"), headers.get("host", "")
         if self.sent(request):
@@ -107,18 +108,18 @@ class Proxies:
 
 
 def _hops(lines: list[str]) -> list[str]:
-    """What each proxy on the way has added, in order."""
+    """Return what each proxy on the way has added, in order."""
     return [hop.strip() for line in lines for hop in line.split(",") if hop.strip()]
 
 
 def _node(text: str) -> IPv4Address | IPv6Address | None:
-    """The address of a hop, which may have a port; None if it hides itself."""
+    """Return the address of a hop, which may have a port; None if it hides itself."""
     found = _NODE.fullmatch(text)
     return None if found is None else parsed_address(next(filter(None, found.groups()), ""))
 
 
 def _forwarded(hop: str) -> dict[str, str]:
-    """What one proxy says; of the whole header, the first is the one that the client asked."""
+    """Return what one proxy says; of the whole header, the first is the one that the client asked."""
     return {name.lower(): quoted or plain for name, quoted, plain in _FORWARDED.findall(hop)}
 
 

@@ -26,7 +26,7 @@ class Interim(Protocol):
 
     @property
     def has_room(self) -> bool:
-        """Whether the client has taken what was sent before."""
+        """Return whether the client has taken what was sent before."""
 
     def send(self, status: int, headers: dict[str, str]) -> None:
         """Send one, unless the answer has begun or the client is gone."""
@@ -63,7 +63,7 @@ class Results:
         await self._body.end()
 
     def answer(self, members: dict[str, Any], status: int, headers: dict[str, str], media_type: str) -> Response:
-        """A JSON object of these members, and `results`."""
+        """Return a JSON object of these members, and `results`."""
         before = msgspec.json.encode(members)[:-1] + (b"," if members else b"") + b'"results":['
         self._tail += b"]}"
         length = len(before) + self._body.length + len(self._tail)
