@@ -31,13 +31,13 @@ from uploader.http.app import Application, Lifespan
 from uploader.http.auth.authenticator import Authenticator
 from uploader.http.auth.origins import Origins
 from uploader.http.bodies.intake import Intake
-from uploader.http.native.files import FileHandlers, SelectionHandlers
+from uploader.http.native.files import FileHandlers
 from uploader.http.native.uploads import UploadHandlers
 from uploader.http.native.whole_file import WholeFileHandlers
 from uploader.http.ops import OpsHandlers, PageHandlers, ops_operations
 from uploader.http.resumable.dialect import ResumableDialect, ResumableHandlers
 from uploader.http.resumable.rufh import RufhDialect, RufhHandlers
-from uploader.http.resumable.tus import TusConcatenations, TusDialect, TusHandlers
+from uploader.http.resumable.tus import TusDialect, TusHandlers
 from uploader.http.server.connections import CONNECTIONS_STATE, Connections
 from uploader.http.server.process import collect_seldom, connection_limits, keep_freed_memory
 from uploader.http.server.sendfile import SENDERS_STATE, Senders
@@ -293,7 +293,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
                 services.openings,
                 services.appends,
                 services.uploads,
-                TusConcatenations(services.concatenations, proxies),
+                services.concatenations,
                 proxies,
             ),
             RufhHandlers(
@@ -311,7 +311,6 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
             services.bases,
             sends_on=settings.s3_presigned_downloads,
         ),
-        SelectionHandlers(services.files, services.folders, services.links),
         AdminHandlers(
             services.reports,
             services.overview,

@@ -104,7 +104,7 @@ class ArchiveReader:
         self._long_name: bytes | None = None
 
     def feed(self, piece: memoryview) -> Iterator[Member | memoryview]:
-        """Yield what the piece holds: members, each followed by its bytes in one or more views of the piece. To be read to its
+        """Yield what a piece holds: members, each followed by its bytes in one or more views of it. To be read to its
         end before the next piece. Raises InvalidArchive; then nothing more may be fed."""
         at, end = 0, len(piece)
         while at < end:

@@ -159,35 +159,7 @@ class FileHandlers:
     async def get_caller(self, call: Call) -> Response:
         return Json(schemas.Caller(call.user_id, call.identity.admin))
 
-
-def _part_of_name(call: Call, parameter: str) -> str | None:
-    """In the form that names have."""
-    part = call.query(parameter)
-    return None if part is None else unicodedata.normalize("NFC", part)
-
-
-def _cursor_of(place: Place) -> str:
-    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
-
-
-def _place_of(cursor: str | None) -> Place | None:
-    """Raises InvalidRequest."""
-    if cursor is None:
-        return None
-    try:
-        place: Place = msgspec.json.decode(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)), type=Place)
-    except (ValueError, msgspec.MsgspecError) as error:
-        raise InvalidRequest.field("after", "is not a cursor of this list") from error
-    return place
-
-
-@dataclass(frozen=True, slots=True)
-class SelectionHandlers:
-    """`/me/archive`, and `/me/files` by prefixes and by ids."""
-
-    files: Files
-    folders: Folders
-    links: Links
+    # Many at once
 
     @_files(
         "GET",
@@ -284,6 +256,27 @@ class SelectionHandlers:
     async def _archive(self, user_id: str, selection: Selection, names: list[str], kind: str) -> Response:
         await self.folders.check(user_id, selection)
         return archive(self.folders.read(user_id, selection), names, kind, self.files.open)
+
+
+def _part_of_name(call: Call, parameter: str) -> str | None:
+    """In the form that names have."""
+    part = call.query(parameter)
+    return None if part is None else unicodedata.normalize("NFC", part)
+
+
+def _cursor_of(place: Place) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode().rstrip("=")
+
+
+def _place_of(cursor: str | None) -> Place | None:
+    """Raises InvalidRequest."""
+    if cursor is None:
+        return None
+    try:
+        place: Place = msgspec.json.decode(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)), type=Place)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise InvalidRequest.field("after", "is not a cursor of this list") from error
+    return place
 
 
 def _of_some(told: SelectionSchema) -> Selection:

@@ -63,50 +63,6 @@ BYTES = "application/offset+octet-stream"
 _STATUS: dict[type[UploaderError], int] = {Unavailable: 423, DigestMismatch: 460, InvalidRequest: 400}
 
 
-@dataclass(frozen=True, slots=True)
-class TusConcatenations:
-    """Final uploads."""
-
-    concatenations: Concatenations
-    proxies: Proxies
-
-    async def create(self, call: Call) -> Response:
-        """Of the same parts in the same order it is the same one."""
-        headers, upload_id = call.request.headers, new_id()
-        if "upload-length" in headers:
-            raise InvalidRequest.field("Upload-Length", "is that of the parts: it is not told")
-        text, ordered = headers.get("upload-metadata"), headers[_HEADER]
-        made = await self.concatenations.order(
-            NewWhole(
-                id=upload_id,
-                user_id=call.user_id,
-                name=name_of({} if text is None else parse_metadata(text), upload_id),
-                metadata=text,
-                ordered=ordered,
-                part_ids=parse_parts(ordered),
-            )
-        )
-        return Response(status_code=201, headers={"Location": self.proxies.absolute(call.request, f"{PREFIX}/{made}")})
-
-    async def is_one(self, target: Target) -> bool:
-        return await self.concatenations.is_whole(target)
-
-    async def refuse(self, target: Target) -> None:
-        """Raises Forbidden for a whole: nobody appends to it."""
-        if await self.is_one(target):
-            raise Forbidden("This upload is made of its parts alone.")
-
-    async def head(self, target: Target) -> Response:
-        status = await self.concatenations.status(target)
-        facts = {_HEADER: status.ordered}
-        facts |= {} if status.size is None else {"Upload-Length": str(status.size)}
-        facts |= {} if status.metadata is None else {"Upload-Metadata": status.metadata}
-        return Response(headers=facts | ({"Upload-Offset": str(status.size)} if status.finished else {}))
-
-    async def delete(self, target: Target) -> None:
-        await self.concatenations.cancel(target)
-
-
 def kind_asked(call: Call) -> UploadKind | None:
     """Return what an upload that is created is to be. Raises InvalidRequest."""
     values = call.request.headers.getlist(_HEADER)
@@ -174,14 +130,14 @@ class TusHandlers:
     openings: Openings
     appends: Appends
     uploads: Uploads
-    concatenations: TusConcatenations
+    concatenations: Concatenations
     proxies: Proxies
 
     async def create(self, call: Call) -> Response:
         headers = call.request.headers
         kind = kind_asked(call)
         if kind is UploadKind.WHOLE:
-            return await self.concatenations.create(call)
+            return await self._create_final(call)
         size = _length(call)
         body = _body(call)
         if size is not None and body is not None and (body.declared_bytes or 0) > size:
@@ -214,6 +170,31 @@ class TusHandlers:
             facts |= _facts_of(told)
         return Response(status_code=201, headers=facts)
 
+    async def _create_final(self, call: Call) -> Response:
+        """Order what is made of partial uploads: of the same ones in the same order it is the same upload."""
+        headers, upload_id = call.request.headers, new_id()
+        if "upload-length" in headers:
+            raise InvalidRequest.field("Upload-Length", "is that of the parts: it is not told")
+        text, ordered = headers.get("upload-metadata"), headers[_HEADER]
+        made = await self.concatenations.order(
+            NewWhole(
+                id=upload_id,
+                user_id=call.user_id,
+                name=name_of({} if text is None else parse_metadata(text), upload_id),
+                metadata=text,
+                ordered=ordered,
+                part_ids=parse_parts(ordered),
+            )
+        )
+        return Response(status_code=201, headers={"Location": self.proxies.absolute(call.request, f"{PREFIX}/{made}")})
+
+    async def _head_of_final(self, target: Target) -> Response:
+        status = await self.concatenations.status(target)
+        facts = {_HEADER: status.ordered}
+        facts |= {} if status.size is None else {"Upload-Length": str(status.size)}
+        facts |= {} if status.metadata is None else {"Upload-Metadata": status.metadata}
+        return Response(headers=facts | ({"Upload-Offset": str(status.size)} if status.finished else {}))
+
     async def _break_off(self, target: Target, error: BaseException) -> Appended | Complete:
         """Return where an upload ends whose first bytes did not all count, if its client may go on there. Else that client
         is told of no upload, so there is none: raises `error`."""
@@ -226,8 +207,8 @@ class TusHandlers:
 
     async def head(self, call: Call) -> Response:
         target = target_of(call)
-        if await self.concatenations.is_one(target):
-            return await self.concatenations.head(target)
+        if await self.concatenations.is_whole(target):
+            return await self._head_of_final(target)
         upload = await self.uploads.known(target)
         facts = {} if upload.metadata is None else {"Upload-Metadata": upload.metadata}
         facts |= {"Upload-Concat": PARTIAL} if upload.is_part else {}
@@ -241,8 +222,8 @@ class TusHandlers:
 
     async def patch(self, call: Call) -> Response:
         target, offset = target_of(call), _count(call, "Upload-Offset")
-        if not self.appends.knows(target):
-            await self.concatenations.refuse(target)
+        if not self.appends.knows(target) and await self.concatenations.is_whole(target):
+            raise Forbidden("This upload is made of its parts alone.")
         checksum = checksum_of(call.request)
         length = _count(call, "Upload-Length") if "upload-length" in call.request.headers else None
         if call.request.headers.get("content-type") != BYTES:
@@ -264,8 +245,8 @@ class TusHandlers:
 
     async def delete(self, call: Call) -> Response:
         target = target_of(call)
-        if await self.concatenations.is_one(target):
-            await self.concatenations.delete(target)
+        if await self.concatenations.is_whole(target):
+            await self.concatenations.cancel(target)
         else:
             await end_upload(self.uploads, self.appends, target)
         return Response(status_code=204)
