@@ -4,7 +4,7 @@
 
 import logging
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -19,7 +19,18 @@ from uploader.domain.names import MAX_USER_ID_BYTES, check_user_id
 from uploader.domain.reports import UPLOAD_SORTS, USER_SORTS, Usage, UserReport
 from uploader.domain.upload import File
 from uploader.errors import InvalidRequest, NotFound, TokensUnused
-from uploader.http.shared.operation import AFTER, LIMIT, PREFIX, STRING, Call, Operation, Parameter, Size, or_none
+from uploader.http.shared.operation import (
+    AFTER,
+    LIMIT,
+    PREFIX,
+    STRING,
+    Call,
+    Operation,
+    Parameter,
+    Size,
+    or_none,
+    whole_number,
+)
 from uploader.http.shared.responses import Json
 from uploader.service.access import Accounts, Token, new_token
 from uploader.service.audit_log import AuditLogReports, Wanted
@@ -44,8 +55,7 @@ from uploader.service.status import Uploads
 
 logger = logging.getLogger(__name__)
 
-MAX_IDLE_SECONDS = 100 * 365 * 86400
-MAX_HISTORY_DAYS = 3660
+_MAX_IDLE_SECONDS = 100 * 365 * 86400
 
 _admin = partial(Operation, tag="administration", access="admin")
 
@@ -54,13 +64,13 @@ def _one_of(name: str, words: Iterable[str], about: str, **more: str) -> Paramet
     return Parameter(name, {"type": "string", "enum": list(words), **more}, about)
 
 
-def _whole(name: str, minimum: int, maximum: int, default: int, about: str) -> Parameter:
-    schema = {"type": "integer", "minimum": minimum, "maximum": maximum, "default": default}
-    return Parameter(name, schema, about)
-
-
 _ORDER = _one_of("order", ("asc", "desc"), "Ascending or descending.")
 _FORMAT = _one_of("format", ("json", "csv"), "`csv` streams the whole list.")
+_DAYS = whole_number("days", 1, 3660, 30, "How many days back, today included.")
+_IDLE_FOR = whole_number(
+    "idle_for", 0, _MAX_IDLE_SECONDS, 0, "Only those that nothing was accounted for so many seconds."
+)
+_IF_IDLE_FOR = replace(_IDLE_FOR, about="Only if nothing arrived for so many seconds.")
 _OF_UPLOAD = Parameter("upload_id", STRING, "Only that of this upload.")
 _OF_USER = Parameter("user_id", STRING, "Only those of this user.")
 _USAGE_PARAMETERS = (
@@ -70,7 +80,7 @@ _USAGE_PARAMETERS = (
     *(_FORMAT, LIMIT, AFTER),
 )
 _UPLOADS_PARAMETERS = (
-    _whole("idle_for", 0, MAX_IDLE_SECONDS, 0, "Only those that nothing was accounted for so many seconds."),
+    _IDLE_FOR,
     _OF_USER,
     _one_of("sort", UPLOAD_SORTS, "The column.", default="updated_at"),
     *(_ORDER, _FORMAT, LIMIT, AFTER),
@@ -289,7 +299,7 @@ class AdminHandlers:
     )
     async def usage(self, call: Call) -> Response:
         order = _order(call, USER_SORTS, "use_space_finished", ascending="user_id")
-        containing, limit = call.query("q"), limit_of(call)
+        containing, limit = call.query("q"), call.query_int(LIMIT)
         if wants_csv(call):
             users = self.reports.all_usage(order, containing=containing)
             return csv_stream("usage", UserUsage.__struct_fields__, users)
@@ -308,10 +318,10 @@ class AdminHandlers:
         "/admin/usage/history",
         "The totals of the last days",
         responses={200: History},
-        parameters=(_whole("days", 1, MAX_HISTORY_DAYS, 30, "How many days back, today included."),),
+        parameters=(_DAYS,),
     )
     async def history(self, call: Call) -> Response:
-        days = call.query_int("days", 30, 1, MAX_HISTORY_DAYS)
+        days = call.query_int(_DAYS)
         as_of = self.clock.now()
         return Json(History(await self.overview.history(days), as_of))
 
@@ -367,7 +377,7 @@ class AdminHandlers:
         parameters=(LIMIT, AFTER, PREFIX),
     )
     async def user_files(self, call: Call) -> Response:
-        user_id, limit = user_in(call), limit_of(call)
+        user_id, limit = user_in(call), call.query_int(LIMIT)
         as_of = self.clock.now()
         files, cursor = await self.reports.files_of(
             user_id, limit=limit, after=call.query("after"), prefix=call.query("prefix")
@@ -398,8 +408,8 @@ class AdminHandlers:
     )
     async def open_uploads(self, call: Call) -> Response:
         order = _order(call, UPLOAD_SORTS, "updated_at", ascending="updated_at")
-        user_id, limit = call.query("user_id"), limit_of(call)
-        idle = Idle(seconds=_idle_for(call), user_id=user_id and checked_user_id(user_id))
+        user_id, limit = call.query("user_id"), call.query_int(LIMIT)
+        idle = Idle(seconds=call.query_int(_IDLE_FOR), user_id=user_id and checked_user_id(user_id))
         if wants_csv(call):
             return csv_stream("uploads", OpenUploadReport.__struct_fields__, self.reports.all_uploads(order, idle))
         as_of = self.clock.now()
@@ -412,10 +422,10 @@ class AdminHandlers:
         "Expire an open upload of anybody",
         responses={204: None},
         problems=("upload-not-found", "upload-gone", "upload-active"),
-        parameters=(_whole("idle_for", 0, MAX_IDLE_SECONDS, 0, "Only if nothing arrived for so many seconds."),),
+        parameters=(_IF_IDLE_FOR,),
     )
     async def expire_upload(self, call: Call) -> Response:
-        await self.uploads.expire(call.in_path("upload_id"), _idle_for(call))
+        await self.uploads.expire(call.in_path("upload_id"), call.query_int(_IF_IDLE_FOR))
         return Response(status_code=204)
 
 
@@ -424,15 +434,6 @@ def _order(call: Call, sorts: tuple[str, ...], default: str, *, ascending: str) 
     sort = call.query_word("sort", default, sorts)
     default_order = "asc" if sort == ascending else "desc"
     return Order(sort=sort, descending=call.query_word("order", default_order, ("asc", "desc")) == "desc")
-
-
-def _idle_for(call: Call) -> int:
-    return call.query_int("idle_for", 0, 0, MAX_IDLE_SECONDS)
-
-
-def limit_of(call: Call) -> int:
-    """Return how many a page has at the most. Raises InvalidRequest."""
-    return call.query_int("limit", 100, 1, 1000)
 
 
 def wants_csv(call: Call) -> bool:
@@ -582,7 +583,7 @@ class AuditLogHandlers:
         parameters=_AUDIT_PARAMETERS,
     )
     async def acts(self, call: Call) -> Response:
-        user_id, limit = call.query("user_id"), limit_of(call)
+        user_id, limit = call.query("user_id"), call.query_int(LIMIT)
         wanted = Wanted(
             since=_moment(call, "since"),
             until=_moment(call, "until"),

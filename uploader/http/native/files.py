@@ -74,7 +74,7 @@ class FileHandlers:
         parameters=(LIMIT, AFTER, PREFIX, SEARCH, _DELIMITER),
     )
     async def list_files(self, call: Call) -> Response:
-        limit = call.query_int("limit", 100, 1, 1000)
+        limit = call.query_int(LIMIT)
         prefix, part = _part_of_name(call, "prefix"), _part_of_name(call, "q")
         if call.query_word("delimiter", "", ("", "/")):
             if part:

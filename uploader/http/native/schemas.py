@@ -16,7 +16,7 @@ from uploader.domain.names import MAX_NAME_BYTES, Folder, Selection
 from uploader.domain.reports import Usage
 from uploader.domain.upload import File, IfExists, chunk_count
 from uploader.errors import InvalidRequest
-from uploader.http.shared.operation import MAX_SIZE_BYTES, Size, or_none
+from uploader.http.shared.operation import MAX_ID_LENGTH, MAX_SIZE_BYTES, MD5_PATTERN, SHA256_PATTERN, Size, or_none
 from uploader.http.shared.problem import Problem
 from uploader.service.results import Complete, StillMerging, UploadStatus
 
@@ -29,8 +29,8 @@ Name = Annotated[
     ),
 ]
 # The length is checked apart: to Python, `$` is also before a line feed at the end.
-Md5 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{32}$", max_length=32, description="32 hexadecimal digits.")]
-Sha256 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$", max_length=64, description="64 hexadecimal digits.")]
+Md5 = Annotated[str, Meta(pattern=MD5_PATTERN, max_length=32, description="32 hexadecimal digits.")]
+Sha256 = Annotated[str, Meta(pattern=SHA256_PATTERN, max_length=64, description="64 hexadecimal digits.")]
 ChunkSize = Annotated[int, Meta(ge=1, le=MAX_SIZE_BYTES, description="Bytes; clamped to the server's bounds.")]
 # Not said when an upload is resumed: what was said before stands.
 Choice = Annotated[
@@ -74,7 +74,7 @@ class TellDigests(Struct, forbid_unknown_fields=True):
 class Prove(Struct, forbid_unknown_fields=True):
     """The answer to a challenge."""
 
-    id: Annotated[str, Meta(min_length=1, max_length=64, description="The id of the challenge.")]
+    id: Annotated[str, Meta(min_length=1, max_length=MAX_ID_LENGTH, description="The id of the challenge.")]
     name: Name
     proof: Sha256
 
@@ -343,7 +343,7 @@ def _challenge_of(challenge: Challenge) -> ChallengeSchema:
 class SelectionSchema(Struct, forbid_unknown_fields=True):
     """Files by their ids, and all that is below prefixes. Ids that are none of your files' are passed over."""
 
-    ids: Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=_MAX_SELECTED)] = []
+    ids: Annotated[list[Annotated[str, Meta(max_length=MAX_ID_LENGTH)]], Meta(max_length=_MAX_SELECTED)] = []
     prefixes: Annotated[list[Annotated[str, Meta(max_length=MAX_NAME_BYTES)]], Meta(max_length=_MAX_SELECTED)] = []
 
 

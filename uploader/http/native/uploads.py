@@ -13,7 +13,17 @@ from uploader.domain.digest import Challenge, ClaimedDigests
 from uploader.errors import ChunkNumberOutOfRange, InvalidRequest, UploadNotFound
 from uploader.http.bodies.delta import DeltaChunk
 from uploader.http.native import schemas
-from uploader.http.shared.operation import STRING, Call, H, Operation, Parameter, checked_name, header, or_none
+from uploader.http.shared.operation import (
+    MAX_ID_LENGTH,
+    STRING,
+    Call,
+    H,
+    Operation,
+    Parameter,
+    checked_name,
+    header,
+    or_none,
+)
 from uploader.http.shared.responses import Json
 from uploader.service.chunk import Receiving
 from uploader.service.delta import DeltaBases
@@ -45,7 +55,6 @@ FINISHING = ("name-taken", "md5-mismatch", "sha256-mismatch", "storage-full")
 _OPENING = ("invalid-request", *BEGINNING, *FINISHING, "too-many-uploads")
 _FINDING = ("upload-not-found", "upload-gone", "invalid-request")
 
-_MAX_ID_LENGTH = 64
 _MAX_DIGITS = 18
 _RETRY_AFTER_MERGING_SECONDS = "1"
 
@@ -229,7 +238,7 @@ def _target(call: Call) -> Target:
             raise UploadNotFound()
         return Target(user_id, upload_id=parameters["id"])
     md5, upload_id = call.md5(), call.query("id")
-    if upload_id is not None and len(upload_id) > _MAX_ID_LENGTH:
+    if upload_id is not None and len(upload_id) > MAX_ID_LENGTH:
         raise InvalidRequest.field("id", "is not the id of an upload")
     return Target(user_id, md5, upload_id)
 

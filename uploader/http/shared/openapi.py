@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from uploader import __version__
-from uploader.http.shared.operation import FORM, Operation, Parameter
+from uploader.http.shared.operation import FORM, MD5_PATTERN, Operation, Parameter
 from uploader.http.shared.problem import STATUS, Problem, title_of
 
 _REF = "#/components/schemas/{name}"
 _PATH_PARAMETERS: dict[str, dict[str, Any]] = {
-    "md5": {"schema": {"type": "string", "pattern": "^[0-9a-fA-F]{32}$"}, "description": "MD5 of the whole file."},
+    "md5": {"schema": {"type": "string", "pattern": MD5_PATTERN}, "description": "MD5 of the whole file."},
     "n": {"schema": {"type": "integer", "minimum": 0}, "description": "Chunk number, from 0."},
     "id": {"schema": {"type": "string"}, "description": "The id."},
     "user_id": {"schema": {"type": "string"}, "description": "A user."},

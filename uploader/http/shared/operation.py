@@ -38,6 +38,8 @@ _MAX_FORM_FIELDS = 8
 _MAX_DEPTH = 64
 MAX_SIZE_BYTES = 2**63 - 1
 Size = Annotated[int, Meta(ge=0, le=MAX_SIZE_BYTES, description="Bytes.")]
+MAX_ID_LENGTH = 64
+MD5_PATTERN, SHA256_PATTERN = "^[0-9a-fA-F]{32}$", "^[0-9a-fA-F]{64}$"
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{}\]]')
 
 # "reader": the user, or whoever has a signed link; "metrics": an administrator, or whoever's token is good for that alone.
@@ -56,10 +58,14 @@ class Parameter:
     required: bool = False
 
 
+def whole_number(name: str, minimum: int, maximum: int, default: int, about: str) -> Parameter:
+    return Parameter(name, {"type": "integer", "minimum": minimum, "maximum": maximum, "default": default}, about)
+
+
 STRING = {"type": "string"}
 header = partial(Parameter, place="header")
 # Of lists.
-LIMIT = Parameter("limit", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 100}, "How many at the most.")
+LIMIT = whole_number("limit", 1, 1000, 100, "How many at the most.")
 AFTER = Parameter("after", STRING, "The cursor: `next` of the page before.")
 SEARCH = Parameter("q", STRING, "Only names that contain this.")
 PREFIX = Parameter("prefix", STRING, "Only names that start with this.")
@@ -132,11 +138,13 @@ class Call:
         except ValueError as error:
             raise InvalidMd5() from error
 
-    def query_int(self, name: str, default: int, minimum: int, maximum: int) -> int:
-        """Return a whole number of the query. Raises InvalidRequest."""
+    def query_int(self, parameter: Parameter) -> int:
+        """Return a whole number of the query, as `whole_number` makes it. Raises InvalidRequest."""
+        name, schema = parameter.name, parameter.schema
+        minimum, maximum, default = schema["minimum"], schema["maximum"], schema["default"]
         text = self.query(name)
         if text is None:
-            return default
+            return int(default)
         if not re.fullmatch(r"[0-9]{1,10}", text) or not minimum <= int(text) <= maximum:
             raise InvalidRequest.field(name, f"is not a whole number from {minimum} to {maximum}")
         return int(text)
