@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from uploader.errors import InvalidRequest
 from uploader.http.native.schemas import AskStates, OpenFile, TellDigests
-from uploader.http.shared.operation import Call, Operation, Routing, checked_name, decode_json
+from uploader.http.shared.operation import Call, Operation, Routing, checked_name, decode_json, operations_of
 
 MD5 = "d41d8cd98f00b204e9800998ecf8427e"
 
@@ -202,3 +202,21 @@ def test_a_place_has_all_methods_of_its_path_and_head_where_there_is_get(routing
     assert found is not None
     assert found.place.allow == "GET, HEAD, POST"
     assert found.place.by_method["HEAD"] is found.place.by_method["GET"]
+
+
+class Handlers:
+    @Operation("GET", "/b", "", tag="")
+    @Operation("GET", "/c", "", tag="")
+    async def second(self, _call: Call) -> Response:
+        raise AssertionError
+
+    @Operation("PUT", "/a", "", tag="")
+    async def first(self, _call: Call) -> Response:
+        raise AssertionError
+
+
+def test_operations_are_those_that_handlers_declare_in_order() -> None:
+    handlers = Handlers()
+    found = operations_of(handlers)
+    assert [(each.method, each.path) for each in found] == [("GET", "/b"), ("GET", "/c"), ("PUT", "/a")]
+    assert [each.handler for each in found] == [handlers.second, handlers.second, handlers.first]

@@ -19,7 +19,7 @@ from uploader.settings import Settings
 if TYPE_CHECKING:
     from uploader.http.auth.jwt import Verifier
 
-_DETAIL = "Too many wrong tokens came from your address: wait before you show one that is new here."
+_TOO_MANY_WRONG = "Too many wrong tokens came from your address: wait before you show one that is new here."
 _MINUTE_SECONDS = 60.0
 # What each beyond waits for, and how many of a party may wait at once: 16 questions to the database in a second.
 _WAIT_SECONDS = 0.25
@@ -51,7 +51,7 @@ class WrongTokens:
         if not self.are_too_many(party):
             return
         if self._waiting[party] >= _MAX_WAITING:
-            raise TooManyRequests(_DETAIL)
+            raise TooManyRequests(_TOO_MANY_WRONG)
         self._waiting[party] += 1
         try:
             await asyncio.sleep(_WAIT_SECONDS)

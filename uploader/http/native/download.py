@@ -24,9 +24,9 @@ from uploader.storage.signatures import BytesBlob
 from uploader.tasks import uninterrupted
 
 # With the policies under which they are shown: alone, or within a page of the same origin.
-_ALONE = "sandbox; default-src 'none'; media-src 'self'; style-src 'unsafe-inline'; frame-ancestors 'self'"
+_PREVIEW_POLICY = "sandbox; default-src 'none'; media-src 'self'; style-src 'unsafe-inline'; frame-ancestors 'self'"
 # Browsers open their viewer of PDF in no sandbox; nothing but this viewer takes this type.
-_PDF = "default-src 'none'; object-src 'self'; style-src 'unsafe-inline'; frame-ancestors 'self'"
+_PDF_POLICY = "default-src 'none'; object-src 'self'; style-src 'unsafe-inline'; frame-ancestors 'self'"
 
 _PREVIEW_TYPES = {
     "avif": "image/avif",
@@ -74,7 +74,7 @@ def preview_headers_of(media_type: str, disposition: str) -> dict[str, str]:
     """Return those that differ from a download's, which has this disposition."""
     return {
         "Content-Disposition": disposition.replace("attachment", "inline", 1),
-        "Content-Security-Policy": _PDF if media_type == "application/pdf" else _ALONE,
+        "Content-Security-Policy": _PDF_POLICY if media_type == "application/pdf" else _PREVIEW_POLICY,
         "X-Frame-Options": "SAMEORIGIN",
     }
 
@@ -157,16 +157,16 @@ async def download(
     file: File,
     files: Files,
     *,
-    shown: bool = False,
+    inline: bool = False,
     sends_on: bool = False,
 ) -> Response:
-    """Return the answer to `GET` or `HEAD` of a file's content; `shown`: for a browser to show, where it may; `sends_on`: to
-    where the bytes are, where that can be. Raises RangeNotSatisfiable, and as `Files.open` does."""
-    shown_type = preview_type_of(file.name) if shown else None
+    """Return the answer to `GET` or `HEAD` of a file's content; `inline`: for a browser to show, where it may; `sends_on`:
+    to where the bytes are, where that can be. Raises RangeNotSatisfiable, and as `Files.open` does."""
+    preview_type = preview_type_of(file.name) if inline else None
     headers = _headers(file)
-    if shown_type is not None:
-        headers |= preview_headers_of(shown_type, headers["Content-Disposition"])
-    media_type = shown_type or _MEDIA_TYPE
+    if preview_type is not None:
+        headers |= preview_headers_of(preview_type, headers["Content-Disposition"])
+    media_type = preview_type or _MEDIA_TYPE
     if _matches_etag(request.headers.get("if-none-match", ""), headers["ETag"]):
         return Response(status_code=304, headers=headers)
     try:
@@ -177,7 +177,7 @@ async def download(
     if request.method == "HEAD":
         await blob.close()
         return Response(status_code=200, headers={**headers, "Content-Length": str(file.size)}, media_type=media_type)
-    if sends_on and not shown and isinstance(blob, PresigningBlob) and _is_simple(request, ranges):
+    if sends_on and not inline and isinstance(blob, PresigningBlob) and _is_simple(request, ranges):
         return await _sent_on(blob, headers["Content-Disposition"])
     answer = _answer(blob, file, ranges, headers, media_type)
     await answer.begin(request.scope, partial(files.read_first, file))

@@ -124,8 +124,8 @@ class FileHandlers:
     )
     async def get_content(self, call: Call) -> Response:
         file = await self.files.get(call.user_id, call.in_path("id"))
-        shown = call.query_word("show", "", ("", "inline")) == "inline"
-        return await download(call.request, file, self.files, shown=shown, sends_on=self.sends_on)
+        inline = call.query_word("show", "", ("", "inline")) == "inline"
+        return await download(call.request, file, self.files, inline=inline, sends_on=self.sends_on)
 
     @_files(
         "GET",

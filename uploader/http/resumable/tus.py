@@ -49,9 +49,9 @@ from uploader.tasks import uninterrupted
 
 PARTIAL = "partial"
 _FINAL = "final;"
-_HEADER = "Upload-Concat"
+_CONCAT = "Upload-Concat"
 _MAX_PARTS = 250
-_MAX_BYTES = 16384
+_MAX_CONCAT_BYTES = 16384
 
 VERSION = "1.0.0"
 EXTENSIONS = (
@@ -65,22 +65,22 @@ _STATUS: dict[type[UploaderError], int] = {Unavailable: 423, DigestMismatch: 460
 
 def kind_asked(call: Call) -> UploadKind | None:
     """Return what an upload that is created is to be. Raises InvalidRequest."""
-    values = call.request.headers.getlist(_HEADER)
+    values = call.request.headers.getlist(_CONCAT)
     if not values:
         return None
     if values == [PARTIAL]:
         return UploadKind.PART
     if len(values) == 1 and values[0].startswith(_FINAL):
         return UploadKind.WHOLE
-    raise InvalidRequest.field(_HEADER, f"is neither {PARTIAL!r} nor {_FINAL!r} with a list of uploads")
+    raise InvalidRequest.field(_CONCAT, f"is neither {PARTIAL!r} nor {_FINAL!r} with a list of uploads")
 
 
 def parse_parts(text: str) -> tuple[str, ...]:
     """Return the ids of the parts that a final upload names, by whatever address they are reached. Raises InvalidRequest."""
     urls = text.removeprefix(_FINAL).split()
-    if not text.isascii() or not 1 <= len(urls) <= _MAX_PARTS or len(text) > _MAX_BYTES:
+    if not text.isascii() or not 1 <= len(urls) <= _MAX_PARTS or len(text) > _MAX_CONCAT_BYTES:
         raise InvalidRequest.field(
-            _HEADER, f"names no uploads, or more than {_MAX_PARTS}, or in more than {_MAX_BYTES} bytes"
+            _CONCAT, f"names no uploads, or more than {_MAX_PARTS}, or in more than {_MAX_CONCAT_BYTES} bytes"
         )
     return tuple(_part_id(url) for url in urls)
 
@@ -93,7 +93,7 @@ def _part_id(url: str) -> str:
     parent, _, upload_id = found.path.rpartition("/")
     is_here = found.scheme in ("", "http", "https") and not (found.query or found.fragment)
     if not is_here or parent != PREFIX or not ID.fullmatch(upload_id):
-        raise InvalidRequest.field(_HEADER, "names what is no upload of this server")
+        raise InvalidRequest.field(_CONCAT, "names what is no upload of this server")
     return upload_id
 
 
@@ -175,7 +175,7 @@ class TusHandlers:
         headers, upload_id = call.request.headers, new_id()
         if "upload-length" in headers:
             raise InvalidRequest.field("Upload-Length", "is that of the parts: it is not told")
-        text, ordered = headers.get("upload-metadata"), headers[_HEADER]
+        text, ordered = headers.get("upload-metadata"), headers[_CONCAT]
         made = await self.concatenations.order(
             NewWhole(
                 id=upload_id,
@@ -190,7 +190,7 @@ class TusHandlers:
 
     async def _head_of_final(self, target: Target) -> Response:
         status = await self.concatenations.status(target)
-        facts = {_HEADER: status.ordered}
+        facts = {_CONCAT: status.ordered}
         facts |= {} if status.size is None else {"Upload-Length": str(status.size)}
         facts |= {} if status.metadata is None else {"Upload-Metadata": status.metadata}
         return Response(headers=facts | ({"Upload-Offset": str(status.size)} if status.finished else {}))
