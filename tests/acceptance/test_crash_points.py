@@ -32,7 +32,7 @@ from uploader.crashpoints import NAMES
 from uploader.database import models
 from uploader.database.engine import Database
 from uploader.embedded import socket_path
-from uploader.storage.local import formats
+from uploader.storage.local import chunks
 
 
 class Zeros(Content):
@@ -525,7 +525,7 @@ async def test_a_cleanup_that_dies_is_ended_by_the_next(installation: Installati
             (directory / name).write_bytes(b"orphan")
     with_chunks = installation.data / "temp/2020/02" / f"{3:032x}"
     with_chunks.mkdir(parents=True)
-    (with_chunks / "map").write_bytes(bytes(formats.MAP_RECORDS_OFFSET) + formats.map_record(0))
+    (with_chunks / "map").write_bytes(bytes(chunks.MAP_RECORDS_OFFSET) + chunks.map_record(0))
     for content in (KEPT, DELETED):
         installation.stray_blob(content)
     installation.adopt()

@@ -7,8 +7,8 @@ import httpx2
 
 from tests.support.content import KIB, Content
 from tests.support.process import Server, ended, wait_for
-from uploader.storage.local import formats
-from uploader.storage.local.formats import SavedProgress
+from uploader.storage.local import chunks
+from uploader.storage.local.chunks import SavedProgress
 
 CONTENT = Content(20 * 64 * KIB + 7)
 SETTINGS = {"AUTH": "none", "FREE_SPACE_FLOOR": "0", "CLAIM_LEASE": "2s"}
@@ -30,7 +30,7 @@ class Sender:
 
     def saved(self) -> SavedProgress | None:
         (path,) = (self._data / "temp").glob("*/*/*/digest")
-        record = formats.parse_digest_record(path.read_bytes())
+        record = chunks.parse_digest_record(path.read_bytes())
         assert record is None or isinstance(record, SavedProgress)
         return record
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.process import Server, ended, owner_token, run_cli, wait_for
 from tests.upgrades.held import DAMAGED, FILES, FLIPPED, FULL, OPEN, VERSIONS, Held, Printed, unpack
-from uploader.storage.local.formats import MapShape, map_header
+from uploader.storage.local.chunks import MapShape, map_header
 
 # Whose uploads are as they were until somebody goes on with them.
 _WAITING = {user_id: {content: held for content, held in OPEN[user_id].items() if content != FULL} for user_id in OPEN}

@@ -8,7 +8,7 @@ import pytest
 from tests.support.content import Content
 from tests.support.stores import CONTENT, Process
 from uploader.storage.base import Stopping
-from uploader.storage.marks import Marks
+from uploader.storage.store import Marks
 
 LATER = datetime(9999, 12, 31, tzinfo=UTC)
 IDS = [digit * 32 for digit in "1234"]

@@ -19,7 +19,7 @@ from tests.support.servers import PRIVATE_DATABASES
 from tests.support.waiting import eventually
 from uploader.database import models, queries, transactions
 from uploader.database.engine import Database, Duplicate
-from uploader.database.transactions import Added, BlobLost, NotOpen, blobs, delete_files, users
+from uploader.database.transactions import Added, BlobLost, NotOpen, delete_files, files, users
 from uploader.database.transactions.files import NamesChanged
 from uploader.domain.upload import File, IfExists, Reason, State
 from uploader.errors import NameTaken, QuotaExceeded
@@ -220,7 +220,7 @@ async def test_a_batch_takes_tombstones_and_what_was_damaged_as_its_own(act: Tra
     assert isinstance(there, Added)
     await act.delete(gone.file)
     for content in ("gone", "there"):
-        note = partial(blobs.note_scrub, sha256=sha256(content), damaged=True, now=NOW)
+        note = partial(files.note_scrub, sha256=sha256(content), damaged=True, now=NOW)
         await act.database.transact(note)
     seeds = ("there", "gone", "fresh")
     await act.batch([file_row(seed=seed, name=f"new-{seed}", size=5) for seed in seeds])

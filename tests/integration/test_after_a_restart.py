@@ -15,7 +15,7 @@ from tests.support.waiting import PATIENCE_SECONDS
 from uploader.database import queries
 from uploader.domain.upload import Upload
 from uploader.storage import disk
-from uploader.storage.local import formats
+from uploader.storage.local import chunks
 
 CONTENT = Content(5 * 64 * KIB - 100)
 LAST = CONTENT.chunk_count - 1
@@ -51,8 +51,8 @@ def _lose_bytes(directory: Path, number: int) -> None:
 
 def _lose_record(directory: Path, number: int) -> None:
     with (directory / "map").open("r+b") as file:
-        file.seek(formats.map_record_offset(number))
-        file.write(bytes(formats.MAP_RECORD_LENGTH))
+        file.seek(chunks.map_record_offset(number))
+        file.write(bytes(chunks.MAP_RECORD_LENGTH))
 
 
 async def _rests(stack: Stack) -> None:

@@ -34,7 +34,7 @@ from uploader.errors import (
 from uploader.http.bodies.body import Reread
 from uploader.service.results import Appended, Complete, Opening, Target, UploadStatus
 from uploader.storage import disk
-from uploader.storage.local import formats, locks
+from uploader.storage.local import chunks, locks
 
 CHUNK = 64 * KIB
 CONTENT = Content(5 * CHUNK + 1000, name="streamed.bin")
@@ -235,7 +235,7 @@ async def test_a_body_that_is_here_lets_go_too_while_it_is_stored(stack: Stack) 
 
 
 async def is_claimed(descriptor: int) -> bool:
-    return disk.is_locked(descriptor, formats.CLAIM_OFFSET, 1)
+    return disk.is_locked(descriptor, chunks.CLAIM_OFFSET, 1)
 
 
 @pytest.mark.parametrize("then", [0, errno.ENOSPC])
@@ -344,7 +344,7 @@ async def test_a_tail_whose_record_is_damaged_is_given_up_and_sent_again(stack: 
     upload = await opened(stack)
     await append(stack, upload, 0, CHUNK + 100)
     with (stack.data / upload.place / "map").open("r+b") as chunk_map:
-        chunk_map.seek(formats.TAIL_OFFSET + 9)
+        chunk_map.seek(chunks.TAIL_OFFSET + 9)
         chunk_map.write(b"\xff")
     assert await offset_of(stack, upload) == CHUNK == await in_redis(stack, upload)
     complete = await append(stack, upload, CHUNK, CONTENT.size)

@@ -31,7 +31,7 @@ from uploader.jobs.maintenance import Cleaner
 from uploader.service.cleanup import Cleaned
 from uploader.service.ids import new_id
 from uploader.service.reconcile import Kind
-from uploader.storage.local.temp import month_path
+from uploader.storage.local.directories import month_path
 from uploader.storage.store import Store
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from tests.support.stack import Stack
 from tests.support.waiting import eventually
 from uploader.http.auth import authenticator
 from uploader.http.auth.authenticator import WrongTokens
-from uploader.http.server import http11, process
+from uploader.http.server import connections, http11
 
 GET = b"GET /config HTTP/1.1\r\nHost: test\r\n\r\n"
 CONTENT = Content(64 * KIB, chunk_size=64 * KIB)
@@ -141,7 +141,7 @@ async def test_the_connections_of_a_proxy_are_not_those_of_an_address(make_stack
 
 
 async def test_those_beyond_the_limits_do_not_pile_up(make_stack: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_RESERVED_CONNECTIONS", 10)
+    monkeypatch.setattr(connections, "_RESERVED_CONNECTIONS", 10)
     monkeypatch.setattr(http11, "_LINGER_SECONDS", 600.0)
     async with serving_stack(make_stack, max_connections=1) as server, working(server, 1), AsyncExitStack() as stack:
         beyond = [await stack.enter_async_context(server.connection()) for _ in range(40)]

@@ -23,7 +23,7 @@ from uploader.domain.upload import Upload
 from uploader.errors import FileTooLarge, OffsetMismatch, QuotaExceeded, SizeMismatch, StorageFull, UploadBusy
 from uploader.service import append as service_append
 from uploader.service.results import Appended, Complete, Opening, Target, UploadStatus
-from uploader.storage.local import formats
+from uploader.storage.local import chunks
 
 CHUNK = 64 * KIB
 CONTENT = Content(5 * CHUNK + 1000, name="streamed.bin")
@@ -326,9 +326,9 @@ async def test_a_damaged_map_is_made_anew_and_no_byte_is_lost(stack: Stack) -> N
     for damage in (b"\xff" * 8, b""):
         with chunk_map.open("r+b") as file:
             file.write(damage)
-            file.truncate(formats.MAP_RECORDS_OFFSET + 800 if not damage else 200_000)
+            file.truncate(chunks.MAP_RECORDS_OFFSET + 800 if not damage else 200_000)
         assert await stored_bytes(stack, upload) == 2 * CHUNK + 500
-        assert chunk_map.stat().st_size == formats.map_record_offset(10_001)
+        assert chunk_map.stat().st_size == chunks.map_record_offset(10_001)
     assert isinstance(await append(stack, upload, 2 * CHUNK + 500, CONTENT.size, ends=True), Complete)
 
 

@@ -34,8 +34,8 @@ from uploader.service import merge
 from uploader.storage.base import Busy, Digests, Gone
 from uploader.storage.disk import try_lock
 from uploader.storage.hashes import PrefixHashes
-from uploader.storage.local import digests, followers, formats
-from uploader.storage.local.formats import SavedProgress
+from uploader.storage.local import chunks, digests
+from uploader.storage.local.chunks import SavedProgress
 from uploader.storage.store import Store
 
 CONTENT = Content(8 * 64 * KIB + 1000)
@@ -62,7 +62,7 @@ def nothing_is_left_open(tmp_path: Path) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def chunks_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are taken as 1 MiB and more are; the tests of small ones say so."""
-    monkeypatch.setattr(followers, "GATHERED_BYTES", 0)
+    monkeypatch.setattr(digests, "GATHERED_BYTES", 0)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ async def test_any_order_over_any_workers_gives_the_right_digests(
 ) -> None:
     """Also where few bodies are kept and the turns are short; every chunk is sent by two, the second with other bytes."""
     choose = random.Random(seed)
-    monkeypatch.setattr(followers, "_MAX_KEPT_BYTES", choose.choice([0, CHUNK, 64 << 20]))
+    monkeypatch.setattr(digests, "_MAX_KEPT_BYTES", choose.choice([0, CHUNK, 64 << 20]))
     monkeypatch.setattr(digests, "_TURN_BYTES", choose.choice([CHUNK, 32 << 20]))
     numbers = list(range(LAST + 1))
     choose.shuffle(numbers)
@@ -274,9 +274,9 @@ async def test_digests_that_were_finished_without_are_finished_again(storage: St
 
 def tampered(change: Callable[[SavedProgress], SavedProgress]) -> Callable[[bytes], bytes]:
     def tamper(saved: bytes) -> bytes:
-        record = formats.parse_digest_record(saved)
+        record = chunks.parse_digest_record(saved)
         assert isinstance(record, SavedProgress)
-        return formats.digest_record(change(record))
+        return chunks.digest_record(change(record))
 
     return tamper
 
@@ -325,8 +325,8 @@ async def test_the_state_of_a_chunk_that_is_not_on_the_map_any_more_is_not_gone_
     """As a withdrawal leaves it that a power cut interrupted."""
     await put_and_follow(storage, upload, 0, 1, 2)
     with (tmp_path / upload.place / "map").open("r+b") as chunk_map:
-        chunk_map.seek(formats.map_record_offset(1))
-        chunk_map.write(bytes(formats.MAP_RECORD_LENGTH))
+        chunk_map.seek(chunks.map_record_offset(1))
+        chunk_map.write(bytes(chunks.MAP_RECORD_LENGTH))
     await put_and_follow(storage, upload, 3)
     assert await storage.digested_bytes(upload) == CHUNK
     await put(storage, upload, 1, *range(4, LAST + 1))
@@ -372,7 +372,7 @@ async def test_a_chunk_is_acknowledged_before_it_is_hashed(stack: Stack, stalled
 async def test_bodies_are_kept_until_they_are_hashed_and_only_so_many(
     storage: Store, upload: Upload, stalled: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followers, "_MAX_KEPT_BYTES", 2 * CHUNK)
+    monkeypatch.setattr(digests, "_MAX_KEPT_BYTES", 2 * CHUNK)
     bodies = [InPieces(CONTENT.chunk(number)) for number in range(4)]
     for number, body in enumerate(bodies):
         (await storage.hold_chunk(upload, number, body)).release()
@@ -431,9 +431,9 @@ async def test_following_ends_with_its_upload(storage: Store, upload: Upload, tm
 @pytest.fixture
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk is near that begins two chunks or less ahead of the digests, and two chunks are much nearer."""
-    monkeypatch.setattr(followers, "NEAR_BYTES", 2 * CHUNK)
-    monkeypatch.setattr(followers, "NEARER_BYTES", 2 * CHUNK)
-    monkeypatch.setattr(followers, "_PATIENCE_SECONDS", 3600)
+    monkeypatch.setattr(digests, "NEAR_BYTES", 2 * CHUNK)
+    monkeypatch.setattr(digests, "NEARER_BYTES", 2 * CHUNK)
+    monkeypatch.setattr(digests, "_PATIENCE_SECONDS", 3600)
 
 
 class Pace:
@@ -542,7 +542,7 @@ async def test_nobody_waits_for_long(
 ) -> None:
     await put(storage, upload, *range(4))
     await taken_up(storage, upload)
-    monkeypatch.setattr(followers, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(digests, "_PATIENCE_SECONDS", 0.01)
     assert await Pace(storage, upload, 3).ends()
     stalled.release(CONTENT.chunk_count)
 
@@ -582,8 +582,8 @@ async def test_digests_of_another_worker_are_kept_pace_with_while_they_come_any_
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four chunks are gathered, however long it takes."""
-    monkeypatch.setattr(followers, "GATHERED_BYTES", 4 * CHUNK)
-    monkeypatch.setattr(followers, "_GATHER_SECONDS", 3600)
+    monkeypatch.setattr(digests, "GATHERED_BYTES", 4 * CHUNK)
+    monkeypatch.setattr(digests, "_GATHER_SECONDS", 3600)
 
 
 async def test_small_chunks_are_gathered_and_hashed_at_one_go(storage: Store, upload: Upload, patience: None) -> None:
@@ -604,7 +604,7 @@ async def test_small_chunks_are_gathered_and_hashed_at_one_go(storage: Store, up
 async def test_small_chunks_of_which_too_few_come_are_not_waited_for(
     storage: Store, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followers, "GATHERED_BYTES", CONTENT.size)
+    monkeypatch.setattr(digests, "GATHERED_BYTES", CONTENT.size)
     await put(storage, upload, 0, 1)
 
     async def both_are_hashed() -> bool:
@@ -732,7 +732,7 @@ async def test_bytes_are_accounted_before_a_merge_that_has_much_left_to_hash(
         await stack.services.storage.drain()
         with monkeypatch.context() as nothing_more:
             # So that the last chunk can't be caught up while the merge looks how much is left.
-            nothing_more.setattr(followers, "states_are_portable", lambda: False)
+            nothing_more.setattr(digests, "states_are_portable", lambda: False)
             response = await stack.put(CONTENT, numbers[-1])
         assert response.status_code == 201
         assert accounted == ([] if in_order else ["flush"])

@@ -13,7 +13,7 @@ from tests.support.rows import upload_row
 from tests.support.waiting import eventually
 from uploader.domain.upload import Upload
 from uploader.storage.disk import try_lock
-from uploader.storage.local import chunkfiles, locks
+from uploader.storage.local import chunks, locks
 from uploader.storage.store import Store
 
 CHUNK_BYTES = 64 * KIB
@@ -69,7 +69,7 @@ async def test_writers_that_never_pause_do_not_keep_a_closer_out(
         asked_at.append(writers.turns)
         return try_lock(descriptor, start, length)
 
-    monkeypatch.setattr(chunkfiles, "try_lock", dawdle_and_lock)
+    monkeypatch.setattr(chunks, "try_lock", dawdle_and_lock)
     monkeypatch.setattr(locks, "try_lock", note_and_lock)
     upload = upload_row(size=count * CHUNK_BYTES, chunk_size=CHUNK_BYTES)
     await storage.create(upload)

@@ -23,7 +23,7 @@ from tests.support.stack import Stack
 from uploader.domain import delta
 from uploader.service.delta import DeltaBases
 from uploader.storage.base import Found
-from uploader.storage.signatures import Signatures
+from uploader.storage.store import Signatures
 
 BASE = Content(300 * KIB, seed=1)
 CHUNK = 64 * KIB

@@ -27,7 +27,7 @@ from uploader.errors import ConfigurationError
 from uploader.service.cleanup import Cleanup
 from uploader.service.installation import FACT
 from uploader.settings import Settings
-from uploader.storage.local.marks import FORMAT
+from uploader.storage.local.store import FORMAT
 
 CONTENT = Content(3 * 64 * KIB - 100)
 OTHER = "0123456789abcdef0123456789abcdef"

@@ -18,7 +18,7 @@ from tests.support.waiting import eventually
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed, StorageFull, Unverified
 from uploader.storage.base import Gone, HeldChunk
-from uploader.storage.local import chunkfiles, followers, temp
+from uploader.storage.local import chunks, digests, directories
 from uploader.storage.store import Store
 
 CONTENT = Content(8 * 64 * KIB)
@@ -27,13 +27,13 @@ CONTENT = Content(8 * 64 * KIB)
 @pytest.fixture(autouse=True)
 def nobody_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The digests open files, too."""
-    monkeypatch.setattr(followers, "states_are_portable", lambda: False)
+    monkeypatch.setattr(digests, "states_are_portable", lambda: False)
 
 
 @pytest.fixture(autouse=True)
 def time_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is, nothing is closed because of it."""
-    monkeypatch.setattr(temp, "_KEPT_SECONDS", 3600.0)
+    monkeypatch.setattr(directories, "_KEPT_SECONDS", 3600.0)
 
 
 @pytest.fixture(params=["power", "process"])
@@ -168,14 +168,14 @@ async def test_the_end_of_an_upload_closes_its_files(storage: Store, tmp_path: P
 async def test_files_are_closed_some_time_after_the_last_chunk(
     storage: Store, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(temp, "_KEPT_SECONDS", 0.02)
+    monkeypatch.setattr(directories, "_KEPT_SECONDS", 0.02)
     for number in (0, 1):
         await put(storage, upload, number)
         await soon_open(tmp_path, 0)
 
 
 async def test_only_so_many_files_are_kept(storage: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(temp, "_MAX_KEPT", 2)
+    monkeypatch.setattr(directories, "_MAX_KEPT", 2)
     uploads = [await a_new_upload(storage) for _ in range(4)]
     for number in (0, 1):
         assert await put_at_once(storage, uploads, number) == [None] * 4
@@ -205,7 +205,7 @@ async def test_a_lock_that_cannot_be_given_up_goes_with_its_descriptor(
     def fail(_descriptor: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(chunkfiles, "unlock_all", fail)
+    monkeypatch.setattr(chunks, "unlock_all", fail)
     await put(storage, upload, 0)
     assert open_files_under(tmp_path) == []
     async with another.closing(upload):

@@ -29,10 +29,9 @@ from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable, Unverified, UploaderError
 from uploader.storage.base import Busy, Digests, Gone, Stopping
 from uploader.storage.disk import close_to_others, is_locked, try_lock, write
-from uploader.storage.local import chunkfiles, closing, digests, followers, formats
+from uploader.storage.local import chunks, digests, locks
 from uploader.storage.local import store as local
-from uploader.storage.spool import Spool
-from uploader.storage.store import Store
+from uploader.storage.store import Spool, Store
 
 CONTENT = Content(8 * 64 * KIB + 1000)
 OTHER = Content(CONTENT.size, seed=1)
@@ -43,7 +42,7 @@ LAST = CONTENT.chunk_count - 1
 def nobody_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The digests wait for the merge, or the calls of the thread that advances them would be counted here, too; how they
     follow the chunks has its own tests (test_frontier.py)."""
-    monkeypatch.setattr(followers, "states_are_portable", lambda: False)
+    monkeypatch.setattr(digests, "states_are_portable", lambda: False)
 
 
 @pytest.fixture
@@ -147,7 +146,7 @@ async def test_a_new_upload_takes_no_room_and_has_an_empty_map(storage: Store, t
     data = (tmp_path / upload.place / "data").stat()
     assert (data.st_size, data.st_blocks) == (CONTENT.size, 0)
     content = (tmp_path / upload.place / "map").read_bytes()
-    assert shape_of(content) == formats.MapShape(CONTENT.size, CONTENT.chunk_size, CONTENT.chunk_count)
+    assert shape_of(content) == chunks.MapShape(CONTENT.size, CONTENT.chunk_size, CONTENT.chunk_count)
     chunk_map = parsed_map(content)
     assert chunk_map.boot_id == "", "each chunk will be synced, so that none depends on this boot"
     assert list(chunk_map.present) == [0] * CONTENT.chunk_count
@@ -205,8 +204,8 @@ async def test_a_chunk_is_written_to_its_place_and_recorded_with_its_checksum(
     assert data[start : start + CONTENT.chunk_size] == CONTENT.chunk(number)
     assert data.count(0) >= CONTENT.size - CONTENT.chunk_size, "nothing else was written"
     assert len(data) == CONTENT.size
-    record = (tmp_path / upload.place / "map").read_bytes()[formats.map_record_offset(number) :][:8]
-    assert record == formats.map_record(crc32(CONTENT.chunk(number)))
+    record = (tmp_path / upload.place / "map").read_bytes()[chunks.map_record_offset(number) :][:8]
+    assert record == chunks.map_record(crc32(CONTENT.chunk(number)))
     assert await present(storage, upload) == [number]
     assert await left_open(storage, tmp_path) == []
 
@@ -275,7 +274,7 @@ async def test_a_writer_whose_upload_is_unlinked_between_its_look_and_its_lock_f
         (tmp_path / full.place / "map").unlink(missing_ok=True)
         return try_lock(descriptor, start, length)
 
-    monkeypatch.setattr(chunkfiles, "try_lock", unlink_and_lock)
+    monkeypatch.setattr(chunks, "try_lock", unlink_and_lock)
     with pytest.raises(Gone):
         await put(storage, full, 0)
     assert await left_open(storage, tmp_path) == []
@@ -285,7 +284,7 @@ async def test_a_writer_that_waits_too_long_gives_up(
     storage: Store, tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = await storage.hold_chunk(upload, 0, InPieces(CONTENT.chunk(0)))
-    for module in (local, closing):
+    for module in (local, locks):
         monkeypatch.setattr(module, "LOCK_TIMEOUT_SECONDS", 0.02)
     with pytest.raises(Unavailable):
         await put(storage, upload, 0)
@@ -420,7 +419,7 @@ async def test_writes_that_stop_short_are_gone_on_with(
     assert fault.hits > 0
     assert (tmp_path / upload.place / "data").read_bytes().endswith(CONTENT.chunk(LAST))
     record = (tmp_path / upload.place / "map").read_bytes()[-8:]
-    assert record == formats.map_record(crc32(CONTENT.chunk(LAST)))
+    assert record == chunks.map_record(crc32(CONTENT.chunk(LAST)))
 
 
 # Closers
@@ -440,7 +439,7 @@ async def test_a_closer_waits_for_the_writers_and_keeps_out_new_ones(
 
     closing = asyncio.create_task(close())
     probe = os.open(tmp_path / upload.place / "map", os.O_RDWR | os.O_CLOEXEC)
-    await until(lambda: is_locked(probe, formats.GATE_OFFSET, formats.GATE_LENGTH))
+    await until(lambda: is_locked(probe, chunks.GATE_OFFSET, chunks.GATE_LENGTH))
     os.close(probe)
     # The gate is held, so a new writer of a chunk that nobody holds waits though the closer itself still waits.
     new_writer = asyncio.create_task(put(storage, upload, 1))

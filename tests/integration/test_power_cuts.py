@@ -63,7 +63,7 @@ from uploader.errors import ChunksMissing
 from uploader.service.results import Complete, Opening, Target, UploadStatus
 from uploader.settings import Settings
 from uploader.storage import disk
-from uploader.storage.local.marks import FORMAT
+from uploader.storage.local.store import FORMAT
 
 # In how many states, all different, the server is started: together more than a thousand.
 STATES = {

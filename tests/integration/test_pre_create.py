@@ -166,9 +166,9 @@ async def test_whoever_waits_for_a_turn_waits_no_longer_than_for_an_answer(
         assert response.json()["code"] == "unavailable"
         assert not [task for task in asyncio.all_tasks() if "_refusal" in repr(task)]
         consumer.requests.clear()
-        async with stack.services.asking._at_once, asyncio.timeout(PATIENCE_SECONDS):
+        async with stack.services.pre_create_hook._at_once, asyncio.timeout(PATIENCE_SECONDS):
             with pytest.raises(Unavailable):
-                await stack.services.asking.ask(Question("alice", "a", 1, md5=None, sha256=None))
+                await stack.services.pre_create_hook.ask(Question("alice", "a", 1, md5=None, sha256=None))
         assert consumer.requests == []
 
 

@@ -17,8 +17,7 @@ from tests.support.process import Server, ended, owner_token
 from tests.support.stack import Stack
 from uploader.errors import StorageAway
 from uploader.storage.digests import MemoryDigests, OfferedPart
-from uploader.storage.s3.bucket import Bucket
-from uploader.storage.s3.streams import ObjectReader
+from uploader.storage.s3.bucket import Bucket, ObjectReader
 
 CONTENT = Content(300 * KIB, chunk_size=128 * KIB)
 CHANGED = Edited.of(CONTENT, seed=1)

@@ -35,8 +35,7 @@ from uploader.errors import ConfigurationError, StorageAway, StorageFailed, Stor
 from uploader.storage.base import BytesBody, Gone
 from uploader.storage.s3 import bucket as s3_bucket
 from uploader.storage.s3 import client
-from uploader.storage.s3.bucket import Bucket
-from uploader.storage.s3.failures import NoSuchMultipart, PartsChanged
+from uploader.storage.s3.bucket import Bucket, NoSuchMultipart, PartsChanged
 from uploader.storage.s3.probe import Abilities, probe
 
 # What every server takes as a part that is not the last one.

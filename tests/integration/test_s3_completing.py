@@ -14,8 +14,7 @@ from uploader.database.engine import Database
 from uploader.database.ledger import LedgerRows
 from uploader.domain.upload import Upload
 from uploader.storage.base import BytesBody
-from uploader.storage.s3.bucket import Bucket
-from uploader.storage.s3.failures import NoSuchMultipart
+from uploader.storage.s3.bucket import Bucket, NoSuchMultipart
 from uploader.storage.s3.store import S3Store
 
 CHUNK = 5 << 20
@@ -72,7 +71,7 @@ async def test_one_completes_and_the_other_waits(
 async def test_who_waits_for_somebody_that_died_completes_by_himself(
     stores: list[S3Store], s3_address: BucketAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uploader.storage.s3.completing._PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("uploader.storage.s3.multipart._PATIENCE_SECONDS", 0.2)
     upload = await sent(stores[0])
     dead, survivor = stores
     with monkeypatch.context() as dying:
@@ -87,7 +86,7 @@ async def test_what_two_have_completed_is_not_believed_before_it_was_compared(
     stores: list[S3Store], s3_address: BucketAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """JuiceFS, seldom: the object that another one finds completed is neither short nor whole."""
-    monkeypatch.setattr("uploader.storage.s3.completing._PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("uploader.storage.s3.multipart._PATIENCE_SECONDS", 0.2)
     upload = await sent(stores[0])
     hole = CONTENT[:CHUNK] + bytes(CHUNK) + CONTENT[2 * CHUNK :]
 

@@ -16,7 +16,7 @@ from uploader.database import meta
 from uploader.errors import ConfigurationError
 from uploader.service.installation import FACT
 from uploader.storage.s3.bucket import Bucket
-from uploader.storage.s3.marks import MARK
+from uploader.storage.s3.store import MARK
 
 OTHER = "0123456789abcdef0123456789abcdef"
 

@@ -196,7 +196,7 @@ async def test_what_one_node_has_read_no_other_reads(node: Node, another: Node) 
 async def test_digests_go_on_from_where_they_were_saved(
     node: Node, another: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uploader.storage.s3.completing._SAVE_BYTES", CHUNK)
+    monkeypatch.setattr("uploader.storage.s3.multipart._SAVE_BYTES", CHUNK)
     upload = await node.open()
     for number in reversed(range(CONTENT.chunk_count)):
         await node.put(upload, number)

@@ -18,8 +18,8 @@ from tests.support.content import KIB, MIB, Content
 from tests.support.layout import blob_path
 from tests.support.sockets import Server, on_both_loops, serving_stack
 from tests.support.waiting import eventually
+from uploader.http.server.connections import SENDERS_STATE
 from uploader.http.server.http11 import LimitedProtocol
-from uploader.http.server.sendfile import SENDERS_STATE
 from uploader.http.shared.responses import ZERO_COPY_SEND
 from uploader.storage.base import OpenBlob
 

@@ -32,7 +32,7 @@ from tests.support.storing import running_storage
 from uploader.domain.upload import Tail, Upload
 from uploader.errors import BytesConflict, StorageFailed, Unverified, UploadBusy
 from uploader.storage.base import Gone
-from uploader.storage.local import followers, formats, locks
+from uploader.storage.local import chunks, digests, locks
 from uploader.storage.store import Store
 
 CONTENT = Content(3 * 64 * KIB + 1000)
@@ -42,7 +42,7 @@ CHUNK = CONTENT.chunk_size
 @pytest.fixture(autouse=True)
 def nobody_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The digests wait for the merge: a storage that nobody drains ends before its followers."""
-    monkeypatch.setattr(followers, "states_are_portable", lambda: False)
+    monkeypatch.setattr(digests, "states_are_portable", lambda: False)
 
 
 @pytest.fixture
@@ -108,8 +108,8 @@ async def test_bytes_are_claimed_after_they_are_durable_and_no_byte_is_written_o
         assert await append(storage, upload, 1000, 3001)
         assert (await storage.read_map(upload)).leading_bytes == 3001
         assert await append(storage, upload, 3001, CHUNK)
-    tail = ("map", formats.TAIL_OFFSET, formats.TAIL_LENGTH)
-    record = ("map", formats.map_record_offset(0), formats.MAP_RECORD_LENGTH)
+    tail = ("map", chunks.TAIL_OFFSET, chunks.TAIL_LENGTH)
+    record = ("map", chunks.map_record_offset(0), chunks.MAP_RECORD_LENGTH)
     middle = (CHUNK - 3001) // 2
     assert writes.calls[:12] == [
         *(("data", 1000, 1000), ("data", 2000, 1001), ("data",), tail, ("map",)),

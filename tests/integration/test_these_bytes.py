@@ -29,7 +29,7 @@ from uploader.http.resumable.request import CheckedBody, Checksum
 from uploader.service import chunk
 from uploader.service.results import Target
 from uploader.storage import disk
-from uploader.storage.local import formats
+from uploader.storage.local import chunks
 
 CHUNK = 64 * KIB
 RACERS = 6
@@ -444,7 +444,7 @@ async def test_what_a_newer_request_displaced_at_its_last_byte_is_merged_at_once
     sending.send(content.data)  # but not that this was all
     await eventually(sending.is_taken)
     with (stack.data / upload.place / "map").open("r+b") as chunk_map:
-        assert disk.try_lock(chunk_map.fileno(), formats.CLAIM_OFFSET, 1)
+        assert disk.try_lock(chunk_map.fileno(), chunks.CLAIM_OFFSET, 1)
         with pytest.raises(UploadBusy):
             await last
     await eventually(partial(is_file, stack, upload.id), seconds=10)

@@ -17,7 +17,7 @@ from tests.support.certificates import self_signed
 from tests.support.content import KIB, MIB, Content
 from tests.support.sockets import Connection, Server, on_both_loops, serving_stack
 from tests.support.waiting import PATIENCE_SECONDS, eventually
-from uploader.http.server import process
+from uploader.http.server import connections
 
 CONTENT = Content(4 * MIB, chunk_size=2 * MIB)
 URL = f"/files/{CONTENT.md5}"
@@ -156,7 +156,7 @@ async def test_a_client_that_does_not_end_its_handshake_is_let_go(make_secure: M
 
 
 async def test_the_oldest_handshakes_give_way(make_secure: MakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_RESERVED_CONNECTIONS", 2)
+    monkeypatch.setattr(connections, "_RESERVED_CONNECTIONS", 2)
     async with serving_stack(make_secure) as server, AsyncExitStack() as silent:
         clients = [await silent.enter_async_context(plain(server)) for _ in range(4)]
         assert [await received(client) for client in clients[:2]] == [b"", b""]

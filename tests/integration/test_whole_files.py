@@ -20,7 +20,7 @@ from tests.support.invariants import checked_accounts
 from tests.support.stack import Stack, without_database
 from tests.support.waiting import eventually
 from uploader.database import queries
-from uploader.database.transactions import blobs
+from uploader.database.transactions import files
 from uploader.domain.digest import ClaimedDigests
 from uploader.domain.upload import IfExists, State
 from uploader.errors import (
@@ -483,7 +483,7 @@ async def test_an_upload_its_content_and_its_cancellation_that_race_end_it_once(
 async def test_a_damaged_content_may_come_again_under_a_name_that_is_to_be_free(stack: Stack) -> None:
     content = Content(100 * KIB)
     file = (await send(stack, content.data, content.name)).file
-    note = partial(blobs.note_scrub, sha256=file.sha256, damaged=True, now=file.created_at)
+    note = partial(files.note_scrub, sha256=file.sha256, damaged=True, now=file.created_at)
     await stack.services.database.transact(note)
     response = await stack.upload(content, if_exists="fail")
     assert response.json()["file"]["id"] == file.id

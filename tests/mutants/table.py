@@ -205,8 +205,8 @@ if ENDED[state] then""",
         ),
         (
             "_write_missing",
-            "self._write_record(files.map, formats.map_record(checksum), record)",
-            "self._write_record(files.map, formats.map_record(checksum), record)\n"
+            "self._write_record(files.map, map_record(checksum), record)",
+            "self._write_record(files.map, map_record(checksum), record)\n"
             "self._write_data(files.data, number * upload.chunk_size, body.pieces(), 0)",
         ),
     ),

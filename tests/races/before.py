@@ -19,7 +19,7 @@ from uploader.database.engine import Connection
 from uploader.database.transactions.rows import row_of
 from uploader.domain.upload import Upload, to_bitmap
 from uploader.service.ids import new_id
-from uploader.storage.local.temp import month_path
+from uploader.storage.local.directories import month_path
 
 Before = Callable[[Services, Sequence[Round]], Awaitable[list[Round]]]
 

@@ -21,7 +21,7 @@ from uploader.accounting.keys import shard_of, upload_keys
 from uploader.database import models
 from uploader.database.engine import Database
 from uploader.domain.upload import Tail, chunk_length
-from uploader.storage.local import formats
+from uploader.storage.local import chunks
 
 T = TypeVar("T")
 
@@ -65,8 +65,8 @@ def read_files(content: bytes, data: BinaryIO) -> OnDisk:
     for number in present:
         data.seek(number * shape.chunk_size)
         checksum = crc32(data.read(chunk_length(number, shape.size, shape.chunk_size)))
-        offset = formats.map_record_offset(number)
-        if content[offset : offset + formats.MAP_RECORD_LENGTH] == formats.map_record(checksum):
+        offset = chunks.map_record_offset(number)
+        if content[offset : offset + chunks.MAP_RECORD_LENGTH] == chunks.map_record(checksum):
             sound.add(number)
     if chunk_map.tail is None:
         return OnDisk(shape, present, frozenset(sound))

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from uploader.addresses import BucketAddress
 from uploader.storage.base import Body
-from uploader.storage.s3.bucket import Bucket, Stat
-from uploader.storage.s3.streams import ObjectReader
+from uploader.storage.s3.bucket import Bucket, ObjectReader, Stat
 
 T = TypeVar("T")
 _PATIENCE_SECONDS = 30.0

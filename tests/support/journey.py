@@ -20,7 +20,7 @@ from uploader.errors import StorageFull, Unavailable
 from uploader.http.shared.problem import STATUS
 from uploader.service.ids import new_id
 from uploader.service.results import Appended, Complete, Target
-from uploader.storage.local.temp import month_path
+from uploader.storage.local.directories import month_path
 
 # So small that a whole upload is a few kilobytes: three sectors. It takes the place of CHUNK_SIZE_STEP_BYTES.
 STEP_BYTES = 1536

@@ -37,7 +37,7 @@ from uploader.http.bodies.archive import (
 from uploader.http.bodies.intake import Intake, MessageBody
 from uploader.settings import Settings
 from uploader.storage.base import Body
-from uploader.storage.spool import Spool
+from uploader.storage.store import Spool
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 FORMAT_NAMES = ["ustar", "gnu", "pax"]

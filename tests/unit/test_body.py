@@ -24,7 +24,7 @@ from uploader.http.bodies.intake import Intake, MessageBody
 from uploader.service.chunk import ChunksAtOnce
 from uploader.settings import Settings
 from uploader.storage.base import Body
-from uploader.storage.spool import Spool
+from uploader.storage.store import Spool
 
 
 @pytest.fixture

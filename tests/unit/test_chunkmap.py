@@ -8,27 +8,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uploader.storage.base import Defect
-from uploader.storage.local import formats
+from uploader.storage.local import chunks
 
 BOOT_ID = "0f7b0c3e-5a39-4d57-9f7e-0d8f3c2b1a00"
 
 
-def shape(count: int) -> formats.MapShape:
-    return formats.MapShape(100 * count, 100, count)
+def shape(count: int) -> chunks.MapShape:
+    return chunks.MapShape(100 * count, 100, count)
 
 
 def a_map(count: int, present: Collection[int] = (), checksum: int = 0) -> bytes:
-    content = bytearray(formats.new_map(BOOT_ID, shape(count)))
+    content = bytearray(chunks.new_map(BOOT_ID, shape(count)))
     for number in present:
-        offset = formats.map_record_offset(number)
-        content[offset : offset + formats.MAP_RECORD_LENGTH] = formats.map_record(checksum)
+        offset = chunks.map_record_offset(number)
+        content[offset : offset + chunks.MAP_RECORD_LENGTH] = chunks.map_record(checksum)
     return bytes(content)
 
 
 @given(st.lists(st.booleans(), max_size=300), st.integers(0, 2**32 - 1))
 def test_a_map_is_read_as_it_was_written(present: list[bool], checksum: int) -> None:
     numbers = {number for number, there in enumerate(present) if there}
-    parsed = formats.parse_map(a_map(len(present), numbers, checksum), shape(len(present)), 100 * len(present))
+    parsed = chunks.parse_map(a_map(len(present), numbers, checksum), shape(len(present)), 100 * len(present))
     assert (parsed.boot_id, parsed.defect) == (BOOT_ID, None)
     assert list(parsed.present) == [int(there) for there in present]
     assert parsed.checksums == [checksum if there else None for there in present]
@@ -37,62 +37,62 @@ def test_a_map_is_read_as_it_was_written(present: list[bool], checksum: int) -> 
 
 @given(st.integers(0, 10_000))
 def test_a_record_never_straddles_a_sector_and_leaves_header_and_gate_alone(number: int) -> None:
-    first = formats.map_record_offset(number)
-    last = first + formats.MAP_RECORD_LENGTH - 1
+    first = chunks.map_record_offset(number)
+    last = first + chunks.MAP_RECORD_LENGTH - 1
     assert first // 512 == last // 512
-    assert first >= formats.GATE_OFFSET + formats.GATE_LENGTH
-    assert len(formats.map_record(0)) == formats.MAP_RECORD_LENGTH
+    assert first >= chunks.GATE_OFFSET + chunks.GATE_LENGTH
+    assert len(chunks.map_record(0)) == chunks.MAP_RECORD_LENGTH
 
 
 @given(st.integers(0, 2**32 - 1))
 def test_a_packed_record_is_present_and_holds_its_checksum(checksum: int) -> None:
-    record = formats.map_record(checksum)
-    assert formats.is_present(record)
+    record = chunks.map_record(checksum)
+    assert chunks.is_present(record)
     assert int.from_bytes(record[4:], "little") == checksum
 
 
 @given(st.lists(st.booleans(), max_size=20))
 def test_checksums_lead_up_to_the_first_chunk_that_is_not_there(present: list[bool]) -> None:
-    records = b"".join(formats.map_record(0xC1) if there else bytes(8) for there in present)
+    records = b"".join(chunks.map_record(0xC1) if there else bytes(8) for there in present)
     count = [*present, False].index(False)
-    assert formats.leading_checksums(records) == formats.leading_checksums(records + b"\xc1") == [0xC1] * count
+    assert chunks.leading_checksums(records) == chunks.leading_checksums(records + b"\xc1") == [0xC1] * count
 
 
 @pytest.mark.parametrize("record", [b"", bytes(8), b"\x01" + bytes(7), b"\xff" * 8])
 def test_anything_but_the_mark_is_absent(record: bytes) -> None:
-    assert not formats.is_present(record)
+    assert not chunks.is_present(record)
 
 
-@given(st.sets(st.integers(0, 19)), st.binary(max_size=formats.MAP_RECORDS_OFFSET))
+@given(st.sets(st.integers(0, 19)), st.binary(max_size=chunks.MAP_RECORDS_OFFSET))
 def test_chunks_are_seen_whatever_the_header_says(present: set[int], damage: bytes) -> None:
     content = damage + a_map(20, present, checksum=0xC1C1C1C1)[len(damage) :]
-    assert formats.holds_chunks(content) == bool(present)
+    assert chunks.holds_chunks(content) == bool(present)
 
 
-@pytest.mark.parametrize("content", [b"", bytes(8192), b"orphan", b"\xc1" * formats.MAP_RECORDS_OFFSET])
+@pytest.mark.parametrize("content", [b"", bytes(8192), b"orphan", b"\xc1" * chunks.MAP_RECORDS_OFFSET])
 def test_what_is_no_map_holds_no_chunks(content: bytes) -> None:
-    assert not formats.holds_chunks(content)
+    assert not chunks.holds_chunks(content)
 
 
 def test_a_record_that_the_disk_refused_is_that_of_no_chunk() -> None:
-    assert formats.is_tainted(formats.TAINTED_RECORD)
-    assert not formats.is_tainted(bytes(8))
-    assert not formats.is_tainted(formats.map_record(0))
-    assert not formats.is_present(formats.TAINTED_RECORD)
-    assert not formats.are_present(formats.TAINTED_RECORD, 1)
-    assert formats.leading_checksums(formats.TAINTED_RECORD) == []
-    content = formats.new_map("", shape(1))[: formats.MAP_RECORDS_OFFSET] + formats.TAINTED_RECORD
-    assert not formats.holds_chunks(content)
-    parsed = formats.parse_map(content, shape(1), 100)
+    assert chunks.is_tainted(chunks.TAINTED_RECORD)
+    assert not chunks.is_tainted(bytes(8))
+    assert not chunks.is_tainted(chunks.map_record(0))
+    assert not chunks.is_present(chunks.TAINTED_RECORD)
+    assert not chunks.are_present(chunks.TAINTED_RECORD, 1)
+    assert chunks.leading_checksums(chunks.TAINTED_RECORD) == []
+    content = chunks.new_map("", shape(1))[: chunks.MAP_RECORDS_OFFSET] + chunks.TAINTED_RECORD
+    assert not chunks.holds_chunks(content)
+    parsed = chunks.parse_map(content, shape(1), 100)
     assert (list(parsed.present), parsed.checksums, parsed.defect) == ([0], [None], None)
 
 
-@pytest.mark.parametrize("place", range(formats.MAP_RECORDS_OFFSET))
+@pytest.mark.parametrize("place", range(chunks.MAP_RECORDS_OFFSET))
 @pytest.mark.parametrize("boot_id", ["", BOOT_ID])
 def test_a_flipped_byte_of_the_header_shows(boot_id: str, place: int) -> None:
-    content = bytearray(formats.new_map(boot_id, shape(3)))
+    content = bytearray(chunks.new_map(boot_id, shape(3)))
     content[place] ^= 0x80
-    defect = formats.parse_map(bytes(content), shape(3), 300).defect
+    defect = chunks.parse_map(bytes(content), shape(3), 300).defect
     assert defect is not None
     assert defect.part == "map"
 
@@ -102,8 +102,8 @@ def test_a_flipped_byte_of_the_header_shows(boot_id: str, place: int) -> None:
 
 def with_tail(number: int, length: int, present: Collection[int] = ()) -> bytearray:
     content = bytearray(a_map(3, present))
-    record = formats.tail_record(formats.TailRecord(number, length, 77))
-    content[formats.TAIL_OFFSET : formats.TAIL_OFFSET + formats.TAIL_LENGTH] = record
+    record = chunks.tail_record(chunks.TailRecord(number, length, 77))
+    content[chunks.TAIL_OFFSET : chunks.TAIL_OFFSET + chunks.TAIL_LENGTH] = record
     return content
 
 
@@ -121,39 +121,39 @@ def with_tail(number: int, length: int, present: Collection[int] = ()) -> bytear
 def test_a_tail_is_in_force_while_its_chunk_is_the_first_that_is_not_there(
     number: int, present: Collection[int], in_force: bool, leading: int
 ) -> None:
-    parsed = formats.parse_map(bytes(with_tail(number, 40, present)), shape(3), 300)
-    assert (parsed.tail, parsed.defect) == (formats.TailRecord(number, 40, 77) if in_force else None, None)
+    parsed = chunks.parse_map(bytes(with_tail(number, 40, present)), shape(3), 300)
+    assert (parsed.tail, parsed.defect) == (chunks.TailRecord(number, 40, 77) if in_force else None, None)
     assert parsed.leading_bytes == leading
     assert parsed.received_bytes == 100 * len(present) + (40 if in_force else 0)
 
 
 @pytest.mark.parametrize(("number", "length"), [(0, 0), (0, 100), (3, 1), (2**63, 1), (0, 2**63)])
 def test_what_can_be_no_tail_of_an_upload_shows(number: int, length: int) -> None:
-    parsed = formats.parse_map(bytes(with_tail(number, length)), shape(3), 300)
+    parsed = chunks.parse_map(bytes(with_tail(number, length)), shape(3), 300)
     assert parsed.tail is None
     assert parsed.defect is not None
 
 
-@pytest.mark.parametrize("place", range(formats.TAIL_OFFSET, formats.TAIL_OFFSET + formats.TAIL_LENGTH))
+@pytest.mark.parametrize("place", range(chunks.TAIL_OFFSET, chunks.TAIL_OFFSET + chunks.TAIL_LENGTH))
 def test_a_flipped_byte_of_a_tail_shows(place: int) -> None:
     content = with_tail(0, 40)
-    assert formats.holds_chunks(bytes(content))
+    assert chunks.holds_chunks(bytes(content))
     content[place] ^= 0x80
-    parsed = formats.parse_map(bytes(content), shape(3), 300)
+    parsed = chunks.parse_map(bytes(content), shape(3), 300)
     assert parsed.tail is None
     assert parsed.defect is not None
-    assert not formats.holds_chunks(bytes(content))
+    assert not chunks.holds_chunks(bytes(content))
 
 
 def test_data_ends_no_earlier_than_its_tail() -> None:
     content = bytes(with_tail(1, 40, {0}))
-    assert formats.parse_map(content, shape(3), 140).defect is None
-    assert formats.parse_map(content, shape(3), 139).defect == Defect("data", 140, 139)
+    assert chunks.parse_map(content, shape(3), 140).defect is None
+    assert chunks.parse_map(content, shape(3), 139).defect == Defect("data", 140, 139)
 
 
 def test_a_tail_lies_in_the_sector_of_the_header_and_no_byte_is_used_twice() -> None:
-    fields = [(0, 72), (formats.TAIL_OFFSET, formats.TAIL_LENGTH), (formats.GATE_OFFSET, formats.GATE_LENGTH)]
-    fields += [(formats.APPEND_OFFSET, 1), (formats.CLAIM_OFFSET, 1), (formats.MAP_RECORDS_OFFSET, 8)]
+    fields = [(0, 72), (chunks.TAIL_OFFSET, chunks.TAIL_LENGTH), (chunks.GATE_OFFSET, chunks.GATE_LENGTH)]
+    fields += [(chunks.APPEND_OFFSET, 1), (chunks.CLAIM_OFFSET, 1), (chunks.MAP_RECORDS_OFFSET, 8)]
     assert all(first + length <= start for (first, length), (start, _) in pairwise(fields))
 
 
@@ -163,7 +163,7 @@ def test_a_tail_lies_in_the_sector_of_the_header_and_no_byte_is_used_twice() -> 
         lambda _: b"",
         lambda content: content[:100],
         lambda content: content[:-1],
-        lambda content: content[: formats.map_record_offset(1)],
+        lambda content: content[: chunks.map_record_offset(1)],
         lambda content: content + b"\0",
         lambda content: bytes(len(content)),
         lambda content: b"\x00" + content[1:],
@@ -172,7 +172,7 @@ def test_a_tail_lies_in_the_sector_of_the_header_and_no_byte_is_used_twice() -> 
 def test_of_a_damaged_map_the_records_that_are_there_count(damage: Callable[[bytes], bytes]) -> None:
     whole = a_map(3, {0, 2}, checksum=7)
     content = damage(whole)
-    parsed = formats.parse_map(content, shape(3), 300)
+    parsed = chunks.parse_map(content, shape(3), 300)
     assert parsed.defect is not None
     there = [offset < len(content) and content[offset] == whole[offset] for offset in (128, 136, 144)]
     assert list(parsed.present) == [int(there[0]), 0, int(there[2])]
@@ -193,5 +193,5 @@ def test_of_a_damaged_map_the_records_that_are_there_count(damage: Callable[[byt
 def test_data_ends_no_earlier_than_its_chunks(
     present: Collection[int], data_bytes: int | None, expected: int | None
 ) -> None:
-    damage = formats.parse_map(a_map(3, present), shape(3), data_bytes).defect
+    damage = chunks.parse_map(a_map(3, present), shape(3), data_bytes).defect
     assert damage == (None if expected is None else Defect("data", expected, data_bytes))

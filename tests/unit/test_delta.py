@@ -18,7 +18,7 @@ from uploader.domain.delta import MAX_INSTRUCTIONS, Copy, Cuts, Pieces, cuts_for
 from uploader.errors import BaseUnusable, ChunkLengthMismatch, InvalidDelta
 from uploader.http.bodies.delta import InstructionReader
 from uploader.service.delta import DeltaBase, most_compared
-from uploader.storage.signatures import BytesBlob
+from uploader.storage.store import BytesBlob
 
 GIB = 1 << 30
 CONTENT = Content(4 * MIB)

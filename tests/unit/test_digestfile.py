@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uploader.storage.hashes import STATE_BYTES
-from uploader.storage.local.formats import (
+from uploader.storage.local.chunks import (
     DIGEST_RECORD_LENGTH,
     DataLost,
     DigestRecord,

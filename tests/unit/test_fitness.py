@@ -13,8 +13,8 @@ from tests.support.faults import Call, failing, failing_call
 from tests.support.storing import new_storage
 from uploader.errors import ConfigurationError
 from uploader.storage import disk
-from uploader.storage.fitness import doubt_about, filesystem_of
-from uploader.storage.spool import Spool
+from uploader.storage.disk import doubt_about, filesystem_of
+from uploader.storage.store import Spool
 
 MOUNTS = """\
 22 27 0:21 / /proc rw,relatime - proc proc rw

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from uploader.storage.local import followers
-from uploader.storage.local.followers import TRANSITIONS, FollowerProgress, FollowerState, is_gathered
+from uploader.storage.local import digests
+from uploader.storage.local.digests import TRANSITIONS, FollowerProgress, FollowerState, is_gathered
 
-GATHERED = followers.GATHERED_BYTES
+GATHERED = digests.GATHERED_BYTES
 # The shortest way to each state.
 WAYS: dict[FollowerState, tuple[FollowerState, ...]] = {
     FollowerState.GATHERING: (),
@@ -76,7 +76,7 @@ def test_after_hashing_it_goes_on_only_for_chunks_that_came_meanwhile() -> None:
 def test_digests_of_another_process_are_watched_until_they_stand_still() -> None:
     progress = in_state(FollowerState.HASHING)
     assert progress.after_hashing(had_digests=False) is FollowerState.WATCHING
-    looks = [progress.look(position) for position in (0, 5, *[5] * followers.LOOKS_IN_VAIN)]
+    looks = [progress.look(position) for position in (0, 5, *[5] * digests.LOOKS_IN_VAIN)]
     assert looks == [True] * (len(looks) - 1) + [False]
     assert progress.look(6), "they move again"
     assert progress.after_watching(once_more=True) is FollowerState.HASHING
@@ -96,8 +96,8 @@ def test_a_follower_that_the_merge_waits_for_does_not_watch_for_long() -> None:
     [
         (None, False),  # nothing brings them there
         (0, True),
-        (followers.NEARER_BYTES - 1, True),
-        (followers.NEARER_BYTES, False),
+        (digests.NEARER_BYTES - 1, True),
+        (digests.NEARER_BYTES, False),
     ],
 )
 def test_a_sender_waits_until_the_digests_are_much_nearer(position: int | None, waits: bool) -> None:
@@ -110,4 +110,4 @@ def test_a_sender_waits_until_the_digests_are_much_nearer(position: int | None, 
 def test_a_sender_waits_until_the_digests_are_near(ahead: int, waits: bool) -> None:
     progress = FollowerProgress()
     progress.position = 7
-    assert progress.keeps_waiting(offset=7 + followers.NEAR_BYTES + ahead, begun=7) == waits
+    assert progress.keeps_waiting(offset=7 + digests.NEAR_BYTES + ahead, begun=7) == waits

@@ -23,9 +23,8 @@ from uvicorn.server import ServerState
 
 from tests.support.waiting import PATIENCE_SECONDS
 from uploader.http.bodies.intake import DIRECT_BODY, source_of
-from uploader.http.server.connections import CONNECTIONS_STATE, Connections
+from uploader.http.server.connections import CONNECTIONS_STATE, ConnectionLimits, Connections
 from uploader.http.server.http11 import HttpConnection
-from uploader.http.server.process import ConnectionLimits
 from uploader.http.shared.proxies import Networks
 
 # Bodies past the parser: the same requests, torn at every byte, get the same answers as from uvicorn as it is.

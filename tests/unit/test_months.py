@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from uploader.storage.local.temp import month_path
+from uploader.storage.local.directories import month_path
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from uploader.http.server.process import collect_seldom, connection_limits
+from uploader.http.server.connections import collect_seldom, connection_limits
 from uploader.settings import Settings
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import PATIENCE_SECONDS
-from uploader.http.server import transport
-from uploader.http.server.transport import ReadBatching
+from uploader.http.server import connections
+from uploader.http.server.connections import ReadBatching
 
-MARK = transport._MARK_BYTES
+MARK = connections._MARK_BYTES
 BODY = 8 * MARK
 
 
@@ -86,7 +86,7 @@ async def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_PATIENCE_SECONDS", 3600)
+    monkeypatch.setattr(connections, "_PATIENCE_SECONDS", 3600)
 
 
 async def test_a_body_is_read_once_there_is_much_of_it_and_at_its_end(patient: None) -> None:
@@ -118,7 +118,7 @@ async def test_what_follows_a_body_is_read_at_once(patient: None) -> None:
 
 
 async def test_the_bytes_of_a_slow_client_are_seen_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(connections, "_PATIENCE_SECONDS", 0.02)
     async with connected() as (reader, client):
         reader.expect(BODY)
         assert reader.low_water == MARK
@@ -128,19 +128,19 @@ async def test_the_bytes_of_a_slow_client_are_seen_soon(monkeypatch: pytest.Monk
 
 
 async def test_one_that_becomes_fast_is_read_in_large_pieces_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(connections, "_PATIENCE_SECONDS", 0.02)
     async with connected() as (reader, client):
         reader.expect(BODY)
         await until(lambda: reader.low_water == 1)
         reader.transport.pause_reading()
-        monkeypatch.setattr(transport, "_PATIENCE_SECONDS", 3600)
-        await asyncio.get_running_loop().sock_sendall(client, bytes(transport._FAST_BYTES))
+        monkeypatch.setattr(connections, "_PATIENCE_SECONDS", 3600)
+        await asyncio.get_running_loop().sock_sendall(client, bytes(connections._FAST_BYTES))
         reader.transport.resume_reading()
         await until(lambda: reader.low_water == MARK)
 
 
 async def test_a_body_that_goes_on_keeps_its_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "_PATIENCE_SECONDS", 0.2)
     async with connected() as (reader, client):
         reader.expect(BODY)
         for _ in range(7):
@@ -159,7 +159,7 @@ async def test_short_bodies_are_read_as_they_come() -> None:
 
 
 async def test_a_connection_that_is_lost_is_let_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "_PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(connections, "_PATIENCE_SECONDS", 0.02)
     async with connected() as (reader, _client):
         reader.expect(BODY)
         reader.transport.abort()

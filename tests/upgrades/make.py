@@ -11,7 +11,7 @@ from tests.support.content import Content
 from tests.support.process import Server, ended, owner_token, processes_in, run_cli, wait_for
 from tests.upgrades.held import DAMAGED, FILES, FLIPPED, FULL, OLD, OPEN, Held, pack
 from uploader import __version__
-from uploader.storage.local.formats import MAP_RECORDS_OFFSET
+from uploader.storage.local.chunks import MAP_RECORDS_OFFSET
 
 _MONTH_SECONDS = 31 * 86_400
 

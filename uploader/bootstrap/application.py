@@ -38,9 +38,15 @@ from uploader.http.ops import OpsHandlers, PageHandlers, ops_operations
 from uploader.http.resumable.dialect import ResumableDialect, ResumableHandlers
 from uploader.http.resumable.rufh import RufhDialect, RufhHandlers
 from uploader.http.resumable.tus import TusDialect, TusHandlers
-from uploader.http.server.connections import CONNECTIONS_STATE, Connections
-from uploader.http.server.process import collect_seldom, connection_limits, keep_freed_memory
-from uploader.http.server.sendfile import SENDERS_STATE, Senders
+from uploader.http.server.connections import (
+    CONNECTIONS_STATE,
+    SENDERS_STATE,
+    Connections,
+    Senders,
+    collect_seldom,
+    connection_limits,
+    keep_freed_memory,
+)
 from uploader.http.server.tls import CertificateInForce
 from uploader.http.shared.exchange import ConcurrencyLimit, is_news
 from uploader.http.shared.operation import operations_of
@@ -336,7 +342,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
         concurrency_limit=ConcurrencyLimit(settings, proxies),
         intake=intake,
         proxies=proxies,
-        pre_creates=services.asking.is_on,
+        pre_creates=services.pre_create_hook.is_on,
         dialect=dialect,
     )
 

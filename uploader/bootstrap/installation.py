@@ -22,7 +22,7 @@ from uploader.service.access import OWNER_TOKEN_FILE, owner_token
 from uploader.settings import Settings
 from uploader.sinks.configuration import load_events
 from uploader.storage.disk import close_to_others
-from uploader.storage.local.marks import MARK
+from uploader.storage.local.store import MARK
 
 T = TypeVar("T")
 

@@ -55,8 +55,7 @@ from uploader.sinks.kafka import KafkaSink
 from uploader.sinks.stream import StreamSink
 from uploader.sinks.webhook import SignedPost, WebhookSink
 from uploader.storage.local.store import LocalStore
-from uploader.storage.spool import Spool
-from uploader.storage.store import Store
+from uploader.storage.store import Spool, Store
 
 # Settings → the stores in force, embedded or given.
 
@@ -197,7 +196,7 @@ class Services:
     scrubbing: Scrubbing
     trash: TrashKeeping
     admission: Admission
-    asking: PreCreateHook
+    pre_create_hook: PreCreateHook
     relays: list[Relay]
     bells: Bells
     watching: Watching
@@ -213,7 +212,7 @@ class Services:
         await self.merging.close()
         for relay in self.relays:
             await relay.close()
-        self.asking.close()
+        self.pre_create_hook.close()
         await self.storage.drain()
         self.storage.close()
         self.spool.close()
@@ -268,21 +267,23 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         ),
     )
     admission = Admission(settings, database, storage, trash, clock)
-    asking = create_precreate_hook(events, clock)
-    instant = Instant(settings, database, storage, storage, healing, closers, uploads, challenges, asking, clock)
+    pre_create_hook = create_precreate_hook(events, clock)
+    instant = Instant(
+        settings, database, storage, storage, healing, closers, uploads, challenges, pre_create_hook, clock
+    )
     at_once = ChunksAtOnce(settings.max_concurrent_chunks)
     receiving = Receiving(database, storage, pending, closers, uploads, at_once=at_once)
     max_bytes = min(settings.max_chunk_size_bytes, settings.max_file_size_bytes)
-    openings = Openings(settings, database, storage, instant, uploads, receiving, admission, asking, clock)
+    openings = Openings(settings, database, storage, instant, uploads, receiving, admission, pre_create_hook, clock)
     growing = DeferredLength(database, closers, admission, clock, max_file_size_bytes=openings.max_file_size_bytes)
-    storing = Storing(database, storage, closers, uploads, admission, asking, clock, max_bytes=max_bytes)
+    storing = Storing(database, storage, closers, uploads, admission, pre_create_hook, clock, max_bytes=max_bytes)
     concatenations = Concatenations(
         settings,
         database,
         uploads,
         Joining(settings, database, storage, closers, admission, clock),
         Filling(database, storage, closers, receiving, merging),
-        asking,
+        pre_create_hook,
         clock,
         max_file_size_bytes=openings.max_file_size_bytes,
     )
@@ -344,7 +345,7 @@ def create_services(settings: Settings, clock: Clock | None = None) -> Services:
         scrubbing=scrubbing,
         trash=trash,
         admission=admission,
-        asking=asking,
+        pre_create_hook=pre_create_hook,
         relays=relays,
         reviewing=Reviewing({relay.name: relay for relay in relays}, database, clock),
         bells=bells,

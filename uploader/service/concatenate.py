@@ -261,7 +261,7 @@ class Concatenations:
         uploads: Uploads,
         joining: Joining,
         filling: Filling,
-        asking: PreCreateHook,
+        pre_create_hook: PreCreateHook,
         clock: Clock,
         *,
         max_file_size_bytes: int,
@@ -273,7 +273,7 @@ class Concatenations:
         self._uploads = uploads
         self._joining = joining
         self._filling = filling
-        self._asking = asking
+        self._pre_create_hook = pre_create_hook
         self._clock = clock
 
     # Ordering
@@ -314,7 +314,7 @@ class Concatenations:
     async def _order_once(self, new: NewWhole) -> Concatenation:
         size = await self._check_parts(new.user_id, new.part_ids)
         self._check_size(size or 0)
-        await self._asking.ask(Question(new.user_id, new.name, size, md5=None, sha256=None))
+        await self._pre_create_hook.ask(Question(new.user_id, new.name, size, md5=None, sha256=None))
         ordered = Concatenation(
             id=new.id,
             user_id=new.user_id,

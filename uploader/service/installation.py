@@ -19,8 +19,7 @@ from uploader.database.engine import Connection, Database
 from uploader.domain.audit_log import Action
 from uploader.errors import ConfigurationError
 from uploader.service.audit_log import act
-from uploader.storage.marks import StoreName
-from uploader.storage.store import Store
+from uploader.storage.store import Store, StoreName
 
 # Its name among the facts of the database.
 FACT = "installation"

@@ -53,7 +53,7 @@ class Instant:
     closers: Closers
     uploads: Uploads
     challenges: Challenges
-    asking: PreCreateHook
+    pre_create_hook: PreCreateHook
     clock: Clock
 
     async def finish(self, opening: Opening, md5: str, source: Source, existing: Upload | None) -> Complete | None:
@@ -196,7 +196,9 @@ class Instant:
 
     async def _add_file(self, opening: Opening, md5: str, sha256: str, replaced: Upload | None) -> Complete:
         if replaced is None or replaced.name != opening.name:  # of an upload that is open it was asked when that began
-            await self.asking.ask(Question(opening.user_id, opening.name, opening.size, md5=md5, sha256=sha256))
+            await self.pre_create_hook.ask(
+                Question(opening.user_id, opening.name, opening.size, md5=md5, sha256=sha256)
+            )
         file = File(
             id=new_id(),
             user_id=opening.user_id,

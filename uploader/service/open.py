@@ -151,7 +151,7 @@ class Openings:
     uploads: Uploads
     receiving: Receiving
     admission: Admission
-    asking: PreCreateHook
+    pre_create_hook: PreCreateHook
     clock: Clock
 
     def __post_init__(self) -> None:
@@ -188,10 +188,12 @@ class Openings:
             return await self._resume(existing, opening)
         self._refuse_early(opening, found)
         await self.admission.check(opening.size)
-        if opening.kind is not UploadKind.PART:  # which has no name: asked is for its whole
+        if (
+            self.pre_create_hook.is_on and opening.kind is not UploadKind.PART
+        ):  # which has no name: asked is for its whole
             size = opening.size if opening.length_known else None
             question = Question(opening.user_id, opening.name, size, md5=opening.md5, sha256=opening.sha256)
-            await self.asking.ask(question)
+            await self.pre_create_hook.ask(question)
         return await self._open_new(opening)
 
     async def _finish_at_once(self, opening: Opening, md5: str, found: _Found) -> Complete | Challenge | None:

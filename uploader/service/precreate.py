@@ -59,10 +59,7 @@ class PreCreateHook:
 
     def __post_init__(self) -> None:
         self._at_once = asyncio.Semaphore(_AT_ONCE)
-
-    @property
-    def is_on(self) -> bool:
-        return self.post is not None
+        self.is_on = self.post is not None
 
     async def ask(self, question: Question) -> None:
         """Raises NotAllowed, Unavailable."""

@@ -45,7 +45,7 @@ class Storing:
     closers: Closers
     uploads: Uploads
     admission: Admission
-    asking: PreCreateHook
+    pre_create_hook: PreCreateHook
     clock: Clock
     _: KW_ONLY
     max_bytes: int
@@ -81,7 +81,7 @@ class Storing:
     async def store(self, files: Sequence[NewFile], bodies: Sequence[Body]) -> list[Outcome]:
         """Digest, compare, make durable, and make files of what is as it was claimed to be, and allowed. Raises
         Unavailable."""
-        if not self.asking.is_on:
+        if not self.pre_create_hook.is_on:
             return await self._store(files, bodies)
         refusals = await all_or_none(map(self._refusal, files, bodies))
         allowed = [pair for pair, refusal in zip(zip(files, bodies, strict=True), refusals, strict=True) if not refusal]
@@ -90,7 +90,7 @@ class Storing:
 
     async def _refusal(self, new: NewFile, body: Body) -> NotAllowed | None:
         try:
-            await self.asking.ask(Question(new.user_id, new.name, body.length, md5=new.md5, sha256=new.sha256))
+            await self.pre_create_hook.ask(Question(new.user_id, new.name, body.length, md5=new.md5, sha256=new.sha256))
         except NotAllowed as error:
             return error
         return None

@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from uploader.storage import disk
 from uploader.storage.disk import Directory, Root
-from uploader.storage.local import walking
+from uploader.storage.local import directories
 from uploader.storage.local.blobs import fan_out
 
 # The version of all that lies here.
@@ -82,11 +82,11 @@ class BlobTree:
         """Remove all but those, which come in order; returns how many went."""
         names, removed = iter(needed), 0
         name = next(names, None)
-        for found in walking.blob_files(self._root):
+        for found in directories.blob_files(self._root):
             while name is not None and name < found.name:
                 name = next(names, None)
             if found.name != name:
-                removed += walking.remove(self._root, found)
+                removed += directories.remove(self._root, found)
         return removed
 
     def sync(self) -> None:

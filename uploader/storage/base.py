@@ -203,12 +203,12 @@ class PresentChunks:
         return received_bytes(self.present, self.size, self.chunk_size, self.tail)
 
 
+@dataclass(slots=True, eq=False)
 class HeldChunk:
     """A chunk that is stored, or the first bytes of one. Where a store locks, its record is locked until `release`."""
 
-    def __init__(self, *, written: bool) -> None:
-        # Whether it was stored just now.
-        self.written = written
+    # Whether it was stored just now.
+    written: bool
 
     def release(self) -> None:
         """Let go of it."""

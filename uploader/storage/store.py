@@ -1,17 +1,249 @@
 """The whole store of a process, and what every store does alike."""
 
 import hashlib
+import json
 import os
+import re
 import threading
-from abc import abstractmethod
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+from typing import TypeVar
+
+from isal.isal_zlib import crc32
 
 from uploader.cores import run_anywhere
+from uploader.domain import delta
+from uploader.errors import ConfigurationError, StorageFailed
 from uploader.storage import disk
-from uploader.storage.base import BlobBytes, Digests, Found, Gone, Housekeeping, Pace, Stopping, UploadBytes
-from uploader.storage.marks import InstallationMark
-from uploader.storage.signatures import Signatures
-from uploader.tasks import Pool, give_way, give_way_anywhere, give_way_to_all
+from uploader.storage.base import BlobBytes, Digests, Found, Gone, Housekeeping, Pace, Piece, Stopping, UploadBytes
+from uploader.tasks import OnePerKey, Pool, give_way, give_way_anywhere, give_way_to_all
+
+# Signatures of blobs: computed when one is asked for, and kept beside the blob, with a checksum, wherever that lies.
+#
+# Nothing is lost with one: it is believed only if its checksum is right and its first line is what it would be now;
+# else it is made anew. It is small enough to be in memory. Nobody makes it durable.
+
+
+_CHECKSUM = Struct(">I")
+
+
+class BytesBlob:
+    """Bytes in memory, open to be read."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    async def read(self, length_bytes: int, offset: int) -> bytes:
+        return self._content[offset : offset + length_bytes]
+
+    async def read_all(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self._content[offset : offset + length] for offset, length in ranges]
+
+    async def close(self) -> None:
+        """They go with their last user."""
+
+
+class Signatures:
+    """Each is computed once at a time in this process."""
+
+    def __init__(self, blobs: BlobBytes, reading: Pool, signing: Pool, check_stopping: Callable[[], None]) -> None:
+        self._blobs = blobs
+        self._reading = reading
+        self._signing = signing
+        self._check_stopping = check_stopping
+        self._making = OnePerKey[bytes]()
+
+    async def read(self, sha256: str, size: int) -> bytes:
+        """As `Store.read_signature`."""
+        found = await self._blobs.find_blob(sha256)
+        if found is None or found.size != size:
+            raise Gone(sha256)
+        kept = await self._reading.run(self._kept, found)
+        return kept or await self._making.run(found.place, lambda: self._signing.run(self._make, found))
+
+    # In threads
+
+    def _kept(self, found: Found) -> bytes | None:
+        """The one that is kept; None if there is none that is whole, and what is wanted now."""
+        stored = self._blobs.read_beside(found) or b""
+        content, checksum = stored[: -_CHECKSUM.size], stored[-_CHECKSUM.size :]
+        is_wanted = content.startswith(delta.head_of(found.size, found.name))
+        return content if is_wanted and _CHECKSUM.pack(crc32(content)) == checksum else None
+
+    def _make(self, found: Found) -> bytes:
+        """Raises Gone if the bytes are others than they should be."""
+        if kept := self._kept(found):
+            return kept  # made by others since it was looked for
+        content = bytearray(delta.head_of(found.size, found.name))
+        with closing(self._blobs.pieces(found)) as pieces:
+            reading = _Reading(pieces, self._check_stopping)
+            for length, hashed in delta.pieces_of(reading, delta.cuts_for(found.size)):
+                content += delta.RECORD.pack(length, hashed)
+        if reading.position != found.size or reading.sha256.hexdigest() != found.name:
+            raise Gone(found.name)
+        self._blobs.keep_beside(found, bytes(content) + _CHECKSUM.pack(crc32(content)))
+        return bytes(content)
+
+
+class _Reading:
+    """The bytes of a blob in order, of which the SHA-256 is computed on the way."""
+
+    def __init__(self, pieces: Generator[Piece], check_stopping: Callable[[], None]) -> None:
+        self._pieces = pieces
+        self._check_stopping = check_stopping
+        self._waiting = memoryview(b"")
+        self.sha256 = hashlib.sha256()
+        self.position = 0
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        if not self._waiting:
+            self._check_stopping()
+            self._waiting = memoryview(next(self._pieces, b""))
+        count = min(len(buffer), len(self._waiting))
+        buffer[:count] = self._waiting[:count]
+        self._waiting = self._waiting[count:]
+        self.sha256.update(buffer[:count])
+        self.position += count
+        return count
+
+
+# Of which installation a store says that it is: how it comes to say so, in an order that a crash may break off
+# anywhere.
+#
+# Several processes may start at once, and each may die at any line. So a first start proposes, the database decides,
+# and what it has decided is settled in the store.
+
+
+T = TypeVar("T")
+
+MAX_MARK_BYTES = 4096
+INSTALLATION_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Of which installation a store says that it is."""
+
+    installation: str | None
+    # By first starts that are under way, or were interrupted: by one at the most, where that can be decided.
+    proposed: frozenset[str]
+    # Whether an older version has made the mark, which an older program would believe.
+    is_outdated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoreName:
+    """What a store is called in messages to those who run the server."""
+
+    # After "the".
+    name: str
+    # The setting that says where it is.
+    setting: str
+    # What to ask first where it should have something to say, and has not.
+    question: str
+
+
+class MarkFiles(ABC):
+    """Where a store keeps its marks. In threads."""
+
+    store: StoreName
+
+    @abstractmethod
+    def read(self) -> Marks:
+        """The proposals first: one goes once the mark is there, so one of the two is always seen. Raises
+        ConfigurationError."""
+
+    @abstractmethod
+    def propose(self, installation: str, marks: Marks) -> None:
+        """Propose to be of an installation, durably; unless `marks`, which were just read, have a proposal that stands."""
+
+    @abstractmethod
+    def write(self, installation: str, *, replace: bool) -> None:
+        """Be of an installation, durably; unless `replace`, only if it is of none yet, where a store can tell."""
+
+    @abstractmethod
+    def forget_proposals(self, *, is_durable: bool = True) -> None:
+        """Propose nothing any more. Unless the mark `is_durable`, it is made so before: whoever wrote it may have died."""
+
+
+class InstallationMark:
+    """What a store says. May be asked before the store is prepared; all raise ConfigurationError if there is no place to say
+    it, or a newer version has been here."""
+
+    def __init__(self, files: MarkFiles, pool: Pool) -> None:
+        self._files = files
+        self._pool = pool
+
+    @property
+    def store(self) -> StoreName:
+        """What the store is called."""
+        return self._files.store
+
+    async def read(self) -> Marks:
+        """What it says now."""
+        return await self._run(self._files.read)
+
+    async def propose(self, installation: str) -> str:
+        """Propose to be of an installation, durably, unless it is of one, or another one is proposed; returns which."""
+        return await self._run(lambda: self._propose(installation))
+
+    async def settle(self, installation: str) -> None:
+        """Be of an installation, durably, if it is of none yet; nothing is proposed any more. Repeatable."""
+        await self._run(lambda: self._settle(installation))
+
+    async def replace(self, installation: str) -> None:
+        """Be of an installation, durably, whatever it says now."""
+        await self._run(lambda: self._replace(installation))
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        """Raises ConfigurationError: without the store nothing starts."""
+        try:
+            return await self._pool.run(work)
+        except StorageFailed as error:
+            if error.inside is None:
+                raise
+            raise ConfigurationError(f"{self.store.setting}: {error.inside}") from error
+
+    def _propose(self, installation: str) -> str:
+        marks = self._files.read()
+        if marks.installation is None:
+            self._files.propose(installation, marks)
+            marks = self._files.read()
+            if marks.installation is not None and marks.proposed:  # another first start ended at this moment
+                self._files.forget_proposals()
+        return marks.installation or min(marks.proposed, default=installation)
+
+    def _settle(self, installation: str) -> None:
+        marks = self._files.read()
+        if marks.installation is None:
+            self._files.write(installation, replace=False)
+        if marks.installation is None or marks.proposed:
+            self._files.forget_proposals(is_durable=marks.installation is None)
+        elif marks.is_outdated:
+            self._replace(marks.installation)
+
+    def _replace(self, installation: str) -> None:
+        self._files.write(installation, replace=True)
+        self._files.forget_proposals()
+
+
+def mark_of(version: int, installation: str) -> bytes:
+    """The content of a mark."""
+    return json.dumps({"format": version, "id": installation}).encode()
+
+
+def parse_mark(content: bytes) -> tuple[int, str] | None:
+    """The version and the installation of a mark; None if it is damaged. The id of a newer version may be of any form."""
+    try:
+        facts = json.loads(content)
+        return int(facts["format"]), str(facts["id"])
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 class Threads:
@@ -96,3 +328,66 @@ class Store(UploadBytes, BlobBytes, Housekeeping):
     def close(self) -> None:
         """Give up the threads; nothing is stored after this."""
         self.threads.shutdown()
+
+
+# The spool: unlinked files of this node for bodies that are not kept in memory, wherever a store has its bytes.
+
+
+_THREADS = 4
+_PIECE_BYTES = 1 << 20
+
+
+class SpooledBytes:
+    """A file without a name: its descriptor is closed with its last user, and then nothing is left of it."""
+
+    def __init__(self, pool: Pool, descriptor: int) -> None:
+        self._pool = pool
+        self._descriptor = descriptor
+        self._length = 0
+        self.close = weakref.finalize(self, disk.close, descriptor)
+
+    async def append(self, content: memoryview) -> None:
+        """Raises StorageFull."""
+        await self._pool.run(disk.write, self._descriptor, content, self._length)
+        self._length += len(content)
+
+    def pieces(self, start: int, length: int) -> Iterator[memoryview]:
+        """So much from there on, in order, read from a thread."""
+        end = start + length
+        for offset in range(start, end, _PIECE_BYTES):
+            yield memoryview(disk.read(self._descriptor, min(_PIECE_BYTES, end - offset), offset))
+
+
+class Spool:
+    """The directory `spool` of a node."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root.absolute()
+        self._root = disk.Root(self._path)
+        self._pool = Pool(_THREADS, "spool", translate=disk.refusal, initializer=run_anywhere)
+
+    async def prepare(self) -> None:
+        """Raises ConfigurationError if it can't be written."""
+        await self._pool.run(self._prepare)
+
+    def _prepare(self) -> None:
+        try:
+            self._root.open()
+            with suppress(FileExistsError):
+                self._root.make_directory("spool")  # whether it outlives a power cut does not matter
+            with self._root.enter("spool") as directory:  # it is one, and no link
+                disk.check_unnamed(directory)
+        except OSError as error:
+            raise ConfigurationError(f"UPLOADER_DATA: {self._path} cannot be written: {error.strerror}") from error
+
+    async def open(self) -> SpooledBytes:
+        """A place for a body. Raises StorageFull."""
+        return await self._pool.run(self._open)
+
+    def _open(self) -> SpooledBytes:
+        with self._root.enter("spool") as directory:
+            return SpooledBytes(self._pool, directory.open_unnamed())
+
+    def close(self) -> None:
+        """Give up the threads."""
+        self._pool.shutdown()

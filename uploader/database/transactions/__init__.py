@@ -5,17 +5,21 @@ may be run again from its start; what it raises rolls everything back. Those of 
 """
 
 from uploader.database.transactions import users
-from uploader.database.transactions.blobs import collect_blob, note_scrub, note_unreadable, relocate, with_blob_locked
 from uploader.database.transactions.files import (
     Added,
     Verdict,
     add_instant_file,
     add_whole_file,
     add_whole_files,
+    collect_blob,
     delete_file,
     delete_files,
     move_files,
+    note_scrub,
+    note_unreadable,
+    relocate,
     rename_file,
+    with_blob_locked,
 )
 from uploader.database.transactions.rows import BlobLost, ClaimsChanged, NotOpen
 from uploader.database.transactions.uploads import (

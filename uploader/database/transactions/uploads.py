@@ -12,8 +12,7 @@ from uploader.database import models, queries
 from uploader.database.audit_log import note
 from uploader.database.outbox import tell
 from uploader.database.transactions import rows
-from uploader.database.transactions.blobs import relocate
-from uploader.database.transactions.files import add_files, close_by, lock_contents
+from uploader.database.transactions.files import add_files, close_by, lock_contents, relocate
 from uploader.database.transactions.rows import (
     ClaimsChanged,
     NotOpen,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from uploader.service.append import Part, a_newer_one
-from uploader.storage.spool import Spool, SpooledBytes
+from uploader.storage.store import Spool, SpooledBytes
 from uploader.tasks import uninterrupted
 
 # What a spooled body gathers before it is written. Of slow ones there may be many.

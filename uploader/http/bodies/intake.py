@@ -26,7 +26,7 @@ from uploader.http.bodies.body import BodyBudget, ReceivedBody, Segments, WholeB
 from uploader.service.append import Part, a_newer_one
 from uploader.settings import Settings
 from uploader.storage.base import Body
-from uploader.storage.spool import Spool
+from uploader.storage.store import Spool
 from uploader.tasks import uninterrupted
 
 # A body that takes longer than this moves out of memory; the minimum rate is asked for from here on, too.

@@ -20,7 +20,7 @@ from uploader.errors import RangeNotSatisfiable
 from uploader.http.shared.responses import ZERO_COPY_SEND
 from uploader.service.files import Files
 from uploader.storage.base import FileBlob, OpenBlob, PresigningBlob
-from uploader.storage.signatures import BytesBlob
+from uploader.storage.store import BytesBlob
 from uploader.tasks import uninterrupted
 
 # With the policies under which they are shown: alone, or within a page of the same origin.

@@ -4,15 +4,112 @@ beyond the limits and here only to be told so.
 Newcomers have precedence over those that wait: a flood of connections that ask for nothing pushes out its own.
 """
 
+import asyncio
+import ctypes
+import fcntl
+import gc
+import logging
+import os
+import resource
+import socket
+import sys
+import termios
+from asyncio.trsock import TransportSocket
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
+from starlette.types import Message
+
+from uploader.cores import run_anywhere
 from uploader.errors import TooManyRequests, Unavailable, UploaderError
-from uploader.http.server.process import ConnectionLimits
 from uploader.http.shared.proxies import Networks, parsed_address, party_of
 from uploader.observability import REFUSED_CONNECTIONS
+from uploader.settings import Settings
+from uploader.tasks import uninterrupted
+
+# The limits of a server process: how it treats memory, and how many connections it may have.
+
+
+logger = logging.getLogger(__name__)
+
+# mallopt(3)
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+# Pieces up to this size come from the heap, not from the kernel: the most that glibc allows.
+_FROM_HEAP_BYTES = 32 << 20
+# So much free memory at the heap's end is kept.
+_KEPT_BYTES = 512 << 20
+# How many more objects than at the last look there have to be before the next, and how many looks make a longer one. With
+# Python's 700 and 10 the looks are among what small chunks cost most.
+_COLLECTED = (10_000, 20, 50)
+
+# What a process opens beside its connections: stores, chunks and maps in hand.
+_OWN_DESCRIPTORS = 512
+# For connections beyond the limits, and of few descriptors this share.
+_RESERVED_CONNECTIONS, _DESCRIPTORS_PER_RESERVED = 1024, 8
+_WANTED_DESCRIPTORS = 1 << 16
+
+
+def keep_freed_memory() -> None:
+    """For the rest of the process, where the C library is glibc; elsewhere nothing is changed."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return
+    mallopt(_M_MMAP_THRESHOLD, _FROM_HEAP_BYTES)
+    mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def collect_seldom() -> None:
+    """For the rest of the process. What is there already, such as modules, is never looked at again."""
+    gc.freeze()
+    gc.set_threshold(*_COLLECTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """The limits in force."""
+
+    max_connections: int
+    max_connections_per_address: int
+    # Beyond them, so that they can be answered.
+    reserved_connections: int
+    header_timeout_seconds: float
+    idle_timeout_seconds: float
+
+
+def connection_limits(settings: Settings) -> ConnectionLimits:
+    """Return the limits of connections, within what this process may open; a connection may need a descriptor for its
+    spool."""
+    descriptors = _raise_descriptor_limit()
+    reserved = max(1, min(_RESERVED_CONNECTIONS, descriptors // _DESCRIPTORS_PER_RESERVED))
+    most = max(1, (descriptors - _OWN_DESCRIPTORS - reserved) // 2)
+    if settings.max_connections > most:
+        logger.warning(
+            "fewer connections than UPLOADER_MAX_CONNECTIONS",
+            extra={"connections": most, "open_files": descriptors},
+        )
+    return ConnectionLimits(
+        max_connections=min(settings.max_connections, most),
+        max_connections_per_address=settings.max_connections_per_address,
+        reserved_connections=reserved,
+        header_timeout_seconds=settings.header_timeout_seconds,
+        idle_timeout_seconds=settings.body_idle_timeout_seconds,
+    )
+
+
+def _raise_descriptor_limit() -> int:
+    """Take as many descriptors as this process may (getrlimit(2)); how many that are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, _WANTED_DESCRIPTORS) if hard != resource.RLIM_INFINITY else _WANTED_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return soft if soft != resource.RLIM_INFINITY else _WANTED_DESCRIPTORS
+
 
 # Under this name the application's lifespan state carries the connections to the protocol.
 CONNECTIONS_STATE = "connections"
@@ -134,3 +231,257 @@ class Connections:
         if len(self._reserve) > self.limits.reserved_connections:
             oldest, _ = self._reserve.popitem(last=False)
             oldest.cut()
+
+
+# Reads and writes of a connection in few system calls, and clients that do not take their answer.
+
+
+_MARK_BYTES = 512 << 10
+# After so long with fewer bytes the mark is lowered, so that how a slow client gets on is seen; and raised again when so
+# many are read at once.
+_PATIENCE_SECONDS = 0.1
+_FAST_BYTES = 64 << 10
+# What is larger is written as it is: to copy it would cost more than a call.
+_MAX_HELD_BYTES = 64 << 10
+
+
+class ReadBatching:
+    """The low-water mark of a socket that a body is read from (`SO_RCVLOWAT`, socket(7)): while the body comes fast, the
+    event loop wakes up for many bytes only. End it."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, left_bytes: int) -> None:
+        """`left_bytes`: what of the body is still to be read from the socket."""
+        self._transport = transport
+        self._socket: TransportSocket | None = transport.get_extra_info("socket")
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        # How many bytes there have to be before the loop wakes up.
+        self.mark_bytes = 1
+        # Whether anything was read since the last look; the reader sets it.
+        self.progress = False
+        self._raise(left_bytes)
+
+    def received(self, count: int, left_bytes: int) -> None:
+        """So many bytes were read at once. Need not be told while the mark is raised and less than `left_bytes`."""
+        self.progress = True
+        if left_bytes < self.mark_bytes:
+            self._set(max(left_bytes, 1))
+        elif self.mark_bytes == 1 and count >= _FAST_BYTES:
+            self._raise(left_bytes)
+
+    def end(self) -> None:
+        """End it: what comes next is no body."""
+        self._set(1)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _raise(self, left_bytes: int) -> None:
+        if self._socket is None or left_bytes < _MARK_BYTES:
+            return
+        self._set(_MARK_BYTES)
+        if self._timer is None:
+            self._timer = self._loop.call_later(_PATIENCE_SECONDS, self._check)
+
+    def _check(self) -> None:
+        self._timer = None
+        if self.progress:
+            self.progress = False
+            self._timer = self._loop.call_later(_PATIENCE_SECONDS, self._check)
+        else:
+            self._set(1)
+
+    def _set(self, mark_bytes: int) -> None:
+        # The descriptor of one that is closing may be that of another connection already.
+        if self._socket is None or mark_bytes == self.mark_bytes or self._transport.is_closing():
+            return
+        self.mark_bytes = mark_bytes
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark_bytes)
+
+
+class WriteBatching:
+    """A transport that holds small writes until the end of the turn: the head of an answer and its body are two writes to
+    uvicorn, but one is enough for the kernel and for the client. All else is the transport's own."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._ended = False
+        # Asked for often, so without a step in between.
+        self.is_closing = transport.is_closing
+        self.pause_reading = transport.pause_reading
+        self.resume_reading = transport.resume_reading
+        self.get_extra_info = transport.get_extra_info
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, content: bytes) -> None:
+        if self._ended:
+            return  # as on a connection that is closed: it was refused, and its request may not know yet
+        if not self._held:
+            self._loop.call_soon(self.flush)
+        self._held.append(content)
+        self._held_bytes += len(content)
+        if self._held_bytes > _MAX_HELD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is held."""
+        held, self._held, self._held_bytes = self._held, [], 0
+        if not held or self._transport.is_closing():
+            return
+        if len(held[-1]) > _MAX_HELD_BYTES:
+            self._transport.writelines(held)
+        else:
+            self._transport.write(b"".join(held))
+
+    def write_eof(self) -> None:
+        self.flush()
+        self._ended = True
+        self._transport.write_eof()
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.flush()  # so that the transport says at once whether it is over them
+        self._transport.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size() + self._held_bytes
+
+
+class StallWatch:
+    """Ends a connection whose client takes nothing of what was written for a while."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, timeout_seconds: float) -> None:
+        self.transport = transport
+        self._loop = loop
+        self._timeout_seconds = timeout_seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """The transport holds more than it wants to."""
+        self._timer = self._loop.call_later(self._timeout_seconds, self._check_stall, self.untaken_bytes())
+
+    def end(self) -> None:
+        """It has room again, or is closed."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check_stall(self, untaken_before: int) -> None:
+        self._timer = None
+        if self.untaken_bytes() < untaken_before:
+            self.begin()
+        else:
+            self.transport.abort()
+
+    def untaken_bytes(self) -> int:
+        """Return what the client has not taken of what was written. The kernel may hold megabytes of it, and tells the
+        transport only when it has room for a third: a client that takes them slowly does not stand still."""
+        try:
+            queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        except OSError:
+            queued = b""  # it is closed
+        return self.transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
+
+
+# Sends a part of a file from the page cache to the socket, without Python in between.
+#
+# Owns the threads that do it, because a cold disk blocks whoever sends from it. Refuses TLS, and to know what is sent.
+
+
+# Under this name the application's lifespan state carries the senders to the protocol.
+SENDERS_STATE = "senders"
+
+T = TypeVar("T")
+
+_THREADS = 8
+# What a thread sends before it turns to another connection.
+_TURN_BYTES = 4 << 20
+# What goes through the transport when the socket is full: enough to find out when it no longer is.
+_PIECE_BYTES = 16 << 10
+
+
+class Senders:
+    """Threads that send, each to a descriptor of its own: that of a connection may, when it ends, become another's."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="sending", initializer=run_anywhere)
+        self._free = asyncio.Semaphore(_THREADS)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+    async def send(
+        self,
+        transport: asyncio.Transport,
+        is_drained: Callable[[], Awaitable[bool]],
+        file: int,
+        offset: int,
+        count: int,
+    ) -> None:
+        """Send all of it, unless the client goes away: `is_drained` waits until the transport has sent what it was given,
+        and says whether the client is still there. Raises EOFError, OSError.
+
+        uvloop has no `loop.sendfile`, and lets nobody but the transport wait for its socket. So a thread sends what the
+        socket takes at once, and when it is full, the next piece goes through the transport as an ordinary one does: that
+        tells when there is room again, and what watches over clients that stand still or vanish keeps watching.
+        """
+        end = offset + count
+        while offset < end and await is_drained():
+            try:
+                sent, piece = await self._take_turn(transport, file, offset, end)
+            except (ConnectionError, TimeoutError):
+                transport.abort()
+                return
+            transport.write(piece)
+            offset += sent + len(piece)
+
+    async def _take_turn(self, transport: asyncio.Transport, file: int, offset: int, end: int) -> tuple[int, bytes]:
+        async with self._free:
+            if transport.is_closing():
+                return 0, b""
+            socket = os.dup(transport.get_extra_info("socket").fileno())
+            try:
+                # To its end also if the client goes away, for then these descriptors are closed and may become others.
+                loop = asyncio.get_running_loop()
+                return await uninterrupted(loop.run_in_executor(self._threads, _send, socket, file, offset, end))
+            finally:
+                os.close(socket)
+
+
+def _send(socket: int, file: int, offset: int, end: int) -> tuple[int, bytes]:
+    """Return how many bytes went at one go, and the ones after them if the socket is full. In a thread."""
+    start, stop = offset, min(end, offset + _TURN_BYTES)
+    while offset < stop:
+        try:
+            sent = os.sendfile(socket, file, offset, stop - offset)
+        except BlockingIOError:
+            piece = os.pread(file, min(end - offset, _PIECE_BYTES), offset)
+            return offset - start, _there(piece)
+        offset += _there(sent)
+    return offset - start, b""
+
+
+def _there(found: T) -> T:
+    if not found:
+        raise EOFError("A file is shorter than what is to be sent of it.")
+    return found
+
+
+def extent_of(message: Message) -> tuple[int, int, int]:
+    """Return the descriptor, the offset and the count of a message, the latter two as the extension fills them in."""
+    file = message["file"]
+    descriptor: int = file if isinstance(file, int) else file.fileno()
+    offset, count = message.get("offset"), message.get("count")
+    if offset is None:
+        offset = os.lseek(descriptor, 0, os.SEEK_CUR)
+    if count is None:
+        count = max(0, os.fstat(descriptor).st_size - offset)
+    return descriptor, offset, count

@@ -22,9 +22,16 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from uploader.errors import BadRequest, HeadersTooLarge, TargetTooLong, UploaderError
 from uploader.http.bodies.intake import DIRECT_BODY, TRAILERS, Sink
-from uploader.http.server.connections import CONNECTIONS_STATE, Connections
-from uploader.http.server.sendfile import SENDERS_STATE, Senders, extent_of
-from uploader.http.server.transport import ReadBatching, StallWatch, WriteBatching
+from uploader.http.server.connections import (
+    CONNECTIONS_STATE,
+    SENDERS_STATE,
+    Connections,
+    ReadBatching,
+    Senders,
+    StallWatch,
+    WriteBatching,
+    extent_of,
+)
 from uploader.http.shared.exchange import PROBES, refusal
 from uploader.http.shared.responses import INTERIM, ZERO_COPY_SEND
 

@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from uploader.errors import ConfigurationError
-from uploader.http.server.connections import CONNECTIONS_STATE
+from uploader.http.server.connections import CONNECTIONS_STATE, ConnectionLimits, StallWatch, WriteBatching
 from uploader.http.server.http11 import HttpConnection, LimitedProtocol
-from uploader.http.server.process import ConnectionLimits
-from uploader.http.server.transport import StallWatch, WriteBatching
 from uploader.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -7,44 +7,148 @@ disk says. Refuses to know users, quotas or Redis: its caller talks to those whi
 """
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
+from uuid import uuid4
 
+from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_length
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable
-from uploader.storage import disk, fitness
-from uploader.storage.base import (
-    Arrival,
-    Body,
-    Digests,
-    Found,
-    Gone,
-    Lost,
-    ReadPart,
-    Space,
-    Stopping,
+from uploader.storage import disk
+from uploader.storage.base import Arrival, Body, Digests, Found, Gone, Lost, ReadPart, Space, Stopping
+from uploader.storage.disk import Root
+from uploader.storage.local import chunks, directories
+from uploader.storage.local.blobs import Blobs, LocalArrivals, LocalBlob, Trash, blob_path
+from uploader.storage.local.chunks import ChunkFiles, HeldRecord, names_a_chunk
+from uploader.storage.local.concatenation import LocalWholes
+from uploader.storage.local.digests import DigestFiles, Followers
+from uploader.storage.local.directories import KeptFiles, OpenFiles, close_files
+from uploader.storage.local.locks import (
+    LOCK_TIMEOUT_SECONDS,
+    LONG_SECONDS,
+    BadChunks,
+    LocalAppender,
+    LockedFiles,
+    appending,
+    closing,
 )
-from uploader.storage.local import formats, temp, walking
-from uploader.storage.local.arrivals import LocalArrivals
-from uploader.storage.local.blobs import Blobs, LocalBlob, blob_path
-from uploader.storage.local.chunkfiles import ChunkFiles, HeldRecord
-from uploader.storage.local.closing import LOCK_TIMEOUT_SECONDS, BadChunks, LockedFiles, closing
-from uploader.storage.local.digests import DigestFiles
-from uploader.storage.local.followers import Followers
-from uploader.storage.local.locks import LocalAppender, appending, note_wait
-from uploader.storage.local.marks import LocalMarks
-from uploader.storage.local.temp import KeptFiles, OpenFiles, close_files
-from uploader.storage.local.trash import Trash
-from uploader.storage.local.wholes import LocalWholes
-from uploader.storage.marks import InstallationMark
-from uploader.storage.store import Store
+from uploader.storage.store import (
+    INSTALLATION_ID,
+    MAX_MARK_BYTES,
+    InstallationMark,
+    MarkFiles,
+    Marks,
+    Store,
+    StoreName,
+    mark_of,
+    parse_mark,
+)
 from uploader.tasks import Batches, Pool, run_in
+from uploader.wait_budget import wait_budget
+
+# Of which installation a data directory is: the file `installation`, and `installation.new` while a first start makes
+# it.
+#
+# The file has the version of everything on the disk, too: of maps, digests, and of what lies where. Runs in threads.
+#
+# Several processes may start at once, and each may die at any line. So each file is written whole under a name of its
+# own and then linked, which the first one does: whoever comes later finds it. Only where somebody asks for it, one is
+# renamed over it.
+
+
+# The version of everything on the disk.
+FORMAT = 2
+MARK, PROPOSAL = "installation", "installation.new"
+
+_DRAFT = re.compile(r"installation\.[0-9a-f]{32}")
+
+
+class LocalMarks(MarkFiles):
+    """Both files."""
+
+    store = StoreName("data directory", "UPLOADER_DATA", "is it mounted?")
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+
+    def read(self) -> Marks:
+        try:
+            self._root.open()
+        except OSError as error:
+            raise ConfigurationError(f"UPLOADER_DATA: it can't be opened: {error.strerror}") from error
+        proposed, found = self._read(PROPOSAL), self._read(MARK)
+        version, installation = found or (FORMAT, None)
+        return Marks(installation, frozenset([proposed[1]] if proposed else ()), is_outdated=version < FORMAT)
+
+    def propose(self, installation: str, marks: Marks) -> None:
+        """Another one may be there that is not durable yet."""
+        self._write(PROPOSAL, installation)
+        crash_point("installation.after_proposal")
+
+    def write(self, installation: str, *, replace: bool) -> None:
+        """An older version in the mark would let an older program in, to which tails are damage."""
+        if replace:
+            self.read()
+            self._root.rename(self._write_draft(installation), MARK)
+            self._root.sync()
+        else:
+            self._write(MARK, installation)
+            crash_point("installation.after_mark")
+
+    def forget_proposals(self, *, is_durable: bool = True) -> None:
+        """And the drafts of those who died. Where a power cut brings it back, nobody asks for it."""
+        if not is_durable:
+            self._root.sync()
+        for name in self._root.files():
+            if name == PROPOSAL or _DRAFT.fullmatch(name):
+                self._root.unlink(name)
+
+    def _write(self, name: str, installation: str) -> None:
+        draft = self._write_draft(installation)
+        # Without the draft, too, somebody was faster: who ends a first start takes all drafts away.
+        with suppress(FileExistsError, FileNotFoundError):
+            self._root.link(draft, self._root, name)
+        self._root.unlink(draft)
+        self._root.sync()
+
+    def _write_draft(self, installation: str) -> str:
+        draft = f"{MARK}.{uuid4().hex}"
+        self._root.create(draft, mark_of(FORMAT, installation))
+        return draft
+
+    def _read(self, name: str) -> tuple[int, str] | None:
+        """The version, and the installation."""
+        try:
+            descriptor = self._root.open_to_read(name)
+        except FileNotFoundError:
+            return None
+        try:
+            found = parse_mark(disk.read(descriptor, MAX_MARK_BYTES, 0))
+        finally:
+            disk.close(descriptor)
+        if found is not None and found[0] > FORMAT:
+            raise ConfigurationError(
+                f"UPLOADER_DATA: it was written in format {found[0]}, newer than this version's {FORMAT}: install a newer "
+                "version"
+            )
+        if found is None or not INSTALLATION_ID.fullmatch(found[1]):
+            raise ConfigurationError(
+                f"UPLOADER_DATA: the file {name} in it is damaged: restore it from a backup, or remove it and run "
+                "`uploader adopt`"
+            )
+        return found
+
 
 _LIST_BATCH = 250
+# How long the size of the trash is believed, at least, and in terms of how long it took to find out: where room is short,
+# it is walked anyway.
+_FRESH_SECONDS = 60.0
+_FRESH_WALKS = 50
 # Chunks of no more are written to memory in less time than it takes to change threads.
 _QUICK_BYTES = 256 << 10
 
@@ -96,11 +200,11 @@ class LocalStore(Store):
                 self._root.make("blobs") as blobs,
                 self._root.make("trash") as trash,
             ):
-                fitness.check_unnamed(uploads)
-                fitness.check_names({"temp": uploads, "blobs": blobs, "trash": trash})
+                disk.check_unnamed(uploads)
+                disk.check_names({"temp": uploads, "blobs": blobs, "trash": trash})
         except OSError as error:
             raise ConfigurationError(f"UPLOADER_DATA: {self._path} cannot be written: {error.strerror}") from error
-        self.doubt = fitness.doubt_about(self._path)
+        self.doubt = disk.doubt_about(self._path)
         self._arrivals.syncs_whole = self.doubt is None
 
     async def check(self) -> None:
@@ -141,7 +245,7 @@ class LocalStore(Store):
     # Open uploads
 
     def place_of(self, upload_id: str, opened_at: datetime) -> str:
-        return f"temp/{temp.month_path(opened_at)}/{upload_id}"
+        return f"temp/{directories.month_path(opened_at)}/{upload_id}"
 
     async def create(self, upload: Upload, parts: Sequence[Upload] | None = None) -> float:
         if parts is not None:
@@ -164,7 +268,7 @@ class LocalStore(Store):
 
     def _discard(self, upload: Upload, kept: list[OpenFiles]) -> bool:
         close_files(kept)
-        return temp.discard(self._root, upload)
+        return directories.discard(self._root, upload)
 
     async def hold_chunk(self, upload: Upload, number: int, body: Body | None, *, start: int = 0) -> HeldRecord:
         """One thread hop, and another one for each time the chunk is busy."""
@@ -177,7 +281,7 @@ class LocalStore(Store):
             pause = min(pause * 2, 0.05)
             held = await self._try_hold(upload, number, body, start)
             self._followers.follow(upload)
-        note_wait(began)
+        wait_budget().note(began, LONG_SECONDS)
         return held
 
     async def _offer_and_hold(self, upload: Upload, number: int, body: Body | None, start: int) -> HeldRecord | None:
@@ -216,7 +320,7 @@ class LocalStore(Store):
     async def keep_pace(self, upload: Upload, number: int) -> None:
         await self._followers.keep_pace(upload, number)
 
-    async def read_map(self, upload: Upload, *, verified: bool = True) -> formats.ChunkMap:
+    async def read_map(self, upload: Upload, *, verified: bool = True) -> chunks.ChunkMap:
         return await self._disk.run(self._chunks.read_map, upload, verified)
 
     async def last_write(self, upload: Upload) -> float:
@@ -297,7 +401,7 @@ class LocalStore(Store):
         self._blobs.keep_signature(found.name, content)
 
     async def find_blob(self, sha256: str) -> Found | None:
-        return await self._disk.run(walking.look, self._root, blob_path(sha256))
+        return await self._disk.run(directories.look, self._root, blob_path(sha256))
 
     # The trash
 
@@ -306,9 +410,9 @@ class LocalStore(Store):
 
     async def list_trash(self, name: str | None = None) -> AsyncIterator[list[Found]]:
         if name is not None:
-            yield await self.threads.long.run(lambda: list(walking.trashed(self._root, name)))
+            yield await self.threads.long.run(lambda: list(directories.trashed(self._root, name)))
             return
-        async for batch in self._batches(walking.trashed(self._root)):
+        async for batch in self._batches(directories.trashed(self._root)):
             yield batch
 
     async def restore_blob(self, found: Found) -> None:
@@ -322,15 +426,15 @@ class LocalStore(Store):
     async def list_uploads(self, opened_before: datetime) -> AsyncIterator[list[Found]]:
         """By months: all that were opened in those before the month of `opened_before`."""
         for month in await self._months(opened_before):
-            async for batch in self._batches(walking.upload_directories(self._root, month)):
+            async for batch in self._batches(directories.upload_directories(self._root, month)):
                 yield batch
 
     async def _months(self, before: datetime) -> list[str]:
-        months = await self._disk.run(walking.months, self._root)
-        return [month for month in months if month < temp.month_path(before)]
+        months = await self._disk.run(directories.months, self._root)
+        return [month for month in months if month < directories.month_path(before)]
 
     def list_blobs(self) -> AsyncIterator[list[Found]]:
-        return self._batches(walking.blob_files(self._root))
+        return self._batches(directories.blob_files(self._root))
 
     async def _batches(self, walk: Iterator[Found]) -> AsyncIterator[list[Found]]:
         while batch := await self.threads.long.run(self._next_batch, walk):
@@ -341,19 +445,19 @@ class LocalStore(Store):
         return list(islice(walk, _LIST_BATCH))
 
     async def remaining(self, uploads: list[Upload]) -> list[Upload]:
-        return await self._disk.run(lambda: [upload for upload in uploads if temp.is_there(self._root, upload)])
+        return await self._disk.run(lambda: [upload for upload in uploads if directories.is_there(self._root, upload)])
 
     async def holds_chunks(self, found: Found) -> bool:
-        return await self._disk.run(walking.holds_chunks, self._root, found)
+        return await self._disk.run(names_a_chunk, self._root, found)
 
     async def remove(self, found: Found) -> bool:
-        done = await self.threads.long.run(walking.remove, self._root, found)
+        done = await self.threads.long.run(directories.remove, self._root, found)
         self._trash.held_bytes -= done * found.in_trash * found.disk_bytes
         return done
 
     async def remove_emptied(self, opened_before: datetime) -> None:
         for month in await self._months(opened_before):
-            await self._disk.run(walking.remove_month, self._root, month)
+            await self._disk.run(directories.remove_month, self._root, month)
 
     async def space(self) -> Space:
         figures = await self._disk.run(self._root.figures)
@@ -363,6 +467,10 @@ class LocalStore(Store):
 
     async def _trash_bytes(self) -> int:
         """What the trash holds: walked now and then, because that takes long."""
-        if self._trash.begin_walk():
-            self._trash.end_walk(sum([found.disk_bytes async for batch in self.list_trash() for found in batch]))
+        trash, began = self._trash, time.monotonic()
+        if began >= trash.fresh_until:
+            trash.fresh_until = began + _FRESH_SECONDS  # meanwhile others take the old figure
+            trash.held_bytes = sum([found.disk_bytes async for batch in self.list_trash() for found in batch])
+            now = time.monotonic()
+            trash.fresh_until = now + max(_FRESH_SECONDS, _FRESH_WALKS * (now - began))
         return max(0, self._trash.held_bytes)

@@ -18,10 +18,9 @@ from uploader.domain.ledger import PutAway
 from uploader.errors import StorageFailed, StorageFull
 from uploader.storage.base import Arrival, BytesBody, Found, Gone
 from uploader.storage.hashes import PrefixHashes, identify
-from uploader.storage.s3 import keys
-from uploader.storage.s3.bucket import Bucket, Stat
+from uploader.storage.s3 import bucket
+from uploader.storage.s3.bucket import Bucket, ObjectReader, Stat
 from uploader.storage.s3.ledger import Ledger
-from uploader.storage.s3.streams import ObjectReader
 from uploader.tasks import Pool, all_or_none, uninterrupted
 
 T = TypeVar("T")
@@ -136,7 +135,7 @@ class S3Blobs:
         stat = await self._stat(await self._locate(sha256))
         if stat is None:
             return None
-        return keys.found(stat.key, name=sha256, changed_at=stat.modified_at.timestamp(), size=stat.size)
+        return bucket.found_at_key(stat.key, name=sha256, changed_at=stat.modified_at.timestamp(), size=stat.size)
 
     # In threads
 
@@ -146,7 +145,7 @@ class S3Blobs:
             yield from pieces_of(self._bucket, found.place, 0, found.size, self._check_stopping)
 
     def read_signature(self, key: str) -> bytes | None:
-        name = keys.of_signature(key)
+        name = bucket.key_of_signature(key)
         stat = self._bucket.head(name)
         try:
             return None if stat is None else self._bucket.get(name, 0, stat.size)
@@ -154,7 +153,7 @@ class S3Blobs:
             return None
 
     def keep_signature(self, key: str, content: bytes) -> None:
-        self._bucket.put(keys.of_signature(key), BytesBody(content))
+        self._bucket.put(bucket.key_of_signature(key), BytesBody(content))
         crash_point("signature.after_put")
 
 
@@ -250,7 +249,7 @@ class S3Arrivals:
         await self._hashing.run(identify, arrival)
 
     async def _put(self, arrival: Arrival) -> None:
-        key = keys.of_whole()
+        key = bucket.key_of_whole()
         try:
             await self._pool.run(self._bucket.put, key, arrival.body)
         except StorageFull as error:
@@ -295,11 +294,11 @@ class S3Trash:
         if await self._ledger.contents_at([found.place]):
             await self._ledger.take_out(found.place)  # it was restored
             return False
-        await self._pool.run(self._bucket.delete, [found.place, keys.of_signature(found.place)])
+        await self._pool.run(self._bucket.delete, [found.place, bucket.key_of_signature(found.place)])
         crash_point("trash.after_delete")
         return await self._ledger.take_out(found.place)
 
 
 def _found(put: PutAway) -> Found:
     came_at = put.created_at.timestamp()
-    return keys.found(put.key, name=put.name, changed_at=came_at, size=put.size, in_trash=True)
+    return bucket.found_at_key(put.key, name=put.name, changed_at=came_at, size=put.size, in_trash=True)

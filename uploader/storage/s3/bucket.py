@@ -4,20 +4,214 @@ The SDK is boto3: a part costs it less of the processor than aiobotocore. It is 
 without S3 neither needs nor loads it.
 """
 
+import hashlib
+import io
+import re
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from uploader.addresses import BucketAddress
-from uploader.errors import StorageFailed
-from uploader.storage.base import Body, BytesBody, Gone
+from uploader.errors import StorageAway, StorageFailed, StorageFull
+from uploader.storage.base import Body, BytesBody, Found, Gone
 from uploader.storage.s3 import client
-from uploader.storage.s3.failures import NoSuchMultipart, NoSuchObject, PartsChanged, code_of, failed, translated
-from uploader.storage.s3.streams import BodyReader, ObjectReader
+
+# What goes wrong between here and an S3-compatible server, said in the server's own errors: in one place, for all
+# calls.
+#
+# A server that does not answer, or that says it can't, says nothing of the bytes it has: that is StorageAway.
+#
+# The SDK is not imported here: an error of it can only come where it is loaded.
+
+
+_FULL_CODES = frozenset({"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"})
+_FULL_STATUS = 507
+# What file systems say, and the gateways before them pass on as an internal error.
+_FULL_MESSAGES = ("no space left on device", "disk quota exceeded")
+# Of a HEAD there is no body that could say more.
+_NOT_FOUND_CODES = frozenset({"404", "NotFound", "NoSuchKey"})
+_CHANGED_CODES = frozenset({"InvalidPart", "InvalidPartOrder", "EntityTooSmall"})
+_NO_MULTIPART_CODE = "NoSuchUpload"
+# It knows or trusts nobody now, or has too much to do; so has every status from 500 on.
+_AWAY_STATUSES = frozenset({401, 403, 408, 429})
+_SERVER_ERROR_STATUS = 500
+# Of these Ceph says of a multipart upload that is no more that there is no such key.
+_OF_MULTIPARTS = frozenset({"UploadPart", "ListParts", "CompleteMultipartUpload", "AbortMultipartUpload"})
+# A server may say what it wants; so much of it is shown.
+_MAX_MESSAGE_CHARACTERS = 200
+
+
+class NoSuchMultipart(Exception):
+    """There is no such multipart upload (any more): it was completed, or aborted, or never was."""
+
+
+class PartsChanged(Exception):
+    """The parts are not those that were named: one is missing, was overwritten, or is too small."""
+
+
+class NoSuchObject(Exception):
+    """There is nothing under this key; after a HEAD: or there is no such bucket."""
+
+
+@contextmanager
+def translated(place: str, operation: str) -> Iterator[None]:
+    """Raise what goes wrong with a call as NoSuchMultipart, PartsChanged, NoSuchObject, StorageFull, StorageAway, or else
+    StorageFailed, which names the `place`, the `operation`, and what S3 calls it."""
+    try:
+        yield
+    except Exception as error:
+        if not _is_of_the_network(error):
+            raise
+        raise _translation(error, operation, f"{place}: {operation}") from error
+
+
+def failed(place: str, reason: str) -> StorageFailed:
+    """Whoever sent bytes is not told of the place; the log is."""
+    message = "The store reports an error; nothing was acknowledged. Try again later."
+    return StorageFailed(message, inside=f"{place}: {reason}")
+
+
+def away(place: str, reason: str) -> StorageAway:
+    """The same, of a server that can't be asked at all."""
+    return StorageAway(inside=f"{place}: {reason}")
+
+
+def code_of(error: BaseException) -> str:
+    """What S3, or else the SDK, calls what is behind an error that was translated; empty if nothing is."""
+    cause = error.__cause__
+    if cause is None:
+        return ""
+    return _response(cause)[0] or type(cause).__name__
+
+
+def _is_of_the_network(error: Exception) -> bool:
+    """Whether it comes out of the SDK, or of a connection that it has."""
+    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in ("botocore", "boto3", "urllib3")
+
+
+def _response(error: BaseException) -> tuple[str, int, str]:
+    """The code, the status and the message of an answer that was an error; empty and 0 if there was no answer."""
+    response: dict[str, Any] = getattr(error, "response", None) or {}
+    told = response.get("Error", {})
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return str(told.get("Code", "")), int(status), str(told.get("Message", ""))
+
+
+def _translation(error: Exception, operation: str, what: str) -> Exception:
+    code, status, message = _response(error)
+    if code == _NO_MULTIPART_CODE or (code in _NOT_FOUND_CODES and operation in _OF_MULTIPARTS):
+        return NoSuchMultipart(what)
+    if code in _CHANGED_CODES:
+        return PartsChanged(f"{what}: {code}")
+    if code in _NOT_FOUND_CODES:
+        return NoSuchObject(what)
+    if not code:
+        return away(what, _told_by_the_sdk(error))
+    reason = f"{code} ({status}): {_shown(message)}" if message else f"{code} ({status})"
+    if code in _FULL_CODES or status == _FULL_STATUS or any(full in message.lower() for full in _FULL_MESSAGES):
+        full = "The store is full; nothing that was acknowledged is lost. Try again later."
+        return StorageFull(full, inside=f"{what}: {reason}")
+    return away(what, reason) if status >= _SERVER_ERROR_STATUS or status in _AWAY_STATUSES else failed(what, reason)
+
+
+def _told_by_the_sdk(error: BaseException) -> str:
+    """The name of the error, and of the operating system what it said at last: in between there are addresses in memory."""
+    last: BaseException | None = error
+    while last is not None:
+        if isinstance(last, OSError) and last.strerror:
+            return f"{type(error).__name__}: {_shown(last.strerror)}"
+        last = last.__cause__ or last.__context__ or getattr(last, "kwargs", {}).get("error")
+    return f"{type(error).__name__}: {_shown(str(error))}"
+
+
+def _shown(text: str) -> str:
+    return re.sub(r"[^\x20-\x7e]+", " ", text)[:_MAX_MESSAGE_CHARACTERS].strip()
+
+
+# Bytes on their way to an S3-compatible server and back, a piece at a time.
+
+
+class BodyReader:
+    """A body as the file that the SDK wants: read from its start as often as it has to be, and never copied."""
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self._position = 0
+        self._pieces: Iterator[memoryview] | None = None
+        self._piece = memoryview(b"")
+
+    def read(self, size: int = -1) -> memoryview:
+        """The next bytes, as they lie in memory, at most so many, and at most those of one piece; none at the end."""
+        if self._pieces is None:
+            self._pieces, self._piece = iter(self._body.pieces()), memoryview(b"")
+            self._skip(self._position)
+        while not self._piece:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return memoryview(b"")
+            self._piece = piece
+        end = len(self._piece) if size < 0 else size
+        found, self._piece = self._piece[:end], self._piece[end:]
+        self._position += len(found)
+        return found
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._body.length}[whence]
+        self._position = min(max(start + offset, 0), self._body.length)
+        self._pieces = None
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def _skip(self, left: int) -> None:
+        assert self._pieces is not None
+        while left > len(self._piece):
+            left -= len(self._piece)
+            self._piece = next(self._pieces)
+        self._piece = self._piece[left:]
+
+
+class Streaming(Protocol):
+    """The body of an answer, as the SDK has it."""
+
+    def read(self, amt: int | None = None) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class ObjectReader:
+    """A range of an object, which comes as it is read. It holds a connection until `close`."""
+
+    def __init__(self, place: str, body: Streaming | None, length: int) -> None:
+        """`body`: None if there is nothing to read."""
+        self._place = place
+        self._body = body
+        self._left = length
+
+    def read(self, size: int) -> bytes:
+        """The next bytes: as many as asked for, but at the end, where there are none. Raises StorageAway, also where the
+        server ends too early."""
+        wanted = min(size, self._left)
+        if self._body is None or not wanted:
+            return b""
+        with translated(self._place, "GetObject"):
+            content = self._body.read(wanted)
+        if len(content) != wanted:
+            raise away(self._place, f"GetObject: ended {self._left - len(content)} bytes too early")
+        self._left -= wanted
+        return content
+
+    def close(self) -> None:
+        """Give the connection up; repeatable."""
+        if self._body is not None:
+            self._body.close()
+
 
 if TYPE_CHECKING:
     from mypy_boto3_s3.client import S3Client
@@ -311,3 +505,47 @@ def _unquoted(etag: str) -> str:
 def _file_of(body: Body) -> Any:
     """What the SDK takes for a file, though its types want more of one."""
     return BodyReader(body)
+
+
+# The names of objects, below the prefix of the store. None is ever used twice.
+#
+# u/<upload id>.<random> what an upload makes: its multipart upload, its only chunk, a tail; a content, once it is one
+# w/<random> a content that came whole s/<key of a content> its signature, which goes with it marks/… probe/… of which
+# installation the store is; what tries it
+
+
+UPLOADS, WHOLES, SIGNATURES = "u/", "w/", "s/"
+
+
+def key_of_upload(upload_id: str) -> str:
+    """Of a new object of an upload."""
+    return f"{UPLOADS}{upload_id}.{secrets.token_hex(8)}"
+
+
+def key_of_whole() -> str:
+    """Of a new content that came whole."""
+    return f"{WHOLES}{secrets.token_hex(16)}"
+
+
+def key_of_signature(key: str) -> str:
+    """Of the signature of the content at `key`."""
+    return f"{SIGNATURES}{key}"
+
+
+def key_of_empty(upload_id: str) -> str:
+    """Of the content of an upload without bytes."""
+    return f"{UPLOADS}{upload_id}.empty"
+
+
+def upload_of_key(key: str) -> str:
+    """The upload that an object was made by; empty if by none."""
+    return key.removeprefix(UPLOADS).partition(".")[0] if key.startswith(UPLOADS) else ""
+
+
+def found_at_key(
+    key: str, *, name: str | None, changed_at: float, size: int, is_draft: bool = False, in_trash: bool = False
+) -> Found:
+    """An object as lists give it. One whose content nobody knows goes by the digest of its key, which is that of none."""
+    hashed = hashlib.sha256(key.encode()).hexdigest()
+    # A key is never used again: it tells its bytes from all others.
+    return Found(name or hashed, key, int(hashed[:15], 16), changed_at, size, is_draft, in_trash, size)

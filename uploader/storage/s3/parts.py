@@ -21,9 +21,8 @@ from uploader.domain.upload import Tail, Upload, chunk_count, chunk_length
 from uploader.errors import BytesConflict, StorageFailed, Unavailable
 from uploader.storage.base import Body, Gone, HeldChunk, PresentChunks
 from uploader.storage.digests import MemoryDigests
-from uploader.storage.s3 import keys
-from uploader.storage.s3.bucket import Bucket
-from uploader.storage.s3.failures import NoSuchMultipart
+from uploader.storage.s3 import bucket
+from uploader.storage.s3.bucket import Bucket, NoSuchMultipart
 from uploader.storage.s3.ledger import Ledger
 from uploader.tasks import Pool, ended
 
@@ -86,7 +85,7 @@ class Parts:
 
     async def begin_multipart(self, upload: Upload) -> str:
         """A new one, in the word of the ledger."""
-        key = keys.of_upload(upload.id)
+        key = bucket.key_of_upload(upload.id)
         multipart_id = await self._pool.run(self._bucket.create_multipart, key)
         crash_point("object.after_multipart")
         return Multipart(key, multipart_id).word()
@@ -154,7 +153,7 @@ class Parts:
     async def upload_part(self, upload: Upload, entry: Entry, number: int, body: Body) -> StoredPart:
         """Give S3 the bytes of a chunk. Raises Gone."""
         if entry.multipart_id is None:
-            key = keys.of_upload(upload.id)
+            key = bucket.key_of_upload(upload.id)
             return StoredPart(number, await self._pool.run(self._bucket.put, key, body), key)
         multipart = multipart_of(entry.multipart_id)
         try:
@@ -190,7 +189,7 @@ class Parts:
     async def _replace_tail(
         self, upload: Upload, entry: Entry, number: int, body: Body, before: TailObject | None
     ) -> bool:
-        after = TailObject(keys.of_upload(upload.id), number, body.length)
+        after = TailObject(bucket.key_of_upload(upload.id), number, body.length)
         await self._pool.run(self._bucket.put, after.key, body)
         crash_point("object.after_tail")
         if not await self._ledger.move_tail(upload.id, entry.fence, before or entry.tail, after, self._clock.now()):

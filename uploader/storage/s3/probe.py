@@ -12,8 +12,7 @@ from datetime import timedelta
 
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull
 from uploader.storage.base import BytesBody, Gone
-from uploader.storage.s3.bucket import Bucket
-from uploader.storage.s3.failures import NoSuchMultipart, PartsChanged, code_of
+from uploader.storage.s3.bucket import Bucket, NoSuchMultipart, PartsChanged, code_of
 
 logger = logging.getLogger(__name__)
 

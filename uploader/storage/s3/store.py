@@ -4,17 +4,19 @@ What was acknowledged, and where contents lie, rows say (`ledger.py`); S3 holds 
 what it remembers: any of them may go on with any upload.
 """
 
-from collections.abc import AsyncIterator, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 
 from uploader.clock import Clock
+from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFull, Unverified
 from uploader.storage import disk
 from uploader.storage.base import (
     Arrival,
     Body,
+    BytesBody,
     Digests,
     Found,
     Gone,
@@ -24,20 +26,229 @@ from uploader.storage.base import (
     ReadPart,
 )
 from uploader.storage.digests import MemoryDigests
-from uploader.storage.marks import InstallationMark
-from uploader.storage.s3 import keys
+from uploader.storage.s3 import bucket
 from uploader.storage.s3.blobs import S3Arrivals, S3Blob, S3Blobs, S3Trash
-from uploader.storage.s3.bucket import Bucket
-from uploader.storage.s3.completing import Completing
-from uploader.storage.s3.housekeeping import S3Housekeeping
+from uploader.storage.s3.bucket import Bucket, Stat
+from uploader.storage.s3.concatenation import S3Wholes
 from uploader.storage.s3.ledger import Ledger
-from uploader.storage.s3.marks import S3Marks
-from uploader.storage.s3.parts import Parts, S3Appender, appending, map_of
+from uploader.storage.s3.multipart import Completing
+from uploader.storage.s3.parts import Multipart, Parts, S3Appender, appending, map_of, multipart_of
 from uploader.storage.s3.probe import probe
-from uploader.storage.s3.wholes import S3Wholes
-from uploader.storage.store import Store
+from uploader.storage.store import (
+    INSTALLATION_ID,
+    MAX_MARK_BYTES,
+    InstallationMark,
+    MarkFiles,
+    Marks,
+    Store,
+    StoreName,
+    mark_of,
+    parse_mark,
+)
 from uploader.tasks import Pool
 from uploader.units import format_size
+
+# Tells what the bucket holds, whatever the rows say, and removes it.
+#
+# What no row names may be on its way: so its age counts, by the clock of the store that it has its date from.
+
+
+_LIST_BATCH = 250
+
+
+class S3Housekeeping:
+    """As `Housekeeping`."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        ledger: Ledger,
+        pool: Pool,
+        completing: Completing,
+        clock: Clock,
+        check_stopping: Callable[[], None],
+    ) -> None:
+        self._bucket = bucket
+        self._ledger = ledger
+        self._pool = pool
+        self._completing = completing
+        self._clock = clock
+        self._check_stopping = check_stopping
+
+    # Uploads
+
+    async def list_uploads(self, opened_before: datetime) -> AsyncIterator[list[Found]]:
+        """Those that the ledger knows; then multipart uploads that it does not."""
+        after = ""
+        while batch := await self._ledger.opened_before(opened_before, after=after, limit=_LIST_BATCH):
+            self._check_stopping()
+            yield [
+                Found(entry.upload_id, f"{bucket.UPLOADS}{entry.upload_id}", 0, entry.written_at.timestamp(), 0)
+                for entry in batch
+            ]
+            after = max(entry.upload_id for entry in batch)
+        async for multiparts in self._multiparts():
+            yield multiparts
+
+    async def _multiparts(self) -> AsyncIterator[list[Found]]:
+        ahead = await self._clock_ahead()
+        listed = self._bucket.list_multiparts()
+        while (batch := await self._next(listed)) is not None:
+            begun = [(Multipart(key, multipart_id), at) for key, multipart_id, at in batch if bucket.upload_of_key(key)]
+            known = await self._known_multiparts([multipart for multipart, _ in begun])
+            yield [
+                Found(bucket.upload_of_key(multipart.key), multipart.word(), 0, at.timestamp() - ahead, 0)
+                for multipart, at in begun
+                if multipart.word() not in known
+            ]
+
+    async def _known_multiparts(self, multiparts: Sequence[Multipart]) -> set[str]:
+        """Those that the ledger names, in its words."""
+        known = await self._ledger.uploads_of([bucket.upload_of_key(each.key) for each in multiparts])
+        return {word for word in known.values() if word is not None}
+
+    async def _next(
+        self, listed: "Iterator[list[tuple[str, str, datetime]]]"
+    ) -> list[tuple[str, str, datetime]] | None:
+        self._check_stopping()
+        return await self._pool.run(lambda: next(listed, None))
+
+    async def _clock_ahead(self) -> float:
+        """By how many seconds the store's clock is ahead of ours."""
+        return (await self._pool.run(self._bucket.clock)).timestamp() - self._clock.now().timestamp()
+
+    async def remaining(self, uploads: list[Upload]) -> list[Upload]:
+        known = await self._ledger.uploads_of([upload.id for upload in uploads])
+        return [upload for upload in uploads if upload.id in known]
+
+    async def holds_chunks(self, found: Found) -> bool:
+        if ":" in found.place:
+            return False  # a multipart upload without a row: to this database none of its parts was ever acknowledged
+        entry = await self._ledger.entry(found.name)
+        return entry is not None and bool(entry.parts or entry.tail)
+
+    async def remove(self, found: Found) -> bool:
+        if ":" in found.place:
+            multipart = multipart_of(found.place)
+            await self._pool.run(self._bucket.abort, multipart.key, multipart.id)
+            return True
+        if found.is_blob:
+            if await self._ledger.named([found.place]):
+                return False
+            await self._pool.run(self._bucket.delete, [found.place])
+            return True
+        return await self._completing.remove(found.name)
+
+    # Contents
+
+    async def list_blobs(self) -> AsyncIterator[list[Found]]:
+        """Objects that contents lie at, and those that no row names. Signatures without their contents are drafts."""
+        ahead = await self._clock_ahead()
+        for prefix in (bucket.UPLOADS, bucket.WHOLES, bucket.SIGNATURES):
+            listed = self._bucket.list_keys(prefix)
+            while True:
+                self._check_stopping()
+                batch = await self._pool.run(lambda listed=listed: next(listed, None))
+                if batch is None:
+                    break
+                if prefix == bucket.SIGNATURES:
+                    yield await self._stray_signatures(batch, ahead)
+                else:
+                    yield await self._blobs_of(batch, ahead)
+
+    async def _blobs_of(self, batch: Sequence[Stat], ahead: float) -> list[Found]:
+        listed = [stat.key for stat in batch]
+        contents = await self._ledger.contents_at(listed)
+        named = await self._ledger.named(listed)
+        open_uploads = await self._completed_of([key for key in listed if key not in named])
+        return [
+            _found(stat, contents.get(stat.key), ahead)
+            for stat in batch
+            if stat.key in contents or (stat.key not in named and stat.key not in open_uploads)
+        ]
+
+    async def _completed_of(self, listed: Sequence[str]) -> set[str]:
+        """Those that open uploads were completed to, on their way to become contents."""
+        known = await self._ledger.uploads_of(
+            [upload_id for upload_id in map(bucket.upload_of_key, listed) if upload_id]
+        )
+        completed = {multipart_of(word).key for word in known.values() if word is not None}
+        return completed | set(map(bucket.key_of_empty, known))
+
+    async def _stray_signatures(self, batch: Sequence[Stat], ahead: float) -> list[Found]:
+        owners = {stat.key: stat.key.removeprefix(bucket.SIGNATURES) for stat in batch}
+        kept = await self._ledger.kept(list(owners.values()))
+        return [_found(stat, None, ahead, is_draft=True) for stat in batch if owners[stat.key] not in kept]
+
+
+def _found(stat: Stat, sha256: str | None, ahead: float, *, is_draft: bool = False) -> Found:
+    changed_at = stat.modified_at.astimezone(UTC).timestamp() - ahead
+    return bucket.found_at_key(stat.key, name=sha256, changed_at=changed_at, size=stat.size, is_draft=is_draft)
+
+
+# Of which installation a store on S3 is: the object `marks/installation`; and `marks/proposed/<id>` during a first
+# start.
+#
+# S3 has no first one: of two that write at one time the later one counts. So each first start proposes under a key of
+# its own, the database decides which of them it is, and that one is found among the proposals, whatever came after it.
+
+
+# The version of everything in the bucket.
+FORMAT = 1
+MARK, PROPOSALS = "marks/installation", "marks/proposed/"
+
+
+class S3Marks(MarkFiles):
+    """These objects."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self.store = StoreName(f"bucket {bucket.url}", "UPLOADER_STORAGE", "is it the right one?")
+
+    def read(self) -> Marks:
+        proposed = frozenset(key.removeprefix(PROPOSALS) for key in self._proposals())
+        return Marks(self._installation(), frozenset(filter(INSTALLATION_ID.fullmatch, proposed)))
+
+    def propose(self, installation: str, marks: Marks) -> None:
+        if not marks.proposed:
+            self._write(f"{PROPOSALS}{installation}", installation)
+            crash_point("mark.after_proposal")
+
+    def write(self, installation: str, *, replace: bool) -> None:
+        self._write(MARK, installation)
+        if not replace:
+            crash_point("mark.after_mark")
+
+    def forget_proposals(self, *, is_durable: bool = True) -> None:
+        proposals = self._proposals()
+        if proposals:
+            self._bucket.delete(proposals)
+
+    def _proposals(self) -> list[str]:
+        return [stat.key for batch in self._bucket.list_keys(PROPOSALS) for stat in batch]
+
+    def _write(self, key: str, installation: str) -> None:
+        self._bucket.put(key, BytesBody(mark_of(FORMAT, installation)))
+
+    def _installation(self) -> str | None:
+        stat = self._bucket.head(MARK)
+        if stat is None:
+            return None
+        try:
+            found = parse_mark(self._bucket.get(MARK, 0, min(stat.size, MAX_MARK_BYTES)))
+        except Gone:
+            return None
+        if found is not None and found[0] > FORMAT:
+            raise ConfigurationError(
+                f"UPLOADER_STORAGE: it was written in format {found[0]}, newer than this version's {FORMAT}: install a "
+                "newer one"
+            )
+        if found is None or not INSTALLATION_ID.fullmatch(found[1]):
+            raise ConfigurationError(
+                f"UPLOADER_STORAGE: the object {MARK} in it is damaged: remove it and run `uploader adopt`"
+            )
+        return found[1]
+
 
 # Requests to S3 at one time; each waits in a thread.
 _REQUESTS = 64
@@ -98,7 +309,7 @@ class S3Store(Store):
     # Open uploads
 
     def place_of(self, upload_id: str, opened_at: datetime) -> str:
-        return f"{keys.UPLOADS}{upload_id}"
+        return f"{bucket.UPLOADS}{upload_id}"
 
     async def create(self, upload: Upload, parts: Sequence[Upload] | None = None) -> float:
         return await (self._parts.create(upload) if parts is None else self._wholes.create(upload, parts))

@@ -13,8 +13,8 @@ from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_length
 from uploader.storage.base import Busy, BytesBody, Gone, PartDamaged, ReadPart
 from uploader.storage.s3.bucket import Bucket
-from uploader.storage.s3.completing import Completing
 from uploader.storage.s3.ledger import Ledger
+from uploader.storage.s3.multipart import Completing
 from uploader.storage.s3.parts import Parts
 from uploader.tasks import Pool
 

@@ -20,10 +20,9 @@ from uploader.errors import StorageFailed
 from uploader.storage.base import Busy, BytesBody, Digests, Gone, Lost
 from uploader.storage.digests import MemoryDigests, fence_of, finished, restored, sealed
 from uploader.storage.hashes import PrefixHashes
-from uploader.storage.s3 import keys
+from uploader.storage.s3 import bucket
 from uploader.storage.s3.blobs import consists_of, hash_from
-from uploader.storage.s3.bucket import Bucket
-from uploader.storage.s3.failures import NoSuchMultipart, PartsChanged
+from uploader.storage.s3.bucket import Bucket, NoSuchMultipart, PartsChanged
 from uploader.storage.s3.ledger import Ledger
 from uploader.storage.s3.parts import Multipart, Parts, multipart_of
 from uploader.tasks import Pool
@@ -157,7 +156,7 @@ class Completing:
 
     async def _single(self, upload: Upload, entry: Entry) -> str:
         if not entry.parts:
-            key = keys.of_empty(upload.id)
+            key = bucket.key_of_empty(upload.id)
             await self._pool.run(self._bucket.put, key, BytesBody(b""))
             return key
         only = entry.parts[0].key
@@ -278,7 +277,7 @@ class Completing:
         if multipart is not None:
             objects.append(multipart.key)
         elif not entry.parts:
-            objects.append(keys.of_empty(upload_id))
+            objects.append(bucket.key_of_empty(upload_id))
         objects += await self._ended_pieces(upload_id)
         kept = await self._ledger.kept(objects, but_of=upload_id)
         if multipart is not None and multipart.key not in kept:  # else it is complete: there is nothing to abort
@@ -292,8 +291,8 @@ class Completing:
     async def _ended_pieces(self, whole_id: str) -> list[str]:
         """The objects of the parts of a whole; but for those of parts that are there still, as before they were joined."""
         pieces = [key for key, _ in await self._ledger.pieces(whole_id)]
-        there = await self._ledger.uploads_of([keys.upload_in(key) for key in pieces]) if pieces else ()
-        return [key for key in pieces if keys.upload_in(key) not in there]
+        there = await self._ledger.uploads_of([bucket.upload_of_key(key) for key in pieces]) if pieces else ()
+        return [key for key in pieces if bucket.upload_of_key(key) not in there]
 
     async def place_of(self, upload: Upload, sha256: str) -> str:
         """Where the bytes of a completed upload are, which have just been digested. Raises Gone, also where they were
@@ -305,7 +304,7 @@ class Completing:
         if entry.multipart_id is not None:
             return multipart_of(entry.multipart_id).key
         only = entry.parts[0].key if entry.parts else None
-        return only or keys.of_empty(upload.id)
+        return only or bucket.key_of_empty(upload.id)
 
 
 def _etags_at(upload: Upload, entry: Entry) -> list[tuple[int, str]]:

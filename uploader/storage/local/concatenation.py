@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-# The CRC-32 of zlib, by instructions for it: in a fraction of the time.
 from isal.isal_zlib import crc32
 
 from uploader.crashpoints import crash_point
@@ -19,10 +18,13 @@ from uploader.errors import StorageFailed
 from uploader.storage import disk
 from uploader.storage.base import Busy, BytesBody, PartDamaged, ReadPart
 from uploader.storage.disk import Directory
-from uploader.storage.local import formats, temp
-from uploader.storage.local.chunkfiles import ChunkFiles
+from uploader.storage.local import chunks, directories
+from uploader.storage.local.chunks import ChunkFiles
 from uploader.storage.store import Threads
 from uploader.tasks import uninterrupted
+
+# The CRC-32 of zlib, by instructions for it: in a fraction of the time.
+
 
 # The maps of the parts, one after the other.
 _MAPS = "parts"
@@ -35,7 +37,7 @@ class _PartFile:
 
     name: str
     start: int
-    shape: formats.MapShape
+    shape: chunks.MapShape
     checksums: list[int]
 
 
@@ -54,12 +56,12 @@ class LocalWholes:
         return await self._threads.disk.run(self._create, whole, parts)
 
     def _create(self, whole: Upload, parts: Sequence[Upload]) -> float:
-        temp.discard(self._root, whole)  # of an attempt that did not commit
+        directories.discard(self._root, whole)  # of an attempt that did not commit
 
         def add(directory: Directory) -> None:
             maps = bytearray()
             for position, part in enumerate(parts):
-                with temp.upload_directory(self._root, part) as own:
+                with directories.upload_directory(self._root, part) as own:
                     own.link("data", directory, _name(position))
                     maps += _read_all(own, "map")
                 crash_point("join.after_link")
@@ -74,7 +76,7 @@ class LocalWholes:
         opening = self._threads.disk.run(self._chunks.open_map, whole)
         try:
             descriptor = await uninterrupted(opening)
-            if not disk.try_lock(descriptor, formats.APPEND_OFFSET, 1):
+            if not disk.try_lock(descriptor, chunks.APPEND_OFFSET, 1):
                 raise Busy(whole.id)
             files = await self._threads.disk.run(self._read_maps, whole)
             yield LocalParts(self._root, whole, files, self._threads, self._check_stopping).chunk
@@ -83,16 +85,16 @@ class LocalWholes:
                 disk.close(opening.result())
 
     def _read_maps(self, whole: Upload) -> list[_PartFile]:
-        with temp.upload_directory(self._root, whole) as directory:
+        with directories.upload_directory(self._root, whole) as directory:
             maps = _read_all(directory, _MAPS)
         files: list[_PartFile] = []
         start = offset = 0
         while offset < len(maps):
-            shape = formats.shape_in(maps, offset)
+            shape = chunks.shape_in(maps, offset)
             if shape is None or len(maps) < offset + shape.map_length:
                 raise StorageFailed(inside=f"the maps of the parts of upload {whole.id} are damaged")
-            records = maps[offset + formats.MAP_RECORDS_OFFSET : offset + shape.map_length]
-            files.append(_PartFile(_name(len(files)), start, shape, formats.checksums_in(records)))
+            records = maps[offset + chunks.MAP_RECORDS_OFFSET : offset + shape.map_length]
+            files.append(_PartFile(_name(len(files)), start, shape, chunks.checksums_in(records)))
             start, offset = start + shape.size, offset + shape.map_length
         return files
 
@@ -123,7 +125,7 @@ class LocalParts:
         start = number * self._whole.chunk_size
         content = memoryview(bytearray(chunk_length(number, self._whole.size, self._whole.chunk_size)))
         end = start + len(content)
-        with temp.upload_directory(self._root, self._whole) as directory:
+        with directories.upload_directory(self._root, self._whole) as directory:
             for file in self._files[bisect_right(self._starts, start) - 1 :]:
                 if file.start >= end:
                     break
