@@ -18,7 +18,7 @@ from tests.support.clock import ManualClock
 from tests.support.consumer import events_file
 from tests.support.content import Content
 from tests.support.waiting import PATIENCE_SECONDS
-from uploader.sinks import kafka
+from uploader.sinks import stream
 
 # Three brokers inside of this process; it prints where they are, and ends with its input.
 _CLUSTER = """
@@ -133,7 +133,7 @@ async def test_what_its_client_says_stands_in_the_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And nowhere else: a line that is no JSON is lost, or breaks what reads the log."""
-    monkeypatch.setitem(kafka._PROMISED, "delivery.timeout.ms", 1000)
+    monkeypatch.setitem(stream._PROMISED, "delivery.timeout.ms", 1000)
     table = '[sinks.lake]\ntype = "kafka"\nservers = "127.0.0.1:9"\ntopic = "uploads"\n'
     async with make_stack(events=events_file(tmp_path / "events", table)) as stack:
         assert await stack.services.reviewing.test("lake") is not None

@@ -17,7 +17,7 @@ from tests.support.invariants import Account, checked_accounts
 from tests.support.stack import GIB, Stack
 from tests.support.streams import Sending
 from tests.support.waiting import eventually
-from uploader.http.resumable.drafts import filename_in
+from uploader.http.resumable.rufh import filename_in
 from uploader.service.results import Target
 from uploader.storage.local import locks
 

@@ -28,8 +28,7 @@ from uploader.embedded import end_with_parent
 from uploader.errors import ConfigurationError, Unavailable
 from uploader.http.admin import AdminHandlers, AuditLogHandlers, EventHandlers, TokenHandlers
 from uploader.http.app import Application, Lifespan
-from uploader.http.auth.authenticator import Authenticator
-from uploader.http.auth.origins import Origins
+from uploader.http.auth.authenticator import Authenticator, Origins
 from uploader.http.bodies.intake import Intake
 from uploader.http.native.files import FileHandlers
 from uploader.http.native.uploads import UploadHandlers

@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from uploader import embedded
-from uploader.accounting.challenges import Budgets, Challenges
 from uploader.accounting.keys import Shards
-from uploader.accounting.pending import Audit, Delays, Pending
+from uploader.accounting.pending import Audit, Budgets, Challenges, Delays, Pending
 from uploader.accounting.redis import RedisConnection, RedisMark, connect, connect_to_socket
 from uploader.clock import Clock
 from uploader.database.engine import Database
@@ -51,8 +50,7 @@ from uploader.sinks.configuration import (
     WebhookSettings,
     load_events,
 )
-from uploader.sinks.kafka import KafkaSink
-from uploader.sinks.stream import StreamSink
+from uploader.sinks.stream import KafkaSink, StreamSink
 from uploader.sinks.webhook import SignedPost, WebhookSink
 from uploader.storage.local.store import LocalStore
 from uploader.storage.store import Spool, Store

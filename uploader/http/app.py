@@ -18,8 +18,7 @@ from uploader.errors import (
     RangeNotSatisfiable,
     UploaderError,
 )
-from uploader.http.auth.authenticator import Authenticator
-from uploader.http.auth.origins import Origins
+from uploader.http.auth.authenticator import Authenticator, Origins
 from uploader.http.bodies.intake import Intake
 from uploader.http.shared.exchange import ABORTED, ConcurrencyLimit, Exchange
 from uploader.http.shared.openapi import document

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from uploader.accounting.challenges import Challenges
+from uploader.accounting.pending import Challenges
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions

@@ -1,12 +1,17 @@
 """A stream of Redis: whoever reads it does so in its own time, and acknowledges to Redis."""
 
-from collections.abc import Sequence
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from redis.exceptions import RedisError
 
-from uploader.sinks.base import Envelope, NotTaken, Outcomes, not_taken
+from uploader.errors import ConfigurationError
+from uploader.sinks.base import DATA_CONTENT_TYPE, SPEC_VERSION, Envelope, NotTaken, Outcomes, not_taken
 
 _AT_ONCE = 500
 
@@ -39,3 +44,94 @@ class StreamSink:
     async def close(self) -> None:
         if self.owns:
             await self.redis.aclose()
+
+
+# A topic of Kafka: CloudEvents in binary mode, with the user as the key, so that what concerns one is in one partition.
+#
+# https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/kafka-protocol-binding.md
+
+
+logger = logging.getLogger(__name__)
+
+_KAFKA_AT_ONCE = 1000
+_TIMEOUT_SECONDS = 15.0
+# What an event is promised, whatever else the options say.
+_PROMISED = {"enable.idempotence": True, "acks": "all", "delivery.timeout.ms": round(_TIMEOUT_SECONDS * 1000)}
+
+
+class KafkaSink:
+    """One producer, which waits for its broker in a thread of its own. It is made when there is something to tell: it has
+    threads and connections, and most processes and commands tell nothing."""
+
+    batch = _KAFKA_AT_ONCE
+
+    def __init__(self, topic: str, options: Mapping[str, Any]) -> None:
+        """Raises ConfigurationError."""
+        if find_spec("confluent_kafka") is None:
+            raise ConfigurationError(
+                "UPLOADER_EVENTS: a sink of type kafka needs confluent-kafka: install `uploader-kit[kafka]`"
+            )
+        self._topic = topic
+        self._options = {**options, **_PROMISED}
+        self._producer: Any = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="telling Kafka")
+
+    async def deliver(self, envelopes: Sequence[Envelope]) -> Outcomes:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._deliver, envelopes)
+
+    def _deliver(self, envelopes: Sequence[Envelope]) -> Outcomes:
+        from confluent_kafka import KafkaError, KafkaException, Producer
+
+        outcomes: Outcomes = [NotTaken(f"no answer within {_TIMEOUT_SECONDS:g} s")] * len(envelopes)
+        fatal: list[object] = []
+
+        def note(place: int, error: Any) -> None:
+            outcomes[place] = None if error is None else NotTaken(str(error))
+            if error is not None and (error.fatal() or error.code() == KafkaError._FATAL):
+                fatal.append(error)
+
+        try:
+            producer: Any = self._producer or Producer(dict(self._options), logger=logger)
+        except (KafkaException, ValueError, TypeError) as error:  # of its options
+            return [not_taken(error)] * len(envelopes)
+        self._producer = producer
+        for place, envelope in enumerate(envelopes):
+            message = envelope.message
+            try:
+                producer.produce(
+                    self._topic,
+                    value=message.data,
+                    key=message.user_id,
+                    headers=_headers(envelope),
+                    timestamp=round(message.created_at.timestamp() * 1000),
+                    on_delivery=lambda error, _, place=place: note(place, error),
+                )
+            except KafkaException as error:
+                note(place, error.args[0])
+            except (BufferError, RuntimeError) as error:  # its own queue is full, or it is broken
+                outcomes[place] = not_taken(error)
+        producer.flush(_TIMEOUT_SECONDS + 1)
+        if fatal:  # it takes nothing any more
+            logger.error(
+                "the producer of Kafka failed; the next attempt makes a new one", extra={"reason": str(fatal[0])}
+            )
+            self._producer = None
+        return list(outcomes)
+
+    async def close(self) -> None:
+        self._thread.shutdown(wait=False)
+
+
+def _headers(envelope: Envelope) -> list[tuple[str, bytes]]:
+    message = envelope.message
+    about = {
+        "specversion": SPEC_VERSION,
+        "id": message.id,
+        "source": envelope.source,
+        "type": message.type,
+        "subject": message.subject,
+        "time": message.created_at.isoformat().replace("+00:00", "Z"),
+    }
+    return [(f"ce_{name}", value.encode()) for name, value in about.items()] + [
+        ("content-type", DATA_CONTENT_TYPE.encode())
+    ]

@@ -7,9 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from uploader.errors import NotFound, UploaderError
-from uploader.http.resumable.drafts import MARKS
 from uploader.http.resumable.request import PREFIX, override_method, take_off_slash
-from uploader.http.resumable.rufh import RufhDialect, RufhHandlers
+from uploader.http.resumable.rufh import MARKS, RufhDialect, RufhHandlers
 from uploader.http.resumable.tus import BYTES, TusDialect, TusHandlers
 from uploader.http.shared.operation import STRING, Call, Operation, header
 
