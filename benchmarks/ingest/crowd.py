@@ -21,8 +21,8 @@ from uploader.embedded import socket_path
 from uploader.service.ids import new_id
 from uploader.settings import Settings
 from uploader.storage.disk import Root
-from uploader.storage.local.chunkfiles import ChunkFiles
-from uploader.storage.local.temp import month_path
+from uploader.storage.local.chunks import ChunkFiles
+from uploader.storage.local.directories import month_path
 
 CHUNK_BYTES = 64 * KIB
 # So that the map of an upload is not larger than a page.

@@ -11,7 +11,7 @@ from uploader.cli import main
 from uploader.domain.upload import Upload
 from uploader.http.app import Application
 from uploader.storage.local import store as local
-from uploader.storage.local.followers import Followers
+from uploader.storage.local.digests import Followers
 
 
 class Unfollowed(Followers):

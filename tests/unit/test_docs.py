@@ -202,6 +202,26 @@ def test_the_architecture_page_names_every_module_of_the_package() -> None:
     assert modules - {"__init__"} <= set(re.findall(r"\w+", layers[1]))
 
 
+def test_the_tree_of_the_architecture_page_has_every_module_in_its_folder() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    tree = re.sub(r" *\(.*?\)|:.*", "", page.split("\n## Layers\n", 1)[1].split("```")[1])
+    found: dict[str, set[str]] = {}
+    top = folder = ""
+    for indent, head, names in re.findall(r"^( *)(?:(\w+)/)?(.*)$", tree, flags=re.MULTILINE):
+        if head and not indent:
+            top = folder = head
+        elif head:
+            folder = f"{top}/{head}"
+        if (head or indent) and folder != "web":
+            found.setdefault(folder, set()).update(re.findall(r"\w+(?![\w/])", names))
+    package = Path(uploader.__file__).parent
+    modules: dict[str, set[str]] = {}
+    for path in package.glob("*/**/*.py"):
+        if path.stem != "__init__":
+            modules.setdefault(str(path.parent.relative_to(package)), set()).add(path.stem)
+    assert found == modules
+
+
 def test_the_glossary_has_each_word_once() -> None:
     words: Counter[str] = Counter()
     for cell, meaning, _ in table(ROOT / "docs" / "glossary.md", "# Glossary"):
