@@ -3,7 +3,6 @@
 import ipaddress
 import re
 from collections.abc import Callable
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +54,8 @@ def format_duration(seconds: float) -> str:
     for unit in ("d", "h"):
         if seconds and seconds % _DURATIONS[unit] == 0:
             return f"{seconds / _DURATIONS[unit]:.0f}{unit}"
+    from decimal import Decimal  # here, because most commands never print a duration
+
     return f"{Decimal(str(seconds)):f}".removesuffix(".0") + "s"
 
 

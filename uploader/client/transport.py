@@ -127,19 +127,31 @@ class Transport:
         self._on_retry = on_retry
         self._token = token
         self._answered = False
+        self._http_transport = http_transport
         # Beside the connections that send chunks there are always some for questions.
-        limits = httpx2.Limits(max_connections=connections + 4, max_keepalive_connections=connections + 4)
-        self._http = httpx2.AsyncClient(
-            base_url=_checked_url(url),
-            # Nothing that comes is larger than what went over the network.
-            headers={"User-Agent": f"uploader-client/{__version__}", "Accept-Encoding": "identity"},
-            timeout=_timeout(_TIMEOUT_SECONDS),
-            limits=limits,
-            transport=http_transport,
-        )
+        self._limits = httpx2.Limits(max_connections=connections + 4, max_keepalive_connections=connections + 4)
+        self._url = _checked_url(url)
+        self._clients: dict[bool, httpx2.AsyncClient] = {}
+        self._http = self._client_for(self._url)
 
     async def close(self) -> None:
-        await self._http.aclose()
+        for client in self._clients.values():
+            await client.aclose()
+
+    def _client_for(self, url: httpx2.URL) -> httpx2.AsyncClient:
+        """What has TLS has a client of its own: who is trusted takes a while to read, and without TLS nobody need be."""
+        secure = url.scheme == "https"
+        if secure not in self._clients:
+            self._clients[secure] = httpx2.AsyncClient(
+                base_url=self._url,
+                # Nothing that comes is larger than what went over the network.
+                headers={"User-Agent": f"uploader-client/{__version__}", "Accept-Encoding": "identity"},
+                timeout=_timeout(_TIMEOUT_SECONDS),
+                limits=self._limits,
+                transport=self._http_transport,
+                verify=True if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            )
+        return self._clients[secure]
 
     def retrying(self) -> Retrying:
         return Retrying(self._patience, self._on_retry)
@@ -197,7 +209,7 @@ class Transport:
     @asynccontextmanager
     async def _streaming(self, request: httpx2.Request, *, answered: bool) -> AsyncIterator[httpx2.Response]:
         try:
-            response = await self._http.send(request, stream=True)
+            response = await self._client_for(request.url).send(request, stream=True)
             answered = True
             try:
                 yield response if response.status_code < 300 else await _read_problem(response)
@@ -281,7 +293,7 @@ def _with_body(response: httpx2.Response, body: bytes) -> httpx2.Response:
     )
 
 
-def _checked_url(url: str) -> str:
+def _checked_url(url: str) -> httpx2.URL:
     """Raises ValueError if this is no URL of a server."""
     try:
         parsed = httpx2.URL(url)
@@ -289,7 +301,7 @@ def _checked_url(url: str) -> str:
         raise ValueError(f"{url!r} is not a URL: {error}") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ValueError(f"{url!r} is not a URL such as https://uploads.example.org")
-    return url
+    return parsed
 
 
 def _timeout(seconds: float) -> httpx2.Timeout:

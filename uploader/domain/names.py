@@ -6,8 +6,10 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from uploader.domain.upload import File
+if TYPE_CHECKING:  # a short command takes as long to import as to run
+    from uploader.domain.upload import File
 
 MAX_NAME_BYTES = 1024
 MAX_SEGMENT_BYTES = 255
@@ -108,5 +110,5 @@ def common_folder(names: Iterable[str]) -> str:
     return "".join(f"{segment}/" for segment in first[:shared])
 
 
-def place_of(found: Folder | File) -> Place:
-    return found.name, found.id if isinstance(found, File) else ""
+def place_of(found: "Folder | File") -> Place:
+    return found.name, "" if isinstance(found, Folder) else found.id

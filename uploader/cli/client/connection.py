@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-import tomllib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +109,10 @@ def _is_this_machine(host: str) -> bool:
 
 def _read(path: Path) -> dict[str, str]:
     try:
-        kept = tomllib.loads(path.read_text())
+        text = path.read_text()
+        import tomllib  # here, because who is named by the environment has no such file
+
+        kept = tomllib.loads(text)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

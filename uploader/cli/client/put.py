@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -253,6 +252,8 @@ async def put_stdin(
 @contextmanager
 def spool() -> Iterator[BinaryIO]:
     """A file without a name, so that nothing stays of it, however this ends: in TMPDIR, or where large files may lie."""
+    import tempfile  # here, because most of what is uploaded is in files
+
     with tempfile.TemporaryFile(dir=None if os.environ.get("TMPDIR") else _large_directory()) as opened:
         yield opened
 
