@@ -16,7 +16,7 @@ from tests.support.sockets import serving_stack
 from tests.support.stack import Stack
 from tests.support.uploading import Wire, client_on
 from tests.support.waiting import eventually
-from uploader.cli.client.events import AnyEvent, Noted
+from uploader.cli.client.events import Event, Noted
 from uploader.cli.client.local import FoundFiles
 from uploader.cli.client.put import put_found
 from uploader.cli.client.reporters import Reporter
@@ -495,7 +495,7 @@ async def test_an_older_server_is_served_as_ever(stack: Stack, tmp_path: Path) -
         # The command's default is to replace; nobody asked for it.
         assert not await client.can_replace()
         (tmp_path / "here" / "0001").write_bytes(b"other")
-        heard: list[AnyEvent] = []
+        heard: list[Event] = []
         reporter = Reporter()
         reporter.show = heard.append  # type: ignore[assignment,method-assign]
         found = FoundFiles(found_in(tmp_path / "here"))

@@ -12,7 +12,7 @@ from tests.support.content import KIB, Content
 from tests.support.stack import Stack
 from tests.support.uploading import Wire, client_on
 from tests.support.waiting import eventually
-from uploader.cli.client.events import AnyEvent, Completed, Failed, TransferSummary
+from uploader.cli.client.events import Completed, Event, Failed, TransferSummary
 from uploader.cli.client.put import put_all
 from uploader.cli.client.reporters import Reporter
 from uploader.client import AsyncClient, QuotaExceeded, Stopped
@@ -105,9 +105,9 @@ async def test_what_has_its_space_already_goes_on(stack: Stack, hash_first_bytes
 async def test_of_many_files_those_that_fit_go_and_the_others_are_told(stack: Stack, tmp_path: Path) -> None:
     class Listening(Reporter):
         def __init__(self) -> None:
-            self.heard: list[AnyEvent] = []
+            self.heard: list[Event] = []
 
-        def show(self, event: AnyEvent) -> None:
+        def show(self, event: Event) -> None:
             self.heard.append(event)
 
     paths = []

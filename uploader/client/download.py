@@ -6,6 +6,7 @@ Refuses to believe the server: no name that it gives leads out of the directory 
 
 import asyncio
 import fcntl
+import functools
 import hashlib
 import os
 import re
@@ -36,8 +37,8 @@ from uploader.client.errors import (
 )
 from uploader.client.files import LocalFile, ManyFiles, Outcome, There, Wanted, ambiguous
 from uploader.client.model import File, How
-from uploader.client.plan import checked_name, checked_path
-from uploader.client.transfer import Meter, Progress, all_or_none
+from uploader.client.plan import checked_name, checked_path, folders_of
+from uploader.client.transfer import Meter, all_or_none
 
 _READ_BYTES = 1 << 20
 
@@ -65,7 +66,7 @@ def sorted_out(wanted: Iterable[Wanted]) -> tuple[list[Wanted], list[Refused]]:
             refused.append((each, error))
         else:
             by_path[checked.path][each.file.id] = checked
-    folders = {folder for path in by_path for folder in _folders_of(path)}
+    folders = {folder for path in by_path for folder in folders_of(path)}
     kept = []
     for path, several in by_path.items():
         first = next(iter(several.values()))
@@ -76,12 +77,6 @@ def sorted_out(wanted: Iterable[Wanted]) -> tuple[list[Wanted], list[Refused]]:
         else:
             kept.append(first)
     return kept, refused
-
-
-def _folders_of(path: str) -> Iterable[str]:
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
 
 
 def placed(root: Path, path: str) -> Path:
@@ -348,9 +343,6 @@ class ManyDownloads(ManyFiles):
                 self.end(Outcome(local, error=error))
 
     async def _fetch_one(self, wanted: Wanted, root: Path, local: LocalFile) -> Outcome:
-        def tell(progress: Progress) -> None:
-            self.watcher.moved(local, progress)
-
         file = wanted.file
         try:
             target = await asyncio.to_thread(placed, root, wanted.path)
@@ -360,7 +352,7 @@ class ManyDownloads(ManyFiles):
             return Outcome(local, file, "present")
         # Of one content in one directory there is one partial file.
         async with self.shared.alone(f"{target.parent}/{file.sha256}"):
-            meter = Meter(file.name, file.size, tell)
+            meter = Meter(file.name, file.size, functools.partial(self.watcher.moved, local))
             how = await Downloading(self.api, file, meter, self.gate).run(target, overwrite=self.overwrite)
             meter.enter("complete")
         return Outcome(local, file, how)

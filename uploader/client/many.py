@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from uploader.client import plan
 from uploader.client.batch import Member, bytes_for, first_bytes, length_of, next_batch, pieces_of, read_batch
@@ -26,7 +27,7 @@ from uploader.client.files import LocalFile, ManyFiles, Outcome, There, named_ap
 from uploader.client.model import File, How, IfExists, Line
 from uploader.client.pace import error_of
 from uploader.client.source import open_source
-from uploader.client.transfer import Meter, Progress, all_or_none
+from uploader.client.transfer import Meter, all_or_none
 from uploader.client.upload import Destination, Uploading
 
 # One is read, or answered, while the other is on its way.
@@ -196,12 +197,9 @@ class ManyUploads(ManyFiles):
                 self.end(Outcome(local, error=error))
 
     async def _send_other(self, local: LocalFile) -> Outcome:
-        def tell(progress: Progress) -> None:
-            self.watcher.moved(local, progress)
-
         source = open_source(local.path)
         try:
-            meter = Meter(local.name, source.size, tell)
+            meter = Meter(local.name, source.size, partial(self.watcher.moved, local))
             candidates = self._there.candidates(local.name, source.size)
             destination = Destination(local.name, self.if_exists, candidates)
             uploading = Uploading(self.api, source, destination, meter, self.shared, self.gate)

@@ -136,6 +136,13 @@ def checked_path(path: str) -> str:
     return path
 
 
+def folders_of(path: str) -> Iterator[str]:
+    """The folders that it lies in, the nearest one first."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
 def folder_name(folder: str) -> str:
     """What the names of all files in it begin with: a slash at its end, but nothing for the folder of all."""
     folder = unicodedata.normalize("NFC", folder).rstrip("/")

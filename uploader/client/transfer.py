@@ -56,6 +56,25 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
+class Speed:
+    """How fast a figure grows, over the last ten seconds."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque()
+
+    def sample(self, now: float, figure: int) -> None:
+        self._samples.append((now, figure))
+        while now - self._samples[0][0] > _WINDOW_SECONDS:
+            self._samples.popleft()
+
+    def per_second(self, shortest_seconds: float = 0.0) -> float | None:
+        """None while there is nothing to measure, or not for so long."""
+        if not self._samples:
+            return None
+        (then, before), (now, figure) = self._samples[0], self._samples[-1]
+        return (figure - before) / (now - then) if now - then > 0 and now - then >= shortest_seconds else None
+
+
 class Meter:
     """Counts one transfer and tells it to a callback. What the callback raises ends the transfer."""
 
@@ -69,7 +88,7 @@ class Meter:
         self._state: State = "hashing"
         self._received = self._in_flight = self._merged = 0
         self.moved_bytes = self.spared_bytes = self.hashed_bytes = 0
-        self._samples: deque[tuple[float, int]] = deque()
+        self._speed = Speed()
         self._told_at = float("-inf")
 
     def enter(self, state: State) -> None:
@@ -120,7 +139,8 @@ class Meter:
             self._on_progress(self.progress())
 
     def progress(self) -> Progress:
-        rate = self._rate()
+        self._speed.sample(self._clock(), self.moved_bytes + self.spared_bytes)
+        rate = self._speed.per_second()
         left = max(0, self._size - self._received - self._in_flight)
         return Progress(
             name=self._name,
@@ -135,14 +155,6 @@ class Meter:
             seconds_left=left / rate if rate else None,
             spared_bytes=self.spared_bytes,
         )
-
-    def _rate(self) -> float | None:
-        now = self._clock()
-        self._samples.append((now, self.moved_bytes + self.spared_bytes))
-        while now - self._samples[0][0] > _WINDOW_SECONDS:
-            self._samples.popleft()
-        then, before = self._samples[0]
-        return (self._samples[-1][1] - before) / (now - then) if now > then else None
 
 
 class AsyncTransfer(Generic[T]):

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -160,6 +161,17 @@ def run_client(
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     sys.exit(code)
+
+
+def with_client(work: Callable[..., Awaitable[int]]) -> Callable[..., None]:
+    """Make a command of what is done with a client and a reporter; whatever else `work` takes is what the command takes."""
+
+    @shown_options
+    @wraps(work)
+    def command(as_json: bool, quiet: bool, **given: Any) -> None:
+        run_client(partial(work, **given), as_json=as_json, quiet=quiet)
+
+    return command
 
 
 class _Retries:

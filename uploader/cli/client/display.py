@@ -14,7 +14,6 @@ import stat
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -29,8 +28,8 @@ from rich.table import Table
 from rich.text import Text
 
 from uploader.cli.client.events import (
-    AnyEvent,
     Completed,
+    Event,
     Failed,
     Moving,
     Planned,
@@ -43,8 +42,8 @@ from uploader.cli.client.events import (
 )
 from uploader.cli.client.reporters import Reporter
 from uploader.cli.terminal import human_bytes, human_seconds, percent
+from uploader.client.transfer import Speed
 
-_WINDOW_SECONDS = 10.0
 _SHORTEST_WINDOW_SECONDS = 1.0
 # A server that was stopped, or a line that is dead, says nothing for long before a call fails.
 _SILENCE_SECONDS = 10.0
@@ -81,27 +80,6 @@ class Waiting:
     why: str
 
 
-class Speed:
-    """How fast a figure grows, over the last ten seconds."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque()
-
-    def sample(self, now: float, moved_bytes: int) -> None:
-        self._samples.append((now, moved_bytes))
-        while now - self._samples[0][0] > _WINDOW_SECONDS:
-            self._samples.popleft()
-
-    @property
-    def bytes_per_second(self) -> float | None:
-        """None while there is nothing to measure."""
-        if not self._samples:
-            return None
-        (then, before), (now, moved) = self._samples[0], self._samples[-1]
-        rate = (moved - before) / (now - then) if now - then >= _SHORTEST_WINDOW_SECONDS else 0.0
-        return rate or None
-
-
 class Figures:
     """Takes the events of one command, and is asked now and then."""
 
@@ -117,7 +95,7 @@ class Figures:
         self._news_at = clock()
         self._away: tuple[float, str] | None = None
 
-    def take(self, event: AnyEvent) -> None:
+    def take(self, event: Event) -> None:
         match event:
             case Planned():
                 self.planned = event
@@ -179,7 +157,8 @@ class Figures:
         """Of all together, or of one file."""
         if self.waiting() is not None:
             return None
-        return (self._speed if path is None else self._speeds[path]).bytes_per_second
+        speed = self._speed if path is None else self._speeds[path]
+        return speed.per_second(_SHORTEST_WINDOW_SECONDS) or None
 
     def seconds_left(self, path: str | None = None) -> float | None:
         """For all that is left: also of files that are not begun."""
@@ -327,7 +306,7 @@ class Steps(Reporter):
         self._told_at = time.monotonic()
         self._sampled_at = 0.0
 
-    def show(self, event: AnyEvent) -> None:
+    def show(self, event: Event) -> None:
         self._figures.take(event)
         now = time.monotonic()
         if now - self._sampled_at > 1:
@@ -354,7 +333,7 @@ class Bars(Reporter):
         self._live.stop()
         super().__exit__(kind, error, trace)
 
-    def show(self, event: AnyEvent) -> None:
+    def show(self, event: Event) -> None:
         with self._live.lock:
             waited = self._figures.waiting()
             self._figures.take(event)
@@ -368,7 +347,7 @@ class Bars(Reporter):
         if not self._live.is_started and self._is_begin(event):
             self._live.start()
 
-    def _is_begin(self, event: AnyEvent) -> bool:
+    def _is_begin(self, event: Event) -> bool:
         """Whether there is something to look at from now on."""
         if isinstance(event, Started):
             # Unless the terminal gets the content of the file itself.

@@ -7,6 +7,8 @@ Schema is `docs/events.schema.json`, as `python -m uploader.cli.client.events` p
 import inspect
 import json
 import os
+from functools import reduce
+from operator import or_
 from typing import Any, Literal
 
 import msgspec
@@ -245,6 +247,13 @@ class DeletedFolder(Event, tag="folder-deleted"):
     files: int
 
 
+class Renamed(Event, tag="renamed"):
+    """A file has another name."""
+
+    file: File
+    old_name: str
+
+
 class MovedFolder(Event, tag="folder-moved"):
     """All that was in a folder is in another one: so many files."""
 
@@ -257,13 +266,6 @@ class Noted(Event, tag="note"):
     """Something is not as it might be expected, and did not fail."""
 
     detail: str
-
-
-class Renamed(Event, tag="renamed"):
-    """A file has another name."""
-
-    file: File
-    old_name: str
 
 
 class CancelledUpload(Event, tag="cancelled"):
@@ -279,39 +281,10 @@ class LoggedIn(Event, tag="logged-in"):
     path: str
 
 
-AnyEvent = (
-    Planned
-    | Started
-    | Moving
-    | Retrying
-    | Completed
-    | FolderEnded
-    | Failed
-    | NamesRefused
-    | Skipped
-    | TransferSummary
-    | Would
-    | SyncSummary
-    | DeletedHere
-    | Interrupted
-    | Listed
-    | ListedFolder
-    | ListedUpload
-    | ListedUsage
-    | Deleted
-    | DeletedFolder
-    | Renamed
-    | MovedFolder
-    | Noted
-    | CancelledUpload
-    | LoggedIn
-)
-
-
 def schema() -> str:
     """The JSON Schema of one event, for a file."""
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "An event of a client command"}
-    return json.dumps(head | _cleaned(msgspec.json.schema(AnyEvent)), indent=2) + "\n"
+    return json.dumps(head | _cleaned(msgspec.json.schema(reduce(or_, Event.__subclasses__()))), indent=2) + "\n"
 
 
 def _cleaned(part: Any) -> Any:
@@ -373,14 +346,14 @@ def _refusal(error: ServerProblem, sizes: dict[str, str]) -> str | None:
     return None
 
 
-def is_by_the_way(event: AnyEvent) -> bool:
+def is_by_the_way(event: Event) -> bool:
     """Whether it is no result, which standard output is for."""
     return isinstance(
         event, Failed | NamesRefused | Retrying | Skipped | Interrupted | Noted | TransferSummary | SyncSummary
     )
 
 
-def words_of(event: AnyEvent) -> str | None:
+def words_of(event: Event) -> str | None:
     """The lines of an event, for a person. What a name or a server says moves no cursor, and forges no line."""
     if isinstance(event, ListedUsage):
         return _usage(event.usage)
@@ -394,7 +367,7 @@ def without_control(words: str) -> str:
     return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", words)
 
 
-def _result(event: AnyEvent) -> str | None:
+def _result(event: Event) -> str | None:
     match event:
         case Completed(file=file, folder=None):
             return f"{file.name}  ({human_bytes(file.size)}, {_HOW[event.how]}{_replacing(event.replaced)})"
@@ -413,7 +386,7 @@ def _result(event: AnyEvent) -> str | None:
             return _changed(event)
 
 
-def _changed(event: AnyEvent) -> str | None:
+def _changed(event: Event) -> str | None:
     match event:
         case Deleted():
             return f"deleted {event.file.name}"
@@ -433,7 +406,7 @@ def _changed(event: AnyEvent) -> str | None:
             return None
 
 
-def _by_the_way(event: AnyEvent) -> str | None:
+def _by_the_way(event: Event) -> str | None:
     match event:
         case Failed(together=False):
             return _failed(event)

@@ -3,10 +3,11 @@
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
-from uploader.cli.client.connection import run_client
+from uploader.cli.client.connection import run_client, with_client
 from uploader.cli.client.events import (
     CancelledUpload,
     Deleted,
@@ -19,6 +20,7 @@ from uploader.cli.client.events import (
     MovedFolder,
     Noted,
     Renamed,
+    count_of_files,
     exit_code_of,
     failed,
     worst_of,
@@ -34,67 +36,11 @@ from uploader.client import AmbiguousName, AsyncClient, ClientError, File, Folde
 @click.argument("words", metavar="[NAME]...", nargs=-1, shell_complete=complete_names)
 @click.option("--recursive", "-r", is_flag=True, help="All that is below a folder, newest first.")
 @click.option("--find", "part", metavar="TEXT", help="All files, in any folder, that have this in their name.")
-@shown_options
-def ls(words: tuple[str, ...], recursive: bool, part: str | None, as_json: bool, quiet: bool) -> None:
+@with_client
+async def ls(client: AsyncClient, reporter: Reporter, words: tuple[str, ...], recursive: bool, part: str | None) -> int:
     """List files: id, when they were made, size, name. Of a folder, or of all there is, one level, by name, with what is
     in the folders. NAME is a name, an id, a folder, or a pattern such as 'photos/*.jpg', in quotes.
     """
-
-    async def work(client: AsyncClient, reporter: Reporter) -> int:
-        return await list_all(client, reporter, words, recursive=recursive, part=part)
-
-    run_client(work, as_json=as_json, quiet=quiet)
-
-
-@click.command()
-@click.argument("words", metavar="NAME...", nargs=-1, required=True, shell_complete=complete_names)
-@click.option("--recursive", "-r", is_flag=True, help="Delete folders with all that is in them.")
-@click.option("--yes", is_flag=True, help="Really delete folders, and what patterns match.")
-@shown_options
-def rm(words: tuple[str, ...], recursive: bool, yes: bool, as_json: bool, quiet: bool) -> None:
-    """Delete files, what patterns match, and with -r folders. Without --yes it only says how much that would be, unless
-    each file is named. NAME is a name, an id, a folder, or a pattern, in quotes; of several files with the same name each
-    has to be named by its id.
-    """
-
-    async def work(client: AsyncClient, reporter: Reporter) -> int:
-        return await remove_all(client, reporter, words, recursive=recursive, sure=yes)
-
-    run_client(work, as_json=as_json, quiet=quiet)
-
-
-@click.command()
-@click.argument("name", shell_complete=complete_names)
-@click.argument("new_name", shell_complete=complete_names)
-@click.option("--force", is_flag=True, help="Even if something has that name already; it stays, too.")
-@shown_options
-def mv(name: str, new_name: str, force: bool, as_json: bool, quiet: bool) -> None:
-    """Rename or move a file or a folder. Folders are what names have before a `/`; a NEW_NAME that ends with a `/` is the
-    folder to move it into.
-    """
-
-    async def work(client: AsyncClient, reporter: Reporter) -> int:
-        return await move_one(client, reporter, name, new_name, force=force)
-
-    run_client(work, as_json=as_json, quiet=quiet)
-
-
-@click.command()
-@shown_options
-def usage(as_json: bool, quiet: bool) -> None:
-    """Show how much space is used, and how much is left."""
-
-    async def work(client: AsyncClient, reporter: Reporter) -> int:
-        reporter.show(ListedUsage(await client.usage()))
-        return EXIT_OK
-
-    run_client(work, as_json=as_json, quiet=quiet)
-
-
-async def list_all(
-    client: AsyncClient, reporter: Reporter, words: Sequence[str], *, recursive: bool, part: str | None
-) -> int:
-    """Tell of all that the words mean, or of all there is; the exit code."""
     codes = set()
     for word in words or ("",):
         try:
@@ -107,6 +53,66 @@ async def list_all(
         except ClientError as error:
             codes.add(told(reporter, word, error))
     return worst_of(codes)
+
+
+@click.command()
+@click.argument("words", metavar="NAME...", nargs=-1, required=True, shell_complete=complete_names)
+@click.option("--recursive", "-r", is_flag=True, help="Delete folders with all that is in them.")
+@click.option("--yes", is_flag=True, help="Really delete folders, and what patterns match.")
+@with_client
+async def rm(client: AsyncClient, reporter: Reporter, words: tuple[str, ...], recursive: bool, yes: bool) -> int:
+    """Delete files, what patterns match, and with -r folders. Without --yes it only says how much that would be, unless
+    each file is named. NAME is a name, an id, a folder, or a pattern, in quotes; of several files with the same name each
+    has to be named by its id.
+    """
+    found, codes = await one_thing_each(client, reporter, words)
+    removals = list(dict.fromkeys(removal for each in found for removal in _removals(each)))
+    if not recursive:
+        for folder in [each for each in removals if each.file is None]:
+            removals.remove(folder)
+            error = IsFolder(f"{folder.name} is a folder: say -r to delete all that is in it")
+            codes.add(told(reporter, folder.name, error))
+    if not yes and any(each.file is None or each.by_pattern for each in removals):
+        await _refuse(client, removals)
+    for removal in removals:
+        try:
+            await _remove(client, reporter, removal)
+        except ClientError as error:
+            codes.add(told(reporter, removal.name, error))
+    return worst_of(codes)
+
+
+@click.command()
+@click.argument("name", shell_complete=complete_names)
+@click.argument("new_name", shell_complete=complete_names)
+@click.option("--force", is_flag=True, help="Even if something has that name already; it stays, too.")
+@with_client
+async def mv(client: AsyncClient, reporter: Reporter, name: str, new_name: str, force: bool) -> int:
+    """Rename or move a file or a folder. Folders are what names have before a `/`; a NEW_NAME that ends with a `/` is the
+    folder to move it into.
+    """
+    found = one_thing(await look_up(client, name))
+    if found.matches:
+        raise AmbiguousName(f"{name!r} is a pattern: only one file or folder is moved at a time")
+    old = _name_of(found)
+    whole = new_name.lstrip("/") + old.rpartition("/")[2] if new_name.endswith("/") else new_name
+    if not force and whole != old:
+        await _check_free(client, whole, as_folder=not found.is_file)
+    if found.folder is None:
+        file = await client.rename(found.files[0].id, whole)
+        reporter.show(Renamed(file, old_name=found.files[0].name))
+    else:
+        files = await client.move_folder(found.folder, whole)
+        reporter.show(MovedFolder(f"{whole}/", found.folder, files))
+    return EXIT_OK
+
+
+@click.command()
+@with_client
+async def usage(client: AsyncClient, reporter: Reporter) -> int:
+    """Show how much space is used, and how much is left."""
+    reporter.show(ListedUsage(await client.usage()))
+    return EXIT_OK
 
 
 async def _list_level(client: AsyncClient, reporter: Reporter, found: Meaning) -> None:
@@ -157,27 +163,6 @@ class _Removal:
     by_pattern: bool = False
 
 
-async def remove_all(
-    client: AsyncClient, reporter: Reporter, words: Sequence[str], *, recursive: bool, sure: bool
-) -> int:
-    """Delete what the words mean; the exit code. To delete what was not named file by file one has to be sure."""
-    found, codes = await one_thing_each(client, reporter, words)
-    removals = list(dict.fromkeys(removal for each in found for removal in _removals(each)))
-    if not recursive:
-        for folder in [each for each in removals if each.file is None]:
-            removals.remove(folder)
-            error = IsFolder(f"{folder.name} is a folder: say -r to delete all that is in it")
-            codes.add(told(reporter, folder.name, error))
-    if not sure and any(each.file is None or each.by_pattern for each in removals):
-        await _refuse(client, removals)
-    for removal in removals:
-        try:
-            await _remove(client, reporter, removal)
-        except ClientError as error:
-            codes.add(told(reporter, removal.name, error))
-    return worst_of(codes)
-
-
 def _removals(found: Meaning) -> list[_Removal]:
     if found.folder is not None:
         return [_Removal(found.folder)]
@@ -192,8 +177,7 @@ async def _refuse(client: AsyncClient, removals: Sequence[_Removal]) -> None:
     for removal in removals:
         below = [file async for file in client.files(removal.name)] if removal.file is None else [removal.file]
         sizes |= {file.id: file.size for file in below}
-    files = "1 file" if len(sizes) == 1 else f"{len(sizes)} files"
-    fail(f"this deletes {files}, {human_bytes(sum(sizes.values()))}; say --yes", EXIT_USAGE)
+    fail(f"this deletes {count_of_files(len(sizes))}, {human_bytes(sum(sizes.values()))}; say --yes", EXIT_USAGE)
 
 
 async def _remove(client: AsyncClient, reporter: Reporter, removal: _Removal) -> None:
@@ -202,24 +186,6 @@ async def _remove(client: AsyncClient, reporter: Reporter, removal: _Removal) ->
         return
     await client.delete(removal.file.id)
     reporter.show(Deleted(removal.file))
-
-
-async def move_one(client: AsyncClient, reporter: Reporter, word: str, new_name: str, *, force: bool) -> int:
-    """Rename it, or move it into a folder if the new name ends with a slash; the exit code."""
-    found = one_thing(await look_up(client, word))
-    if found.matches:
-        raise AmbiguousName(f"{word!r} is a pattern: only one file or folder is moved at a time")
-    name = _name_of(found)
-    whole = new_name.lstrip("/") + name.rpartition("/")[2] if new_name.endswith("/") else new_name
-    if not force and whole != name:
-        await _check_free(client, whole, as_folder=not found.is_file)
-    if found.folder is None:
-        file = await client.rename(found.files[0].id, whole)
-        reporter.show(Renamed(file, old_name=found.files[0].name))
-    else:
-        files = await client.move_folder(found.folder, whole)
-        reporter.show(MovedFolder(f"{whole}/", found.folder, files))
-    return EXIT_OK
 
 
 def _name_of(found: Meaning) -> str:
@@ -237,23 +203,19 @@ async def _check_free(client: AsyncClient, name: str, *, as_folder: bool) -> Non
 
 
 @click.command()
-@shown_options
-def uploads(as_json: bool, quiet: bool) -> None:
+@with_client
+async def uploads(client: AsyncClient, reporter: Reporter) -> int:
     """List your open uploads, also of other devices. Each with its id, how far it is, when it expires, and its name."""
-
-    async def work(client: AsyncClient, reporter: Reporter) -> int:
-        for upload in await client.uploads():
-            reporter.show(ListedUpload(upload))
-        return EXIT_OK
-
-    run_client(work, as_json=as_json, quiet=quiet)
+    for upload in await client.uploads():
+        reporter.show(ListedUpload(upload))
+    return EXIT_OK
 
 
 @click.command()
 @click.argument("names_or_ids", metavar="NAME_OR_ID...", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All open uploads.")
 @shown_options
-def cancel(names_or_ids: tuple[str, ...], everything: bool, as_json: bool, quiet: bool) -> None:
+def cancel(names_or_ids: tuple[str, ...], everything: bool, **shown: Any) -> None:
     """Cancel open uploads. What has arrived of them is dropped, and its space is given back."""
     if everything == bool(names_or_ids):
         fail("name the uploads, or say --all", EXIT_USAGE)
@@ -275,7 +237,7 @@ def cancel(names_or_ids: tuple[str, ...], everything: bool, as_json: bool, quiet
                 reporter.show(CancelledUpload(upload))
         return worst_of(codes)
 
-    run_client(work, as_json=as_json, quiet=quiet)
+    run_client(work, **shown)
 
 
 def _unknown(names_or_ids: tuple[str, ...], opened: list[Upload]) -> list[str]:

@@ -10,9 +10,11 @@ matches is taken, unless all rules are to include something. Each file is decide
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import translate
 from typing import IO
+
+from uploader.client.plan import folders_of
 
 _MAGIC = re.compile(r"[*?[]")
 
@@ -121,13 +123,6 @@ class Filters:
 
 
 EVERYTHING = Filters()
-
-
-def folders_of(path: str) -> Iterator[str]:
-    """The folders that it lies in, the nearest one first."""
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
 
 
 def listed_in(opened: IO[bytes]) -> list[str]:

@@ -3,21 +3,23 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import click
 
 from uploader.cli.client import options
 from uploader.cli.client.connection import run_client
 from uploader.cli.client.events import Planned, Started, exit_code_of, failed, worst_of
-from uploader.cli.client.filters import Filters, folders_of
+from uploader.cli.client.filters import Filters
 from uploader.cli.client.local import decode_name
 from uploader.cli.client.names import Meaning, NoSuchFile, complete_names, one_thing_each, told
 from uploader.cli.client.reporters import Reporter, Telling, moving
 from uploader.cli.terminal import EXIT_OK, EXIT_USAGE, fail
 from uploader.client import AsyncClient, ClientError, File, LocalFile, Outcome, Progress, Wanted
 from uploader.client.files import prefixes_of
+from uploader.client.plan import folders_of
 
 STDOUT = "-"
 
@@ -50,12 +52,8 @@ def get(
     decode: bool,
     filters: Filters,
     files_from: IO[bytes] | None,
-    limit_rate: int | None,
-    connections: int,
-    patience: float,
     verbose: bool,
-    as_json: bool,
-    quiet: bool,
+    **of_client: Any,
 ) -> None:
     """Download files, folders with all that is in them, and what patterns match. NAME is a name, an id, or a pattern such
     as 'photos/*.jpg' or '**/*.pdf', in quotes.
@@ -66,7 +64,7 @@ def get(
     """
     if not words and files_from is None:
         fail("name what to download, or --files-from", EXIT_USAGE)
-    if target == STDOUT and (as_json or len(words) > 1 or files_from is not None):
+    if target == STDOUT and (of_client["as_json"] or len(words) > 1 or files_from is not None):
         fail("-o - is for a single file, and nothing else is printed", EXIT_USAGE)
     listed = options.listed(files_from) if files_from is not None else []
     is_directory = target.endswith("/") or Path(target).is_dir()
@@ -86,14 +84,7 @@ def get(
             listed=listed,
         )
 
-    run_client(
-        work,
-        as_json=as_json,
-        quiet=quiet,
-        patience_seconds=patience,
-        connections=connections,
-        most_bytes_per_second=limit_rate,
-    )
+    run_client(work, **of_client)
 
 
 async def get_all(
@@ -177,13 +168,9 @@ async def _add_listed(
 async def _get_as(client: AsyncClient, reporter: Reporter, file: File, target: Path, *, overwrite: bool) -> int:
     """Under a name of its own, which is compared by its content."""
     told, local = Telling(reporter), LocalFile(target, file.name, file.size, 0)
-
-    def tell(progress: Progress) -> None:
-        told.moved(local, progress)
-
     reporter.show(Planned(1, file.size))
     told.begun(local)
-    transfer = client.start_download(file, target, overwrite=overwrite, on_progress=tell)
+    transfer = client.start_download(file, target, overwrite=overwrite, on_progress=partial(told.moved, local))
     try:
         await transfer
     except ClientError as error:

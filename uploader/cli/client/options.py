@@ -1,4 +1,4 @@
-"""Options that client commands have in common."""
+"""Options that client commands have in common; those of the client itself by the names that `run_client` has for them."""
 
 from collections.abc import Callable
 from typing import IO, Any, TypeVar
@@ -19,6 +19,7 @@ connections = click.option(
 )
 patience = click.option(
     "--patience",
+    "patience_seconds",
     type=DURATION,
     default="5m",
     show_default=True,
@@ -26,6 +27,7 @@ patience = click.option(
 )
 limit_rate = click.option(
     "--limit-rate",
+    "most_bytes_per_second",
     type=LIMIT_RATE,
     metavar="RATE",
     help="Move no more than this in a second, such as 10M, over all connections together.",

@@ -4,8 +4,9 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import click
 
@@ -27,7 +28,6 @@ from uploader.client import (
     LocalFile,
     NotFound,
     Outcome,
-    Progress,
     QuotaExceeded,
     Unreadable,
     Upload,
@@ -64,6 +64,7 @@ _LARGE = Path("/var/tmp")  # noqa: S108 (the file has no name that others could 
 @click.option("--chunk-size", type=SIZE, help="Ask for chunks of this size.  [default: the server's]")
 @click.option(
     "--hash-first",
+    "hash_first_bytes",
     type=SIZE,
     default="64MiB",
     show_default=True,
@@ -83,19 +84,12 @@ def put(
     name: str | None,
     filters: Filters,
     files_from: IO[bytes] | None,
-    limit_rate: int | None,
-    connections: int,
-    chunk_size: int | None,
-    hash_first: int,
     if_exists: IfExists | None,
     checksum: bool,
-    delta: bool,
     go_on: str | None,
     encode: bool,
-    patience: float,
     verbose: bool,
-    as_json: bool,
-    quiet: bool,
+    **of_client: Any,
 ) -> None:
     """Upload files, and directories with all regular files in them; or standard input, as `-`, with --name.
 
@@ -133,17 +127,7 @@ def put(
             listed=listed,
         )
 
-    run_client(
-        work,
-        as_json=as_json,
-        quiet=quiet,
-        patience_seconds=patience,
-        connections=connections,
-        chunk_size=chunk_size,
-        hash_first_bytes=hash_first,
-        most_bytes_per_second=limit_rate,
-        delta=delta,
-    )
+    run_client(work, **of_client)
 
 
 async def put_all(
@@ -233,12 +217,8 @@ async def put_stdin(
             local = LocalFile(_PATH, name, await fill(opened, client, name), 0)
             reporter.show(Planned(1, local.size))
             told.begun(local)
-
-            def tell(progress: Progress) -> None:
-                told.moved(local, progress)
-
             chosen = await choice(client, if_exists)
-            transfer = client.start(opened, name, if_exists=chosen, on_progress=tell)
+            transfer = client.start(opened, name, if_exists=chosen, on_progress=partial(told.moved, local))
             file = await transfer
         except ClientError as error:
             told.ended(Outcome(local, error=error))
@@ -327,12 +307,8 @@ async def put_rest(client: AsyncClient, reporter: Reporter, path: str, name_or_i
     told = Telling(reporter)
     reporter.show(Planned(1, local.size))
     told.begun(local)
-
-    def tell(progress: Progress) -> None:
-        told.moved(local, progress)
-
     try:
-        file = await client.go_on(upload, path, on_progress=tell)
+        file = await client.go_on(upload, path, on_progress=partial(told.moved, local))
     except ClientError as error:
         told.ended(Outcome(local, error=error))
     else:

@@ -5,7 +5,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -13,8 +13,8 @@ import click
 import msgspec
 
 from uploader.cli.client.events import (
-    AnyEvent,
     Completed,
+    Event,
     Failed,
     FolderEnded,
     Interrupted,
@@ -53,7 +53,7 @@ class Reporter:
         if isinstance(error, KeyboardInterrupt):
             self.show(Interrupted())
 
-    def show(self, event: AnyEvent) -> None:
+    def show(self, event: Event) -> None:
         """A line for each event that matters to a person."""
         words = words_of(event)
         if words is not None:
@@ -66,7 +66,7 @@ class Reporter:
 class Quiet(Reporter):
     """What went wrong, and what was asked for."""
 
-    def show(self, event: AnyEvent) -> None:
+    def show(self, event: Event) -> None:
         if isinstance(event, Failed | NamesRefused | Listed | ListedFolder | ListedUpload | ListedUsage):
             super().show(event)
 
@@ -77,7 +77,7 @@ class JsonLines(Reporter):
     def __init__(self) -> None:
         self._told_at: dict[str, float] = {}
 
-    def show(self, event: AnyEvent) -> None:
+    def show(self, event: Event) -> None:
         if isinstance(event, Moving) and not self._is_due(event):
             return
         sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
@@ -187,17 +187,4 @@ class Telling(Watcher):
 
 
 def moving(path: str, progress: Progress) -> Moving:
-    return Moving(
-        path=path,
-        name=progress.name,
-        size=progress.size,
-        state=progress.state,
-        received_bytes=progress.received_bytes,
-        in_flight_bytes=progress.in_flight_bytes,
-        moved_bytes=progress.moved_bytes,
-        hashed_bytes=progress.hashed_bytes,
-        merged_bytes=progress.merged_bytes,
-        bytes_per_second=progress.bytes_per_second,
-        seconds_left=progress.seconds_left,
-        spared_bytes=progress.spared_bytes,
-    )
+    return Moving(path, **asdict(progress))

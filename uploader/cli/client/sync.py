@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 import click
 
@@ -30,11 +30,12 @@ from uploader.cli.client.events import (
     Started,
     SyncSummary,
     Would,
+    count_of_files,
     exit_code_of,
     failed,
     worst_of,
 )
-from uploader.cli.client.filters import Filters, folders_of
+from uploader.cli.client.filters import Filters
 from uploader.cli.client.names import InTheWay, NoSuchFile
 from uploader.cli.client.reporters import Reporter, moving
 from uploader.cli.terminal import EXIT_USAGE, fail, shown_path
@@ -59,7 +60,7 @@ from uploader.client import (
 )
 from uploader.client.download import sha256_of, sorted_out
 from uploader.client.files import There, named_apart
-from uploader.client.plan import checked_name, folder_name
+from uploader.client.plan import checked_name, folder_name, folders_of
 from uploader.client.transfer import all_or_none
 
 _REMOTE = ":"
@@ -87,15 +88,10 @@ def sync(
     delete: bool,
     dry_run: bool,
     checksum: bool,
-    delta: bool,
     filters: Filters,
     files_from: IO[bytes] | None,
-    limit_rate: int | None,
-    connections: int,
-    patience: float,
     verbose: bool,
-    as_json: bool,
-    quiet: bool,
+    **of_client: Any,
 ) -> None:
     """Make the contents of a folder those of another one: of one here and one on the server, which is written with a colon,
     as in `sync photos :photos` and `sync :photos photos`; : alone is all that is there.
@@ -120,15 +116,7 @@ def sync(
         kind = Upwards if upwards else Downwards
         return await kind(client, told, prefix, filters, delete=delete, checksum=checksum).run(path)
 
-    run_client(
-        work,
-        as_json=as_json,
-        quiet=quiet,
-        patience_seconds=patience,
-        connections=connections,
-        most_bytes_per_second=limit_rate,
-        delta=delta,
-    )
+    run_client(work, **of_client)
 
 
 def _prefix(word: str) -> str:
@@ -318,13 +306,13 @@ class SyncTelling(Watcher):
 
     def spared(self, count: int) -> None:
         """So many would be deleted, if it were sure that the source has not got them."""
-        self.reporter.show(Noted(f"not all went well, so none of {_files(count)} at the target is deleted"))
+        self.reporter.show(Noted(f"not all went well, so none of {count_of_files(count)} at the target is deleted"))
 
     def nothing_there(self, source: str, count: int) -> None:
         """An empty source is rather not mounted, or another one than was meant."""
         self.fail(
             source,
-            SourceEmpty(f"the source has no files, so none of {_files(count)} at the target is deleted"),
+            SourceEmpty(f"the source has no files, so none of {count_of_files(count)} at the target is deleted"),
             is_file=False,
         )
 
@@ -347,10 +335,6 @@ class SyncTelling(Watcher):
             )
         )
         return code
-
-
-def _files(count: int) -> str:
-    return "1 file" if count == 1 else f"{count} files"
 
 
 @dataclass(frozen=True)
