@@ -60,11 +60,7 @@ def token_list(user: str | None) -> None:
 @click.argument("token_or_id")
 def token_revoke(token_or_id: str) -> None:
     """Revoke a token, named by its id (see `token list`) or by itself. Takes effect within 30 s."""
-
-    async def run(services: "Services") -> int:
-        return await services.accounts.revoke(token_or_id)
-
-    if not with_services(load_settings(), run):
+    if not with_services(load_settings(), lambda services: services.accounts.revoke(token_or_id)):
         fail("no such token in force", EXIT_FAILED)
     click.echo("revoked")
 
@@ -79,8 +75,5 @@ def user() -> None:
 @click.argument("total_space", type=SIZE)
 def user_set_quota(user_id: str, total_space: int) -> None:
     """Set the total space of USER, such as 50GiB, making the user if need be. What is used already stays."""
-
-    async def run(services: "Services") -> int:
-        return (await services.accounts.set_total_space(user_id, total_space)).total_space
-
-    click.echo(f"{user_id} has {format_size(with_services(load_settings(), run))}")
+    account = with_services(load_settings(), lambda services: services.accounts.set_total_space(user_id, total_space))
+    click.echo(f"{user_id} has {format_size(account.total_space)}")

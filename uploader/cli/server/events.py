@@ -10,8 +10,7 @@ from uploader.cli.server.services import EXIT_FAILED, load_settings, with_servic
 from uploader.cli.terminal import EXIT_USAGE, WHEN, fail
 
 if TYPE_CHECKING:
-    from uploader.bootstrap import Services
-    from uploader.service.events import Delivery, Message, Told
+    from uploader.service.events import Delivery, Message
 
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
 
@@ -31,11 +30,10 @@ def events() -> None:
 @_AS_JSON
 def list_(since: datetime | None, dead: bool, limit: int, as_json: bool) -> None:
     """Print events, the newest first, and which sink was told of each."""
-
-    async def run(services: "Services") -> "list[Told]":
-        return await services.reviewing.newest(limit=limit, since=since, dead=dead)
-
-    for message, told in with_services(load_settings(), run):
+    newest = with_services(
+        load_settings(), lambda services: services.reviewing.newest(limit=limit, since=since, dead=dead)
+    )
+    for message, told in newest:
         if as_json:
             click.echo(json.dumps(_facts(message, told)))
             continue
@@ -50,11 +48,7 @@ def list_(since: datetime | None, dead: bool, limit: int, as_json: bool) -> None
 @_AS_JSON
 def show(event_id: str, as_json: bool) -> None:
     """Print EVENT_ID with all that is said of it, and what became of it at each sink."""
-
-    async def run(services: "Services") -> "Told":
-        return await services.reviewing.one(event_id)
-
-    message, told = with_services(load_settings(), run)
+    message, told = with_services(load_settings(), lambda services: services.reviewing.one(event_id))
     facts = _facts(message, told)
     if as_json:
         click.echo(json.dumps(facts))
@@ -77,22 +71,18 @@ def replay(since: datetime | None, dead: bool, event_id: str | None, sink: str |
     """Tell sinks once more of events; one of --since, --dead and --id says of which."""
     if since is None and not dead and event_id is None:
         fail("say --since, --dead or --id", EXIT_USAGE)
-
-    async def run(services: "Services") -> int:
-        return await services.reviewing.replay(sink=sink, event_id=event_id, since=since, dead=dead)
-
-    click.echo(f"to be told once more: {with_services(load_settings(), run)}")
+    count = with_services(
+        load_settings(),
+        lambda services: services.reviewing.replay(sink=sink, event_id=event_id, since=since, dead=dead),
+    )
+    click.echo(f"to be told once more: {count}")
 
 
 @events.command()
 @click.argument("sink")
 def test(sink: str) -> None:
     """Tell SINK of an event of the type `test`. One that said that it wants no more is in force again, if it takes it."""
-
-    async def run(services: "Services") -> str | None:
-        return await services.reviewing.test(sink)
-
-    error = with_services(load_settings(), run)
+    error = with_services(load_settings(), lambda services: services.reviewing.test(sink))
     if error is not None:
         fail(f"{sink} has not taken it: {error}", EXIT_FAILED)
     click.echo(f"{sink} has taken it")

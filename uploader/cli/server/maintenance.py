@@ -3,6 +3,7 @@ deleted files that are kept for a while."""
 
 import json
 import sys
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,9 @@ from uploader.units import format_duration
 
 if TYPE_CHECKING:
     from uploader.bootstrap import Services
-    from uploader.service.cleanup import Cleaned, Reset
+    from uploader.service.cleanup import Reset
     from uploader.service.heal import Damage
     from uploader.service.installation import Belonging
-    from uploader.service.reconcile import Findings
     from uploader.service.scrub import ScrubProgress
     from uploader.service.trash import Purged
     from uploader.storage.base import Found
@@ -102,13 +102,12 @@ def cleanup(before: datetime | None, idle: float | None, yes: bool, dry_run: boo
     """
     settings = load_settings()
     idle_seconds = idle or settings.upload_expiry_seconds
-
-    async def run(services: "Services") -> "Cleaned":
-        return await services.cleanup.clean(
+    cleaned = with_everything(
+        settings,
+        lambda services: services.cleanup.clean(
             opened_before=before, idle_seconds=idle_seconds, all_strays=yes, dry_run=dry_run
-        )
-
-    cleaned = with_everything(settings, run)
+        ),
+    )
     would = "would be " if dry_run else ""
     click.echo(f"uploads idle for {format_duration(idle_seconds)} {would}expired: {cleaned.expired_uploads}")
     click.echo(f"directories without an open upload {would}removed: {cleaned.directories}")
@@ -160,13 +159,7 @@ def reconcile(repair: bool, as_json: bool) -> None:
 
     Exit codes: 0 no drift, 1 any drift, also if --repair mended it: run it again to see.
     """
-    import json
-    from dataclasses import asdict
-
-    async def run(services: "Services") -> "Findings":
-        return await services.reconciling.reconcile(repair=repair)
-
-    found = with_everything(load_settings(), run)
+    found = with_everything(load_settings(), lambda services: services.reconciling.reconcile(repair=repair))
     if as_json:
         facts = {"repaired": found.repaired, "checked": found.checked}
         lists = {"drifts": [asdict(drift) for drift in found.drifts], "notes": [asdict(note) for note in found.notes]}

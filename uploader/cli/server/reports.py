@@ -13,7 +13,7 @@ from uploader.domain.audit_log import Act, Action
 
 if TYPE_CHECKING:
     from uploader.bootstrap import Services
-    from uploader.service.reports import QueueReport, Report
+    from uploader.service.reports import Report
 
 # As in a page of the API.
 _MAX_ROWS = 1000
@@ -84,11 +84,9 @@ def queue(user_id: str | None, upload_id: str | None, as_json: bool) -> None:
 
     Exit codes: 0 ok, 1 failed, 2 bad usage or configuration.
     """
-
-    async def run(services: "Services") -> "QueueReport":
-        return await services.queues.report(user_id=user_id, upload_id=upload_id)
-
-    asked = with_services(load_settings(), run)
+    asked = with_services(
+        load_settings(), lambda services: services.queues.report(user_id=user_id, upload_id=upload_id)
+    )
     if as_json:
         import msgspec
 

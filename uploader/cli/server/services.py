@@ -53,11 +53,7 @@ def run_to_end(work: Awaitable[T]) -> T:
 
 
 def with_services(
-    settings: Settings,
-    work: "Callable[[Services], Awaitable[T]]",
-    *,
-    compares: bool = True,
-    adopts: bool = False,
+    settings: Settings, work: "Callable[[Services], Awaitable[T]]", *, compares: bool = True, adopts: bool = False
 ) -> T:
     """Run a short command on the database, which it migrates if it is the embedded one.
 
