@@ -94,8 +94,6 @@ _AUDIT_PARAMETERS = (
     *(_FORMAT, LIMIT, AFTER),
 )
 
-# Requests
-
 
 class SetTotalSpace(Struct, forbid_unknown_fields=True):
     """A user's quota."""
@@ -121,9 +119,6 @@ class Replay(Struct, forbid_unknown_fields=True):
     """Whom to tell once more: every sink, or one."""
 
     sink: Annotated[str, Meta(min_length=1, max_length=64)] | UnsetType = UNSET
-
-
-# Answers
 
 
 class UserUsageList(Struct):
@@ -241,9 +236,6 @@ class Recounted(Struct):
     as_of: datetime
 
 
-# From the service's words to the wire's
-
-
 def detail_of(report: UserReport, as_of: datetime) -> UserDetail:
     return UserDetail(**msgspec.structs.asdict(user_of(report)), available=report.usage.available, as_of=as_of)
 
@@ -270,9 +262,6 @@ def recounted_of(found: Findings, as_of: datetime) -> Recounted:
 
 def _drift_of(drift: Drift) -> DriftSchema:
     return DriftSchema(drift.kind.value, drift.subject, drift.expected, drift.actual)
-
-
-# Handlers
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,13 +302,7 @@ class AdminHandlers:
     async def summary(self, _call: Call) -> Response:
         return Json(await self.overview.summary())
 
-    @_admin(
-        "GET",
-        "/admin/usage/history",
-        "The totals of the last days",
-        responses={200: History},
-        parameters=(_DAYS,),
-    )
+    @_admin("GET", "/admin/usage/history", "The totals of the last days", responses={200: History}, parameters=(_DAYS,))
     async def history(self, call: Call) -> Response:
         days = call.query_int(_DAYS)
         as_of = self.clock.now()

@@ -11,13 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
-from uploader.errors import (
-    BadRequest,
-    MethodNotAllowed,
-    NotFound,
-    RangeNotSatisfiable,
-    UploaderError,
-)
+from uploader.errors import BadRequest, MethodNotAllowed, NotFound, RangeNotSatisfiable, UploaderError
 from uploader.http.auth.authenticator import Authenticator, Origins
 from uploader.http.bodies.intake import Intake
 from uploader.http.shared.exchange import ABORTED, ConcurrencyLimit, Exchange

@@ -1,4 +1,5 @@
-"""Authentication: by a token, a JWT, a proxy's header or a signed link; or the local user where authentication is off."""
+"""Who calls: by a token, a JWT, a proxy's header or a signed link, or the local user where authentication is off; and which
+web pages may call: CORS for the origins of the settings, and no other page for callers that need no token."""
 
 import asyncio
 import ipaddress
@@ -17,10 +18,9 @@ from uploader.observability import user_id as user_of_log
 from uploader.service.access import LOCAL_USER, Accounts, Identity, Links, selection_subject
 from uploader.settings import Settings
 
-# The web pages that may call: CORS for the origins of the settings, and no other page for callers that need no token.
+if TYPE_CHECKING:
+    from uploader.http.auth.jwt import Verifier
 
-
-_ALLOW_METHODS = "GET, HEAD, POST, PUT, PATCH, DELETE"
 _ALLOW_HEADERS = (
     "Authorization, Content-Digest, Content-Disposition, Content-MD5, Content-Type, Idempotency-Key, If-None-Match, "
     "If-Range, Range, Repr-Digest, Tus-Resumable, Upload-Checksum, Upload-Complete, Upload-Concat, Upload-Defer-Length, "
@@ -34,11 +34,23 @@ _EXPOSE_HEADERS = (
     "Upload-Incomplete, Upload-Length, Upload-Limit, Upload-Metadata, Upload-Offset, WWW-Authenticate, X-Request-ID"
 )
 _PREFLIGHT = {
-    "Access-Control-Allow-Methods": _ALLOW_METHODS,
+    "Access-Control-Allow-Methods": "GET, HEAD, POST, PUT, PATCH, DELETE",
     "Access-Control-Allow-Headers": _ALLOW_HEADERS,
     "Access-Control-Max-Age": "600",
 }
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+_TOO_MANY_WRONG = "Too many wrong tokens came from your address: wait before you show one that is new here."
+_MINUTE_SECONDS = 60.0
+# What each beyond waits for, and how many of a party may wait at once: 16 questions to the database in a second.
+_WAIT_SECONDS = 0.25
+_MAX_WAITING = 4
+# What sums of fractions of a minute may be wrong by.
+_ROUNDING_SECONDS = 1e-6
+# Of a flood from more than these, those that were wrong longest ago are forgotten.
+_MAX_PARTIES = 10_000
+
+_NOBODY = Identity("", admin=False)
 
 
 class Origins:
@@ -95,22 +107,6 @@ def is_local_host(host: str, listening_on: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-if TYPE_CHECKING:
-    from uploader.http.auth.jwt import Verifier
-
-_TOO_MANY_WRONG = "Too many wrong tokens came from your address: wait before you show one that is new here."
-_MINUTE_SECONDS = 60.0
-# What each beyond waits for, and how many of a party may wait at once: 16 questions to the database in a second.
-_WAIT_SECONDS = 0.25
-_MAX_WAITING = 4
-# What sums of fractions of a minute may be wrong by.
-_ROUNDING_SECONDS = 1e-6
-# Of a flood from more than these, those that were wrong longest ago are forgotten.
-_MAX_PARTIES = 10_000
-
-_NOBODY = Identity("", admin=False)
 
 
 class WrongTokens:

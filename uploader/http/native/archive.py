@@ -74,9 +74,6 @@ def _moment_of(file: File) -> datetime:
     return (file.modified_at or file.created_at).astimezone(UTC)
 
 
-# tar
-
-
 async def _tar(files: AsyncIterator[tuple[str, File]], open_file: OpenFile) -> AsyncIterator[bytes]:
     async for name, file in files:
         header = tarfile.TarInfo(name)
@@ -86,9 +83,6 @@ async def _tar(files: AsyncIterator[tuple[str, File]], open_file: OpenFile) -> A
             yield piece
         yield bytes(-file.size % tarfile.BLOCKSIZE)
     yield bytes(2 * tarfile.BLOCKSIZE)
-
-
-# zip
 
 
 class _Sink(io.RawIOBase):

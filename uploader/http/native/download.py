@@ -153,12 +153,7 @@ def _matches_etag(header: str, etag: str) -> bool:
 
 
 async def download(
-    request: Request,
-    file: File,
-    files: Files,
-    *,
-    inline: bool = False,
-    sends_on: bool = False,
+    request: Request, file: File, files: Files, *, inline: bool = False, sends_on: bool = False
 ) -> Response:
     """Return the answer to `GET` or `HEAD` of a file's content; `inline`: for a browser to show, where it may; `sends_on`:
     to where the bytes are, where that can be. Raises RangeNotSatisfiable, and as `Files.open` does."""

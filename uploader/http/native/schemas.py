@@ -41,8 +41,6 @@ Moment = Annotated[
 ]
 
 
-# Requests
-
 # Of one request, so that its body stays small.
 _MAX_SELECTED = 5000
 
@@ -104,9 +102,6 @@ class AskStates(Struct, forbid_unknown_fields=True):
     """The MD5s of a whole folder."""
 
     md5s: Annotated[list[Md5], Meta(max_length=1000)]
-
-
-# Answers
 
 
 class UploadSchema(Struct):
@@ -263,9 +258,6 @@ class UsageSchema(Struct):
     available: int
 
 
-# From the wire's words to the service's
-
-
 def moment_of(told: datetime | UnsetType) -> datetime | None:
     """In UTC. Raises InvalidRequest for one that has no such time."""
     moment = or_none(told)
@@ -273,9 +265,6 @@ def moment_of(told: datetime | UnsetType) -> datetime | None:
         return None if moment is None else moment.astimezone(UTC)
     except OverflowError as error:
         raise InvalidRequest.field("modified_at", "is out of range") from error
-
-
-# From the service's words to the wire's
 
 
 def upload_of(status: UploadStatus) -> UploadSchema:
@@ -317,9 +306,7 @@ def usage_of(usage: Usage) -> UsageSchema:
     return UsageSchema(*figures)
 
 
-def state_of(
-    result: UploadStatus | StillMerging | Complete | Challenge,
-) -> UploadState | FileState | ChallengeState:
+def state_of(result: UploadStatus | StillMerging | Complete | Challenge) -> UploadState | FileState | ChallengeState:
     """Return what most answers are: the state, and what has it."""
     match result:
         case UploadStatus():

@@ -160,9 +160,6 @@ def _line(name: str, result: Complete | UploaderError) -> dict[str, Any]:
             return {"name": name, "status": STATUS[error.code], "problem": problem_of(error)}
 
 
-# What stands in the query
-
-
 def _folder(call: Call) -> str:
     """Return what goes before the name of each member. Raises InvalidRequest."""
     folder = (call.query("to") or "").removesuffix("/")
@@ -181,9 +178,6 @@ def _modified_at(call: Call) -> datetime | None:
     except msgspec.ValidationError as error:
         raise InvalidRequest.field("modified_at", "is no time as RFC 3339 has it, with its offset") from error
     return schemas.moment_of(told)
-
-
-# Digests that are claimed
 
 
 def _md5_of(text: str | None) -> str | None:

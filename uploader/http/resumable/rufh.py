@@ -57,13 +57,8 @@ from uploader.service.results import Appended, Complete, Opening, StillMerging, 
 from uploader.service.status import Uploads
 from uploader.tasks import uninterrupted
 
-# The versions of resumable uploads for HTTP (draft-ietf-httpbis-resumable-upload) and their header fields.
-#
-# As long as there is no RFC, a request names its version: 3 is draft -01, 4 is -02, 5 is -03, 6 is -04 and -05, 7 is
-# -06 to -08, 8 is all since. One that names none that is spoken is served as the current draft says, without interim
-# responses.
-
-
+# As long as there is no RFC, a request names its version: 3 is draft -01, 4 is -02, 5 is -03, 6 is -04 and -05, 7 is -06 to
+# -08, 8 is all since. One that names none that is spoken is served as the current draft says, without interim responses.
 VERSION = "Upload-Draft-Interop-Version"
 BYTES = "application/partial-upload"
 # By which a request says that it is one of this protocol.
@@ -77,6 +72,27 @@ _BOOLEAN = re.compile(r"\?([01])" + _PARAMETERS)
 # A parameter of Content-Disposition (RFC 6266): its name, and its value as a quoted string or a token.
 _OF_DISPOSITION = re.compile(r";\s*([\w!#$%&'*+.^`|~-]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s;\"]+))", re.ASCII)
 _CHARSETS = {"utf-8": "utf-8", "iso-8859-1": "latin-1"}
+
+_STATUS: dict[type[UploaderError], int] = {
+    DigestMismatch: 400,
+    InvalidRequest: 400,
+    LengthExceeded: 400,
+    SizeMismatch: 400,
+}
+# What became of an upload that came whole.
+_OF_THE_FILE = (Md5Mismatch, Sha256Mismatch, NameTaken)
+_TYPES = "https://iana.org/assignments/http-problem-types#"
+_PROBLEMS: dict[type[UploaderError], tuple[str, str]] = {
+    OffsetMismatch: ("mismatching-upload-offset", "Mismatching Upload Offset"),
+    SizeMismatch: ("inconsistent-upload-length", "Inconsistent Upload Length Values"),
+    LengthExceeded: ("inconsistent-upload-length", "Inconsistent Upload Length Values"),
+}
+
+# Kept as the metadata of an upload whose client is to say which bytes are the last, until it has.
+INCOMPLETE = "incomplete"
+
+SUPPORTED = 104  # Upload Resumption Supported
+_PAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,28 +192,6 @@ def _plain(found: Mapping[str, str]) -> str | None:
         return text.encode("latin-1").decode() or None
     except UnicodeError:
         return text
-
-
-_STATUS: dict[type[UploaderError], int] = {
-    DigestMismatch: 400,
-    InvalidRequest: 400,
-    LengthExceeded: 400,
-    SizeMismatch: 400,
-}
-# What became of an upload that came whole.
-_OF_THE_FILE = (Md5Mismatch, Sha256Mismatch, NameTaken)
-_TYPES = "https://iana.org/assignments/http-problem-types#"
-_PROBLEMS: dict[type[UploaderError], tuple[str, str]] = {
-    OffsetMismatch: ("mismatching-upload-offset", "Mismatching Upload Offset"),
-    SizeMismatch: ("inconsistent-upload-length", "Inconsistent Upload Length Values"),
-    LengthExceeded: ("inconsistent-upload-length", "Inconsistent Upload Length Values"),
-}
-
-# Kept as the metadata of an upload whose client is to say which bytes are the last, until it has.
-INCOMPLETE = "incomplete"
-
-SUPPORTED = 104  # Upload Resumption Supported
-_PAUSE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,14 +464,7 @@ class RufhHandlers:
         return True
 
     async def _append(
-        self,
-        call: Call,
-        target: Target,
-        offset: int,
-        interim: Interim | None,
-        facts: dict[str, str],
-        *,
-        complete: bool,
+        self, call: Call, target: Target, offset: int, interim: Interim | None, facts: dict[str, str], *, complete: bool
     ) -> Appended | StillMerging | Complete:
         """Append the content of a request. Raises as `Appends.append`."""
         body, claims = call.intake.body_of(call.request), call.claims()
@@ -503,16 +490,8 @@ class RufhHandlers:
         return Response(status_code=204)
 
 
-# Answers
-
-
 def _answer(
-    draft: Draft,
-    told: Appended | StillMerging | Complete,
-    status: int,
-    facts: dict[str, str],
-    *,
-    complete: bool,
+    draft: Draft, told: Appended | StillMerging | Complete, status: int, facts: dict[str, str], *, complete: bool
 ) -> Response:
     """To a request that has appended: with `status`, or 202 while the file is being made."""
     match told:

@@ -232,12 +232,7 @@ class TusHandlers:
         return Response(status_code=204, headers=_facts_of(told))
 
     def _append(
-        self,
-        target: Target,
-        offset: int,
-        body: Incoming,
-        checksum: ToldCheck | None,
-        length: int | None = None,
+        self, target: Target, offset: int, body: Incoming, checksum: ToldCheck | None, length: int | None = None
     ) -> Appending:
         if checksum is None:
             return self.appends.append(target, offset, body, length=length)

@@ -1,5 +1,7 @@
-"""The connections of this process: how many each address has, which of them wait for a request, and which are
-beyond the limits and here only to be told so.
+"""The connections of this process: how many each address has, which of them wait for a request, and which are beyond the
+limits and here only to be told so; their reads and writes in few system calls; and parts of files that go from the page
+cache to a socket, without Python in between. Owns how a server process treats memory, and the threads that send files, as a
+cold disk blocks whoever sends from it; refuses TLS there, and to know what is sent.
 
 Newcomers have precedence over those that wait: a flood of connections that ask for nothing pushes out its own.
 """
@@ -31,10 +33,12 @@ from uploader.observability import REFUSED_CONNECTIONS
 from uploader.settings import Settings
 from uploader.tasks import uninterrupted
 
-# The limits of a server process: how it treats memory, and how many connections it may have.
-
-
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Under these names the application's lifespan state carries the connections, and the senders, to the protocol.
+CONNECTIONS_STATE, SENDERS_STATE = "connections", "senders"
 
 # mallopt(3)
 _M_TRIM_THRESHOLD = -1
@@ -52,6 +56,23 @@ _OWN_DESCRIPTORS = 512
 # For connections beyond the limits, and of few descriptors this share.
 _RESERVED_CONNECTIONS, _DESCRIPTORS_PER_RESERVED = 1024, 8
 _WANTED_DESCRIPTORS = 1 << 16
+# Of connections that wait longest, how many are looked at for one whose answer has left.
+_LOOKED_AT = 16
+
+# From how many bytes on the loop wakes up, while a body comes fast.
+_MARK_BYTES = 512 << 10
+# After so long with fewer bytes the mark is lowered, so that how a slow client gets on is seen; and raised again when so
+# many are read at once.
+_PATIENCE_SECONDS = 0.1
+_FAST_BYTES = 64 << 10
+# What is larger is written as it is: to copy it would cost more than a call.
+_MAX_HELD_BYTES = 64 << 10
+
+_THREADS = 8
+# What a thread sends before it turns to another connection.
+_TURN_BYTES = 4 << 20
+# What goes through the transport when the socket is full: enough to find out when it no longer is.
+_PIECE_BYTES = 16 << 10
 
 
 def keep_freed_memory() -> None:
@@ -89,8 +110,7 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
     most = max(1, (descriptors - _OWN_DESCRIPTORS - reserved) // 2)
     if settings.max_connections > most:
         logger.warning(
-            "fewer connections than UPLOADER_MAX_CONNECTIONS",
-            extra={"connections": most, "open_files": descriptors},
+            "fewer connections than UPLOADER_MAX_CONNECTIONS", extra={"connections": most, "open_files": descriptors}
         )
     return ConnectionLimits(
         max_connections=min(settings.max_connections, most),
@@ -109,13 +129,6 @@ def _raise_descriptor_limit() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         return wanted
     return soft if soft != resource.RLIM_INFINITY else _WANTED_DESCRIPTORS
-
-
-# Under this name the application's lifespan state carries the connections to the protocol.
-CONNECTIONS_STATE = "connections"
-
-# Of those that wait longest, how many are looked at for one whose answer has left.
-_LOOKED_AT = 16
 
 
 class Connected(Protocol):
@@ -231,18 +244,6 @@ class Connections:
         if len(self._reserve) > self.limits.reserved_connections:
             oldest, _ = self._reserve.popitem(last=False)
             oldest.cut()
-
-
-# Reads and writes of a connection in few system calls, and clients that do not take their answer.
-
-
-_MARK_BYTES = 512 << 10
-# After so long with fewer bytes the mark is lowered, so that how a slow client gets on is seen; and raised again when so
-# many are read at once.
-_PATIENCE_SECONDS = 0.1
-_FAST_BYTES = 64 << 10
-# What is larger is written as it is: to copy it would cost more than a call.
-_MAX_HELD_BYTES = 64 << 10
 
 
 class ReadBatching:
@@ -389,23 +390,6 @@ class StallWatch:
         except OSError:
             queued = b""  # it is closed
         return self.transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
-
-
-# Sends a part of a file from the page cache to the socket, without Python in between.
-#
-# Owns the threads that do it, because a cold disk blocks whoever sends from it. Refuses TLS, and to know what is sent.
-
-
-# Under this name the application's lifespan state carries the senders to the protocol.
-SENDERS_STATE = "senders"
-
-T = TypeVar("T")
-
-_THREADS = 8
-# What a thread sends before it turns to another connection.
-_TURN_BYTES = 4 << 20
-# What goes through the transport when the socket is full: enough to find out when it no longer is.
-_PIECE_BYTES = 16 << 10
 
 
 class Senders:
