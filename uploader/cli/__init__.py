@@ -99,9 +99,7 @@ _COMMANDS = (
 
 
 @click.group(
-    cls=Commands,
-    commands=_COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    cls=Commands, commands=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.version_option(__version__, prog_name="uploader")
 @click.pass_context

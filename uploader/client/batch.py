@@ -11,7 +11,8 @@ import os
 import stat
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from uploader.client.errors import ClientError, FileChanged, Unreadable
 from uploader.client.files import LocalFile, Outcome, There
@@ -37,8 +38,7 @@ _BEHIND_KIND = bytes(100) + b"ustar\x0000" + bytes(32 + 32 + 8 + 8 + 155 + 12)
 _CONSTANT_SUM = sum(_BEFORE_SIZE) + sum(_BEHIND_KIND) + 8 * ord(" ")
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(Struct, frozen=True):
     """A file as it was read."""
 
     local: LocalFile
@@ -47,13 +47,12 @@ class Member:
     archived: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(Struct, frozen=True):
     """Files as they were read: what there is to send, what is over already, and what is too large by now."""
 
-    members: list[Member] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
-    grown: list[LocalFile] = field(default_factory=list)
+    members: list[Member] = []
+    outcomes: list[Outcome] = []
+    grown: list[LocalFile] = []
 
 
 class TooLarge(Exception):

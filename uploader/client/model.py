@@ -1,6 +1,5 @@
 """What client and server say to each other, as types. A newer server may say more: members not listed here are ignored."""
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -13,8 +12,7 @@ Moment = Annotated[datetime, Meta(tz=True)]
 How = Literal["sent", "fetched", "instant", "present"]
 
 
-@dataclass(frozen=True, slots=True)
-class Digests:
+class Digests(Struct, frozen=True):
     """Both digests of the same bytes, in lower-case hex."""
 
     md5: str

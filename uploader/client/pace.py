@@ -8,13 +8,9 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from uploader.client.errors import (
-    ClientError,
-    NotFound,
-    QuotaExceeded,
-    ServerProblem,
-    Unauthenticated,
-)
+from msgspec import Struct
+
+from uploader.client.errors import ClientError, NotFound, QuotaExceeded, ServerProblem, Unauthenticated
 
 # A piece is about so much of the rate: what is sent or read at once is never followed by a long silence, on which servers
 # and proxies hang up.
@@ -107,8 +103,7 @@ class Patience:
         return (retry_after_seconds or 0.0) + longest * (1 - jitter / 2)
 
 
-@dataclass(slots=True)
-class Retrying:
+class Retrying(Struct):
     """The failures of one call."""
 
     patience: Patience

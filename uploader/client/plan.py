@@ -7,8 +7,9 @@ itself yields (`resume_key`), and what is left of it by the server's list of mis
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+
+from msgspec import Struct
 
 from uploader.client.errors import InvalidName
 from uploader.client.model import IfExists
@@ -33,8 +34,7 @@ def missing_numbers(missing: Iterable[tuple[int, int]]) -> Iterator[int]:
         yield from range(first, last + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """Some bytes of a body: these, and then so many of the source."""
 
     head: bytes

@@ -15,10 +15,7 @@ from msgspec.structs import asdict
 from uploader.client import plan
 from uploader.client.api import Api
 from uploader.client.errors import Cancelled, NotFound, Stopped
-from uploader.client.model import (
-    IfExists,
-    Usage,
-)
+from uploader.client.model import IfExists, Usage
 from uploader.client.pace import error_of
 
 _WINDOW_SECONDS = 10.0
@@ -161,11 +158,7 @@ class AsyncTransfer(Generic[T]):
     """An upload or a download that runs. `await` it for its result; it must be used in its own event loop."""
 
     def __init__(
-        self,
-        work: Coroutine[Any, Any, T],
-        gate: asyncio.Event,
-        meter: Meter,
-        discard: Callable[[], Awaitable[None]],
+        self, work: Coroutine[Any, Any, T], gate: asyncio.Event, meter: Meter, discard: Callable[[], Awaitable[None]]
     ) -> None:
         """`work` goes on while `gate` is set; `discard` makes the server forget what it was sent."""
         self._meter = meter

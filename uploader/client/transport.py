@@ -16,14 +16,7 @@ from typing import Any
 import httpx2
 
 from uploader import __version__
-from uploader.client.errors import (
-    BadAnswer,
-    ClientError,
-    NotFound,
-    ServerProblem,
-    Unauthenticated,
-    Unreachable,
-)
+from uploader.client.errors import BadAnswer, ClientError, NotFound, ServerProblem, Unauthenticated, Unreachable
 from uploader.client.pace import OnRetry, Pace, Patience, Retrying, error_of
 
 # What OpenSSL says of an answer that is no TLS.

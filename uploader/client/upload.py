@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from uploader.client import plan
 from uploader.client.api import Api
@@ -116,8 +117,7 @@ class Changes:
             return None
 
 
-@dataclass(frozen=True, slots=True)
-class Sending:
+class Sending(Struct, frozen=True):
     """Sends one source."""
 
     api: Api
@@ -238,8 +238,7 @@ def begins_anew(error: ServerProblem) -> bool:
     return error.code in ("md5-mismatch", "sha256-mismatch", "md5-conflict", "sha256-conflict", "bytes-conflict")
 
 
-@dataclass(frozen=True, slots=True)
-class Destination:
+class Destination(Struct, frozen=True):
     """What the file is to be on the server."""
 
     name: str

@@ -8,13 +8,13 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import click
+from msgspec import Struct
 
 from uploader.cli.client.events import (
     EXIT_AUTHENTICATION,
@@ -40,8 +40,7 @@ _NOBODY = "nobody is logged in: run `uploader login URL`, or set UPLOADER_URL an
 _SAME_TROUBLE_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(Struct, frozen=True):
     """A server and a token; no token for a server that asks for none."""
 
     url: str

@@ -15,17 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from uploader.cli.terminal import EXIT_OK, human_bytes, human_seconds, percent, shown_path
-from uploader.client import (
-    ClientError,
-    File,
-    Folder,
-    How,
-    QuotaExceeded,
-    ServerProblem,
-    Unauthenticated,
-    Upload,
-    Usage,
-)
+from uploader.client import ClientError, File, Folder, How, QuotaExceeded, ServerProblem, Unauthenticated, Upload, Usage
 from uploader.domain.names import CONTROL
 
 EXIT_AUTHENTICATION = 3

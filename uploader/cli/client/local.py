@@ -9,8 +9,10 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+
+from msgspec import Struct
 
 from uploader.cli.client.events import RefusedName, Skipped
 from uploader.cli.client.filters import Filters
@@ -48,8 +50,7 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-@dataclass(frozen=True, slots=True)
-class EmptyFolder:
+class EmptyFolder(Struct, frozen=True):
     """A directory with nothing in it: a server keeps files alone."""
 
     path: str
@@ -60,17 +61,16 @@ Find = LocalFile | Skipped | EmptyFolder
 LeavesOut = Callable[[str], bool]
 
 
-@dataclass(slots=True)
-class FoundFiles:
+class FoundFiles(Struct):
     """What there is to upload, and what there is beside it."""
 
-    files: list[LocalFile] = field(default_factory=list)
+    files: list[LocalFile] = []
     # By the paths of files: the folder on the server that they come into with a directory of the command line.
-    folders: dict[str | os.PathLike[str], str] = field(default_factory=dict)
-    skipped: list[Skipped] = field(default_factory=list)
-    empty: list[str] = field(default_factory=list)
+    folders: dict[str | os.PathLike[str], str] = {}
+    skipped: list[Skipped] = []
+    empty: list[str] = []
     # Those whose names no server takes, and whether they were encoded before.
-    refused: list[RefusedName] = field(default_factory=list)
+    refused: list[RefusedName] = []
     encoded: bool = False
 
     def folder_of(self, local: LocalFile) -> str | None:

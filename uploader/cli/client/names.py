@@ -6,10 +6,10 @@ Refuses to choose where a word means several things: it says so, with the ids to
 import asyncio
 import unicodedata
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 
 import click
 from click.shell_completion import CompletionItem
+from msgspec import Struct
 
 from uploader.cli.client.connection import load_profile
 from uploader.cli.client.events import exit_code_of, failed
@@ -40,8 +40,7 @@ class NoSuchFile(ClientError):
     code = "file-not-found"
 
 
-@dataclass(frozen=True, slots=True)
-class Meaning:
+class Meaning(Struct, frozen=True):
     """All that a word may mean: the files of this name or id, newest first; the folder of this name, with a slash at its
     end; or what a pattern matches, files with what of their names it is."""
 

@@ -5,7 +5,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
@@ -91,14 +91,13 @@ class JsonLines(Reporter):
         return due
 
 
-@dataclass(slots=True)
-class Count:
+class Count(msgspec.Struct):
     """Files that are over."""
 
     failed: int = 0
     replaced: int = 0
     bytes: int = 0
-    hows: Counter[str] = field(default_factory=Counter)
+    hows: Counter[str] = msgspec.field(default_factory=Counter)
 
     @property
     def complete(self) -> int:
