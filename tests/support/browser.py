@@ -11,6 +11,9 @@ from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Locato
 
 # Generous: only a test that fails waits for so long.
 PATIENCE_MS = 60_000
+# What fades in is faint until then.
+_STANDING_STILL = """() => Promise.allSettled(document.getAnimations()
+    .filter((each) => each.effect.getComputedTiming().endTime !== Infinity).map((each) => each.finished))"""
 # What axe-core calls these bars somebody from using the page.
 _IMPACTS = ("serious", "critical")
 _RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
@@ -107,6 +110,7 @@ class Visitor:
         found = []
         for scheme in schemes:
             await self.page.emulate_media(color_scheme=scheme)
+            await self.page.evaluate(_STANDING_STILL)
             results = (await Axe().run(self.page, options=_RULES)).response
             found += [_described(scheme, each) for each in results["violations"] if each["impact"] in _IMPACTS]
         return found
