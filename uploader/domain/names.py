@@ -64,7 +64,7 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """What lies below a prefix that ends with a slash."""
+    """A folder, by the prefix of all that is in it, with how many files those are and their bytes."""
 
     name: str
     files: int

@@ -17,7 +17,7 @@ from uploader.domain.delta import COPY, COPY_KIND, LITERAL, LITERAL_KIND, MAX_IN
 from uploader.domain.digest import ClaimedDigests
 from uploader.errors import BaseUnusable, ChunkLengthMismatch, InvalidDelta
 from uploader.http.bodies.body import ReceivedBody
-from uploader.http.bodies.intake import PIECE_BYTES, BodySource, Intake, PieceReader, source_of
+from uploader.http.bodies.intake import PIECE_BYTES, Intake, Pace, PieceReader, source_of
 from uploader.service.chunk import Comparing
 from uploader.service.delta import DeltaBase
 from uploader.storage.base import Body
@@ -115,9 +115,8 @@ class DeltaChunk:
         base = await self.open_base(expected_bytes)
         try:
             body = self.intake.gathering(user_id, expected_bytes)
-            carrying = _Carrying(self.intake, source_of(self.request), comparing, base, body, expected_bytes)
             try:
-                await carrying.run()
+                await self._carry_out(comparing, base, body, expected_bytes)
             except BaseException:
                 body.close()
                 raise
@@ -128,48 +127,33 @@ class DeltaChunk:
         finally:
             await uninterrupted(base.content.close())
 
-
-class _Carrying:
-    """The instructions of one chunk while they are carried out."""
-
-    def __init__(
-        self,
-        intake: Intake,
-        source: BodySource,
-        comparing: Comparing,
-        base: DeltaBase,
-        body: ReceivedBody,
-        expected_bytes: int,
-    ) -> None:
-        self._pace = intake.pace()
-        self._source = PieceReader(source, self._pace)
-        self._comparing = comparing
-        self._base = base
-        self._body = body
-        self._reader = InstructionReader(base.size, expected_bytes, PIECE_BYTES)
-        self._loop = asyncio.get_running_loop()
-
-    async def run(self) -> None:
+    async def _carry_out(self, comparing: Comparing, base: DeltaBase, body: ReceivedBody, expected_bytes: int) -> None:
         """Raises InvalidDelta, ChunkLengthMismatch, DigestMismatch, BaseUnusable, BodyTimeout, StorageFull,
         ClientDisconnect."""
-        while not self._source.ended:
-            piece = await self._source.read()
-            if self._source.failure is not None:
-                raise self._source.failure
-            await self._comparing.add((piece,))
-            for turn in _turns(self._reader.feed(piece)):
-                await self._add(turn)
-        self._reader.end()
-        self._comparing.check()
-        await self._body.end()
+        pace = self.intake.pace()
+        source, reader = (
+            PieceReader(source_of(self.request), pace),
+            InstructionReader(base.size, expected_bytes, PIECE_BYTES),
+        )
+        while not source.ended:
+            piece = await source.read()
+            if source.failure is not None:
+                raise source.failure
+            await comparing.add((piece,))
+            for turn in _turns(reader.feed(piece)):
+                await _add(turn, base, body, pace)
+        reader.end()
+        comparing.check()
+        await body.end()
 
-    async def _add(self, turn: list[Copy | memoryview]) -> None:
-        ranges = [(part.offset, part.length) for part in turn if isinstance(part, Copy)]
-        await asyncio.sleep(0)  # others have their turn in any case: not all that is copied is waited for
-        copied = iter(await self._base.read(ranges))
-        for part in turn:
-            content = memoryview(next(copied)) if isinstance(part, Copy) else part
-            await self._body.append(content, slow=self._loop.time() >= self._pace.slow_at)
+
+async def _add(turn: list[Copy | memoryview], base: DeltaBase, body: ReceivedBody, pace: Pace) -> None:
+    ranges = [(part.offset, part.length) for part in turn if isinstance(part, Copy)]
+    await asyncio.sleep(0)  # others have their turn in any case: not all that is copied is waited for
+    copied, loop = iter(await base.read(ranges)), asyncio.get_running_loop()
+    for part in turn:
+        content = memoryview(next(copied)) if isinstance(part, Copy) else part
+        await body.append(content, slow=loop.time() >= pace.slow_at)
 
 
 def _turns(parts: Iterator[Copy | memoryview]) -> Iterator[list[Copy | memoryview]]:

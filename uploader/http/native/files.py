@@ -89,7 +89,7 @@ class FileHandlers:
         after = _place_of(call.query("after"))
         page, place = await self.folders.level(call.user_id, prefix, limit=limit, after=after)
         files = [schemas.file_of(found) for found in page if isinstance(found, File)]
-        folders = [schemas.folder_of(found) for found in page if isinstance(found, Folder)]
+        folders = [found for found in page if isinstance(found, Folder)]
         return Json(schemas.FileList(files, None if place is None else _cursor_of(place), folders))
 
     @_files("GET", "/me/files/{id}", "One file", responses={200: schemas.FileSchema}, problems=("file-not-found",))

@@ -212,20 +212,12 @@ class StateSchema(Struct):
     state: Literal["complete", "uploading", "merging", "absent"]
 
 
-class FolderSchema(Struct):
-    """A folder, by the prefix of all that is in it, with how many files those are and their bytes."""
-
-    name: str
-    files: int
-    bytes: int
-
-
 class FileList(Struct):
     """A page of files; `next` is the cursor of the following one. `folders` are there where one level was asked for."""
 
     files: list[FileSchema]
     next: str | None
-    folders: list[FolderSchema] | UnsetType = UNSET
+    folders: list[Folder] | UnsetType = UNSET
 
 
 class Changed(Struct):
@@ -291,10 +283,6 @@ def told_of(status: UploadStatus) -> UploadTold:
     return UploadTold(**msgspec.structs.asdict(upload), upload=upload)
 
 
-def folder_of(folder: Folder) -> FolderSchema:
-    return FolderSchema(folder.name, folder.files, folder.bytes)
-
-
 def file_of(file: File) -> FileSchema:
     damaged = True if file.damaged else UNSET
     times = file.created_at, file.modified_at
@@ -309,10 +297,7 @@ def usage_of(usage: Usage) -> UsageSchema:
 def state_of(result: UploadStatus | StillMerging | Complete | Challenge) -> UploadState | FileState | ChallengeState:
     """Return what most answers are: the state, and what has it."""
     match result:
-        case UploadStatus():
-            upload = upload_of(result)
-            return UploadState(upload.state, upload)
-        case StillMerging(status):
+        case (UploadStatus() as status) | StillMerging(status):
             upload = upload_of(status)
             return UploadState(upload.state, upload)
         case Complete(file=file):

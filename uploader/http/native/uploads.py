@@ -114,15 +114,9 @@ class UploadHandlers:
         takes_bytes=True,
         responses=_CHUNK,
         problems=(
-            *(
-                "upload-not-found",
-                "upload-gone",
-                "file-not-found",
-                "base-unusable",
-                "length-unknown",
-                "invalid-request",
-            ),
-            *("chunk-number-out-of-range", "chunk-length-mismatch", "digest-mismatch", "invalid-delta"),
+            *("upload-not-found", "upload-gone", "file-not-found", "base-unusable", "length-unknown"),
+            *("invalid-request", "chunk-number-out-of-range", "chunk-length-mismatch", "digest-mismatch"),
+            "invalid-delta",
             *(*FINISHING, "chunks-missing", "bytes-conflict"),
         ),
         parameters=(_BASE, *DIGEST_HEADERS),
@@ -162,13 +156,8 @@ class UploadHandlers:
         takes=schemas.TellDigests,
         responses={200: (schemas.UploadTold, schemas.FileState, schemas.ChallengeState), 201: schemas.FileState},
         problems=(
-            *_FINDING,
-            "length-unknown",
-            "md5-conflict",
-            "sha256-conflict",
-            "upload-exists",
-            "name-taken",
-            "quota-exceeded",
+            *(*_FINDING, "length-unknown", "md5-conflict", "sha256-conflict"),
+            *("upload-exists", "name-taken", "quota-exceeded"),
         ),
     )
     async def tell_digests(self, call: Call) -> Response:

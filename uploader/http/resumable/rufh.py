@@ -317,29 +317,29 @@ def completes(call: Call, draft: Draft) -> bool:
     raise InvalidRequest.field("Upload-Complete", "is neither ?0 nor ?1")
 
 
+@dataclass(slots=True)
 class ToldBody:
     """A body whose client hears how much of it is acknowledged."""
 
-    def __init__(self, body: Incoming, interim: Interim | None, facts: dict[str, str], offset: int) -> None:
-        self._body = body
-        self._interim = interim
-        self._facts = facts
-        self._told = offset
-        self._next_at = 0.0
+    body: Incoming
+    interim: Interim | None
+    facts: dict[str, str]
+    told_offset: int
+    _next_at: float = 0.0
 
     @property
     def declared_bytes(self) -> int | None:
-        return self._body.declared_bytes
+        return self.body.declared_bytes
 
     def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Awaitable[Part]:
-        return self._body.receive_part(user_id, limit_bytes, goes_on)
+        return self.body.receive_part(user_id, limit_bytes, goes_on)
 
     def stored(self, offset: int) -> None:
         now = asyncio.get_running_loop().time()
-        if self._interim is None or offset == self._told or now < self._next_at or not self._interim.has_room:
+        if self.interim is None or offset == self.told_offset or now < self._next_at or not self.interim.has_room:
             return
-        self._told, self._next_at = offset, now + _PAUSE_SECONDS
-        self._interim.send(SUPPORTED, self._facts | {"Upload-Offset": str(offset)})
+        self.told_offset, self._next_at = offset, now + _PAUSE_SECONDS
+        self.interim.send(SUPPORTED, self.facts | {"Upload-Offset": str(offset)})
 
 
 @dataclass(frozen=True, slots=True)
