@@ -20,13 +20,14 @@ from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_length
 from uploader.errors import ConfigurationError, StorageFailed, StorageFull, Unavailable
 from uploader.storage import disk
-from uploader.storage.base import Arrival, Body, Digests, Found, Gone, Lost, ReadPart, Space, Stopping
+from uploader.storage.base import Arrival, Body, Digests, Found, Gone, Lost, ReadPart, Space
 from uploader.storage.disk import Root
+from uploader.storage.followers import Followers
 from uploader.storage.local import chunks, directories
 from uploader.storage.local.blobs import Blobs, LocalArrivals, LocalBlob, Trash, blob_path
 from uploader.storage.local.chunks import ChunkFiles, HeldRecord, names_a_chunk
 from uploader.storage.local.concatenation import LocalWholes
-from uploader.storage.local.digests import DigestFiles, Followers
+from uploader.storage.local.digests import DigestFiles
 from uploader.storage.local.directories import KeptFiles, OpenFiles, close_files
 from uploader.storage.local.locks import (
     LOCK_TIMEOUT_SECONDS,
@@ -219,13 +220,6 @@ class LocalStore(Store):
             disk.sync_data(descriptor)
         finally:
             disk.close(descriptor)
-
-    def stop(self) -> None:
-        self._stopping.set()
-
-    def _check_stopping(self) -> None:
-        if self._stopping.is_set():
-            raise Stopping
 
     async def drain(self) -> None:
         await self._followers.drain()

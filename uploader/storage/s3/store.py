@@ -295,9 +295,6 @@ class S3Store(Store):
         except StorageFull:
             return
 
-    def stop(self) -> None:
-        self._stopping.set()
-
     async def drain(self) -> None:
         await self._digests.drain()
 
