@@ -21,7 +21,7 @@ from uploader.database import models
 from uploader.domain.ledger import PartNoted
 from uploader.domain.upload import Upload
 from uploader.errors import StorageFailed
-from uploader.storage import digests
+from uploader.storage import digests, followers
 from uploader.storage.base import Gone
 from uploader.storage.digests import sealed
 from uploader.storage.hashes import PrefixHashes
@@ -252,7 +252,7 @@ async def test_of_others_that_come_nearer_a_sender_waits(
     node: Node, another: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(digests, "_SHARED_SECONDS", 30)
-    monkeypatch.setattr(digests, "_PATIENCE_SECONDS", 30)
+    monkeypatch.setattr(followers, "_PATIENCE_SECONDS", 30)
     upload = await node.open()
     await node.put(upload, 1)
     monkeypatch.setattr(digests, "_FAR_BYTES", 0)
@@ -390,7 +390,7 @@ async def test_what_s3_does_not_take_is_given_up(node: Node, monkeypatch: pytest
 
 
 async def test_bodies_that_wait_in_vain_are_given_up_for_others(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "_MAX_KEPT_BYTES", 2 * CHUNK)
+    monkeypatch.setattr(digests, "MAX_KEPT_BYTES", 2 * CHUNK)
     monkeypatch.setattr(digests, "_STALLED_SECONDS", 0)
     upload = await node.open()
     bodies = {number: InPieces(CONTENT.chunk(number)) for number in (1, 2, 3, 0)}

@@ -16,9 +16,8 @@ import logging
 import math
 import struct
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -26,13 +25,12 @@ from uploader.domain.ledger import Entry, SavedDigest
 from uploader.domain.upload import Upload
 from uploader.errors import Unavailable
 from uploader.storage.base import Body, Digests
+from uploader.storage.followers import MAX_KEPT_BYTES, Bodies, Following
 from uploader.storage.hashes import PrefixHashes, states_are_portable
 from uploader.tasks import Pool
 
 logger = logging.getLogger(__name__)
 
-# Bodies that a process keeps beyond their requests.
-_MAX_KEPT_BYTES = 128 << 20
 # Bodies that it hashes while S3 takes them.
 _MAX_AHEAD_BYTES = 64 << 20
 # Uploads whose hashes a process keeps.
@@ -45,12 +43,10 @@ _LOOK_SECONDS, _LONGEST_LOOK_SECONDS, _LOOK_GROWTH = 0.02, 0.5, 1.5
 _WATCH_SECONDS = 5.0
 # The end of a process saves for so long at most.
 _LAST_SECONDS = 5.0
-
-
 # Whoever waits for a gap that nobody fills gives way after that.
 _STALLED_SECONDS = 5.0
-# A sender waits while so much of its upload waits to be hashed; for so long at most.
-_FAR_BYTES, _PATIENCE_SECONDS = 64 << 20, 5.0
+# A sender waits while so much of its upload waits to be hashed.
+_FAR_BYTES = 64 << 20
 # What comes farther ahead would have to wait for more than a process keeps, and take the memory of what comes next.
 _NEAR_BYTES = 128 << 20
 # Whoever has come further lately goes on doing so.
@@ -79,19 +75,19 @@ class OfferedPart:
         self.prefix: Prefix | None = None
         # Whether its row is committed.
         self.is_written = False
-        # So much of the body is kept for the digests: all or nothing.
-        self.held_bytes = 0
+        # Where its body is kept for the digests, if it is.
+        self.kept_in: Bodies | None = None
         # Whether a thread reads its body now.
         self.is_read = False
         # How far the digests are saved once its row is committed; 0: no further than before.
         self.saved_bytes = 0
 
 
-class Prefix:
+class Prefix(Following):
     """The hashes of the chunks that count, and what is offered after them."""
 
     def __init__(self, upload: Upload, fence: int, hashes: PrefixHashes) -> None:
-        self.upload = upload
+        super().__init__(upload)
         self.fence = fence
         self.hashes = hashes
         # With the chunk that follows, which was hashed before its row was committed.
@@ -105,9 +101,7 @@ class Prefix:
         self.is_saving = False
         self._shared_at = -math.inf
         self.advanced_at = time.monotonic()
-        self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self._moved = asyncio.Event()
 
     def takes(self, number: int) -> bool:
         """Whether the digests wait for this chunk."""
@@ -197,28 +191,12 @@ class Prefix:
     def moved(self) -> None:
         """Less is left to hash."""
         self.advanced_at = time.monotonic()
-        self.look_again()
+        self.tell_senders()
 
-    def look_again(self) -> None:
-        """Let those who wait see for themselves."""
-        self._moved.set()
-        self._moved = asyncio.Event()
-
-    async def ended(self) -> None:
-        """Wait until what can be hashed is."""
-        while self.task is not None and not self.task.done():
-            await asyncio.wait({self.task})
-
-    async def come_near(self) -> None:
-        """Wait until little is left to hash, while something is."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                while self._comes_nearer and sum(offer.body.length for offer in self.waiting) > _FAR_BYTES:
-                    await self._moved.wait()
-
-    @property
-    def _comes_nearer(self) -> bool:
-        return self.is_running or (self.is_watched and self.is_shared)
+    def is_far(self) -> bool:
+        """Whether much is left to hash, and something is hashed."""
+        comes_nearer = self.is_running or (self.is_watched and self.is_shared)
+        return comes_nearer and sum(offer.body.length for offer in self.waiting) > _FAR_BYTES
 
 
 def sealed(upload_id: str, fence: int, hashes: PrefixHashes, digests: Digests | None = None) -> SavedDigest:
@@ -266,8 +244,8 @@ class MemoryDigests:
         self._pool = pool
         self._progress = progress
         self._prefixes: OrderedDict[str, Prefix] = OrderedDict()
-        # Of the bodies that are held, by whether their chunks count.
-        self._held_bytes: Counter[bool] = Counter()
+        # Of chunks that count, and of those that are on their way.
+        self._written, self._ahead = Bodies(), Bodies()
         # They save, or watch.
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -346,11 +324,11 @@ class MemoryDigests:
             offer.is_written = True
             prefix.advance(ahead)
         else:
-            if self._held_bytes[True] + offer.body.length > _MAX_KEPT_BYTES:
+            if not self._written.has_room(offer.body, MAX_KEPT_BYTES):
                 self._drop_stalled()
-            self._held_bytes[False] -= offer.held_bytes
-            self._held_bytes[True] += offer.held_bytes
             offer.is_written = True
+            if offer.kept_in is not None:
+                offer.kept_in = offer.kept_in.hand_over(offer.body, self._written)
             if not self._hold(offer):
                 self._drop(prefix, offer)
 
@@ -358,22 +336,16 @@ class MemoryDigests:
 
     def _hold(self, offer: OfferedPart) -> bool:
         """Keep its body, within a bound; whether that is so."""
-        if offer.held_bytes:
-            return True
-        most, length = (_MAX_KEPT_BYTES if offer.is_written else _MAX_AHEAD_BYTES), offer.body.length
-        if self._held_bytes[offer.is_written] + length > most:
-            return False
-        offer.body.keep()
-        offer.held_bytes = length
-        self._held_bytes[offer.is_written] += length
-        return True
+        if offer.kept_in is None:
+            bodies, most = (self._written, MAX_KEPT_BYTES) if offer.is_written else (self._ahead, _MAX_AHEAD_BYTES)
+            offer.kept_in = bodies if bodies.keep(offer.body, most) else None
+        return offer.kept_in is not None
 
     def _release(self, offer: OfferedPart) -> None:
         """Unless a thread reads its body: then that does so at its end."""
-        if offer.held_bytes and not offer.is_read:
-            self._held_bytes[offer.is_written] -= offer.held_bytes
-            offer.held_bytes = 0
-            offer.body.close()
+        if offer.kept_in is not None and not offer.is_read:
+            offer.kept_in.close(offer.body)
+            offer.kept_in = None
 
     def _drop(self, prefix: Prefix, offer: OfferedPart) -> None:
         prefix.drop(offer)
@@ -471,7 +443,7 @@ class MemoryDigests:
             logger.debug("digests of others not seen", extra={"upload_id": prefix.upload.id})
         finally:
             prefix.is_watched = False
-            prefix.look_again()
+            prefix.tell_senders()
         if not prefix.waits_for_others:
             self._go_on(prefix)
 
@@ -485,7 +457,7 @@ class MemoryDigests:
                 return
             has_moved = self._catch_up(prefix, found)
             pause_seconds = _LOOK_SECONDS if has_moved else min(pause_seconds * _LOOK_GROWTH, _LONGEST_LOOK_SECONDS)
-            prefix.look_again()
+            prefix.tell_senders()
 
     # Whoever waits for it
 
@@ -493,7 +465,7 @@ class MemoryDigests:
         """The sender of a chunk waits while the digests are far behind, and come nearer."""
         prefix = self._prefixes.get(upload.id)
         if prefix is not None:
-            await prefix.come_near()
+            await prefix.wait_while(prefix.is_far)
 
     def told_bytes(self, upload_id: str) -> int:
         """How far they are saved from here, or known to be."""

@@ -55,11 +55,21 @@ class Bodies:
 
     def keep(self, body: Body, most_bytes: int) -> bool:
         """Keep a body, unless it would be more than so many bytes with it; whether it is kept."""
-        if self._kept_bytes + body.length > most_bytes:
+        if not self.has_room(body, most_bytes):
             return False
         body.keep()
         self._kept_bytes += body.length
         return True
+
+    def has_room(self, body: Body, most_bytes: int) -> bool:
+        """Whether `keep` would keep it."""
+        return self._kept_bytes + body.length <= most_bytes
+
+    def hand_over(self, body: Body, others: "Bodies") -> "Bodies":
+        """Let a body that is kept be one of `others`, whether there is room or not."""
+        self._kept_bytes -= body.length
+        others._kept_bytes += body.length
+        return others
 
     def close(self, body: Body) -> None:
         """Give up a body that is kept."""
@@ -101,8 +111,9 @@ class LockedPrefix(ABC):
 
     def __init__(self, upload: Upload) -> None:
         self._upload = upload
-        self._finished: Digests | None = None
-        self._hashes = self._at_start()
+        # Both are there once `load` was called.
+        self._finished: Digests | None
+        self._hashes: PrefixHashes
         self.close: Callable[[], None]
 
     def _at_start(self) -> PrefixHashes:
@@ -295,12 +306,6 @@ class Follower(Following):
         self.move(position)
         return self._looks_in_vain < LOOKS_IN_VAIN and not self._is_hurried
 
-    async def come_near(self, offset: int) -> None:
-        """Wait until the digests are near the chunk at `offset`, or much nearer, while a process brings them further."""
-        begun = self.position
-        if begun is not None:
-            await self.wait_while(lambda: self.keeps_waiting(offset, begun))
-
     def keeps_waiting(self, offset: int, begun: int) -> bool:
         """Whether the sender of the chunk at `offset` has to wait on; the digests were at `begun` when it began to."""
         if self.position is None:
@@ -350,10 +355,11 @@ class Followers:
         return follower
 
     async def keep_pace(self, upload: Upload, number: int) -> None:
-        """The sender of a stored chunk waits until the digests are near it, while a process brings them there."""
-        follower = self._followers.get(upload.id)
-        if follower is not None:
-            await follower.come_near(number * upload.chunk_size)
+        """The sender of a stored chunk waits until the digests are near it, or much nearer, while a process brings them
+        there."""
+        follower, offset = self._followers.get(upload.id), number * upload.chunk_size
+        if follower is not None and (begun := follower.position) is not None:
+            await follower.wait_while(lambda: follower.keeps_waiting(offset, begun))
 
     # The follower
 
