@@ -21,6 +21,7 @@ from uploader.storage.hashes import PrefixHashes, identify
 from uploader.storage.s3 import bucket
 from uploader.storage.s3.bucket import Bucket, ObjectReader, Stat
 from uploader.storage.s3.ledger import Ledger
+from uploader.storage.store import Store
 from uploader.tasks import Pool, all_or_none, uninterrupted
 
 T = TypeVar("T")
@@ -102,36 +103,68 @@ class S3Blob:
             stream.close()
 
 
-class S3Blobs:
-    """All of them, found by the rows."""
+class S3Blobs(Store):
+    """What the store has beside open uploads: contents, found by the rows, and rows of what was put away."""
 
-    def __init__(self, bucket: Bucket, ledger: Ledger, pool: Pool, check_stopping: Callable[[], None]) -> None:
-        self._bucket = bucket
-        self._ledger = ledger
-        self._pool = pool
-        self._check_stopping = check_stopping
+    _bucket: Bucket
+    _ledger: Ledger
+    _requests: Pool
+    _clock: Clock
+
+    # Contents that come whole
+
+    async def store_arrivals(self, arrivals: Sequence[Arrival]) -> None:
+        await all_or_none(map(self._identify, arrivals))
+        first: dict[str, Arrival] = {}
+        for arrival in arrivals:
+            if arrival.error is None:
+                first.setdefault(arrival.sha256_of_bytes, arrival)
+        await all_or_none(map(self._put, first.values()))
+        for arrival in arrivals:
+            if arrival.error is None:
+                stored = first[arrival.sha256_of_bytes]
+                arrival.place, arrival.error = stored.place, stored.error
+        crash_point("arrival.after_put")
+
+    async def _identify(self, arrival: Arrival) -> None:
+        await self.threads.long_hashing.run(identify, arrival)
+
+    async def _put(self, arrival: Arrival) -> None:
+        key = bucket.key_of_whole()
+        try:
+            await self._requests.run(self._bucket.put, key, arrival.body)
+        except StorageFull as error:
+            arrival.error = error  # of this content alone
+            return
+        arrival.place = key
+
+    def place_arrivals(self, arrivals: Sequence[Arrival]) -> Mapping[str, str]:
+        """They lie where they are: the transaction says so. Of two with one content, the first one's object is named."""
+        return {arrival.sha256_of_bytes: str(arrival.place) for arrival in arrivals}
+
+    # Reading
 
     async def _locate(self, sha256: str) -> str | None:
         """The key of a content; None if it has none."""
         return (await self._ledger.locations([sha256])).get(sha256)
 
-    def open_found(self, found: Found) -> S3Blob:
+    async def open_found(self, found: Found) -> S3Blob:
         """What lies elsewhere by now is looked for there; but a copy in the trash is what it is."""
 
         async def locate() -> str | None:
             return None if found.in_trash else await self._locate(found.name)
 
-        return S3Blob(self._bucket, self._pool, found.place, found.size, locate)
+        return S3Blob(self._bucket, self._requests, found.place, found.size, locate)
 
-    async def sizes(self, sha256s: list[str]) -> list[int | None]:
+    async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
         locations = await self._ledger.locations(sha256s)
         stats = await all_or_none(self._stat(locations.get(sha256)) for sha256 in sha256s)
         return [None if stat is None else stat.size for stat in stats]
 
     async def _stat(self, key: str | None) -> Stat | None:
-        return None if key is None else await self._pool.run(self._bucket.head, key)
+        return None if key is None else await self._requests.run(self._bucket.head, key)
 
-    async def find(self, sha256: str) -> Found | None:
+    async def find_blob(self, sha256: str) -> Found | None:
         stat = await self._stat(await self._locate(sha256))
         if stat is None:
             return None
@@ -139,22 +172,50 @@ class S3Blobs:
 
     # In threads
 
-    def pieces(self, found: Found) -> Generator[bytes]:
-        """Raises Gone, StorageFailed, Stopping."""
+    def pieces(self, found: Found, *, cold: bool = False) -> Generator[bytes]:
         if found.size:
-            yield from pieces_of(self._bucket, found.place, 0, found.size, self._check_stopping)
+            yield from pieces_of(self._bucket, found.place, 0, found.size, self.check_stopping)
 
-    def read_signature(self, key: str) -> bytes | None:
-        name = bucket.key_of_signature(key)
+    def read_beside(self, found: Found) -> bytes | None:
+        name = bucket.key_of_signature(found.place)
         stat = self._bucket.head(name)
         try:
             return None if stat is None else self._bucket.get(name, 0, stat.size)
         except Gone:
             return None
 
-    def keep_signature(self, key: str, content: bytes) -> None:
-        self._bucket.put(bucket.key_of_signature(key), BytesBody(content))
+    def keep_beside(self, found: Found, content: bytes) -> None:
+        self._bucket.put(bucket.key_of_signature(found.place), BytesBody(content))
         crash_point("signature.after_put")
+
+    # The trash
+
+    async def put_away(self, found: Found) -> bool:
+        return await self._ledger.put_away(PutAway(found.place, found.name, found.disk_bytes, self._clock.now()))
+
+    async def list_trash(self, name: str | None = None) -> AsyncIterator[list[Found]]:
+        """No upload is ever put away: what is left of one is aborted."""
+        if name is not None:
+            yield [_found(put) for put in await self._ledger.copies(name)]
+            return
+        after = ""
+        while batch := await self._ledger.all_put_away(after=after, limit=_LIST_BATCH):
+            yield [_found(put) for put in batch]
+            after = max(put.key for put in batch)
+
+    async def restore_blob(self, found: Found) -> str | None:
+        """It lies where it is: the transaction says so. But a purge that died may have left its row alone."""
+        if await self._requests.run(self._bucket.head, found.place) is None:
+            raise Gone(found.name)
+        return found.place
+
+    async def _remove_from_trash(self, found: Found) -> bool:
+        if await self._ledger.contents_at([found.place]):
+            await self._ledger.take_out(found.place)  # it was restored
+            return False
+        await self._requests.run(self._bucket.delete, [found.place, bucket.key_of_signature(found.place)])
+        crash_point("trash.after_delete")
+        return await self._ledger.take_out(found.place)
 
 
 def pieces_of(bucket: Bucket, key: str, start: int, end: int, check_stopping: Callable[[], None]) -> Iterator[bytes]:
@@ -222,81 +283,6 @@ def consists_of(bucket: Bucket, key: str, parts: Sequence[tuple[int, str]], chec
             return False
         position += length
     return True
-
-
-class S3Arrivals:
-    """The contents that arrive in this process."""
-
-    def __init__(self, bucket: Bucket, pool: Pool, hashing: Pool) -> None:
-        self._bucket = bucket
-        self._pool = pool
-        self._hashing = hashing
-
-    async def store(self, arrivals: Sequence[Arrival]) -> None:
-        await all_or_none(map(self._identify, arrivals))
-        first: dict[str, Arrival] = {}
-        for arrival in arrivals:
-            if arrival.error is None:
-                first.setdefault(arrival.sha256_of_bytes, arrival)
-        await all_or_none(map(self._put, first.values()))
-        for arrival in arrivals:
-            if arrival.error is None:
-                stored = first[arrival.sha256_of_bytes]
-                arrival.place, arrival.error = stored.place, stored.error
-        crash_point("arrival.after_put")
-
-    async def _identify(self, arrival: Arrival) -> None:
-        await self._hashing.run(identify, arrival)
-
-    async def _put(self, arrival: Arrival) -> None:
-        key = bucket.key_of_whole()
-        try:
-            await self._pool.run(self._bucket.put, key, arrival.body)
-        except StorageFull as error:
-            arrival.error = error  # of this content alone
-            return
-        arrival.place = key
-
-    def place_blobs(self, arrivals: Sequence[Arrival]) -> Mapping[str, str]:
-        """They lie where they are: the transaction says so. Of two with one content, the first one's object is named."""
-        return {arrival.sha256_of_bytes: str(arrival.place) for arrival in arrivals}
-
-
-class S3Trash:
-    """Rows of what was put away."""
-
-    def __init__(self, bucket: Bucket, ledger: Ledger, pool: Pool, clock: Clock) -> None:
-        self._bucket = bucket
-        self._ledger = ledger
-        self._pool = pool
-        self._clock = clock
-
-    async def put_away(self, found: Found) -> bool:
-        return await self._ledger.put_away(PutAway(found.place, found.name, found.disk_bytes, self._clock.now()))
-
-    async def list_all(self, name: str | None) -> AsyncIterator[list[Found]]:
-        """No upload is ever put away: what is left of one is aborted."""
-        if name is not None:
-            yield [_found(put) for put in await self._ledger.copies(name)]
-            return
-        after = ""
-        while batch := await self._ledger.all_put_away(after=after, limit=_LIST_BATCH):
-            yield [_found(put) for put in batch]
-            after = max(put.key for put in batch)
-
-    async def restore_blob(self, found: Found) -> str | None:
-        """It lies where it is: the transaction says so. But a purge that died may have left its row alone."""
-        if await self._pool.run(self._bucket.head, found.place) is None:
-            raise Gone(found.name)
-        return found.place
-
-    async def remove(self, found: Found) -> bool:
-        if await self._ledger.contents_at([found.place]):
-            await self._ledger.take_out(found.place)  # it was restored
-            return False
-        await self._pool.run(self._bucket.delete, [found.place, bucket.key_of_signature(found.place)])
-        crash_point("trash.after_delete")
-        return await self._ledger.take_out(found.place)
 
 
 def _found(put: PutAway) -> Found:

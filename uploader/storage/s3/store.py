@@ -4,7 +4,7 @@ What was acknowledged, and where contents lie, rows say (`ledger.py`); S3 holds 
 what it remembers: any of them may go on with any upload.
 """
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime
 
@@ -14,7 +14,6 @@ from uploader.domain.upload import Upload
 from uploader.errors import ConfigurationError, StorageFull, Unverified
 from uploader.storage import disk
 from uploader.storage.base import (
-    Arrival,
     Body,
     BytesBody,
     Digests,
@@ -27,7 +26,7 @@ from uploader.storage.base import (
 )
 from uploader.storage.digests import MemoryDigests
 from uploader.storage.s3 import bucket
-from uploader.storage.s3.blobs import S3Arrivals, S3Blob, S3Blobs, S3Trash
+from uploader.storage.s3.blobs import S3Blobs
 from uploader.storage.s3.bucket import Bucket, Stat
 from uploader.storage.s3.concatenation import S3Wholes
 from uploader.storage.s3.ledger import Ledger
@@ -40,7 +39,6 @@ from uploader.storage.store import (
     InstallationMark,
     MarkFiles,
     Marks,
-    Store,
     StoreName,
     mark_of,
     parse_mark,
@@ -56,24 +54,10 @@ from uploader.units import format_size
 _LIST_BATCH = 250
 
 
-class S3Housekeeping:
-    """As `Housekeeping`."""
+class S3Housekeeping(S3Blobs):
+    """Looks after the bucket."""
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        ledger: Ledger,
-        pool: Pool,
-        completing: Completing,
-        clock: Clock,
-        check_stopping: Callable[[], None],
-    ) -> None:
-        self._bucket = bucket
-        self._ledger = ledger
-        self._pool = pool
-        self._completing = completing
-        self._clock = clock
-        self._check_stopping = check_stopping
+    completing: Completing
 
     # Uploads
 
@@ -81,7 +65,7 @@ class S3Housekeeping:
         """Those that the ledger knows; then multipart uploads that it does not."""
         after = ""
         while batch := await self._ledger.opened_before(opened_before, after=after, limit=_LIST_BATCH):
-            self._check_stopping()
+            self.check_stopping()
             yield [
                 Found(entry.upload_id, f"{bucket.UPLOADS}{entry.upload_id}", 0, entry.written_at.timestamp(), 0)
                 for entry in batch
@@ -110,12 +94,12 @@ class S3Housekeeping:
     async def _next(
         self, listed: "Iterator[list[tuple[str, str, datetime]]]"
     ) -> list[tuple[str, str, datetime]] | None:
-        self._check_stopping()
-        return await self._pool.run(lambda: next(listed, None))
+        self.check_stopping()
+        return await self._requests.run(lambda: next(listed, None))
 
     async def _clock_ahead(self) -> float:
         """By how many seconds the store's clock is ahead of ours."""
-        return (await self._pool.run(self._bucket.clock)).timestamp() - self._clock.now().timestamp()
+        return (await self._requests.run(self._bucket.clock)).timestamp() - self._clock.now().timestamp()
 
     async def remaining(self, uploads: list[Upload]) -> list[Upload]:
         known = await self._ledger.uploads_of([upload.id for upload in uploads])
@@ -128,16 +112,18 @@ class S3Housekeeping:
         return entry is not None and bool(entry.parts or entry.tail)
 
     async def remove(self, found: Found) -> bool:
+        if found.in_trash:
+            return await self._remove_from_trash(found)
         if ":" in found.place:
             multipart = multipart_of(found.place)
-            await self._pool.run(self._bucket.abort, multipart.key, multipart.id)
+            await self._requests.run(self._bucket.abort, multipart.key, multipart.id)
             return True
         if found.is_blob:
             if await self._ledger.named([found.place]):
                 return False
-            await self._pool.run(self._bucket.delete, [found.place])
+            await self._requests.run(self._bucket.delete, [found.place])
             return True
-        return await self._completing.remove(found.name)
+        return await self.completing.remove(found.name)
 
     # Contents
 
@@ -147,8 +133,8 @@ class S3Housekeeping:
         for prefix in (bucket.UPLOADS, bucket.WHOLES, bucket.SIGNATURES):
             listed = self._bucket.list_keys(prefix)
             while True:
-                self._check_stopping()
-                batch = await self._pool.run(lambda listed=listed: next(listed, None))
+                self.check_stopping()
+                batch = await self._requests.run(lambda listed=listed: next(listed, None))
                 if batch is None:
                     break
                 if prefix == bucket.SIGNATURES:
@@ -254,7 +240,7 @@ class S3Marks(MarkFiles):
 _REQUESTS = 64
 
 
-class S3Store(Store):
+class S3Store(S3Housekeeping):
     """On a bucket and its ledger. Nothing is locked, rows decide: a chunk that is written down meanwhile is in the map of
     whoever reads it next, or its row is refused."""
 
@@ -268,16 +254,13 @@ class S3Store(Store):
         self._min_chunk_size_bytes = min_chunk_size_bytes
         self._bucket = bucket
         self._ledger = ledger
+        self._clock = clock
         self.marks = InstallationMark(S3Marks(bucket), self._requests)
         self._digests = MemoryDigests(self.threads.long_hashing, ledger)
         self._parts = Parts(bucket, ledger, self._requests, self._digests, clock)
         pools = (self._requests, self.threads.long_hashing)
         self.completing = Completing(bucket, ledger, self._parts, self._digests, pools, self.check_stopping)
-        self._blobs = S3Blobs(bucket, ledger, self._requests, self.check_stopping)
         self._wholes = S3Wholes(bucket, ledger, self._parts, self.completing, self._requests, self.check_stopping)
-        self._arrivals = S3Arrivals(bucket, self._requests, self.threads.long_hashing)
-        self._trash = S3Trash(bucket, ledger, self._requests, clock)
-        self._housekeeping = S3Housekeeping(bucket, ledger, self._requests, self.completing, clock, self.check_stopping)
 
     # Its life
 
@@ -376,57 +359,3 @@ class S3Store(Store):
         self, upload: Upload, numbers: list[int], *, generation: int, verified: bool = False, lost: Lost | None = None
     ) -> None:
         await self.completing.withdraw(upload, numbers, lost)
-
-    # Contents
-
-    async def store_arrivals(self, arrivals: Sequence[Arrival]) -> None:
-        await self._arrivals.store(arrivals)
-
-    def place_arrivals(self, arrivals: Sequence[Arrival]) -> Mapping[str, str]:
-        return self._arrivals.place_blobs(arrivals)
-
-    async def open_found(self, found: Found) -> S3Blob:
-        return self._blobs.open_found(found)
-
-    async def blob_sizes(self, sha256s: list[str]) -> list[int | None]:
-        return await self._blobs.sizes(sha256s)
-
-    def pieces(self, found: Found, *, cold: bool = False) -> Generator[bytes]:
-        return self._blobs.pieces(found)
-
-    def read_beside(self, found: Found) -> bytes | None:
-        return self._blobs.read_signature(found.place)
-
-    def keep_beside(self, found: Found, content: bytes) -> None:
-        self._blobs.keep_signature(found.place, content)
-
-    async def find_blob(self, sha256: str) -> Found | None:
-        return await self._blobs.find(sha256)
-
-    # The trash
-
-    async def put_away(self, found: Found) -> bool:
-        return await self._trash.put_away(found)
-
-    def list_trash(self, name: str | None = None) -> AsyncIterator[list[Found]]:
-        return self._trash.list_all(name)
-
-    async def restore_blob(self, found: Found) -> str | None:
-        return await self._trash.restore_blob(found)
-
-    # Housekeeping
-
-    def list_uploads(self, opened_before: datetime) -> AsyncIterator[list[Found]]:
-        return self._housekeeping.list_uploads(opened_before)
-
-    def list_blobs(self) -> AsyncIterator[list[Found]]:
-        return self._housekeeping.list_blobs()
-
-    async def remaining(self, uploads: list[Upload]) -> list[Upload]:
-        return await self._housekeeping.remaining(uploads)
-
-    async def holds_chunks(self, found: Found) -> bool:
-        return await self._housekeeping.holds_chunks(found)
-
-    async def remove(self, found: Found) -> bool:
-        return await (self._trash if found.in_trash else self._housekeeping).remove(found)
