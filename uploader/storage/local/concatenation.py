@@ -9,7 +9,9 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 
+# The CRC-32 of zlib, by instructions for it: in a fraction of the time.
 from isal.isal_zlib import crc32
 
 from uploader.crashpoints import crash_point
@@ -22,9 +24,6 @@ from uploader.storage.local import chunks, directories
 from uploader.storage.local.chunks import ChunkFiles
 from uploader.storage.store import Threads
 from uploader.tasks import uninterrupted
-
-# The CRC-32 of zlib, by instructions for it: in a fraction of the time.
-
 
 # The maps of the parts, one after the other.
 _MAPS = "parts"
@@ -41,16 +40,14 @@ class _PartFile:
     checksums: list[int]
 
 
+@dataclass(frozen=True)
 class LocalWholes:
     """Makes the directories of wholes, and reads the parts in them."""
 
-    def __init__(
-        self, root: Directory, chunks: ChunkFiles, threads: Threads, check_stopping: Callable[[], None]
-    ) -> None:
-        self._root = root
-        self._chunks = chunks
-        self._threads = threads
-        self._check_stopping = check_stopping
+    _root: Directory
+    _chunks: ChunkFiles
+    _threads: Threads
+    _check_stopping: Callable[[], None]
 
     async def create(self, whole: Upload, parts: Sequence[Upload]) -> float:
         return await self._threads.disk.run(self._create, whole, parts)
@@ -99,23 +96,15 @@ class LocalWholes:
         return files
 
 
+@dataclass(frozen=True)
 class LocalParts:
     """The parts of one whole."""
 
-    def __init__(
-        self,
-        root: Directory,
-        whole: Upload,
-        files: Sequence[_PartFile],
-        threads: Threads,
-        check_stopping: Callable[[], None],
-    ) -> None:
-        self._root = root
-        self._whole = whole
-        self._files = files
-        self._starts = [file.start for file in files]
-        self._threads = threads
-        self._check_stopping = check_stopping
+    _root: Directory
+    _whole: Upload
+    _files: Sequence[_PartFile]
+    _threads: Threads
+    _check_stopping: Callable[[], None]
 
     async def chunk(self, number: int) -> BytesBody:
         return await self._threads.long.run(self._read, number)
@@ -126,7 +115,7 @@ class LocalParts:
         content = memoryview(bytearray(chunk_length(number, self._whole.size, self._whole.chunk_size)))
         end = start + len(content)
         with directories.upload_directory(self._root, self._whole) as directory:
-            for file in self._files[bisect_right(self._starts, start) - 1 :]:
+            for file in self._files[bisect_right(self._files, start, key=attrgetter("start")) - 1 :]:
                 if file.start >= end:
                     break
                 begin = max(start, file.start)

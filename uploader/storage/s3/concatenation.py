@@ -8,6 +8,7 @@ import secrets
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from uploader.crashpoints import crash_point
 from uploader.domain.upload import Upload, chunk_length
@@ -19,24 +20,16 @@ from uploader.storage.s3.parts import Parts
 from uploader.tasks import Pool
 
 
+@dataclass(frozen=True)
 class S3Wholes:
     """Makes wholes, and reads the parts of them."""
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        ledger: Ledger,
-        parts: Parts,
-        completing: Completing,
-        pool: Pool,
-        check_stopping: Callable[[], None],
-    ) -> None:
-        self._bucket = bucket
-        self._ledger = ledger
-        self._parts = parts
-        self._completing = completing
-        self._pool = pool
-        self._check_stopping = check_stopping
+    _bucket: Bucket
+    _ledger: Ledger
+    _parts: Parts
+    _completing: Completing
+    _pool: Pool
+    _check_stopping: Callable[[], None]
 
     async def create(self, whole: Upload, parts: Sequence[Upload]) -> float:
         """An attempt that did not commit has left what this one would make: the same objects."""
@@ -65,26 +58,20 @@ class S3Wholes:
         yield S3PartBytes(self._bucket, self._pool, whole, pieces, check, self._check_stopping).chunk
 
 
+@dataclass
 class S3PartBytes:
     """The parts of one whole."""
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        pool: Pool,
-        whole: Upload,
-        pieces: Sequence[tuple[str, int]],
-        check_right: Callable[[], Awaitable[None]],
-        check_stopping: Callable[[], None],
-    ) -> None:
-        """`check_right`: raises Busy if somebody else has it by now."""
-        self._bucket = bucket
-        self._pool = pool
-        self._whole = whole
-        self._pieces = pieces
-        self._starts = [sum(size for _, size in pieces[:number]) for number in range(len(pieces))]
-        self._check_right = check_right
-        self._check_stopping = check_stopping
+    _bucket: Bucket
+    _pool: Pool
+    _whole: Upload
+    _pieces: Sequence[tuple[str, int]]
+    # Raises Busy if somebody else has the right by now.
+    _check_right: Callable[[], Awaitable[None]]
+    _check_stopping: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._starts = [sum(size for _, size in self._pieces[:number]) for number in range(len(self._pieces))]
 
     async def chunk(self, number: int) -> BytesBody:
         await self._check_right()

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from uploader.crashpoints import crash_point
 from uploader.domain.ledger import Entry
@@ -39,25 +40,18 @@ _PATIENCE_SECONDS, _LOOK_SECONDS = 5.0, 0.1
 _AGAIN = "completed again"
 
 
+@dataclass(frozen=True)
 class Completing:
     """The endings of uploads, in this process."""
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        ledger: Ledger,
-        parts: Parts,
-        digests: MemoryDigests,
-        pools: tuple[Pool, Pool],
-        check_stopping: Callable[[], None],
-    ) -> None:
-        """`pools`: what waits for S3, and what reads and hashes."""
-        self._bucket = bucket
-        self._ledger = ledger
-        self._parts = parts
-        self._digests = digests
-        self._pool, self._hashing = pools
-        self._check_stopping = check_stopping
+    _bucket: Bucket
+    _ledger: Ledger
+    _parts: Parts
+    _digests: MemoryDigests
+    # What waits for S3, and what reads and hashes.
+    _pool: Pool
+    _hashing: Pool
+    _check_stopping: Callable[[], None]
 
     async def digest(self, upload: Upload) -> Digests:
         """Complete an upload and give the digests of the whole. Raises Gone, Busy if chunks were withdrawn meanwhile,

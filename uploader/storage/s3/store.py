@@ -258,8 +258,8 @@ class S3Store(S3Housekeeping):
         self.marks = InstallationMark(S3Marks(bucket), self._requests)
         self._digests = MemoryDigests(self.threads.long_hashing, ledger)
         self._parts = Parts(bucket, ledger, self._requests, self._digests, clock)
-        pools = (self._requests, self.threads.long_hashing)
-        self.completing = Completing(bucket, ledger, self._parts, self._digests, pools, self.check_stopping)
+        reading = (self._requests, self.threads.long_hashing, self.check_stopping)
+        self.completing = Completing(bucket, ledger, self._parts, self._digests, *reading)
         self._wholes = S3Wholes(bucket, ledger, self._parts, self.completing, self._requests, self.check_stopping)
 
     # Its life
