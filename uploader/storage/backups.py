@@ -230,13 +230,10 @@ def _is_linked(directory: Directory, source: int, name: str) -> bool:
 
 
 def _copy(directory: Directory, source: int, name: str, sha256: str) -> None:
-    target = directory.create_to_write(name)
-    try:
+    with disk.opened(directory.create_to_write(name)) as target:
         _read(sha256, source, target)
         disk.sync_data(target)
         disk.drop_cache(target)
-    finally:
-        disk.close(target)
 
 
 def _read(sha256: str, source: int, target: int | None) -> None:

@@ -14,8 +14,8 @@ import re
 import stat
 import struct
 import weakref
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from types import TracebackType
@@ -338,6 +338,15 @@ def _no_file(name: str) -> FileNotFoundError:
 
 def close(descriptor: int) -> None:
     os.close(descriptor)
+
+
+@contextmanager
+def opened(descriptor: int) -> Iterator[int]:
+    """Close a descriptor in the end, whatever happens until then."""
+    try:
+        yield descriptor
+    finally:
+        close(descriptor)
 
 
 def write(descriptor: int, content: memoryview, offset: int) -> None:

@@ -155,12 +155,9 @@ class Blobs:
         """Make bytes the blob, durably, whatever is there. Returns what it is now."""
         draft = f"{sha256}.{secrets.token_hex(16)}"
         with self._make(sha256) as target:
-            descriptor = target.create_to_write(draft)
-            try:
+            with disk.opened(target.create_to_write(draft)) as descriptor:
                 write_all(descriptor, pieces)
                 disk.sync_data(descriptor)
-            finally:
-                disk.close(descriptor)
             crash_point("blob.after_draft")
             with suppress(FileNotFoundError):
                 self._make_way(target, sha256)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 import msgspec
+
+# The CRC-32 of zlib, by instructions for it: in a fraction of the time.
 from isal.isal_zlib import crc32
 
 from uploader.crashpoints import crash_point
@@ -318,9 +320,6 @@ def _checksum(content: bytes) -> bytes:
     return b"%08x " % crc32(content)
 
 
-# The CRC-32 of zlib, by instructions for it: in a fraction of the time.
-
-
 logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 20
@@ -397,15 +396,12 @@ class ChunkFiles:
             for name, size_bytes in (("data", upload.size), ("digest", 0)):
                 with suppress(FileExistsError):
                     directory.create_empty(name, size_bytes)
-            descriptor = directory.open_unnamed()
-            try:
+            with disk.opened(directory.open_unnamed()) as descriptor:
                 boot_id = "" if self._durable else self._boot_id
                 disk.write(descriptor, memoryview(new_map(boot_id, shape_of(upload))), 0)
                 disk.sync_data(descriptor)
                 with suppress(FileExistsError):
                     directory.link_open(descriptor, "map")
-            finally:
-                disk.close(descriptor)
 
     # Chunks
 

@@ -151,11 +151,8 @@ def _name(position: int) -> str:
 
 
 def _read_all(directory: Directory, name: str) -> bytes:
-    descriptor = directory.open_to_read(name)
-    try:
+    with disk.opened(directory.open_to_read(name)) as descriptor:
         return disk.read(descriptor, disk.status(descriptor).st_size, 0)
-    finally:
-        disk.close(descriptor)
 
 
 def _fill(descriptor: int, piece: memoryview, offset: int) -> None:

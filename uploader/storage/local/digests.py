@@ -72,14 +72,11 @@ class DigestFiles:
     def forget(self, upload: Upload, *, checked: bool = False) -> None:
         """Let the digests start again at 0; but where the disk lost bytes, only if what it has was `checked` since. Raises
         Gone, Busy."""
-        descriptor = self.open(upload)
-        try:
+        with disk.opened(self.open(upload)) as descriptor:
             if not try_lock(descriptor, 0, 0):
                 raise Busy(upload.id)
             if checked or not isinstance(_read(descriptor), chunks.DataLost):
                 self.forget_locked(descriptor, upload.generation)
-        finally:
-            disk.close(descriptor)
 
     def forget_locked(self, digest: int, generation: int) -> None:
         """As `forget`, where the caller has the lock, and the digests are of `generation` from here on.
@@ -101,12 +98,8 @@ class DigestFiles:
             raise Busy(upload.id)
 
     def _saved(self, upload: Upload) -> chunks.DigestRecord | None:
-        with upload_directory(self._root, upload) as directory:
-            descriptor = _open(directory)
-        try:
+        with disk.opened(self.open(upload)) as descriptor:
             return _read(descriptor)
-        finally:
-            disk.close(descriptor)
 
     def position(self, upload: Upload) -> int:
         """How far the digests were when they were saved last, in bytes. Raises Gone."""

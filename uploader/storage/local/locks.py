@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
+# The CRC-32 of zlib, by instructions for it: in a fraction of the time.
 from isal.isal_zlib import crc32
 
 from uploader.crashpoints import crash_point
@@ -143,9 +144,6 @@ async def appending(upload: Upload, chunks: ChunkFiles, kept: KeptFiles, pool: P
 # comes next begins again.
 
 
-# The CRC-32 of zlib, by instructions for it: in a fraction of the time.
-
-
 LOCK_TIMEOUT_SECONDS = 30.0
 logger = logging.getLogger(__name__)
 _READ_BYTES = 1 << 20
@@ -156,38 +154,27 @@ def needs_settling(root: disk.Directory, upload: Upload) -> bool:
     """Whether a map is still that of an upload whose length is not known, but it is. Raises Gone."""
     if not upload.length_known:
         return False
-    with upload_directory(root, upload) as directory:
-        descriptor = directory.open_to_read("map")
-        try:
-            header = disk.read(descriptor, formats.MAP_RECORDS_OFFSET, 0)
-            return formats.boot_id_of(header, shape_of(upload).unbounded) is not None
-        finally:
-            disk.close(descriptor)
+    with upload_directory(root, upload) as directory, disk.opened(directory.open_to_read("map")) as descriptor:
+        header = disk.read(descriptor, formats.MAP_RECORDS_OFFSET, 0)
+        return formats.boot_id_of(header, shape_of(upload).unbounded) is not None
 
 
 def settle(root: disk.Directory, upload: Upload) -> None:
     """Give the files the form of an upload of this length. The caller holds all locks, and that of the digests, which are of
     whole chunks: until now the last one was none. Repeatable. Raises Gone."""
-    with upload_directory(root, upload) as directory:
-        descriptor = directory.open_to_write("map")
-        try:
-            header = disk.read(descriptor, formats.MAP_RECORDS_OFFSET, 0)
-            boot_id = formats.boot_id_of(header, shape_of(upload).unbounded) or ""
-            _settle_data(directory, upload.size, durable=not boot_id)
-            _settle_map(descriptor, upload, header, boot_id)
-        finally:
-            disk.close(descriptor)
+    with upload_directory(root, upload) as directory, disk.opened(directory.open_to_write("map")) as descriptor:
+        header = disk.read(descriptor, formats.MAP_RECORDS_OFFSET, 0)
+        boot_id = formats.boot_id_of(header, shape_of(upload).unbounded) or ""
+        _settle_data(directory, upload.size, durable=not boot_id)
+        _settle_map(descriptor, upload, header, boot_id)
 
 
 def _settle_data(directory: disk.Directory, size_bytes: int, *, durable: bool) -> None:
     """`durable`: all that is in it is, so that there is little to write."""
-    data = directory.open_to_write("data")
-    try:
+    with disk.opened(directory.open_to_write("data")) as data:
         disk.resize(data, size_bytes)  # what a killed writer left beyond was never acknowledged
         if durable:
             disk.sync_data(data)
-    finally:
-        disk.close(data)
     crash_point("length.after_data")
 
 
@@ -264,25 +251,22 @@ class BadChunks:
         """Take chunks off the map, durably, and the tail with them; the caller holds all locks. `verified`: all others are
         whole, so the files get the form that they should have. Raises Gone."""
         shape = shape_of(upload)
-        with upload_directory(self._root, upload) as directory:
-            descriptor = directory.open_to_write("map")
-            try:
-                tail = self._withdraw_tail(descriptor, numbers, shape)
-                for number in numbers:
-                    disk.write(
-                        descriptor, memoryview(bytes(formats.MAP_RECORD_LENGTH)), formats.map_record_offset(number)
-                    )
-                    crash_point("withdraw.after_map_record")
-                if verified:
-                    disk.resize(descriptor, shape.map_length)
+        with (
+            upload_directory(self._root, upload) as directory,
+            disk.opened(directory.open_to_write("map")) as descriptor,
+        ):
+            tail = self._withdraw_tail(descriptor, numbers, shape)
+            for number in numbers:
+                disk.write(descriptor, memoryview(bytes(formats.MAP_RECORD_LENGTH)), formats.map_record_offset(number))
+                crash_point("withdraw.after_map_record")
+            if verified:
+                disk.resize(descriptor, shape.map_length)
+            disk.sync_data(descriptor)
+            if verified:
+                _mend_data(directory, upload.size if upload.length_known else None)
+                # The last step: until then the map is that of an upload that has to be checked.
+                disk.write(descriptor, memoryview(formats.map_header("", shape, tail)), 0)
                 disk.sync_data(descriptor)
-                if verified:
-                    _mend_data(directory, upload.size if upload.length_known else None)
-                    # The last step: until then the map is that of an upload that has to be checked.
-                    disk.write(descriptor, memoryview(formats.map_header("", shape, tail)), 0)
-                    disk.sync_data(descriptor)
-            finally:
-                disk.close(descriptor)
 
     def _withdraw_tail(self, map_descriptor: int, numbers: list[int], shape: formats.MapShape) -> bytes:
         """What the map has of a tail from now on: none of a chunk that goes, nor of one after it, where it would count again
@@ -319,20 +303,16 @@ def _mend_data(directory: disk.Directory, size_bytes: int | None) -> None:
     with suppress(FileExistsError):
         directory.create_empty("data", size_bytes or 0)
     directory.sync()
-    descriptor = directory.open_to_write("data")
-    try:
+    with disk.opened(directory.open_to_write("data")) as descriptor:
         if size_bytes is not None:
             disk.resize(descriptor, size_bytes)
         disk.sync_data(descriptor)
-    finally:
-        disk.close(descriptor)
 
 
 @asynccontextmanager
 async def closing(upload: Upload, files: ChunkFiles, pool: Pool) -> AsyncIterator[None]:
     """Lock all chunks of an upload. Raises Gone, Unavailable."""
-    descriptor = await pool.run(files.open_map, upload)
-    try:
+    with disk.opened(await pool.run(files.open_map, upload)) as descriptor:
         # While the closer has the gate no writer can start, so it waits for those under way and for no others.
         await wait_for_lock(descriptor, formats.GATE_OFFSET, formats.GATE_LENGTH, LOCK_TIMEOUT_SECONDS)
         # To the end of the file.
@@ -340,8 +320,6 @@ async def closing(upload: Upload, files: ChunkFiles, pool: Pool) -> AsyncIterato
         if is_unlinked(descriptor):
             raise Gone(upload.id)
         yield
-    finally:
-        disk.close(descriptor)
 
 
 class LockedFiles:
@@ -375,9 +353,6 @@ class LockedFiles:
     @asynccontextmanager
     async def _digests_locked(self, upload: Upload) -> AsyncIterator[int]:
         """A worker that is hashing now would save a digest of what was."""
-        descriptor = await self._pool.run(self._digests.open, upload)
-        try:
+        with disk.opened(await self._pool.run(self._digests.open, upload)) as descriptor:
             await wait_for_lock(descriptor, 0, 0, LOCK_TIMEOUT_SECONDS)
             yield descriptor
-        finally:
-            disk.close(descriptor)

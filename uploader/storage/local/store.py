@@ -213,13 +213,9 @@ class LocalStore(Store):
             await self._disk.run(self._check)
 
     def _check(self) -> None:
-        with self._root.enter("temp") as directory:
-            descriptor = directory.open_unnamed()
-        try:
+        with self._root.enter("temp") as directory, disk.opened(directory.open_unnamed()) as descriptor:
             disk.write(descriptor, memoryview(b"."), 0)
             disk.sync_data(descriptor)
-        finally:
-            disk.close(descriptor)
 
     async def drain(self) -> None:
         await self._followers.drain()
