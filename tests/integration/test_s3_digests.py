@@ -341,7 +341,7 @@ async def test_a_length_that_is_told_late_costs_the_tail(node: Node, another: No
         assert await node.append(upload, CONTENT.chunk(number), number * CHUNK)
     await until_saved(node, upload, 3 * CHUNK)
     told = replace(upload, size=CONTENT.size, length_known=True)
-    assert await another.store.completing.settle_length(told)
+    assert await another.store.settle_length(told)
     before = another.bucket.read_bytes
     assert await another.store.digest(told) == digests_of(CONTENT)
     assert another.bucket.read_bytes - before == CONTENT.size - 3 * CHUNK

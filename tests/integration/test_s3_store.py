@@ -152,9 +152,9 @@ async def test_a_length_that_is_settled_by_two_at_once(node: Node, another: Node
     await node.append(upload, SMALL.data, 0)
     told = replace(upload, size=SMALL.size, length_known=True)
     with node.bucket.held("upload_part", after=True) as asleep:
-        first = asyncio.create_task(node.store.completing.settle_length(told))
+        first = asyncio.create_task(node.store.settle_length(told))
         await asleep.is_there()
-        assert await another.store.completing.settle_length(told)
+        assert await another.store.settle_length(told)
         assert await another.store.digest(told) == digests_of(SMALL)
     with pytest.raises(Gone):
         await first

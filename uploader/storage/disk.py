@@ -144,6 +144,11 @@ class Directory:
         """A descriptor to read and write a file that is there. Raises as `open_to_read`."""
         return self._open_file(name, os.O_RDWR)
 
+    def read_whole(self, name: str) -> bytes:
+        """All bytes of a file. Raises as `open_to_read`."""
+        with opened(self.open_to_read(name)) as descriptor:
+            return read(descriptor, status(descriptor).st_size, 0)
+
     def size(self, name: str) -> int:
         """Of a file, in bytes. Raises FileNotFoundError, as `open_to_read`."""
         found = self.status(name)

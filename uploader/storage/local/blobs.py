@@ -237,13 +237,9 @@ class Blobs:
         """What the file of a signature has."""
         try:
             with self._directory(sha256) as directory:
-                descriptor = directory.open_to_read(signature_name(sha256))
+                content = directory.read_whole(signature_name(sha256))
         except FileNotFoundError:
             return None
-        try:
-            content = disk.read(descriptor, disk.status(descriptor).st_size, 0)
-        finally:
-            disk.close(descriptor)
         return content.removeprefix(_SIGNATURE) if content.startswith(_SIGNATURE) else None
 
     def keep_signature(self, sha256: str, content: bytes) -> None:

@@ -60,7 +60,7 @@ class LocalWholes:
             for position, part in enumerate(parts):
                 with directories.upload_directory(self._root, part) as own:
                     own.link("data", directory, _name(position))
-                    maps += _read_all(own, "map")
+                    maps += own.read_whole("map")
                 crash_point("join.after_link")
             directory.create(_MAPS, bytes(maps))
             crash_point("join.after_maps")
@@ -83,7 +83,7 @@ class LocalWholes:
 
     def _read_maps(self, whole: Upload) -> list[_PartFile]:
         with directories.upload_directory(self._root, whole) as directory:
-            maps = _read_all(directory, _MAPS)
+            maps = directory.read_whole(_MAPS)
         files: list[_PartFile] = []
         start = offset = 0
         while offset < len(maps):
@@ -148,11 +148,6 @@ class LocalParts:
 
 def _name(position: int) -> str:
     return f"part-{position:04}"
-
-
-def _read_all(directory: Directory, name: str) -> bytes:
-    with disk.opened(directory.open_to_read(name)) as descriptor:
-        return disk.read(descriptor, disk.status(descriptor).st_size, 0)
 
 
 def _fill(descriptor: int, piece: memoryview, offset: int) -> None:

@@ -15,7 +15,6 @@ from uploader.domain.upload import Upload, chunk_length
 from uploader.storage.base import Busy, BytesBody, Gone, PartDamaged, ReadPart
 from uploader.storage.s3.bucket import Bucket
 from uploader.storage.s3.ledger import Ledger
-from uploader.storage.s3.multipart import Completing
 from uploader.storage.s3.parts import Parts
 from uploader.tasks import Pool
 
@@ -27,7 +26,8 @@ class S3Wholes:
     _bucket: Bucket
     _ledger: Ledger
     _parts: Parts
-    _completing: Completing
+    # Completes a part, and gives the key of its object.
+    _complete: Callable[[Upload], Awaitable[str]]
     _pool: Pool
     _check_stopping: Callable[[], None]
 
@@ -35,7 +35,7 @@ class S3Wholes:
         """An attempt that did not commit has left what this one would make: the same objects."""
         pieces = []
         for part in parts:
-            pieces.append((await self._completing.complete(part), part.size))
+            pieces.append((await self._complete(part), part.size))
             crash_point("join.after_complete")
         made_at = await self._parts.create(whole)
         await self._ledger.set_pieces(whole.id, pieces)

@@ -11,8 +11,7 @@ well, and say so: then what came of it is compared with the ETags of the parts b
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from uploader.crashpoints import crash_point
 from uploader.domain.ledger import Entry
@@ -26,6 +25,7 @@ from uploader.storage.s3.blobs import consists_of, hash_from
 from uploader.storage.s3.bucket import Bucket, NoSuchMultipart, PartsChanged
 from uploader.storage.s3.ledger import Ledger
 from uploader.storage.s3.parts import Multipart, Parts, multipart_of
+from uploader.storage.store import Store
 from uploader.tasks import Pool
 
 logger = logging.getLogger(__name__)
@@ -40,22 +40,17 @@ _PATIENCE_SECONDS, _LOOK_SECONDS = 5.0, 0.1
 _AGAIN = "completed again"
 
 
-@dataclass(frozen=True)
-class Completing:
-    """The endings of uploads, in this process."""
+class S3Endings(Store):
+    """How open uploads of the store end, and what of them is taken back."""
 
     _bucket: Bucket
     _ledger: Ledger
+    _requests: Pool
     _parts: Parts
     _digests: MemoryDigests
-    # What waits for S3, and what reads and hashes.
-    _pool: Pool
-    _hashing: Pool
-    _check_stopping: Callable[[], None]
 
     async def digest(self, upload: Upload) -> Digests:
-        """Complete an upload and give the digests of the whole. Raises Gone, Busy if chunks were withdrawn meanwhile,
-        StorageFailed if S3 does not have what was acknowledged."""
+        """Raises Busy if chunks were withdrawn meanwhile, StorageFailed if S3 does not have what was acknowledged."""
         entry = await self._freeze(upload)
         key, is_ours = await self._complete(upload, entry)
         crash_point("object.after_complete")
@@ -99,7 +94,7 @@ class Completing:
         multipart = multipart_of(entry.multipart_id)
         etags = [entry.parts[number].etag for number in sorted(entry.parts)]
         if not etags:
-            await self._pool.run(self._bucket.put, multipart.key, BytesBody(b""))
+            await self._requests.run(self._bucket.put, multipart.key, BytesBody(b""))
             return multipart.key, True
         before, is_ours, is_doubtful = await self._ledger.appender(upload.id), False, False
         if entry.newly_frozen:
@@ -118,7 +113,7 @@ class Completing:
         """Whether the whole is there soon."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while await self._size(key) != size:
-            self._check_stopping()
+            self.check_stopping()
             if time.monotonic() > deadline:
                 return False
             await asyncio.sleep(_LOOK_SECONDS)
@@ -126,7 +121,9 @@ class Completing:
 
     async def _compare_parts(self, upload: Upload, entry: Entry, key: str) -> None:
         """Raises StorageFailed if an object is not what it was completed from."""
-        if not await self._hashing.run(consists_of, self._bucket, key, _etags_at(upload, entry), self._check_stopping):
+        if not await self.threads.long_hashing.run(
+            consists_of, self._bucket, key, _etags_at(upload, entry), self.check_stopping
+        ):
             raise StorageFailed(inside=f"object {key} is not what upload {upload.id} was completed from")
 
     async def _complete_multipart(self, upload: Upload, multipart: Multipart, etags: Sequence[str]) -> bool:
@@ -134,7 +131,7 @@ class Completing:
         under it is the whole. Of two that complete it at once, some servers refuse one before there is anything."""
         for pause_seconds in (*_PAUSES_SECONDS, None):
             try:
-                await self._pool.run(self._bucket.complete, multipart.key, multipart.id, etags)
+                await self._requests.run(self._bucket.complete, multipart.key, multipart.id, etags)
                 return True
             except PartsChanged:
                 failure = StorageFailed(inside=f"parts of upload {upload.id} are not those that were acknowledged")
@@ -151,7 +148,7 @@ class Completing:
     async def _single(self, upload: Upload, entry: Entry) -> str:
         if not entry.parts:
             key = bucket.key_of_empty(upload.id)
-            await self._pool.run(self._bucket.put, key, BytesBody(b""))
+            await self._requests.run(self._bucket.put, key, BytesBody(b""))
             return key
         only = entry.parts[0].key
         if only is None or await self._size(only) != upload.size:
@@ -159,7 +156,7 @@ class Completing:
         return only
 
     async def _size(self, key: str) -> int | None:
-        stat = await self._pool.run(self._bucket.head, key)
+        stat = await self._requests.run(self._bucket.head, key)
         return None if stat is None else stat.size
 
     async def _digest(self, upload: Upload, entry: Entry, key: str, hashes: PrefixHashes) -> Digests:
@@ -168,14 +165,14 @@ class Completing:
             if hashes.position:
                 await self._ledger.save_digest(upload.id, entry.fence, sealed(upload.id, entry.fence, hashes))
             until = min(hashes.position + _SAVE_BYTES, upload.size)
-            await self._hashing.run(hash_from, self._bucket, key, hashes, until, self._check_stopping)
+            await self.threads.long_hashing.run(hash_from, self._bucket, key, hashes, until, self.check_stopping)
         digests = hashes.digests()
         await self._ledger.save_digest(upload.id, entry.fence, sealed(upload.id, entry.fence, hashes, digests))
         crash_point("object.after_digest")
         return digests
 
-    async def find_bad(self, upload: Upload) -> list[int]:
-        """The chunks of which S3 does not have what was acknowledged, and that of the tail."""
+    async def find_bad_chunks(self, upload: Upload) -> list[int]:
+        """Those of which S3 does not have what was acknowledged."""
         entry = await self._ledger.entry(upload.id)
         if entry is None:
             raise Gone(upload.id)
@@ -191,19 +188,23 @@ class Completing:
             return [number for number, size in sizes.items() if size != upload.size]
         multipart = multipart_of(entry.multipart_id)
         try:
-            there = await self._pool.run(self._bucket.list_parts, multipart.key, multipart.id)
+            there = await self._requests.run(self._bucket.list_parts, multipart.key, multipart.id)
         except NoSuchMultipart:
             if await self._size(multipart.key) != upload.size:
                 return sorted(entry.parts)
             # Completed: S3 has compared each part itself, unless two did it at one time.
             etags = _etags_at(upload, entry)
-            is_whole = await self._hashing.run(consists_of, self._bucket, multipart.key, etags, self._check_stopping)
+            is_whole = await self.threads.long_hashing.run(
+                consists_of, self._bucket, multipart.key, etags, self.check_stopping
+            )
             return [] if is_whole else sorted(entry.parts)
         return [number for number, part in sorted(entry.parts.items()) if not _is_there(part.etag, there.get(number))]
 
-    async def withdraw(self, upload: Upload, numbers: list[int], lost: Lost | None = None) -> None:
-        """Take chunks back. Where their multipart upload is no more, it takes all of them: raises StorageFailed for some.
-        `lost`: what `find_lost` has said, which counts only as long as nobody else has begun another one."""
+    async def withdraw(
+        self, upload: Upload, numbers: list[int], *, generation: int, verified: bool = False, lost: Lost | None = None
+    ) -> None:
+        """Where their multipart upload is no more, it takes all of them: raises StorageFailed for some. `lost`: it counts
+        only as long as nobody else has begun another one."""
         seen = lost.seen if lost is not None else await self._ledger.entry(upload.id)
         if not isinstance(seen, Entry):
             raise Gone(upload.id)
@@ -218,23 +219,23 @@ class Completing:
         begun = await self._parts.begin_multipart(upload)
         if not await self._ledger.withdraw(upload.id, numbers, multipart_id=begun, instead_of=word):
             multipart = multipart_of(begun)
-            await self._pool.run(self._bucket.abort, multipart.key, multipart.id)
+            await self._requests.run(self._bucket.abort, multipart.key, multipart.id)
 
-    async def find_lost(self, upload_id: str) -> Lost | None:
+    async def find_lost(self, upload: Upload) -> Lost | None:
         """What is written down of an upload whose multipart upload is no more, if nobody completes it, or has."""
-        entry = await self._ledger.entry(upload_id)
+        entry = await self._ledger.entry(upload.id)
         if entry is None or entry.frozen or entry.multipart_id is None or await self._is_open(entry.multipart_id):
             return None
         if await self._size(multipart_of(entry.multipart_id).key) is not None:
             return None
-        now = await self._ledger.entry(upload_id)  # it may have been completed between the two looks, or begun anew
+        now = await self._ledger.entry(upload.id)  # it may have been completed between the two looks, or begun anew
         is_other = now is None or now.frozen or now.multipart_id != entry.multipart_id
         return None if now is None or is_other else Lost(sorted(now.parts), now)
 
     async def _is_open(self, word: str) -> bool:
         multipart = multipart_of(word)
         try:
-            await self._pool.run(self._bucket.list_parts, multipart.key, multipart.id)
+            await self._requests.run(self._bucket.list_parts, multipart.key, multipart.id)
         except NoSuchMultipart:
             return False
         return True
@@ -248,14 +249,18 @@ class Completing:
             return False
         if tail.length != chunk_length(tail.number, upload.size, upload.chunk_size):
             return False
-        content = await self._pool.run(self._bucket.get, tail.key, 0, tail.length)
+        content = await self._requests.run(self._bucket.get, tail.key, 0, tail.length)
         part = await self._parts.upload_part(upload, entry, tail.number, BytesBody(content))
         crash_point("object.after_last_part")
         if await self._parts.note_part(upload, entry, part):
             await self._parts.drop_tail(tail)
         return True
 
-    async def remove(self, upload_id: str, *, placed_at: str | None = None) -> bool:
+    async def discard(self, upload: Upload, placed_at: str | None = None) -> bool:
+        """Most are all content by now: then there is nothing to ask S3 for."""
+        return await self._remove_upload(upload.id, placed_at=placed_at)
+
+    async def _remove_upload(self, upload_id: str, *, placed_at: str | None = None) -> bool:
         """Remove what S3 has of an upload, and what is written down of it; but for an object that a content lies at, which
         may be all that there is (`placed_at`). Whether there was anything."""
         self._digests.forget(upload_id)
@@ -275,10 +280,10 @@ class Completing:
         objects += await self._ended_pieces(upload_id)
         kept = await self._ledger.kept(objects, but_of=upload_id)
         if multipart is not None and multipart.key not in kept:  # else it is complete: there is nothing to abort
-            await self._pool.run(self._bucket.abort, multipart.key, multipart.id)
+            await self._requests.run(self._bucket.abort, multipart.key, multipart.id)
         left = [key for key in objects if key not in kept]
         if left:
-            await self._pool.run(self._bucket.delete, left)
+            await self._requests.run(self._bucket.delete, left)
         crash_point("object.after_remove")
         return await self._ledger.forget(upload_id)
 
@@ -288,9 +293,10 @@ class Completing:
         there = await self._ledger.uploads_of([bucket.upload_of_key(key) for key in pieces]) if pieces else ()
         return [key for key in pieces if bucket.upload_of_key(key) not in there]
 
-    async def place_of(self, upload: Upload, sha256: str) -> str:
-        """Where the bytes of a completed upload are, which have just been digested. Raises Gone, also where they were
-        withdrawn since: then there are others, or none. It is durable once the transaction is that asks for it."""
+    async def place_blob(self, upload: Upload, sha256: str) -> str:
+        """They lie where they are: the transaction says so. It has the row of the upload locked: whoever withdraws chunks
+        has changed that before, or finds the upload closed. Raises Gone, also where they were withdrawn since: then there
+        are others, or none. It is durable once the transaction is that asks for it."""
         entry = await self._ledger.glance(upload.id, 0)
         digests = entry.digest.digests if entry is not None and entry.digest is not None else None
         if entry is None or not entry.frozen or digests is None or digests[1] != sha256:

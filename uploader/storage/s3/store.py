@@ -5,8 +5,9 @@ what it remembers: any of them may go on with any upload.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
@@ -16,11 +17,9 @@ from uploader.storage import disk
 from uploader.storage.base import (
     Body,
     BytesBody,
-    Digests,
     Found,
     Gone,
     HeldChunk,
-    Lost,
     PresentChunks,
     ReadPart,
 )
@@ -30,7 +29,7 @@ from uploader.storage.s3.blobs import S3Blobs
 from uploader.storage.s3.bucket import Bucket, Stat
 from uploader.storage.s3.concatenation import S3Wholes
 from uploader.storage.s3.ledger import Ledger
-from uploader.storage.s3.multipart import Completing
+from uploader.storage.s3.multipart import S3Endings
 from uploader.storage.s3.parts import Multipart, Parts, S3Appender, appending, map_of, multipart_of
 from uploader.storage.s3.probe import probe
 from uploader.storage.store import (
@@ -51,13 +50,12 @@ from uploader.units import format_size
 # What no row names may be on its way: so its age counts, by the clock of the store that it has its date from.
 
 
+T = TypeVar("T")
 _LIST_BATCH = 250
 
 
-class S3Housekeeping(S3Blobs):
+class S3Housekeeping(S3Endings, S3Blobs):
     """Looks after the bucket."""
-
-    completing: Completing
 
     # Uploads
 
@@ -76,8 +74,7 @@ class S3Housekeeping(S3Blobs):
 
     async def _multiparts(self) -> AsyncIterator[list[Found]]:
         ahead = await self._clock_ahead()
-        listed = self._bucket.list_multiparts()
-        while (batch := await self._next(listed)) is not None:
+        async for batch in self._batches(self._bucket.list_multiparts()):
             begun = [(Multipart(key, multipart_id), at) for key, multipart_id, at in batch if bucket.upload_of_key(key)]
             known = await self._known_multiparts([multipart for multipart, _ in begun])
             yield [
@@ -91,11 +88,14 @@ class S3Housekeeping(S3Blobs):
         known = await self._ledger.uploads_of([bucket.upload_of_key(each.key) for each in multiparts])
         return {word for word in known.values() if word is not None}
 
-    async def _next(
-        self, listed: "Iterator[list[tuple[str, str, datetime]]]"
-    ) -> list[tuple[str, str, datetime]] | None:
-        self.check_stopping()
-        return await self._requests.run(lambda: next(listed, None))
+    async def _batches(self, listed: Iterator[list[T]]) -> AsyncIterator[list[T]]:
+        """What a call lists, in a thread. Raises Stopping."""
+        while True:
+            self.check_stopping()
+            batch = await self._requests.run(lambda: next(listed, None))
+            if batch is None:
+                return
+            yield batch
 
     async def _clock_ahead(self) -> float:
         """By how many seconds the store's clock is ahead of ours."""
@@ -123,7 +123,7 @@ class S3Housekeeping(S3Blobs):
                 return False
             await self._requests.run(self._bucket.delete, [found.place])
             return True
-        return await self.completing.remove(found.name)
+        return await self._remove_upload(found.name)
 
     # Contents
 
@@ -131,12 +131,7 @@ class S3Housekeeping(S3Blobs):
         """Objects that contents lie at, and those that no row names. Signatures without their contents are drafts."""
         ahead = await self._clock_ahead()
         for prefix in (bucket.UPLOADS, bucket.WHOLES, bucket.SIGNATURES):
-            listed = self._bucket.list_keys(prefix)
-            while True:
-                self.check_stopping()
-                batch = await self._requests.run(lambda listed=listed: next(listed, None))
-                if batch is None:
-                    break
+            async for batch in self._batches(self._bucket.list_keys(prefix)):
                 if prefix == bucket.SIGNATURES:
                     yield await self._stray_signatures(batch, ahead)
                 else:
@@ -258,9 +253,7 @@ class S3Store(S3Housekeeping):
         self.marks = InstallationMark(S3Marks(bucket), self._requests)
         self._digests = MemoryDigests(self.threads.long_hashing, ledger)
         self._parts = Parts(bucket, ledger, self._requests, self._digests, clock)
-        reading = (self._requests, self.threads.long_hashing, self.check_stopping)
-        self.completing = Completing(bucket, ledger, self._parts, self._digests, *reading)
-        self._wholes = S3Wholes(bucket, ledger, self._parts, self.completing, self._requests, self.check_stopping)
+        self._wholes = S3Wholes(bucket, ledger, self._parts, self.complete, self._requests, self.check_stopping)
 
     # Its life
 
@@ -273,10 +266,8 @@ class S3Store(S3Housekeeping):
             )
 
     async def check(self) -> None:
-        try:
+        with suppress(StorageFull):
             await self._requests.run(self._bucket.check)
-        except StorageFull:
-            return
 
     async def drain(self) -> None:
         await self._digests.drain()
@@ -296,10 +287,6 @@ class S3Store(S3Housekeeping):
 
     def filling(self, whole: Upload) -> AbstractAsyncContextManager[ReadPart]:
         return self._wholes.filling(whole)
-
-    async def discard(self, upload: Upload, placed_at: str | None = None) -> bool:
-        """Most are all content by now: then there is nothing to ask S3 for."""
-        return await self.completing.remove(upload.id, placed_at=placed_at)
 
     async def hold_chunk(self, upload: Upload, number: int, body: Body | None, *, start: int = 0) -> HeldChunk:
         return await self._parts.hold(upload, number, body, start)
@@ -322,12 +309,6 @@ class S3Store(S3Housekeeping):
             raise Gone(upload.id)
         return entry.written_at.timestamp()
 
-    async def find_bad_chunks(self, upload: Upload) -> list[int]:
-        return await self.completing.find_bad(upload)
-
-    async def digest(self, upload: Upload) -> Digests:
-        return await self.completing.digest(upload)
-
     async def digested_bytes(self, upload: Upload) -> int:
         return self._digests.position(upload.id)
 
@@ -343,19 +324,3 @@ class S3Store(S3Housekeeping):
         if await self._ledger.glance(upload.id, 0) is None:
             raise Gone(upload.id)
         yield
-
-    async def settle_length(self, upload: Upload) -> bool:
-        return await self.completing.settle_length(upload)
-
-    async def place_blob(self, upload: Upload, sha256: str) -> str:
-        """They lie where they are: the transaction says so. It has the row of the upload locked: whoever withdraws chunks
-        has changed that before, or finds the upload closed."""
-        return await self.completing.place_of(upload, sha256)
-
-    async def find_lost(self, upload: Upload) -> Lost | None:
-        return await self.completing.find_lost(upload.id)
-
-    async def withdraw(
-        self, upload: Upload, numbers: list[int], *, generation: int, verified: bool = False, lost: Lost | None = None
-    ) -> None:
-        await self.completing.withdraw(upload, numbers, lost)
