@@ -1,4 +1,5 @@
-"""The store on an S3-compatible server, behind the seam of `storage/base.py`: gives its parts threads, and nothing else.
+"""The store on an S3-compatible server, behind the seam of `storage/base.py`: its life, its chunks and its housekeeping. How
+uploads end, and contents, are its own methods as well, and in modules of their own.
 
 What was acknowledged, and where contents lie, rows say (`ledger.py`); S3 holds bytes. No node has anything of its own but
 what it remembers: any of them may go on with any upload.
