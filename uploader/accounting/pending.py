@@ -272,9 +272,6 @@ def _result(reply: bytes) -> RecordResult:
     )
 
 
-# The reconciler's view of Redis: it reads uploads and minute buckets, each at one moment, and tidies a bucket.
-
-
 # How much one script, or one step of a scan, looks at: so little that it holds up no other caller of Redis.
 _TASKS_A_STEP = 300
 _KEYS_A_STEP = 1000
@@ -376,12 +373,6 @@ def _ids(members: list[bytes]) -> list[str]:
     return [member.decode(errors="replace") for member in members]
 
 
-# Challenges where every worker sees them: kept for a while, taken once, within budgets of each user.
-#
-# A loss of Redis loses challenges and budgets, and no more: a user who answers a lost challenge gets another one, or
-# sends the bytes.
-
-
 _ISSUE_CHALLENGE = Script("issue_challenge")
 
 
@@ -396,7 +387,11 @@ class Budgets:
 
 @dataclass(eq=False, repr=False)
 class Challenges:
-    """The challenges of all users."""
+    """Challenges where every worker sees them: kept for a while, taken once, within budgets of each user.
+
+    A loss of Redis loses challenges and budgets, and no more: a user who answers a lost challenge gets another one, or
+    sends the bytes.
+    """
 
     redis: RedisConnection
     _: KW_ONLY

@@ -19,11 +19,6 @@ from uploader.accounting.keys import FLUSH_QUEUE, MERGE_QUEUE, QueueKeys, Shards
 from uploader.accounting.redis import AWAY, RedisConnection, Script, time_argument
 from uploader.tasks import ended
 
-# Wakes workers that sleep until a task is due, when a script schedules an earlier task, here or for another process.
-#
-# Pub/sub may lose a message. Then a worker is late, and no more, because no worker sleeps longer than a second.
-
-
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
@@ -31,7 +26,12 @@ _READ_SECONDS = 4.0  # shorter than the time-out of the connection, which would 
 
 
 class Wakeups:
-    """Listens on channels, from `async with` on, and sets the event of a channel when a script announces a task there."""
+    """Wakes workers that sleep until a task is due, when a script schedules an earlier task, here or for another
+    process: listens on channels, from `async with` on, and sets the event of a channel when a script announces a task
+    there.
+
+    Pub/sub may lose a message. Then a worker is late, and no more, because no worker sleeps longer than a second.
+    """
 
     def __init__(self, redis: RedisConnection, channels: Iterable[str]) -> None:
         self._redis = redis
@@ -172,9 +172,6 @@ async def _sleep(woken: asyncio.Event, seconds: float | None) -> None:
             await woken.wait()
     except TimeoutError:
         return
-
-
-# The queues of uploads: who works them claims from them, and who looks sees their minute buckets.
 
 
 # The state that an upload has while its task waits in each queue.

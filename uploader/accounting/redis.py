@@ -1,4 +1,5 @@
-"""Connects to Redis or Valkey by URL: a server, a Cluster, or the master that Sentinels name."""
+"""Connects to Redis or Valkey by URL (a server, a Cluster, or the master that Sentinels name), runs the Lua scripts
+there, and tells whose the keys are."""
 
 import asyncio
 import hashlib
@@ -51,13 +52,6 @@ from uploader.errors import ConfigurationError, Unavailable
 from uploader.tasks import ended
 from uploader.wait_budget import LEAST, wait_budget, waiting
 
-# One connection to a Redis for all calls of a process: those of one turn of the event loop go together.
-#
-# redis-py costs several times as much per call, and a chunk is one call. It still finds the server, logs in and pools
-# the connections for everything else; this module takes over one connection once redis-py has made it. To do so it
-# touches private parts of redis-py, which `tests/unit/test_private_parts.py` names.
-
-
 # Calls whose replies are outstanding. A call beyond takes a connection of the pool, or waits for one.
 _MAX_OUTSTANDING = 1000
 
@@ -70,7 +64,13 @@ def packed_script(sha: str, numkeys: int, keys_and_args: Sequence[Any]) -> bytes
 
 @dataclass(eq=False, repr=False)
 class Pipeline:
-    """The pipe to one server, made when it is first needed, and anew when it was lost."""
+    """One connection to one server for all calls of a process, made when it is first needed, and anew when it was lost:
+    the calls of one turn of the event loop go together.
+
+    redis-py costs several times as much per call, and a chunk is one call. It still finds the server, logs in and pools
+    the connections for everything else; this takes over one connection once redis-py has made it. To do so it touches
+    private parts of redis-py, which `tests/unit/test_private_parts.py` names.
+    """
 
     # `options`: those of redis-py for its connections.
     connection_class: type[AbstractConnection]
@@ -231,9 +231,6 @@ def _refuse(waiting: "asyncio.Future[Any]", error: Exception) -> None:
         return
     waiting.set_exception(error)
     waiting.exception()  # retrieved, because the call may be cancelled at this moment and never ask
-
-
-# Runs the Lua scripts.
 
 
 logger = logging.getLogger(__name__)
@@ -467,9 +464,6 @@ def _retry() -> Retry:
     return Retry(ExponentialBackoff(cap=0.2, base=0.02), retries=2, supported_errors=(RedisConnectionError,))
 
 
-# A Cluster
-
-
 def _connect_to_cluster(
     address: RedisAddress, connections: int, timeout_seconds: float, options: dict[str, Any]
 ) -> RedisConnection:
@@ -540,9 +534,6 @@ class _Cluster(RedisCluster):
         raise RedisConnectionError("The connections to the Cluster keep being closed.")
 
 
-# Sentinels
-
-
 def _connect_by_sentinel(address: RedisAddress, connections: int, options: dict[str, Any]) -> RedisConnection:
     asking = options | _credentials(address.sentinel_username, address.sentinel_password)
     asking |= {"socket_timeout": _SENTINEL_SECONDS, "socket_connect_timeout": _SENTINEL_SECONDS}
@@ -576,14 +567,11 @@ class _MasterBySentinel(PipelinedRedis):
         await self.asked.aclose()
 
 
-# Of which installation the keys in Redis are, and of which format.
-
-
 _MARK = re.compile(r"([0-9]+) ([0-9a-f]{32})")
 
 
 class RedisMark:
-    """The one key that says so."""
+    """The one key that says of which installation the keys in Redis are, and of which format."""
 
     def __init__(self, redis: RedisConnection) -> None:
         self._redis = redis

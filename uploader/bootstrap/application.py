@@ -59,8 +59,6 @@ from uploader.service.audit_log import act
 from uploader.service.installation import Installation
 from uploader.settings import Settings
 
-# The time in which services serve, with the background jobs if asked for.
-
 
 @asynccontextmanager
 async def running(services: Services, *, jobs: bool, begins: bool = True) -> AsyncIterator[None]:
@@ -195,12 +193,6 @@ def _create_runner(services: Services, wakeups: Wakeups) -> Runner:
     return Runner(jobs, {**wakeups.events, **bells})
 
 
-# SIGHUP: the certificate is read anew. Or the server ends, where it says that its terminal is gone.
-#
-# A server process that has just been started hears it as well: it is held back until the process can answer it, where
-# it would end the process otherwise; and the files are read only after that, so that none is left with what was before.
-
-
 class Terminal:
     """Where a process was started, if it was in one."""
 
@@ -214,7 +206,13 @@ class Terminal:
 
 @contextmanager
 def certificate_in_force(settings: Settings) -> Iterator[CertificateInForce | None]:
-    """That of this process, if there is one, read anew at each SIGHUP. Raises ConfigurationError."""
+    """The certificate of this process, if there is one, read anew at each SIGHUP; or the server ends, where that says
+    that its terminal is gone. Raises ConfigurationError.
+
+    A server process that has just been started hears SIGHUP as well: it is held back until the process can answer it,
+    where it would end the process otherwise; and the files are read only after that, so that none is left with what was
+    before.
+    """
     loop, clock, terminal = asyncio.get_running_loop(), Clock(), Terminal()
     certificate: CertificateInForce | None = None
     reloads: set[asyncio.Task[None]] = set()

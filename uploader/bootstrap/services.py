@@ -1,4 +1,4 @@
-"""Stores → services: everything that a server, a worker or a command needs, made once a process."""
+"""Settings → stores and sinks → services: everything that a server, a worker or a command needs, made once a process."""
 
 import asyncio
 from collections.abc import Callable
@@ -55,8 +55,6 @@ from uploader.sinks.webhook import SignedPost, WebhookSink
 from uploader.storage.local.store import LocalStore
 from uploader.storage.store import Spool, Store
 
-# Settings → the stores in force, embedded or given.
-
 
 def database_url(settings: Settings) -> str:
     """The URL of the database in force."""
@@ -103,9 +101,6 @@ def create_storage(settings: Settings, database: Database, clock: Clock) -> Stor
 
     smallest = settings.min_chunk_size_bytes
     return S3Store(Bucket(address), LedgerRows(database), clock, min_chunk_size_bytes=smallest)
-
-
-# The file of `UPLOADER_EVENTS` → who writes events, who tells whom, and who wakes them.
 
 
 def create_precreate_hook(settings: EventSettings, clock: Clock) -> PreCreateHook:

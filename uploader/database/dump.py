@@ -1,4 +1,13 @@
-"""Writes a dump of a database, and makes a database of a dump: each kind in its own way."""
+"""Writes a dump of a database, and makes a database of a dump: each kind in its own way.
+
+That of a SQLite is another such file. That of a MySQL or MariaDB is the rows of all tables as JSON, one a line,
+compressed; no program of theirs is needed:
+
+{"revision": "0009"} {"table": "file", "columns": ["id", "user_id", …]} ["5f…", "alice", …]
+
+A text is bytes in UTF-8; what is none, a moment and a day are objects: {"hex": …}, {"at": …}, {"day": …}. No column is
+known here: a dump of an older revision is loaded into the tables of that revision, and migrated from there.
+"""
 
 import asyncio
 import gzip
@@ -22,14 +31,12 @@ from uploader.database import migrate, models
 from uploader.database.engine import Database
 from uploader.errors import ConfigurationError, Unavailable
 
-# The blobs that a dump has files of, by their SHA-256, with their sizes in bytes: what has to be there beside it.
-
-
 LISTING = "blobs.gz"
 
 
 def write_listing(directory: Path, blobs: Iterable[tuple[str, int]]) -> None:
-    """They come in order."""
+    """List the blobs that a dump has files of, by their SHA-256, with their sizes in bytes: what has to be there beside
+    it. They come in order."""
     with gzip.open(directory / LISTING, "wt", compresslevel=1) as file:
         file.writelines(f"{sha256} {size}\n" for sha256, size in blobs)
 
@@ -42,19 +49,18 @@ def read_listing(directory: Path) -> Iterator[tuple[str, int]]:
             yield sha256, int(size)
 
 
-# A SQLite as a dump: a file that is another such database, by SQLite's own backup API (https://sqlite.org/backup.html).
-#
-# In WAL mode whoever reads holds up nobody who writes. So the copy is made within one transaction that reads: it is of
-# one moment, and does not begin anew with every commit of others.
-
-
 SQLITE_FILE = "uploader.db"
 _PAGES_AT_ONCE = 2000
 _IN_USE = "SELECT sha256, size FROM blob WHERE refs > 0 ORDER BY sha256"
 
 
 def copy_sqlite(source: Path, directory: Path, tell: Callable[[int, int], None]) -> None:
-    """Copy a database that is in use. `tell` hears how many pages are done, and of how many. Raises sqlite3.Error."""
+    """Copy a database that is in use, by SQLite's own backup API (https://sqlite.org/backup.html). `tell` hears how
+    many pages are done, and of how many. Raises sqlite3.Error.
+
+    In WAL mode whoever reads holds up nobody who writes. So the copy is made within one transaction that reads: it is
+    of one moment, and does not begin anew with every commit of others.
+    """
     with (
         closing(sqlite3.connect(f"file:{quote(str(source))}?mode=rw", uri=True, isolation_level=None)) as live,
         closing(sqlite3.connect(directory / SQLITE_FILE, isolation_level=None)) as copied,
@@ -106,14 +112,6 @@ def place_sqlite(directory: Path, target: Path) -> None:
 
 def _opened(directory: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"file:{quote(os.fsencode(directory / SQLITE_FILE))}?mode=ro", uri=True)
-
-
-# A MySQL or MariaDB as a dump: the rows of all tables as JSON, one a line, compressed; no program of theirs is needed.
-#
-# {"revision": "0009"} {"table": "file", "columns": ["id", "user_id", …]} ["5f…", "alice", …]
-#
-# A text is bytes in UTF-8; what is none, a moment and a day are objects: {"hex": …}, {"at": …}, {"day": …}. No column
-# is known here: a dump of an older revision is loaded into the tables of that revision, and migrated from there.
 
 
 TABLES_FILE = "tables.jsonl.gz"

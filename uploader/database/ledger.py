@@ -1,4 +1,10 @@
-"""The ledger of the store on S3, in the database: each of its methods is one transaction."""
+"""The ledger of the store on S3, in the database: what is written down of open uploads, where contents lie, and what is
+put away.
+
+The statements, put together once; one function for each change and each question; and `LedgerRows`, each of whose
+methods is one transaction. Whoever changes the chunks of an upload has its row locked, and so has whoever reads both:
+what is read is of one moment, and what is frozen stays as it is.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,11 +31,6 @@ from uploader.database.engine import Database, Duplicate, Work
 from uploader.database.models import blob, chunk, multipart, piece, put_away
 from uploader.database.transactions.rows import PUT_AWAY, changed
 from uploader.domain.ledger import Entry, PartNoted, PutAway, SavedDigest, StoredPart, TailObject
-
-# The statements of what a store on S3 writes down, put together once.
-
-
-# Uploads
 
 _rows = multipart.c
 _OF_UPLOAD = _rows.upload_id == bindparam("of_upload")
@@ -75,7 +76,6 @@ SAVE_DIGEST = _CHANGE.where(
     or_(_rows.digest_position.is_(None), _rows.digest_position < _position, _SAME_PLACE),
 ).values(_DIGEST)
 
-# Chunks
 
 _chunks = chunk.c
 _OF_CHUNKS = _chunks.upload_id == bindparam("of_upload")
@@ -86,7 +86,6 @@ ADD_CHUNK = insert(chunk)
 WITHDRAW_CHUNKS = delete(chunk).where(_OF_CHUNKS, _chunks.number.in_(bindparam("numbers", expanding=True)))
 FORGET_CHUNKS = delete(chunk).where(_OF_CHUNKS)
 
-# Pieces of wholes
 
 _pieces = piece.c
 _OF_WHOLE = _pieces.whole_id == bindparam("of_whole")
@@ -99,7 +98,6 @@ OTHER_OBJECTS = union_all(
     select(_pieces.object_key).where(_OF_WHOLE),
 )
 
-# Contents
 
 _KEYS: BindParameter[list[str]] = bindparam("keys", expanding=True)
 LOCATIONS = select(blob.c.sha256, blob.c.location).where(
@@ -127,7 +125,6 @@ UPLOADS_OF = select(_rows.upload_id, _rows.multipart_id).where(
     _rows.upload_id.in_(bindparam("upload_ids", expanding=True))
 )
 
-# The trash
 
 _kept = put_away.c
 _OF_KEY = _kept.object_key == bindparam("of_key")
@@ -139,12 +136,6 @@ COPIES = (
     select(put_away).where(_kept.name == bindparam("of_content")).order_by(_kept.created_at.desc(), _kept.object_key)
 )
 TAKE_OUT = delete(put_away).where(_OF_KEY)
-
-
-# What is written down of open uploads on S3: one function for each change, and for each question.
-#
-# Whoever changes the chunks of an upload has its row locked, and so has whoever reads both: what is read is of one
-# moment, and what is frozen stays as it is.
 
 
 async def open_upload(connection: AsyncConnection, upload_id: str, multipart_id: str | None, now: datetime) -> None:
@@ -385,9 +376,6 @@ def _columns_of_digest(digest: SavedDigest) -> dict[str, object]:
     md5, sha256 = digest.digests or (None, None)
     columns = {"new_digest_position": digest.position, "new_digest_state": digest.state}
     return columns | {"new_digest_md5": md5, "new_digest_sha256": sha256}
-
-
-# Where contents lie on S3, which keys rows name, and what is put away.
 
 
 async def locations(connection: AsyncConnection, sha256s: Sequence[str]) -> dict[str, str]:

@@ -1,6 +1,10 @@
-"""Brings a database to the schema of this version, and tells whether it is there.
+"""Brings a database to the schema of this version, and tells whether it is there. Refuses to take somebody else's table
+for its own.
 
-The migrations lie at the top level of a checkout and inside the package of an installed wheel.
+The migrations lie at the top level of a checkout and inside the package of an installed wheel. Each of their statements
+may be run again: MySQL and MariaDB commit with every statement that changes the schema, so a kill leaves a migration
+half done, and the next start runs it from its beginning. MySQL has no `IF NOT EXISTS` for an index. So each function
+looks first whether its work is done.
 """
 
 import logging
@@ -144,13 +148,6 @@ def _lacking(gaps: list[str]) -> ConfigurationError:
     return ConfigurationError(
         f"the database lacks {', '.join(gaps)}: end the migration down that was interrupted, or restore the backup"
     )
-
-
-# The statements of migrations, each of which may be run again.
-#
-# MySQL and MariaDB commit with every statement that changes the schema, so a kill leaves a migration half done, and the
-# next start runs it from its beginning. MySQL has no `IF NOT EXISTS` for an index. So each function looks first whether
-# its work is done. Refuses to take somebody else's table for its own.
 
 
 def create_table(name: str, *items: Any) -> None:

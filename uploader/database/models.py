@@ -5,7 +5,7 @@ fit MariaDB but not MySQL. Times are UTC, from the application's clock.
 
 SQLite keeps no checksums, so a byte of a row may flip on the disk, and its value be one that was never stored. Such a value
 is read as one that matches nothing (U+FFFD, the epoch, 0): what is wrong with one row is no error of a query over many.
-`audit/integrity.py` names it.
+`recount.py` names it.
 """
 
 from collections.abc import Callable
@@ -35,9 +35,6 @@ from sqlalchemy.dialects.mysql import DATETIME
 from sqlalchemy.types import TypeEngine
 
 from uploader.domain.names import MAX_NAME_BYTES, MAX_USER_ID_BYTES
-
-# The types of columns: how a value is stored, and what one is read as that was never stored.
-
 
 _NO_TEXT = "\ufffd"
 _NO_MOMENT = datetime(1970, 1, 1)  # noqa: DTZ001 (the databases keep no zone)

@@ -123,9 +123,6 @@ async def _first(connection: AsyncConnection, query: "Select[Any]", **values: ob
     return row
 
 
-# Uploads
-
-
 async def upload_by_id(connection: AsyncConnection, upload_id: str, *, lock: bool = False) -> Upload | None:
     """An upload; `lock` keeps its row until the transaction ends."""
     row = await _first(connection, _LOCKED_UPLOAD_BY_ID if lock else _UPLOAD_BY_ID, upload_id=upload_id)
@@ -215,9 +212,6 @@ async def promised_bytes(connection: AsyncConnection) -> int:
     return int((await connection.execute(query)).scalar_one())
 
 
-# Files
-
-
 @cache
 def _newest_file(sound: bool, *facts: str) -> "Select[Any]":
     conditions: list[ColumnElement[bool]] = [models.file.c[fact] == bindparam(fact) for fact in facts]
@@ -276,9 +270,6 @@ async def files_by_sha256(connection: AsyncConnection, sha256: str, limit: int |
     return [File(**row) for row in (await connection.execute(query)).mappings()]
 
 
-# Users and tokens
-
-
 async def usage(connection: AsyncConnection, user_id: str, *, lock: bool = False) -> Usage | None:
     """The accounts of a user; `lock` keeps them until the transaction ends."""
     row = await _first(connection, _LOCKED_USAGE if lock else _USAGE, user_id=user_id)
@@ -303,9 +294,6 @@ async def tokens(connection: AsyncConnection, user_id: str | None) -> list[Token
     if user_id is not None:
         query = query.where(models.token.c.user_id == user_id)
     return [Token(**row) for row in (await connection.execute(query)).mappings()]
-
-
-# Reads of blobs: each function is one question, asked on a connection that the caller holds.
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +322,7 @@ _BLOB = select(*_BLOB_COLUMNS)
 _BLOBS_BY_MD5 = _BLOB.where(
     *(models.blob.c[name] == bindparam(name) for name in ("md5", "size")),
 ).order_by(models.blob.c.sha256)
-# A list of MD5s is a table, as in `batches.py`: asked with IN, MariaDB walks over all files of the user.
+# A list of MD5s is a table, as in `transactions/rows.py`: asked with IN, MariaDB walks over all files of the user.
 _OF_USER_SQLITE = """
 SELECT DISTINCT {columns} FROM json_each(:md5s) AS asked
 CROSS JOIN file ON file.user_id = :user_id AND file.md5 = CAST(asked.value AS BLOB)
@@ -462,9 +450,6 @@ async def blob_by_sha256(connection: AsyncConnection, sha256: str, *, lock: bool
     return None if row is None else Blob(**row)
 
 
-# Reads of concatenations: each function is one question, asked on a connection that the caller holds.
-
-
 _PLANS, _PARTS, _UPLOADS = models.concatenation.c, models.concatenation_part.c, models.upload.c
 _COLUMNS = [_PLANS[name] for name in ("id", "user_id", "name", "metadata", "ordered", "created_at")]
 
@@ -534,9 +519,6 @@ async def count_waiting_concatenations(connection: AsyncConnection, user_id: str
     return int((await connection.execute(query)).scalar_one())
 
 
-# Pages of a user's files: newest first, or as folders.
-
-
 async def files(
     connection: AsyncConnection, user_id: str, *, limit: int, after: str | None, prefix: str | None, part: str | None
 ) -> list[File]:
@@ -573,8 +555,6 @@ def _conditions(
         conditions.append(func.substr(table.name, 1, len(prefix.encode())) == prefix.encode())
     return conditions
 
-
-# Folders: names are paths, and what they have in common up to a slash is a folder
 
 _SLASH = b"/"
 

@@ -1,4 +1,9 @@
-"""Recounts what the database keeps of users and contents by their definitions, a range of ids at a time."""
+"""Recounts what the database keeps of users and contents by their definitions, a range of ids at a time; sets figures
+to that; and looks for rows of SQLite that a byte flipped in.
+
+SQLite keeps no checksums, as InnoDB does of its pages. What can be told is what is kept twice (a column that an index
+repeats), and what can't be a value of its column.
+"""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -226,9 +231,6 @@ async def count_files_of(connection: AsyncConnection, sha256: str) -> int:
     return int((await connection.execute(query)).scalar_one())
 
 
-# The transactions of `uploader reconcile --repair`: figures are set to what a recount makes them.
-
-
 async def repair_user(connection: AsyncConnection, user_id: str, act: Act | None = None) -> bool:
     """Set a user's figures to what their definitions make them; False if the user has no row.
 
@@ -288,12 +290,6 @@ async def repair_flushed(
     await note(connection, act, flushed_bytes={"from": upload.flushed_bytes, "to": received})
 
 
-# Looks for rows of SQLite that a byte flipped in: it keeps no checksums, as InnoDB does of its pages.
-#
-# What can be told is what is kept twice (a column that an index repeats), and what can't be a value of its column.
-# Which values nothing repeats is in docs/operations.md.
-
-
 # So many of a kind are told.
 _MAX_TOLD = 100
 _MAX_SHOWN = 100
@@ -332,7 +328,8 @@ async def contradictions(connection: AsyncConnection) -> list[str]:
 
 
 async def malformed(connection: AsyncConnection) -> list[Malformed]:
-    """Values that their columns can't have, of all tables; one of a row is told."""
+    """Values that their columns can't have, of all tables; one of a row is told. Which values nothing repeats is in
+    docs/operations.md."""
     if connection.dialect.name != "sqlite":
         return []
     found: list[Malformed] = []

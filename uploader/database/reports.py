@@ -14,9 +14,6 @@ from uploader.database import models, queries
 from uploader.domain.reports import Day, OpenSums, Totals, Usage, UserReport
 from uploader.domain.upload import Upload
 
-# The snapshots of days: one row of `usage_daily` each.
-
-
 _TOTALS_COLUMNS = [models.usage_daily.c[field.name] for field in fields(Totals)]
 _DAY_COLUMNS = [models.usage_daily.c[name] for name in ("day", "taken_at", "free_disk_bytes")]
 
@@ -59,12 +56,10 @@ def _day_of(row: Any) -> Day:
     )
 
 
-# Pages of sorted lists. A page begins after a row, not after a number of rows, so what changes before it moves nothing.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """Which part of a list, in which order: at most `limit` rows after the pair (value of `sort`, id) `after`."""
+    """Which part of a list, in which order: at most `limit` rows after the pair (value of `sort`, id) `after`. A page
+    begins after a row, not after a number of rows, so what changes before it moves nothing."""
 
     sort: str
     descending: bool
@@ -85,12 +80,6 @@ class Page:
 
     def ordered(self, query: "Select[Any]", key: ColumnElement[Any], identifier: ColumnElement[str]) -> "Select[Any]":
         return query.order_by(key.desc() if self.descending else key.asc(), identifier.asc()).limit(self.limit)
-
-
-# Users in the order of how many files, or open uploads, they have.
-#
-# A join of all users with all counts is slow. So a page is put together from two questions, each of which walks along
-# one index: who has some, by how many, and who has none, by their ids.
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +112,11 @@ async def counts_of(connection: AsyncConnection, user_ids: list[str], name: str)
 
 
 async def users_by_count(connection: AsyncConnection, page: Page, containing: str | None) -> list[str]:
-    """The ids of a page of the users whose ids contain `containing`, sorted by a count."""
+    """The ids of a page of the users whose ids contain `containing`, sorted by a count.
+
+    A join of all users with all counts is slow. So a page is put together from two questions, each of which walks along
+    one index: who has some, by how many, and who has none, by their ids.
+    """
     count, last = page.after or (None, "")
     found: list[str] = []
     if page.descending:
@@ -189,9 +182,6 @@ _UPLOAD_KEYS: dict[str, ColumnElement[Any]] = {
 }
 
 
-# Users
-
-
 async def user_reports(connection: AsyncConnection, page: Page, containing: str | None) -> list[UserReport]:
     """A page of the users whose ids contain `containing`."""
     users = models.user_info.c
@@ -223,9 +213,6 @@ async def _counted(
         for user_id in user_ids
         if user_id in usages  # not so where an index of SQLite names another one than its row
     ]
-
-
-# Open uploads
 
 
 def _open_conditions(idle_since: datetime | None, user_id: str | None) -> list[ColumnElement[bool]]:
@@ -267,9 +254,6 @@ async def open_sums_by_month(connection: AsyncConnection) -> list[OpenSums]:
 def _open_figures() -> list[ColumnElement[Any]]:
     table = models.upload.c
     return [func.count(), _sum(table.size), _sum(table.flushed_bytes)]
-
-
-# Totals
 
 
 async def totals(connection: AsyncConnection, months: list[OpenSums]) -> Totals:

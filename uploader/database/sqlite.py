@@ -3,7 +3,7 @@
 The functions of a transaction are written for a driver that waits on the event loop. Nothing they ask for waits here, so a
 thread runs them as they are: one hop for a transaction, where a driver behind the event loop takes one for each statement.
 
-They begin and end here by the driver's own hand, and run statements as text (`texts.py`). Of SQLAlchemy there is the pool of
+They begin and end here by the driver's own hand, and run statements as text (`Texts`). Of SQLAlchemy there is the pool of
 connections, and its own way to run a statement where there is no text.
 """
 
@@ -38,14 +38,6 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.compiler import SQLCompiler
-
-# Statements as text, for SQLite's own driver.
-#
-# SQLAlchemy takes several times as long to run a statement as SQLite does: it looks for the form that it compiled
-# before, and makes objects for each run. A statement that is executed with values was put together before there were
-# any, and once. So it is compiled when it is first run, with what its types do to values on their way in and out; from
-# then on it is a text.
-
 
 # For one run, or for each of many.
 Values = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -123,7 +115,13 @@ class _Text:
 
 
 class Texts:
-    """The statements of one dialect."""
+    """The statements of one dialect as text, for SQLite's own driver.
+
+    SQLAlchemy takes several times as long to run a statement as SQLite does: it looks for the form that it compiled
+    before, and makes objects for each run. A statement that is executed with values was put together before there were
+    any, and once. So it is compiled when it is first run, with what its types do to values on their way in and out;
+    from then on it is a text.
+    """
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
@@ -214,19 +212,17 @@ def wrapped(error: sqlite3.Error, text: str | None) -> BaseException:
     return DBAPIError.instance(text, None, error, sqlite3.Error, hide_parameters=True)
 
 
-# Calls that a transaction of SQLite makes from its thread to the event loop, and waits for.
-#
-# What is called may write, too, as by the rows of a store on S3. Another transaction could begin only after this one,
-# which waits for it. So it is a part of this one: on MySQL, where it is one of its own, it has to be repeatable anyway,
-# because whatever calls it may be run again.
-
-
 Work = Callable[[AsyncConnection], Awaitable[T]]
 
 
 @dataclass(eq=False, repr=False)
 class CallingTransaction:
-    """A transaction that writes, as those see it that it calls."""
+    """A transaction that writes, as those see it that it calls from its thread on the event loop, and waits for.
+
+    What is called may write, too, as by the rows of a store on S3. Another transaction could begin only after this one,
+    which waits for it. So it is a part of this one: on MySQL, where it is one of its own, it has to be repeatable
+    anyway, because whatever calls it may be run again.
+    """
 
     connection: Statements
     engine: Engine

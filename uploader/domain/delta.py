@@ -1,9 +1,12 @@
-"""Signatures: a content, cut into pieces where its bytes say so, and a hash of each piece. An insertion moves no other cut.
+"""Signatures, and chunks that are made by them: a content, cut into pieces where its bytes say so, and a hash of each
+piece. An insertion moves no other cut.
 
-They tell a client what it need not send, and the server whether what it copies is what it was; whatever is made of them is
-compared with its digests in the end.
-Pure; server and client cut by this alone, and so can others: `ALGORITHM` is FastCDC as its authors published it in 2020
-(normalised chunking of level 1, without a seed), with the sizes that the head of the signature says.
+They tell a client what it need not send, and the server whether what it copies is what it was; whatever is made of them
+is compared with its digests in the end. A chunk comes as instructions then: what to copy from a base, a finished file,
+and what comes literally. All numbers are big-endian.
+
+Pure; server and client work by this alone, and so can others: `ALGORITHM` is FastCDC as its authors published it in
+2020 (normalised chunking of level 1, without a seed), with the sizes that the head of the signature says.
 """
 
 import hashlib
@@ -102,11 +105,6 @@ class Pieces:
     def _fits(self, number: int, content: bytes) -> bool:
         _, hashed = RECORD.unpack_from(self._records, number * RECORD.size)
         return bool(hashed == hash_of(content))
-
-
-# Chunks that come as instructions: what of them to copy from a base, a finished file, and what comes literally.
-#
-# All numbers are big-endian. Pure; both the server and the client know it by this alone.
 
 
 # The byte 0, then offset and length in bytes of what is copied; the byte 1, the length in bytes of what follows.

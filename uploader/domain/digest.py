@@ -1,4 +1,8 @@
-"""Digests as clients write them: in hexadecimal, in `Content-MD5` (RFC 1864) and in `Content-Digest` (RFC 9530)."""
+"""Digests as clients write them (in hexadecimal, in `Content-MD5` of RFC 1864, in `Content-Digest` of RFC 9530), and
+proofs of possession: which bytes a caller is asked about, and the MAC that only their holder can compute.
+
+Refuses to know where challenges are kept and where the bytes are.
+"""
 
 import base64
 import binascii
@@ -74,11 +78,6 @@ def _decode(text: str, length: int) -> bytes:
     if len(digest) != length:
         raise ValueError(f"is not {length} bytes long")
     return digest
-
-
-# Proof of possession: which bytes a caller is asked about, and the MAC that only their holder can compute.
-#
-# Refuses to know where challenges are kept and where the bytes are.
 
 
 ALGORITHM: Final = "hmac-sha256"

@@ -55,9 +55,6 @@ def check_user_id(user_id: str) -> str:
     return user_id
 
 
-# Folders: names are paths, and what some of them have in common, up to a slash, is one.
-
-
 # Where a list that is ordered by name goes on: a name, and the id of a file, because names repeat; of a folder it is empty.
 Place = tuple[str, str]
 

@@ -5,10 +5,6 @@ from datetime import date, datetime
 
 from uploader.errors import QuotaExceeded
 
-# What the figures of two moments say about growth, and about when the disk will be full. Nothing is invented: where
-# there is no earlier figure, there is no answer.
-
-
 # The spans that reports look back over, in days.
 SPANS_DAYS = (7, 30, 365)
 _SECONDS_A_DAY = 86400.0
@@ -37,7 +33,8 @@ class Growth:
 
 
 def growth(days: int, now: Moment, earlier: Moment | None, available_bytes: int) -> Growth:
-    """The growth over `days`, which may be more where the newest figures that are old enough are older."""
+    """The growth over `days`, which may be more where the newest figures that are old enough are older. Nothing is
+    invented: where there is no earlier figure, there is no answer."""
     passed_days = 0.0 if earlier is None else (now.taken_at - earlier.taken_at).total_seconds() / _SECONDS_A_DAY
     if earlier is None or passed_days <= 0:
         return Growth(days=days)
@@ -52,16 +49,14 @@ def growth(days: int, now: Moment, earlier: Moment | None, available_bytes: int)
     )
 
 
-# How much room the disk has for uploads to come: the one formula, for the admission of uploads and for reports.
-
-
 _DEFAULT_FLOOR_BYTES = 1 << 30
 _DEFAULT_FLOOR_SHARE = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The disk, in bytes; `promised_bytes` is what open uploads may still write."""
+    """The disk, in bytes, and how much room it has: the one formula, for the admission of uploads and for reports.
+    `promised_bytes` is what open uploads may still write."""
 
     total_bytes: int
     # With what the trash holds, which gives way when it is needed.
@@ -95,12 +90,10 @@ def floor_of(total_bytes: int, set_bytes: int | None) -> int:
     return max(total_bytes // _DEFAULT_FLOOR_SHARE, _DEFAULT_FLOOR_BYTES) if set_bytes is None else set_bytes
 
 
-# Who may store how much: the one formula, for people. The decision itself is the conditional UPDATE in the database.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """The accounts of one user, in bytes: one row of `user_info`."""
+    """The accounts of one user, in bytes: one row of `user_info`. Who may store how much is the one formula, for
+    people; the decision itself is the conditional UPDATE in the database."""
 
     user_id: str
     total_space: int

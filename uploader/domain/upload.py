@@ -1,7 +1,8 @@
-"""What an upload is and the states it goes through, as literal tables.
+"""What an upload is, the states it goes through, as literal tables, and the arithmetic of its chunks: chunk *n* lies at
+offset `n * chunk_size`, and every chunk but the last is exactly `chunk_size` bytes long.
 
-Owns the words for a state in SQL, Redis and the API, and which change may follow which. Refuses to know where an
-upload is stored or who asks.
+Owns the words for a state in SQL, Redis and the API, and which change may follow which. Refuses to know where an upload
+is stored or who asks.
 """
 
 import hashlib
@@ -9,11 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-
-# The arithmetic of chunks: how large they are, how many, where each lies, which are missing.
-#
-# Chunk *n* lies at offset `n * chunk_size`; every chunk but the last is exactly `chunk_size` bytes long.
-
 
 MAX_CHUNK_COUNT = 10_000
 # Of an upload whose length is not known: one more than it may ever have, so that none of its chunks is the last.
@@ -285,9 +281,6 @@ class File:
         if md5 is None or self.size != size:
             return False
         return sha256 in (None, self.sha256) if self.md5 is None else self.md5 == md5
-
-
-# How a whole is made of parts: which, and in which order.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

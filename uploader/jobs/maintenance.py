@@ -1,8 +1,5 @@
-"""Cleans up once after the start and once in every month, see `service/cleanup.py`; and again after an hour as long
-as something could not be dealt with.
-
-Idle uploads it leaves to the expirer, which looks every minute and knows when to pause.
-"""
+"""The jobs that keep the store in order: cleanup, collection, trash, scrubbing, reconciliation, the snapshot of the
+day."""
 
 import logging
 from contextlib import suppress
@@ -34,7 +31,11 @@ _CLEANUP_GRACE_SECONDS = 60.0
 
 @dataclass(eq=False, repr=False)
 class Cleaner:
-    """The cleaner. Several at once repeat each other's looks and do no harm."""
+    """Cleans up once after the start and once in every month, and again after an hour as long as something could not be
+    dealt with. Idle uploads it leaves to the expirer, which looks every minute and knows when to pause.
+
+    Several at once repeat each other's looks and do no harm.
+    """
 
     cleanup: Cleanup
     clock: Clock
@@ -68,16 +69,13 @@ class Cleaner:
         return _CLEANUP_INTERVAL_SECONDS
 
 
-# Removes blobs that no file refers to, and what is left of closed uploads; forgets those that were closed long ago, and
-# old acts of the audit log.
-
-
 _INTERVAL_SECONDS = 60.0
 _BATCH = 1000
 
 
 class Collector:
-    """The collector. Several at once are safe: each blob is removed under the lock of its row."""
+    """Removes blobs that no file refers to, and what is left of closed uploads; forgets those that were closed long
+    ago, and old acts of the audit log. Several at once are safe: each blob is removed under the lock of its row."""
 
     def __init__(
         self,
@@ -108,9 +106,6 @@ class Collector:
         return 0.0 if _BATCH in (collected, purged, forgotten) else _INTERVAL_SECONDS
 
 
-# Gives back what lies in the trash and is named again, and removes for good what lies there for long enough.
-
-
 # Of a short retention, and of none where the store keeps things all the same.
 _SHORTEST_SECONDS = 1.0
 # To walk through a million entries takes seconds; what is wanted at once comes back when it is asked for.
@@ -120,7 +115,8 @@ _TRASH_GRACE_SECONDS = 3600.0
 
 @dataclass(eq=False, repr=False)
 class TrashKeeper:
-    """The keeper of the trash. Several at once are safe: each entry is looked at under its row's lock."""
+    """Gives back what lies in the trash and is named again, and removes for good what lies there for long enough.
+    Several at once are safe: each entry is looked at under its row's lock."""
 
     keeping: TrashKeeping
     admission: Admission
@@ -158,16 +154,13 @@ class TrashKeeper:
             logger.info("purged from the trash", extra=asdict(purged))
 
 
-# Reads contents back from the disk, at a rate, when nobody else wants it: see `service/scrub.py`.
-
-
 # What could not be read is tried again within a minute.
 _SCRUB_INTERVAL_SECONDS = 20.0
 _LOOKS_WITHIN_GOAL = 10
 
 
 class Scrubber:
-    """The scrubber. Of several workers one reads at a time."""
+    """Reads contents back from the disk, at a rate, when nobody else wants it. Of several workers one reads at a time."""
 
     def __init__(self, scrubbing: Scrubbing, *, rate_bytes_per_second: int) -> None:
         self._scrubbing = scrubbing
@@ -186,16 +179,14 @@ class Scrubber:
         return 0.0 if more else self._interval_seconds
 
 
-# Reports, once an hour, what `uploader reconcile` would. It mends nothing: a drift is a fault that somebody has to see.
-
-
 _RECONCILE_INTERVAL_SECONDS = 3600.0
 # A database that is not this disk's makes a drift of every blob.
 _MAX_LINES = 100
 
 
 class Reconciler:
-    """The reconciler. Several at once are safe, and say the same."""
+    """Reports, once an hour, what `uploader reconcile` would. It mends nothing: a drift is a fault that somebody has to
+    see. Several at once are safe, and say the same."""
 
     def __init__(self, reconciling: Reconciling) -> None:
         self._reconciling = reconciling
@@ -219,13 +210,10 @@ class Reconciler:
         return _RECONCILE_INTERVAL_SECONDS
 
 
-# Takes one snapshot of the totals on every UTC day, for the history and the growth in reports.
-
-
 @dataclass(eq=False, repr=False)
 class Snapshot:
-    """The snapshot job. Several at once are safe: a day has one row, and the first one stands. A day on which no worker
-    runs has none."""
+    """Takes one snapshot of the totals on every UTC day, for the history and the growth in reports. Several at once are
+    safe: a day has one row, and the first one stands. A day on which no worker runs has none."""
 
     overview: Overview
     clock: Clock

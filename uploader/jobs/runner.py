@@ -99,16 +99,13 @@ class Runner:
             logger.error("job failed, and is tried again", extra={"job": job.name}, exc_info=error)
 
 
-# Holds back what goes by age: after a start or an outage, when clients could not have sent a chunk, and after a jump of
-# the clock.
-
-
 # More than the wall clock drifts or is corrected by between two looks.
 _JUMP_SECONDS = 60.0
 
 
 class Pause:
-    """Ask `active` before every run. A pause lasts `grace_seconds` from its last cause on."""
+    """Holds back what goes by age: after a start or an outage, when clients could not have sent a chunk, and after a
+    jump of the clock. Ask `active` before every run. A pause lasts `grace_seconds` from its last cause on."""
 
     def __init__(self, what: str, clock: Clock, *, grace_seconds: float, interval_seconds: float) -> None:
         """`what` it holds back, for the log. `interval_seconds`: how often a run is to be expected; many missed ones were

@@ -1,4 +1,4 @@
-"""Writes what is due into the accounts of the database."""
+"""The jobs that bring uploads further: flush, merge, join and fill wholes, expire, sweep after a loss of Redis."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ _REST_SECONDS = 0.2
 
 @dataclass(eq=False, repr=False)
 class Flusher:
-    """The flusher of one shard."""
+    """Writes what is due of one shard into the accounts of the database."""
 
     queue: UploadQueue
     flushing: Flushing
@@ -41,9 +41,6 @@ class Flusher:
         return await self.queue.pause_seconds()
 
 
-# Takes up merges whose worker died, or that nobody waits for.
-
-
 # A merge is hashing: more at once than this only makes each slower.
 _MAX_MERGES = 4
 # While some run, others may become due.
@@ -52,7 +49,7 @@ _LOOK_SECONDS = 1.0
 
 @dataclass(eq=False, repr=False)
 class Merger:
-    """The merger of one shard."""
+    """Takes up merges of one shard whose worker died, or that nobody waits for."""
 
     queue: UploadQueue
     merging: Merging
@@ -76,14 +73,12 @@ class Merger:
         return await self.queue.pause_seconds()
 
 
-# Takes up wholes whose worker died, and those whose parts were completed where nobody saw it.
-
-
 _JOIN_INTERVAL_SECONDS = 1.0
 
 
 class Joiner:
-    """Several at once are safe: parts are joined under their locks, and one process fills a whole."""
+    """Takes up wholes whose worker died, and those whose parts were completed where nobody saw it. Several at once are
+    safe: parts are joined under their locks, and one process fills a whole."""
 
     def __init__(self, concatenations: Concatenations) -> None:
         self._concatenations = concatenations
@@ -97,16 +92,14 @@ class Joiner:
         return _JOIN_INTERVAL_SECONDS
 
 
-# Has idle uploads expired, but for a while after a start, an outage, or a jump of the clock.
-
-
 _EXPIRY_INTERVAL_SECONDS = 60.0
 _GRACE_SECONDS = 3600.0
 
 
 @dataclass(eq=False, repr=False)
 class Expirer:
-    """The expirer. Several at once are safe: each upload is looked at under its locks."""
+    """Has idle uploads expired, but for a while after a start, an outage, or a jump of the clock. Several at once are
+    safe: each upload is looked at under its locks."""
 
     expiry: Expiry
     clock: Clock
@@ -134,9 +127,6 @@ class Expirer:
         return self._interval_seconds
 
 
-# Looks whether Redis was lost, and has the shard swept if so.
-
-
 logger = logging.getLogger(__name__)
 
 _INTERVAL_SECONDS = 1.0
@@ -146,7 +136,7 @@ _PATIENCE_SECONDS = 60.0
 
 @dataclass(eq=False, repr=False)
 class Sweeper:
-    """The sweeper of one shard."""
+    """Looks whether Redis was lost, and has the shard swept if so."""
 
     shard: int
     sweeping: Sweeping

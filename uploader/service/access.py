@@ -1,4 +1,8 @@
-"""Who may use the server: users, their quotas and their tokens. A token is stored only as its SHA-256."""
+"""Who may use the server: users, their quotas, their tokens, and links that work for a while without one.
+
+A token is stored only as its SHA-256. Nothing is kept of a link but the secret that signs all of them, made once for
+the installation or given by its settings. Refuses to know how a request carries either.
+"""
 
 import hashlib
 import hmac
@@ -245,13 +249,6 @@ def _check(user_id: str) -> None:
         raise InvalidRequest.field("user_id", str(error)) from error
 
 
-# Links that work for a while without a token, to a file's content or to some files as one archive: bound to what they
-# are to, its user and their end.
-#
-# Nothing is kept of a link but the secret that signs all of them, made once for the installation or given by its
-# settings.
-
-
 _FACT = "link_secret"
 # Of a link whose maker does not say: it is followed at once.
 _ORDINARY_LIFETIME_SECONDS = 300.0
@@ -299,9 +296,6 @@ class Links:
         if self.secret is None:
             self.secret = await meta.remember(self.database, _FACT, secrets.token_hex(32))
         return self.secret.encode()
-
-
-# The owner: the administrator that the first start makes, whose token lies on disk.
 
 
 OWNER = "owner"

@@ -43,10 +43,6 @@ from uploader.storage.base import Appender, Body, Gone, PresentChunks
 from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 
-# Uploads whose length nobody has told yet: room is reserved for them step by step, before their bytes are stored; and
-# what was reserved beyond is given back when the length is told.
-
-
 # The first step. Each is by so much longer than what is reserved already, up to the longest: ten gigabytes take fourteen.
 FIRST_STEP_BYTES = 64 << 20
 LONGEST_STEP_BYTES = 1 << 30
@@ -54,7 +50,8 @@ LONGEST_STEP_BYTES = 1 << 30
 
 @dataclass(eq=False, repr=False)
 class DeferredLength:
-    """Reserves for uploads whose length is not known."""
+    """Reserves for uploads whose length nobody has told yet, step by step and before their bytes are stored; what was
+    reserved beyond is given back when the length is told."""
 
     database: Database
     closers: Closers
@@ -133,9 +130,6 @@ class DeferredLength:
         return told
 
 
-# What the use case of appends reads from: a stream that is on its way, and what comes of it.
-
-
 @dataclass(frozen=True, slots=True)
 class Said:
     """What a request says of lengths: of its stream, of the upload, and whether this ends with that."""
@@ -202,9 +196,6 @@ class CheckedSource(Protocol):
         """Receive and check it. Raises DigestMismatch, FileTooLarge, BodyTimeout, StorageFull."""
 
 
-# One stream, cut at the borders of chunks: while a part of it is stored, the next one arrives.
-
-
 # Puts a part of a chunk, which begins in it at so many bytes, where it belongs.
 StorePart = Callable[[Upload, int, int, Body], Awaitable[None]]
 # Reserves so many bytes for an upload whose length is not known.
@@ -213,7 +204,7 @@ Reserve = Callable[[Upload, int], Awaitable[Upload]]
 
 @dataclass(eq=False, repr=False)
 class AppendedStream:
-    """One stream: while a part of it is stored, the next one arrives."""
+    """One stream, cut at the borders of chunks: while a part of it is stored, the next one arrives."""
 
     # `limit_bytes`: how long the upload may become.
     upload: Upload

@@ -1,7 +1,7 @@
-"""Who acts here and now, and the acts of theirs that transactions write.
+"""Who acts here and now, the acts of theirs that transactions write, and the audit log that they are read from.
 
-The actor is one of the context: of a request, or of a job. Who is neither runs a command. Transactions run in threads that
-know no context, so a service makes the act, and the transaction writes it.
+The actor is one of the context: of a request, or of a job. Who is neither runs a command. Transactions run in threads
+that know no context, so a service makes the act, and the transaction writes it.
 """
 
 import os
@@ -68,12 +68,10 @@ def _os_user() -> str:
         return f"uid {number}"
 
 
-# Acts that have no transaction of their own, and the end of all: they are forgotten when they are old.
-
-
 @dataclass(eq=False, repr=False)
 class AuditLog:
-    """Notes what the database knows nothing else of: an act on the disk, in Redis, or on all of the installation."""
+    """Notes what the database knows nothing else of (an act on the disk, in Redis, or on all of the installation), and
+    forgets acts that are old."""
 
     # `retention_seconds`: for how long acts are kept; 0: for ever.
     database: Database
@@ -101,15 +99,12 @@ class AuditLog:
         return await self.database.transact(lambda connection: audit_log.forget(connection, before, limit))
 
 
-# Who did what to whom: the acts of the audit log, the newest first.
-
-
 _SORT = "created_at"
 _BATCH = 1000
 
 
 class AuditLogReports:
-    """Reads the audit log."""
+    """Reads the audit log, the newest acts first."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

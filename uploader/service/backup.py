@@ -1,8 +1,11 @@
-"""Makes a backup while everything runs: first the database, as it is at one moment, then the blobs that it names, unless
-they are in a bucket, which keeps them.
+"""Makes a backup while everything runs, and an installation of a backup.
 
-No blob changes, and none goes at once: one whose last file went since the dump lies in the trash. So every file of the dump
-has its content, as long as the trash keeps it.
+First comes the database, as it is at one moment, then the blobs that it names, unless they are in a bucket, which keeps
+them. No blob changes, and none goes at once: one whose last file went since the dump lies in the trash. So every file
+of the dump has its content, as long as the trash keeps it.
+
+It is restored on an empty machine or beside the blobs that are left, in an order that may be broken off anywhere and
+begun again: whose the data directory is, the blobs, and the database last, all at once. Without it no server starts.
 """
 
 import asyncio
@@ -32,10 +35,6 @@ from uploader.storage.disk import Root
 from uploader.storage.store import Store
 from uploader.tasks import all_or_none
 
-# Copies the blobs that a dump names, as far as they are not there: into a directory of backups, and out of one. Those
-# of a bucket stay there.
-
-
 _BATCH = 200
 
 # Hears what is being copied, how much of it is done, and of how much.
@@ -60,7 +59,7 @@ class Copied:
 
 @dataclass(eq=False, repr=False)
 class Copying:
-    """One such copying."""
+    """Copies the blobs that a dump names, as far as they are not there: into a directory of backups, or out of one."""
 
     # `rereads`: what is there is believed only once it was read, not by its size.
     tree: BlobTree
@@ -277,12 +276,6 @@ def _remove_old(directory: BackupDirectory, keeps: int) -> tuple[int, int]:
 
 def _is_within(path: Path, directory: Path) -> bool:
     return path.resolve().is_relative_to(directory.resolve())
-
-
-# Makes an installation of a backup, on an empty machine or beside the blobs that are left of it.
-#
-# In an order that may be broken off anywhere and begun again: whose the data directory is, the blobs, and the database
-# last, all at once. Without it no server starts.
 
 
 # What a new filesystem has.

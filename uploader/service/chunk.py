@@ -42,14 +42,11 @@ from uploader.service.status import ATTEMPTS, Uploads
 from uploader.storage.base import Body, Gone, UploadBytes
 from uploader.tasks import uninterrupted
 
-# Compares bodies with the digests that were sent with them.
-
-
 _PYTHON_NAMES = {"md5": "md5", "sha-256": "sha256"}
 
 
 class Comparing:
-    """One body, in parts."""
+    """Compares a body, in parts, with the digests that were sent with it."""
 
     def __init__(self, claims: ClaimedDigests) -> None:
         """Raises DigestMismatch for digests that are none."""
@@ -364,9 +361,6 @@ def _fault_of(upload: Upload, number: int, length_bytes: int | None) -> InvalidR
     if length_bytes not in (None, expected):
         return ChunkLengthMismatch(expected=expected, received=length_bytes)
     return None
-
-
-# The body
 
 
 async def _receive_checked(source: ChunkSource, upload: Upload, number: int, claims: ClaimedDigests) -> Body:

@@ -24,9 +24,6 @@ from uploader.storage.base import Found, Gone, Housekeeping
 from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 
-# Expires uploads that nobody sent a chunk to for a while, and gives back what they held.
-
-
 logger = logging.getLogger(__name__)
 
 _EXPIRY_BATCH = 100
@@ -34,7 +31,8 @@ _EXPIRY_BATCH = 100
 
 @dataclass(eq=False, repr=False)
 class Expiry:
-    """Asks the database which uploads may be idle, and the store, under an upload's locks, which are."""
+    """Expires uploads that nobody sent a chunk to for a while: the database says which may be idle, and the store,
+    under an upload's locks, which are."""
 
     database: Database
     closers: Closers
@@ -58,10 +56,6 @@ class Expiry:
                 )
 
 
-# What lies among the blobs and has no row. A crash may have left it; or it belongs to another database than this one,
-# which was lost, forgotten in the settings, or restored from before. Nothing here can tell which.
-
-
 # An opening makes its directory before its row, and a merge its blob: what has neither may still get one.
 _SETTLED_SECONDS = 3600.0
 _FACT = "kept strays"
@@ -82,7 +76,8 @@ class Batch:
 
 
 async def stray_blobs(database: Database, storage: Housekeeping, now: datetime) -> AsyncIterator[Batch]:
-    """The files of blobs, in batches, with those that have no row. Raises Stopping, Unavailable."""
+    """The files of blobs, in batches, with those that have no row: a crash left them, or they belong to another
+    database, which was lost, forgotten in the settings, or restored from before. Raises Stopping, Unavailable."""
     async for found in storage.list_blobs():
         known = await _known(database, [each.name for each in found])
         unknown = [each for each in found if each.name not in known]

@@ -37,9 +37,6 @@ from uploader.storage.store import Store
 from uploader.tasks import OnePerKey, uninterrupted
 from uploader.wait_budget import in_passing
 
-# What the audit log tells of the end of an upload.
-
-
 _ACTIONS = {Reason.EXPIRED: Action.UPLOAD_EXPIRED, Reason.CANCELLED: Action.UPLOAD_CANCELLED}
 
 

@@ -38,17 +38,16 @@ from uploader.settings import Settings
 from uploader.storage.base import Busy, Gone, PartDamaged, Stopping, UploadBytes
 from uploader.tasks import ended, uninterrupted
 
-# Joins parts that are complete to the upload that they become: under the locks of all of them, and in one transaction.
-#
-# Before it the directory of the whole has the bytes of the parts; after it they are closed, and the whole waits to be
-# filled. Until then nothing rests on what an attempt has left: the next one makes it anew.
-
-
 logger = logging.getLogger(__name__)
 
 
 class Joining:
-    """Makes uploads of concatenations."""
+    """Joins parts that are complete to the upload that they become: under the locks of all of them, and in one
+    transaction.
+
+    Before it the directory of the whole has the bytes of the parts; after it they are closed, and the whole waits to be
+    filled. Until then nothing rests on what an attempt has left: the next one makes it anew.
+    """
 
     def __init__(
         self,
@@ -140,18 +139,16 @@ class Joining:
         return True
 
 
-# Fills wholes with the bytes of their parts, each chunk in the way of every chunk, and has them merged.
-#
-# It may end anywhere and go on anywhere: a chunk that is on the map is skipped, and the store says who fills.
-
-
 # To fill is to copy: more at once than this only makes each slower.
 _AT_ONCE = 2
 
 
 @dataclass(eq=False, repr=False)
 class Filling:
-    """The wholes that this process fills."""
+    """Fills wholes with the bytes of their parts, each chunk in the way of every chunk, and has them merged.
+
+    It may end anywhere and go on anywhere: a chunk that is on the map is skipped, and the store says who fills.
+    """
 
     database: Database
     storage: UploadBytes

@@ -1,7 +1,7 @@
-"""Tells a sink of events: takes what is due, tells it, and notes what became of it.
+"""Events on their way to the sinks: tells them, says how far each is, and tells once more by hand.
 
-The rows are the truth. Any number of relays may do the same: each claims rows for itself, with a lease. What is told and not
-noted is told again, so an event comes at least once, and in no order.
+The rows are the truth. Any number of relays may do the same: each claims rows for itself, with a lease. What is told
+and not noted is told again, so an event comes at least once, and in no order.
 """
 
 import asyncio
@@ -33,14 +33,12 @@ from uploader.tasks import uninterrupted
 __all__ = ["TEST_TYPE", "Delivery", "Message", "Reviewing", "Told"]
 
 
-# Sinks that said that they want no more events (410): a fact for each, until somebody puts it in force again.
-
-
 # Of its name in `meta`, which holds 64 bytes; the name of a sink has at most 48.
 _PREFIX = "sink off "
 
 
 async def is_off(connection: Connection, sink: str) -> bool:
+    """Whether a sink said that it wants no more events (410): a fact, until somebody puts it in force again."""
     return await meta.fact(connection, f"{_PREFIX}{sink}") is not None
 
 
@@ -50,9 +48,6 @@ async def switch_off(connection: Connection, sink: str, now: datetime) -> None:
 
 async def switch_on(connection: Connection, sink: str) -> None:
     await meta.forget_fact(connection, f"{_PREFIX}{sink}")
-
-
-# How far the sinks are: for who looks at the whole, and for what goes by age.
 
 
 # For so long events are kept, told or not.
@@ -78,7 +73,7 @@ class SinkFigures(Struct):
 
 
 class Watching:
-    """Asks the rows, of the sinks there are."""
+    """Asks the rows how far the sinks are."""
 
     def __init__(self, names: Sequence[str], database: Database, clock: Clock) -> None:
         self.names = tuple(names)
@@ -139,9 +134,6 @@ def _said_of(sink: SinkFigures) -> Iterator[str]:
         yield f"{sink.sink} has not taken {sink.dead}, which are dead"
 
 
-# Keeps off a sink that does not take what it is told: nobody tries it again and again, its events wait in their rows.
-
-
 # So many failures in a row open it.
 _PATIENCE = 5
 _FIRST_PAUSE_SECONDS = 1.0
@@ -149,7 +141,8 @@ _LONGEST_PAUSE_SECONDS = 60.0
 
 
 class Breaker:
-    """Closed, all goes through. Open, nothing does for a while, and then one attempt, whose outcome decides."""
+    """Keeps off a sink that does not take what it is told, whose events wait in their rows. Closed, all goes through.
+    Open, nothing does for a while, and then one attempt, whose outcome decides."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -301,9 +294,6 @@ class Relay:
         await self.sink.close()
 
 
-# Events by hand: what was told to whom, telling it once more, and trying a sink.
-
-
 # An event, and who was told of it.
 Told = tuple[Message, list[Delivery]]
 
@@ -314,7 +304,7 @@ _AT_ONCE = 1000
 
 @dataclass(eq=False, repr=False)
 class Reviewing:
-    """Asks the rows, and the sinks."""
+    """Events by hand: what was told to whom, telling it once more, and trying a sink."""
 
     relays: Mapping[str, Relay]
     database: Database

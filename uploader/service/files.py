@@ -1,4 +1,4 @@
-"""The use cases of finished files: list, rename, delete, download; and the caller's accounts."""
+"""The use cases of finished files and their folders: list, rename, move, delete, download; and the caller's accounts."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -162,12 +162,6 @@ class Files:
         return usage or Usage(user_id=user_id, total_space=0, use_space_finished=0, use_space_unfinished=0, reserved=0)
 
 
-# The use cases of folders: what lies below prefixes of names, and files besides, is deleted, moved, or read as a whole.
-#
-# There are no folders but in names. What concerns many files is done in bounded transactions, and may be asked for
-# again.
-
-
 # Of one transaction: other writers of SQLite wait for it.
 _FILES_AT_ONCE = 200
 _ATTEMPTS = 10
@@ -175,7 +169,8 @@ _PAUSE_SECONDS = 0.05
 
 
 class Folders:
-    """All that can be done to folders."""
+    """All that can be done to what lies below prefixes of names, and to files besides: there are no folders but in
+    names. What concerns many files is done in bounded transactions, and may be asked for again."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,4 +1,5 @@
-"""Carries what is pending in Redis into the accounts of the database, in batches of absolute figures."""
+"""Carries what is pending in Redis into the accounts of the database, in batches of absolute figures; and rebuilds what
+a loss of Redis left pending on the disk alone."""
 
 import asyncio
 import logging
@@ -96,9 +97,6 @@ class Flushing:
         return {claim.upload_id: claim.upload_id in flushed.open_ids for claim in claims}
 
 
-# Rebuilds, after a loss of Redis, the uploads that nobody touches: their pending bytes must be accounted for, too.
-
-
 _BATCH = 200
 _AT_ONCE = 8
 # Of those that could not be dealt with, so many are named in the log.
@@ -107,7 +105,8 @@ _TOLD = 10
 
 @dataclass(eq=False, repr=False)
 class Sweeping:
-    """One sweep of a shard looks at every open upload. Of several processes one sweeps, and another takes over."""
+    """Rebuilds, after a loss of Redis, the uploads that nobody touches: their pending bytes must be accounted for, too.
+    One sweep of a shard looks at every open upload; of several processes one sweeps, and another takes over."""
 
     database: Database
     pending: Pending

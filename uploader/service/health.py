@@ -1,4 +1,5 @@
-"""Whether what the server depends on works: for load balancers, and for the person who asks why it does not."""
+"""Whether what the server depends on works, and what is stored is what it should be: for load balancers, for gauges,
+and for the person who asks why not."""
 
 import asyncio
 import math
@@ -39,8 +40,6 @@ from uploader.service.scrub import Age, Scrubbing
 from uploader.storage.base import Housekeeping
 from uploader.storage.store import Store
 from uploader.units import format_duration
-
-# Whether what is stored is what it should be, as far as anybody has looked: for gauges, and for warnings.
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +213,6 @@ def _warning_of(found: Mapping[str, str], wanted: Mapping[str, tuple[str, ...]])
     return "; ".join(odd) or None
 
 
-# Asks the stores for what the gauges show. They are the same whichever process is asked.
-
-
 # Who asks more often gets the figures of a moment ago: asking is open to everybody.
 _GAUGES_FRESH_SECONDS = 1.0
 _GAUGES_PATIENCE_SECONDS = 3.0
@@ -226,7 +222,7 @@ _QUEUE_GAUGES = tuple(gauge.labels(name) for gauge in (QUEUE_TASKS, QUEUE_LAG_SE
 
 @dataclass(eq=False, repr=False)
 class Gauges:
-    """Sets the gauges that no process can know by itself."""
+    """Sets the gauges that no process can know by itself: they are the same whichever process is asked."""
 
     # `list_aside`: the directories of Redis that it could not load; blocks.
     database: Database

@@ -1,4 +1,8 @@
-"""Ids of uploads and files: 32 hexadecimal digits that sort by the time they were made, and can't be guessed."""
+"""Ids of uploads and files, and cursors of sorted lists.
+
+An id is 32 hexadecimal digits that sort by the time they were made, and can't be guessed. A cursor is the order and the
+row that a page ended with, as one word that callers hand back unread.
+"""
 
 import base64
 import binascii
@@ -39,9 +43,6 @@ def greatest(after: str, ids: Iterable[str]) -> str:
     """
     last = max((each for each in ids if each < _END), default=after)
     return last if last > after else _END
-
-
-# Cursors of sorted lists: the order, and the row that a page ended with, as one word that callers hand back unread.
 
 
 # What a list is sorted by.

@@ -1,4 +1,5 @@
-"""The use cases that begin an upload: open, resume; and tell the digests of one that was opened by id.
+"""The use cases that begin an upload: open, resume, and tell the digests of one that was opened by id; and the room on
+the disk that each asks for.
 
 Whether it may finish without bytes is asked of `instant.py` first.
 """
@@ -45,20 +46,18 @@ from uploader.settings import Settings
 from uploader.storage.base import Gone, Housekeeping, Space, UploadBytes
 from uploader.tasks import uninterrupted
 
-# Whether the disk has room for one more file: the floor, and what open uploads were promised.
-#
-# To add up what was promised is a look at every user. So what is far from the floor is admitted by figures that are a
-# moment old; refused is only by those of now. It is approximate in any case, which the floor absorbs. What the trash
-# holds counts as free: it gives way when it is needed.
-
-
 _MOMENT_SECONDS = 1.0
 # What a store without a bound is taken to have: more than anybody will ever send, and still a number of every database.
 UNBOUNDED = Space(total=1 << 62, free=1 << 62, trash=0)
 
 
 class Admission:
-    """The room of the disk, as this process knows it."""
+    """Whether the disk has room for one more file, above the floor and beyond what open uploads were promised.
+
+    To add up what was promised is a look at every user. So what is far from the floor is admitted by figures that are a
+    moment old; refused is only by those of now. It is approximate in any case, which the floor absorbs. What the trash
+    holds counts as free: it gives way when it is needed.
+    """
 
     def __init__(
         self, settings: Settings, database: Database, storage: Housekeeping, trash: TrashKeeping, clock: Clock

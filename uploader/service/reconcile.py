@@ -33,8 +33,6 @@ from uploader.storage.base import Closer, Found, Gone, PresentChunks
 from uploader.storage.store import Store
 from uploader.tasks import uninterrupted
 
-# What a recount or a reconciliation finds: each difference is a Drift, and may have a repair.
-
 
 class Kind(StrEnum):
     """What can drift, and what it is compared with."""
@@ -73,7 +71,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A figure that is not what its definition makes it; None where there is nothing."""
+    """A figure that is not what its definition makes it; None where there is nothing. It may have a repair."""
 
     kind: Kind
     subject: str
@@ -107,9 +105,6 @@ class Findings:
         for drift in drifts:
             self.drifts.append(drift)
             self.repairs.append(repair)
-
-
-# What is wrong with one upload, by what the database, the disk and Redis say of it.
 
 
 def drifts_of_upload(upload: Upload, stored: PresentChunks, snapshot: AuditedUpload) -> list[Drift]:
@@ -173,10 +168,6 @@ def has_more(snapshot: AuditedUpload, stored: PresentChunks) -> bool:
     return known is None or known.number != snapshot.tail.number or known.length < snapshot.tail.length
 
 
-# Finds the directories of uploads that have ended: an unlink failed, a crash came before it, or the rows are others
-# now.
-
-
 logger = logging.getLogger(__name__)
 
 # So that what was opened in this month is met, too.
@@ -185,7 +176,8 @@ _OVER_A_MONTH = timedelta(days=32)
 
 @dataclass(eq=False, repr=False)
 class Leftovers:
-    """Reports them. What has a row that is closed is tidied as a repair; what has none may be of another database."""
+    """Reports the directories of uploads that have ended: an unlink failed, a crash came before it, or the rows are
+    others now. What has a row that is closed is tidied as a repair; what has none may be of another database."""
 
     database: Database
     storage: Store
@@ -229,19 +221,16 @@ def _drift(found: Found) -> Drift:
     return Drift(Kind.LEFTOVER, found.name, None, found.place)
 
 
-# Recounts what the database keeps of users and contents, against its own rows: see `reconciling.py` for the other
-# stores.
-#
-# Users and contents are recounted a slice at a time, each in a snapshot of its own, so that no transaction is long.
-# Looking changes nothing.
-
-
 _SLICE = 2000
 
 
 @dataclass(eq=False, repr=False)
 class Recounting:
-    """Several at once are safe: every repair recounts under its locks."""
+    """Recounts what the database keeps of users and contents, against its own rows: a slice at a time, each in a
+    snapshot of its own, so that no transaction is long.
+
+    Several at once are safe: looking changes nothing, and every repair recounts under its locks.
+    """
 
     database: Database
     clock: Clock
@@ -321,11 +310,9 @@ def _notes_of_user(stored: Usage | None) -> list[Drift]:
     return [Drift(Kind.OVER_TOTAL_SPACE, stored.user_id, stored.total_space, held)]
 
 
-# Reports rows of the database that a byte flipped in, as far as that can be told.
-
-
 class Wholeness:
-    """Looking changes nothing, and nothing can be repaired: which value was there, a backup may tell."""
+    """Reports rows of the database that a byte flipped in, as far as that can be told. Nothing can be repaired: which
+    value was there, a backup may tell."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

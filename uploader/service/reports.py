@@ -1,4 +1,9 @@
-"""What administrators ask: who uses how much, and which uploads stand still."""
+"""What administrators ask: who uses how much, which uploads stand still, what everything adds up to, what waits in the
+queues.
+
+Owns the figures as `/admin` and `uploader report` tell them; `as_of` is the moment that they are of. Changes nothing
+but the snapshot of a day.
+"""
 
 import csv
 import io
@@ -23,8 +28,6 @@ from uploader.service.files import Files
 from uploader.service.ids import Kind, cursor, parse_cursor
 from uploader.service.open import Admission
 from uploader.storage.base import Housekeeping
-
-# The figures of reports as they are told, by `/admin` and by `uploader report`. `as_of` is the moment that they are of.
 
 
 class UserUsage(Struct):
@@ -138,9 +141,6 @@ class HistoryDay(TotalFigures, kw_only=True):
     day: date
     taken_at: datetime
     free_disk_bytes: int
-
-
-# From what was read to what is told
 
 
 def user_of(report: UserReport) -> UserUsage:
@@ -314,14 +314,10 @@ class Reports:
         return self.clock.now() - timedelta(seconds=idle.seconds) if idle.seconds else None
 
 
-# What everything adds up to: now, on each day since there are snapshots, and how fast it grows.
-#
-# All figures are of the database, but for the room on the disk; no directory is walked.
-
-
 @dataclass(eq=False, repr=False)
 class Overview:
-    """The summary, and the snapshots of days."""
+    """What everything adds up to: now, on each day since there are snapshots, and how fast it grows. All figures are of
+    the database, but for the room on the disk; no directory is walked."""
 
     database: Database
     storage: Housekeeping
@@ -376,9 +372,6 @@ def _moment(taken_at: datetime, totals: Totals) -> Moment:
     return Moment(taken_at=taken_at, use_space_finished=totals.use_space_finished, physical_bytes=totals.physical_bytes)
 
 
-# The delay queues of uploads as administrators see them: what waits in which minute, and how late it is.
-
-
 class WaitingMinute(Struct):
     """A minute bucket of all shards. A task that is pushed back stays in its minute until that has come; `minute` is null
     where what stands there is none."""
@@ -402,7 +395,7 @@ class QueueReport(Struct):
 
 @dataclass(eq=False, repr=False)
 class Queues:
-    """Looks into the queues; changes nothing."""
+    """Looks into the delay queues of uploads: what waits in which minute, and how late it is. Changes nothing."""
 
     database: Database
     pending: Pending
@@ -449,16 +442,13 @@ def _waiting(name: str, bucket: MinuteBucket) -> WaitingMinute:
     return WaitingMinute(name, minute, bucket.tasks, bucket.pending_bytes)
 
 
-# CSV for people, who will open it in a spreadsheet: there a cell that begins like a formula is run, not shown.
-
-
 # The ASCII ones, and their full-width forms, which some spreadsheets take for them.
 _FORMULAS = frozenset("=+-@\t\r＝＋－＠")
 
 
 def csv_lines(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as lines of CSV. Text that would be run as a formula is put behind an apostrophe; several facts in
-    one cell are JSON."""
+    """Rows as lines of CSV for people, who will open it in a spreadsheet: text that would be run as a formula is put
+    behind an apostrophe; several facts in one cell are JSON."""
     text = io.StringIO()
     csv.writer(text).writerows([_cell(value) for value in row] for row in rows)
     return text.getvalue()

@@ -28,16 +28,13 @@ from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
 from uploader.storage.base import Arrival, BlobBytes, Body
 from uploader.tasks import all_or_none, uninterrupted
 
-# Makes files of contents that came whole: what is sure to be refused is refused, the bytes are made durable, and one
-# transaction makes the files. No upload is opened for them, and nothing is asked of Redis.
-
-
 Outcome = Complete | UploaderError
 
 
 @dataclass(eq=False, repr=False)
 class Storing:
-    """Stores contents, and makes files of them."""
+    """Makes files of contents that came whole: what is sure to be refused is refused, the bytes are made durable, and
+    one transaction makes the files. No upload is opened for them, and nothing is asked of Redis."""
 
     # `max_bytes`: of one file; it is received as a chunk is.
     database: Database

@@ -22,11 +22,6 @@ from uploader.addresses import parse_redis_url
 from uploader.domain.events import EventType
 from uploader.errors import ConfigurationError
 
-# Signatures as Standard Webhooks has them: HMAC-SHA256 over id, time and body, with each secret that is in force.
-#
-# https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
-
-
 _PREFIX = "whsec_"
 _MIN_BYTES, _MAX_BYTES = 24, 64
 
@@ -43,7 +38,11 @@ def parse_secret(text: str) -> bytes:
 
 
 def signed_headers(secrets: Sequence[bytes], message_id: str, at: datetime, body: bytes) -> dict[str, str]:
-    """The three headers; a signature for each secret, so that one is rotated without a gap."""
+    """The three headers of Standard Webhooks: HMAC-SHA256 over id, time and body, with each secret that is in force, so
+    that one is rotated without a gap.
+
+    https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
+    """
     timestamp = str(int(at.timestamp()))
     message = b".".join((message_id.encode(), timestamp.encode(), body))
     signatures = [base64.b64encode(hmac.digest(secret, message, "sha256")).decode() for secret in secrets]

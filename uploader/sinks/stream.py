@@ -1,4 +1,5 @@
-"""A stream of Redis: whoever reads it does so in its own time, and acknowledges to Redis."""
+"""Sinks that keep what they are told: a stream of Redis, whose readers read in their own time and acknowledge to Redis,
+and a topic of Kafka."""
 
 import asyncio
 import logging
@@ -46,11 +47,6 @@ class StreamSink:
             await self.redis.aclose()
 
 
-# A topic of Kafka: CloudEvents in binary mode, with the user as the key, so that what concerns one is in one partition.
-#
-# https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/kafka-protocol-binding.md
-
-
 logger = logging.getLogger(__name__)
 
 _KAFKA_AT_ONCE = 1000
@@ -60,8 +56,12 @@ _PROMISED = {"enable.idempotence": True, "acks": "all", "delivery.timeout.ms": r
 
 
 class KafkaSink:
-    """One producer, which waits for its broker in a thread of its own. It is made when there is something to tell: it has
-    threads and connections, and most processes and commands tell nothing."""
+    """A topic of Kafka: CloudEvents in binary mode, with the user as the key, so that what concerns one is in one
+    partition. https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/kafka-protocol-binding.md
+
+    One producer waits for its broker in a thread of its own. It is made when there is something to tell: it has threads
+    and connections, and most processes and commands tell nothing.
+    """
 
     batch = _KAFKA_AT_ONCE
 

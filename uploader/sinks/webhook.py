@@ -16,12 +16,6 @@ from uploader.clock import Clock
 from uploader.sinks.base import CONTENT_TYPE, Envelope, NotTaken, Outcomes, not_taken
 from uploader.sinks.configuration import Signed, signed_headers
 
-# POSTs to one address over kept connections, HTTP/1.1 as it is needed for that and no more.
-#
-# A general client takes five times the CPU for each, and would have to be told not to follow redirects, not to ask
-# proxies of the environment, and not to unpack what comes back. Here is nothing that does.
-
-
 _MAX_ANSWER_BYTES = 64 << 10
 _OK = 200
 # Shorter than servers and what lies between keep a connection that says nothing; some forget it without a word.
@@ -132,7 +126,11 @@ class _Wire(asyncio.Protocol):
 
 
 class Poster:
-    """Connections to the address of a URL; each caller has one for itself."""
+    """POSTs to one address over kept connections, HTTP/1.1 as it is needed for that and no more.
+
+    A general client takes five times the CPU for each, and would have to be told not to follow redirects, not to ask
+    proxies of the environment, and not to unpack what comes back. Here is nothing that does.
+    """
 
     def __init__(self, url: str, *, timeout_seconds: float) -> None:
         self._parts = urlsplit(url)

@@ -1,4 +1,8 @@
-"""The transactions of files: those that come at once, without chunks, and what their users do with them."""
+"""The transactions of files and of their contents: what comes at once, without chunks, and what users do with one file
+or with many.
+
+What is done to the bytes of a content is done while nobody else has its row.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -33,9 +37,6 @@ from uploader.domain.reports import Usage
 from uploader.domain.upload import SUPERSEDED, File, IfExists, State, Upload
 from uploader.errors import NameTaken, QuotaExceeded
 
-# The transactions of blobs as such: what is done to their bytes is done while nobody else has their rows.
-
-
 T = TypeVar("T")
 
 
@@ -52,7 +53,7 @@ async def relocate(connection: AsyncConnection, locations: Mapping[str, str], no
     else:
         values = [{"of_content": sha256, "new_location": key} for sha256, key in sorted(locations.items())]
         await connection.execute(rows.RELOCATE, values)
-    # The last of it: see `objects/contents.py`.
+    # The last of it: see `note_put_away`.
     await connection.execute(rows.BRING_BACK, {"keys": sorted(locations.values())})
 
 
@@ -139,13 +140,6 @@ async def note_unreadable(connection: AsyncConnection, sha256: str, *, now: date
     await connection.execute(found.values(scrubbed_at=now, reread_at=reread_at))
 
 
-# How files are made, whatever they come from, and what happens to others of their names.
-#
-# Names are read before anything is locked. Then all contents concerned are locked, in the order of their SHA-256; then
-# the user's row, if a name or the quota is to be decided on; and then the names are read again: what was decided on is
-# what is there. A file that came by meanwhile, whose content is not locked, has the whole transaction run again.
-
-
 class NamesChanged(Duplicate):
     """A name was taken by a file whose content is not locked."""
 
@@ -187,6 +181,11 @@ async def lock_contents(
 ) -> set[str]:
     """Lock the contents of files that are to be made, and of those that they may replace; count a ref for each of the
     former. Returns what is locked.
+
+    Names are read before anything is locked. Then all contents concerned are locked, in the order of their SHA-256;
+    then the user's row, if a name or the quota is to be decided on; and then (`add_files`) the names are read again:
+    what was decided on is what is there. A file that came by meanwhile, whose content is not locked, has the whole
+    transaction run again.
 
     `brings_bytes`: the caller places them; without, raises BlobLost where there are none. Raises NameTaken for a single
     file that is sure to be refused, so that its bytes are not placed for nothing.
@@ -450,9 +449,6 @@ async def delete_file(connection: AsyncConnection, file: File) -> bool:
     await add_finished(connection, file.user_id, -file.size)
     await tell(connection, events.file_deleted, file)
     return True
-
-
-# The transactions of many files of one user at once: what lies below a prefix goes, or gets another one.
 
 
 _FILES = models.file.c

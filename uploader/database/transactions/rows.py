@@ -1,4 +1,10 @@
-"""What several transactions do with single rows, and what they raise where a row is not as they need it."""
+"""What several transactions do with rows, and what they raise where a row is not as they need it.
+
+The statements that each file takes are put together once: to build one costs several times what it costs to run it.
+Many rows are written with one statement: a batch travels as one JSON text, and the database makes a table of it. So
+each row costs one look-up by its key, where a CASE would compare it with the whole batch. Only what is documented for
+MySQL and for MariaDB is used; the keys are VARBINARY, so what comes out of the text is made bytes before a comparison.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,8 +38,6 @@ from uploader.database.outbox import listens, tell_all
 from uploader.domain.events import EventType, content_damaged, content_healed
 from uploader.domain.upload import TRANSITIONS, File, State, Upload, UploadKind
 from uploader.errors import QuotaExceeded
-
-# The statements that each file takes, put together once: to build one costs several times what it costs to run it.
 
 
 def _bytes(name: str) -> BindParameter[int]:
@@ -114,13 +118,6 @@ PUT_AWAY = {
 }
 BRING_BACK = delete(put_away).where(put_away.c.object_key.in_(bindparam("keys", expanding=True)))
 DROP_REFS = update(blob).where(blob.c.sha256 == bindparam("dropped")).values(refs=blob.c.refs - _bytes("fewer"))
-
-
-# Writes many rows with one statement: a batch travels as one JSON text, and the database makes a table of it.
-#
-# So each row costs one look-up by its key, where a CASE would compare it with the whole batch. Only what is documented
-# for MySQL and for MariaDB is used here; the keys are VARBINARY, so what comes out of the text is made bytes before a
-# comparison.
 
 
 # The order of the text is the order of the locks: STRAIGHT_JOIN has the rows of the text looked up one after the other.
@@ -225,18 +222,18 @@ async def add_unfinished(connection: AsyncConnection, more: Mapping[str, int]) -
 async def add_many_refs(
     connection: AsyncConnection, items: Iterable[tuple[str, str | None, int]], now: datetime
 ) -> "Result[Any]":
-    """`statements.ADD_REF` of many contents on MySQL and MariaDB: SHA-256, MD5, size."""
+    """`ADD_REF` of many contents on MySQL and MariaDB: SHA-256, MD5, size."""
     return await connection.execute(_ADD_REFS, {"batch": json.dumps(list(items)), "now": now})
 
 
 async def set_md5s(connection: AsyncConnection, table: Table, md5s: Mapping[str, str]) -> "Result[Any]":
-    """`statements.FILL_MD5` of many contents on MySQL and MariaDB, by SHA-256."""
+    """`FILL_MD5` of many contents on MySQL and MariaDB, by SHA-256."""
     statement = text(_SET_MD5S_MYSQL.format(table=table.name))
     return await connection.execute(statement, {"batch": json.dumps(sorted(md5s.items()))})
 
 
 async def set_locations(connection: AsyncConnection, locations: Mapping[str, str]) -> None:
-    """`statements.RELOCATE` of many contents on MySQL and MariaDB, by SHA-256."""
+    """`RELOCATE` of many contents on MySQL and MariaDB, by SHA-256."""
     await connection.execute(_SET_LOCATIONS, {"batch": json.dumps(sorted(locations.items()))})
 
 

@@ -1,4 +1,5 @@
-"""The transactions of uploads: from the opening to the end, and to the file that one becomes."""
+"""The transactions of uploads: from the opening to the end, and to the file that one becomes; and of concatenations,
+each of which is locked before any upload."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,9 +28,6 @@ from uploader.domain import events
 from uploader.domain.audit_log import Act
 from uploader.domain.upload import REDIS_WORDS, STATE_OF_REASON, Concatenation, File, IfExists, Reason, State, Upload
 from uploader.errors import SizeMismatch, TooManyUploads
-
-# The transactions of concatenations: ordered, joined to an upload, ended. A concatenation is locked before any upload.
-
 
 _PLANS, _PARTS = models.concatenation.c, models.concatenation_part.c
 
@@ -177,9 +175,6 @@ async def choose(
     await connection.execute(update(models.upload).where(models.upload.c.id == upload_id).values(**values))
 
 
-# While the length is not known
-
-
 class LengthTold(NotOpen):
     """The length of the upload was told meanwhile: what the caller knows of it is out of date."""
 
@@ -229,9 +224,6 @@ async def _reserve(connection: AsyncConnection, upload: Upload, more: int, wante
     }
     await connection.execute(rows.RESIZE_UPLOAD, values)
     return grown
-
-
-# Accounts, and the end
 
 
 async def flush(connection: AsyncConnection, batch: Sequence[Received], now: datetime) -> Flushed:
