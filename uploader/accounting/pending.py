@@ -25,7 +25,7 @@ from uploader.accounting.queue import (
     added_up,
     epoch_minute,
 )
-from uploader.accounting.redis import AWAY, RedisConnection, Script, away, time_argument
+from uploader.accounting.redis import AWAY, RedisConnection, Script, asking, away, time_argument
 from uploader.crashpoints import crash_point
 from uploader.domain.digest import Challenge
 from uploader.domain.upload import Tail
@@ -226,25 +226,21 @@ class Pending:
     async def not_closed(self, shard: int) -> AsyncIterator[str]:
         """The uploads of a shard that Redis calls open or merging, of any era. Raises Unavailable."""
         prefix = self.shards.prefix(shard)
-        try:
+        with asking(self.redis):
             async for key in self.redis.scan_iter(match=f"{prefix}*", count=1000):
                 if await self.redis.hget(key, "state") in (b"open", b"merging"):
                     yield key.decode(errors="replace").removeprefix(prefix)
-        except AWAY as error:
-            raise away(self.redis, error) from error
 
     async def reset(self) -> int:
         """Delete every key of the installation, of any number of shards; returns how many. Whose they are goes last, so that
         a reset that dies halfway may be ended by nobody else. Raises Unavailable."""
         deleted = 0
-        try:
+        with asking(self.redis):
             for kind in KINDS:
                 async for key in self.redis.scan_iter(match=f"{kind}:{{s[0-9][0-9]*}}*", count=1000):
                     deleted += await self.redis.unlink(key)
                     crash_point("reset.after_key")
             deleted += await self.redis.unlink(INSTALLATION)
-        except AWAY as error:
-            raise away(self.redis, error) from error
         return deleted
 
 
@@ -334,12 +330,10 @@ class Audit:
     async def buckets(self) -> list[TaskBucket]:
         """Every bucket that exists, and every bucket that an index names."""
         found = set()
-        try:
+        with asking(self.redis):
             for shard in range(self.shards.number):
                 for queue in STATES:
                     found |= {TaskBucket(shard, queue, minute) async for minute in self._minutes(shard, queue)}
-        except AWAY as error:
-            raise away(self.redis, error) from error
         return sorted(found, key=lambda bucket: (bucket.shard, bucket.queue, bucket.minute))
 
     async def _minutes(self, shard: int, queue: str) -> AsyncIterator[bytes]:
@@ -416,26 +410,20 @@ class Challenges:
 
     async def take(self, user_id: str, challenge_id: str) -> Challenge | None:
         """Take a challenge of this user away, so that no other call can take it again. Raises Unavailable."""
-        try:
+        with asking(self.redis):
             kept = await self.redis.getdel(self._keys(user_id, challenge_id).challenge)
-        except AWAY as error:
-            raise away(self.redis, error) from error
         return None if kept is None else msgspec.json.decode(kept, type=Challenge)
 
     async def give_back(self, challenge: Challenge, ttl_seconds: float) -> None:
         """Keep a challenge again that was taken and led to nothing. Raises Unavailable."""
         key = self._keys(challenge.user_id, challenge.id).challenge
-        try:
+        with asking(self.redis):
             await self.redis.set(key, msgspec.json.encode(challenge), px=max(1, round(ttl_seconds * 1000)))
-        except AWAY as error:
-            raise away(self.redis, error) from error
 
     async def count_as_proven(self, challenge: Challenge) -> None:
         """Give back to the user what the challenge took of the budget. Raises Unavailable."""
-        try:
+        with asking(self.redis):
             await self.redis.zrem(self._keys(challenge.user_id, challenge.id).unproven, challenge.id)
-        except AWAY as error:
-            raise away(self.redis, error) from error
 
     def _keys(self, user_id: str, challenge_id: str) -> ChallengeKeys:
         return self.shards.challenge(user_id, challenge_id)

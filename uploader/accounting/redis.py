@@ -7,8 +7,8 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Awaitable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
@@ -282,6 +282,15 @@ def away(redis: RedisConnection, error: Exception) -> Unavailable:
     how = "is read-only, as after a failover" if isinstance(error, ReadOnlyError) else "is away"
     inside = f"Redis at {_place_of(redis)} {how}: {str(error) or type(error).__name__}"
     return Unavailable(f"The accounting store {how}; nothing was acknowledged.", inside=inside)
+
+
+@contextmanager
+def asking(redis: RedisConnection) -> Iterator[None]:
+    """Where Redis is asked by the client's own commands. Raises Unavailable."""
+    try:
+        yield
+    except AWAY as error:
+        raise away(redis, error) from error
 
 
 def is_refusal(error: BaseException | None) -> bool:
@@ -570,20 +579,20 @@ class _MasterBySentinel(PipelinedRedis):
 _MARK = re.compile(r"([0-9]+) ([0-9a-f]{32})")
 
 
+@dataclass(eq=False, repr=False)
 class RedisMark:
     """The one key that says of which installation the keys in Redis are, and of which format."""
 
-    def __init__(self, redis: RedisConnection) -> None:
-        self._redis = redis
+    redis: RedisConnection
 
     async def read(self) -> str | None:
         """The installation; None if Redis says of none. Raises ConfigurationError, Unavailable."""
-        return _parse(await self._tried(self._redis.get(INSTALLATION)))[1]
+        return _parse(await self._tried(self.redis.get(INSTALLATION)))[1]
 
     async def claim(self, installation: str) -> str:
         """Mark what has no mark, because it is new or was lost, and anew what an older version marked; returns whose it is.
         Raises as `read`."""
-        there = await self._tried(self._redis.set(INSTALLATION, f"{FORMAT} {installation}", nx=True, get=True))
+        there = await self._tried(self.redis.set(INSTALLATION, f"{FORMAT} {installation}", nx=True, get=True))
         version, marked = _parse(there)
         if marked == installation and version < FORMAT:
             await self.replace(installation)
@@ -591,13 +600,11 @@ class RedisMark:
 
     async def replace(self, installation: str) -> None:
         """Mark it, whatever it says now. Raises Unavailable."""
-        await self._tried(self._redis.set(INSTALLATION, f"{FORMAT} {installation}"))
+        await self._tried(self.redis.set(INSTALLATION, f"{FORMAT} {installation}"))
 
     async def _tried(self, command: Awaitable[Any]) -> Any:
-        try:
+        with asking(self.redis):
             return await command
-        except AWAY as error:
-            raise away(self._redis, error) from error
 
 
 def _parse(value: bytes | None) -> tuple[int, str | None]:

@@ -6,10 +6,11 @@ from datetime import datetime
 from typing import Any, cast
 
 import msgspec
-from sqlalchemy import CursorResult, RowMapping, bindparam, delete, insert, or_, select
+from sqlalchemy import CursorResult, bindparam, delete, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from uploader.database import models
+from uploader.database.queries import all_of
 from uploader.database.reports import Page
 from uploader.domain.audit_log import Act
 
@@ -48,12 +49,11 @@ async def acts(connection: AsyncConnection, wanted: Wanted, page: Page) -> list[
         query = query.where(or_(_ACTS.user_id == wanted.user_id, _ACTS.actor == wanted.user_id))
     if wanted.action is not None:
         query = query.where(_ACTS.action == wanted.action)
-    rows = await connection.execute(page.of(query, _ACTS.created_at, _ACTS.id))
-    return [_act_of(row) for row in rows.mappings()]
+    return await all_of(connection, _act_of, page.of(query, _ACTS.created_at, _ACTS.id))
 
 
-def _act_of(row: RowMapping) -> Act:
-    return Act(**{**row, "details": _decoded(row["details"])})
+def _act_of(details: bytes, **facts: Any) -> Act:
+    return Act(**facts, details=_decoded(details))
 
 
 def _decoded(details: bytes) -> Mapping[str, Any]:

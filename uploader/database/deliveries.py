@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from uploader.database import models
 from uploader.database.models import UtcDateTime
 from uploader.database.outbox import DEAD, DELIVERED, WAITING
+from uploader.database.queries import all_of, first_of
 from uploader.domain.events import Message
 
 _EVENTS, _DELIVERIES = models.outbox.c, models.delivery.c
@@ -111,8 +112,7 @@ async def claim(connection: AsyncConnection, sink: str, limit: int, *, now: date
         return []
     attempts: dict[str, int] = dict(map(tuple, found))
     await connection.execute(_LEASE, {"of_sink": sink, "ids": list(attempts), "until": until})
-    rows = (await connection.execute(_MESSAGES, {"ids": list(attempts)})).mappings()
-    messages = {row["id"]: Message(**row) for row in rows}
+    messages = {message.id: message for message in await all_of(connection, Message, _MESSAGES, ids=list(attempts))}
     # In a damaged row the id may be one that no event has: it holds up no other.
     return [Due(messages[event_id], attempt) for event_id, attempt in attempts.items() if event_id in messages]
 
@@ -165,17 +165,17 @@ async def newest(
         query = query.where(_EVENTS.created_at >= since)
     if dead:
         query = query.where(_EVENTS.id.in_(select(_DELIVERIES.outbox_id).where(_DELIVERIES.state == DEAD)))
-    messages = [Message(**row) for row in (await connection.execute(query)).mappings()]
+    messages = await all_of(connection, Message, query)
     told = await _deliveries_of(connection, [message.id for message in messages])
     return [(message, told.get(message.id, [])) for message in messages]
 
 
 async def one(connection: AsyncConnection, event_id: str) -> tuple[Message, list[Delivery]] | None:
     """An event, and who was told of it."""
-    row = (await connection.execute(_ALL_MESSAGES.where(_EVENTS.id == event_id))).mappings().first()
-    if row is None:
+    message = await first_of(connection, Message, _ALL_MESSAGES.where(_EVENTS.id == event_id))
+    if message is None:
         return None
-    return Message(**row), (await _deliveries_of(connection, [event_id])).get(event_id, [])
+    return message, (await _deliveries_of(connection, [event_id])).get(event_id, [])
 
 
 async def _deliveries_of(connection: AsyncConnection, event_ids: Sequence[str]) -> dict[str, list[Delivery]]:

@@ -306,7 +306,7 @@ async def load_dump(database: Database, directory: Path, revision: str) -> None:
         await asyncio.to_thread(place_sqlite, directory, _path_of(database))
     else:
         await migrate.upgrade(database, revision)
-        await database.transact(lambda connection: load_tables(connection, directory))
+        await database.transact(load_tables, directory)
     await migrate.upgrade(database)
 
 

@@ -11,7 +11,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 from uuid import uuid4
 
 from sqlalchemy import delete, insert, make_url
@@ -35,9 +35,11 @@ from uploader.errors import DatabaseDamaged, Unavailable
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 # The name under which the services know it.
 Connection = AsyncConnection
-Work = Callable[[AsyncConnection], Awaitable[T]]
+# Run on a connection that it is given, with what else it is to know.
+Work = Callable[[AsyncConnection, *Ts], Awaitable[T]]
 
 # Lock wait timeout and deadlock of MySQL and MariaDB, and what MySQL says to NOWAIT (MariaDB: the first): the whole
 # transaction is to be run again.
@@ -112,15 +114,16 @@ class Database:
         except FileLost as error:
             raise self._translated(error) from error
 
-    async def transact(self, work: "Work[T]", *, alone: bool = False) -> T:
-        """Run `work` in one transaction, again after a deadlock. Raises Duplicate, Unavailable, and what `work` raises.
+    async def transact(self, work: "Work[*Ts, T]", *of: *Ts, alone: bool = False) -> T:
+        """Run `work` of these in one transaction, again after a deadlock. Raises Duplicate, Unavailable, and what `work`
+        raises.
 
         It waits for the database and nothing else, but for what it was given by `outside`. `alone`: what others have
         written and not committed is not to be seen, because `work` does what can't be rolled back.
         """
         if self.is_lost:
             await self.look()
-        written = self._tried_again(lambda: self._write(work, alone))
+        written = self._tried_again(lambda: self._write(lambda connection: work(connection, *of), alone))
         return await (written if self._outbox is None else self._outbox.waking(written))
 
     async def _write(self, work: "Work[T]", alone: bool) -> T:
@@ -129,8 +132,8 @@ class Database:
         assert self._mysql is not None
         return await self._mysql.write(work)
 
-    async def read(self, work: "Work[T]", *, snapshot: bool = False, brief: bool = False) -> T:
-        """Run `work` in a transaction that writes nothing. Raises Unavailable, and what `work` raises.
+    async def read(self, work: "Work[*Ts, T]", *of: *Ts, snapshot: bool = False, brief: bool = False) -> T:
+        """Run `work` of these in a transaction that writes nothing. Raises Unavailable, and what `work` raises.
 
         `snapshot`: all it reads is of one moment (on SQLite it always is). `brief`: a few rows by their keys, for which
         SQLite takes less than a hop to a thread does.
@@ -139,24 +142,24 @@ class Database:
             await self.look()
         try:
             if self._sqlite is not None:
-                return await self._sqlite.read(work, brief=brief)
+                return await self._sqlite.read(lambda connection: work(connection, *of), brief=brief)
             assert self._mysql is not None
-            return await self._mysql.read(work, snapshot=snapshot)
+            return await self._mysql.read(lambda connection: work(connection, *of), snapshot=snapshot)
         except (DBAPIError, PoolTimeoutError, OSError, FileLost) as error:
             raise self._translated(error) from error
 
-    async def read_durably(self, work: "Work[T]") -> T:
-        """Run `work`, which reads, and return only once all it read would survive a crash of the database server, too.
+    async def read_durably(self, work: "Work[*Ts, T]", *of: *Ts) -> T:
+        """Run `work` of these, which reads; return only once all it read would survive a crash of the database server, too.
 
         InnoDB lets others read a commit before the log of it is on the disk (decision 0012). But it acknowledges no
         commit whose log, and all before it, is not. So this one writes. SQLite lets nobody read what is not durable.
         Raises as `transact`.
         """
         if self._sqlite is not None:
-            return await self.read(work)
+            return await self.read(work, *of)
 
         async def read_and_write(connection: AsyncConnection) -> T:
-            found = await work(connection)
+            found = await work(connection, *of)
             await _write_something(connection)
             return found
 

@@ -7,9 +7,8 @@ what is read is of one moment, and what is frozen stays as it is.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -27,7 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from uploader.database.engine import Database, Duplicate, Work
+from uploader.database.engine import Database, Duplicate, Ts, Work
 from uploader.database.models import blob, chunk, multipart, piece, put_away
 from uploader.database.transactions.rows import PUT_AWAY, changed
 from uploader.domain.ledger import Entry, PartNoted, PutAway, SavedDigest, StoredPart, TailObject
@@ -438,26 +437,25 @@ async def _found(connection: AsyncConnection, query: Executable, **values: objec
     return [PutAway(row["object_key"], row["name"], row["size"], row["created_at"]) for row in rows]
 
 
+@dataclass(eq=False, repr=False)
 class LedgerRows:
     """What the store on S3 has written down; `storage/s3/ledger.py` says what each method does."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    database: Database
 
     # Uploads
 
     async def open(self, upload_id: str, multipart_id: str | None, now: datetime) -> None:
-        work = partial(open_upload, upload_id=upload_id, multipart_id=multipart_id, now=now)
         try:
-            await self._database.transact(work)
+            await self.database.transact(open_upload, upload_id, multipart_id, now)
         except Duplicate:
-            await self._database.sync()
+            await self.database.sync()
 
     async def entry(self, upload_id: str) -> Entry | None:
-        return await self._database.read_durably(partial(entry, upload_id=upload_id))
+        return await self.database.read_durably(entry, upload_id)
 
     async def glance(self, upload_id: str, number: int) -> Entry | None:
-        return await self._database.read(partial(look_at_chunk, upload_id=upload_id, number=number), brief=True)
+        return await self.database.read(look_at_chunk, upload_id, number, brief=True)
 
     async def look(self, upload_id: str, number: int, digested_bytes: int = 0) -> Entry | None:
         found = await self.glance(upload_id, number)
@@ -465,116 +463,105 @@ class LedgerRows:
             return None
         is_further = found.digest is not None and found.digest.position > digested_bytes
         if found.parts or is_further:  # it is acknowledged once more, or gone on from
-            await self._database.sync()
+            await self.database.sync()
         return found
 
     async def add_part(
         self, upload_id: str, fence: int, part: StoredPart, now: datetime, digest: SavedDigest | None = None
     ) -> PartNoted:
-        work = partial(add_part, upload_id=upload_id, fence=fence, part=part, now=now, digest=digest)
         try:
-            noted = await self._database.transact(work)
+            noted = await self.database.transact(add_part, upload_id, fence, part, now, digest)
         except Duplicate:
             noted = PartNoted.PRESENT
         if noted is not PartNoted.ADDED:
-            await self._database.sync()
+            await self.database.sync()
         return noted
 
     async def move_tail(
         self, upload_id: str, fence: int, before: TailObject | None, after: TailObject | None, now: datetime
     ) -> bool:
-        return await self._done(
-            partial(move_tail, upload_id=upload_id, fence=fence, before=before, after=after, now=now)
-        )
+        return await self._done(move_tail, upload_id, fence, before, after, now)
 
     async def claim(self, upload_id: str, appender: str) -> bool:
-        return await self._done(partial(claim, upload_id=upload_id, appender=appender))
+        return await self._done(claim, upload_id, appender)
 
     async def appender(self, upload_id: str) -> str | None:
-        return await self._database.read(partial(appender, upload_id=upload_id), brief=True)
+        return await self.database.read(appender, upload_id, brief=True)
 
     async def freeze(self, upload_id: str) -> Entry | None:
-        found, freezes = await self._database.transact(partial(freeze, upload_id=upload_id))
+        found, freezes = await self.database.transact(freeze, upload_id)
         if not freezes:
-            await self._database.sync()
+            await self.database.sync()
         return None if found is None else replace(found, newly_frozen=freezes)
 
     async def withdraw(
         self, upload_id: str, numbers: Sequence[int], *, multipart_id: str | None, instead_of: str | None = None
     ) -> bool:
-        return await self._done(
-            partial(
-                withdraw_chunks,
-                upload_id=upload_id,
-                numbers=numbers,
-                multipart_id=multipart_id,
-                instead_of=instead_of,
-            )
-        )
+        return await self._done(withdraw_chunks, upload_id, numbers, multipart_id, instead_of)
 
     async def save_digest(self, upload_id: str, fence: int, digest: SavedDigest) -> bool:
-        return await self._done(partial(save_digest, upload_id=upload_id, fence=fence, digest=digest))
+        return await self._done(save_digest, upload_id, fence, digest)
 
     async def digest(self, upload_id: str, beyond_bytes: int) -> SavedDigest | None:
-        found = await self._database.read(partial(digest, upload_id=upload_id), brief=True)
+        found = await self.database.read(digest, upload_id, brief=True)
         if found is None or found.position <= beyond_bytes:
             return None
-        await self._database.sync()
+        await self.database.sync()
         return found
 
     async def forget_digest(self, upload_id: str) -> None:
-        await self._database.transact(partial(forget_digest, upload_id=upload_id))
+        await self.database.transact(forget_digest, upload_id)
 
     async def forget(self, upload_id: str) -> bool:
-        return await self._done(partial(forget, upload_id=upload_id))
+        return await self._done(forget, upload_id)
 
     async def forget_placed(self, upload_id: str, key: str) -> bool:
-        return await self._database.transact(partial(forget_placed, upload_id=upload_id, key=key))
+        return await self.database.transact(forget_placed, upload_id, key)
 
     async def opened_before(self, moment: datetime, *, after: str, limit: int) -> list[Entry]:
-        return await self._database.read(partial(opened_before, moment=moment, after=after, limit=limit))
+        return await self.database.read(opened_before, moment, after, limit)
 
     async def set_pieces(self, whole_id: str, pieces: Sequence[tuple[str, int]]) -> None:
-        await self._database.transact(partial(set_pieces, whole_id=whole_id, pieces=pieces))
+        await self.database.transact(set_pieces, whole_id, pieces)
 
     async def pieces(self, whole_id: str) -> list[tuple[str, int]]:
-        return await self._database.read(partial(pieces, whole_id=whole_id))
+        return await self.database.read(pieces, whole_id)
 
     # Contents
 
     async def locations(self, sha256s: Sequence[str]) -> dict[str, str]:
-        return await self._database.read(partial(locations, sha256s=sha256s), brief=len(sha256s) == 1)
+        return await self.database.read(locations, sha256s, brief=len(sha256s) == 1)
 
     async def contents_at(self, keys: Sequence[str]) -> dict[str, str]:
-        return await self._database.read_durably(partial(contents_at, keys=keys))
+        return await self.database.read_durably(contents_at, keys)
 
     async def named(self, keys: Sequence[str]) -> set[str]:
-        return await self._database.read_durably(partial(named, keys=keys))
+        return await self.database.read_durably(named, keys)
 
     async def kept(self, keys: Sequence[str], *, but_of: str = "") -> set[str]:
-        return await self._database.read_durably(partial(kept, keys=keys, but_of=but_of))
+        return await self.database.read_durably(kept, keys, but_of)
 
     async def uploads_of(self, upload_ids: Sequence[str]) -> dict[str, str | None]:
-        return await self._database.read_durably(partial(uploads_of, upload_ids=upload_ids))
+        return await self.database.read_durably(uploads_of, upload_ids)
 
     # The trash
 
     async def put_away(self, put: PutAway) -> bool:
-        return await self._done(partial(note_put_away, put=put))
+        return await self._done(note_put_away, put)
 
     async def all_put_away(self, *, after: str, limit: int) -> list[PutAway]:
-        return await self._database.read(partial(all_put_away, after=after, limit=limit))
+        return await self.database.read(all_put_away, after, limit)
 
     async def copies(self, sha256: str) -> list[PutAway]:
-        return await self._database.read(partial(copies, sha256=sha256))
+        return await self.database.read(copies, sha256)
 
     async def take_out(self, key: str) -> bool:
-        return await self._done(partial(take_out, key=key))
+        return await self._done(take_out, key)
 
-    async def _done(self, work: Work[bool]) -> bool:
+    async def _done(self, work: Work[*Ts, bool], *of: *Ts) -> bool:
         """Whether a transaction did something. If not, nothing was written: what it has read instead is made durable,
         because the caller decides by it."""
-        done = await self._database.transact(work)
+        done = await self.database.transact(work, *of)
         if not done:
-            await self._database.sync()
+            await self.database.sync()
         return done

@@ -99,9 +99,9 @@ def _moment(text: str, fallback: datetime) -> datetime:
 async def remember(database: Database, name: str, value: str) -> str:
     """Store a fact about this installation once; returns what is stored, perhaps by an earlier start. Raises Unavailable."""
     try:
-        return await database.transact(lambda connection: _store_unless_there(connection, name, value))
+        return await database.transact(_store_unless_there, name, value)
     except Duplicate:  # another process was first by a moment: what it stored is there now
-        return await database.transact(lambda connection: _store_unless_there(connection, name, value))
+        return await database.transact(_store_unless_there, name, value)
 
 
 async def _store_unless_there(connection: AsyncConnection, name: str, value: str) -> str:

@@ -9,6 +9,7 @@ is read as one that matches nothing (U+FFFD, the epoch, 0): what is wrong with o
 """
 
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -32,9 +33,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.mysql import DATETIME
+from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
 from uploader.domain.names import MAX_NAME_BYTES, MAX_USER_ID_BYTES
+from uploader.domain.reports import Totals
 
 _NO_TEXT = "\ufffd"
 _NO_MOMENT = datetime(1970, 1, 1)  # noqa: DTZ001 (the databases keep no zone)
@@ -156,20 +159,22 @@ def _figure(name: str) -> Column[int]:
 
 metadata = MetaData()
 
-user_info = Table(
+
+def _table(name: str, *items: SchemaItem) -> Table:
+    return Table(name, metadata, *items, mysql_engine="InnoDB")
+
+
+user_info = _table(
     "user_info",
-    metadata,
     Column("user_id", Bytewise(MAX_USER_ID_BYTES), primary_key=True),
     _figure("total_space"),
     _figure("use_space_finished"),
     _figure("use_space_unfinished"),
     _figure("reserved"),
-    mysql_engine="InnoDB",
 )
 
-upload = Table(
+upload = _table(
     "upload",
-    metadata,
     Column("id", PathWord(32), primary_key=True),
     Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
     Column("md5", Bytewise(32)),
@@ -201,13 +206,11 @@ upload = Table(
     Index("ix_upload_user_open", "user_id", "open_flag"),
     Index("ix_upload_open_updated", "open_flag", "updated_at"),
     Index("ix_upload_closed", "closed_at"),
-    mysql_engine="InnoDB",
 )
 
 # How a whole is made of parts: its id is the upload's that it becomes, once all of them are complete.
-concatenation = Table(
+concatenation = _table(
     "concatenation",
-    metadata,
     Column("id", Bytewise(32), primary_key=True),
     Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
     Column("name", Bytewise(MAX_NAME_BYTES), nullable=False),
@@ -221,22 +224,18 @@ concatenation = Table(
     Column("open_flag", SmallInteger),
     UniqueConstraint("user_id", "parts_sha256", name="uq_concatenation_parts"),
     Index("ix_concatenation_open", "open_flag", "id"),
-    mysql_engine="InnoDB",
 )
 
-concatenation_part = Table(
+concatenation_part = _table(
     "concatenation_part",
-    metadata,
     Column("concatenation_id", Bytewise(32), primary_key=True),
     Column("position", Integer64, primary_key=True, autoincrement=False),
     Column("part_id", Bytewise(32), nullable=False),
     Index("ix_concatenation_part", "part_id"),
-    mysql_engine="InnoDB",
 )
 
-blob = Table(
+blob = _table(
     "blob",
-    metadata,
     Column("sha256", PathWord(64), primary_key=True),
     Column("md5", Bytewise(32)),
     _figure("size"),
@@ -256,12 +255,10 @@ blob = Table(
     Index("ix_blob_md5", "md5"),
     Index("ix_blob_refs", "refs"),
     Index("ix_blob_location", "location"),
-    mysql_engine="InnoDB",
 )
 
-file = Table(
+file = _table(
     "file",
-    metadata,
     Column("id", Bytewise(32), primary_key=True),
     Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
     Column("md5", Bytewise(32)),
@@ -279,12 +276,10 @@ file = Table(
     # For a recount of refs, which would walk over all files for each.
     Index("ix_file_sha256", "sha256"),
     Index("ix_file_user", "user_id", "id"),
-    mysql_engine="InnoDB",
 )
 
-token = Table(
+token = _table(
     "token",
-    metadata,
     Column("token_sha256", Bytewise(64), primary_key=True),
     Column("user_id", Bytewise(MAX_USER_ID_BYTES), nullable=False),
     Column("admin", Boolean, nullable=False),
@@ -295,38 +290,20 @@ token = Table(
     # NULL if it was made before this was kept.
     Column("made_by", Bytewise(280)),
     Index("ix_token_user", "user_id"),
-    mysql_engine="InnoDB",
 )
 
 # Totals only: with 100,000 users, a row for each of them would make 36 million a year.
-usage_daily = Table(
+usage_daily = _table(
     "usage_daily",
-    metadata,
     Column("day", UtcDay, primary_key=True),
     Column("taken_at", UtcDateTime, nullable=False),
-    *(
-        _figure(name)
-        for name in (
-            "users",
-            "files",
-            "blobs",
-            "open_uploads",
-            "total_space",
-            "use_space_finished",
-            "use_space_unfinished",
-            "reserved",
-            "logical_bytes",
-            "physical_bytes",
-            "free_disk_bytes",
-        )
-    ),
-    mysql_engine="InnoDB",
+    *(_figure(field.name) for field in fields(Totals)),
+    _figure("free_disk_bytes"),
 )
 
 # What others are to be told. The ids grow with time.
-outbox = Table(
+outbox = _table(
     "outbox",
-    metadata,
     Column("id", Bytewise(32), primary_key=True),
     Column("type", Bytewise(32), nullable=False),
     # The id of the upload or file that it is about.
@@ -335,13 +312,11 @@ outbox = Table(
     Column("created_at", UtcDateTime, nullable=False),
     # JSON, as it is told.
     Column("data", LargeBinary, nullable=False),
-    mysql_engine="InnoDB",
 )
 
 # Who is to be told of each, and whether they were.
-delivery = Table(
+delivery = _table(
     "delivery",
-    metadata,
     Column("outbox_id", Bytewise(32), primary_key=True),
     Column("sink", Bytewise(64), primary_key=True),
     # How many have failed.
@@ -351,13 +326,11 @@ delivery = Table(
     Column("state", Bytewise(16), nullable=False),
     Column("last_error", Bytewise(1024)),
     Index("ix_delivery_due", "state", "sink", "due_at"),
-    mysql_engine="InnoDB",
 )
 
 # Who did what to whom. The ids grow with time; no row is ever changed.
-audit_log = Table(
+audit_log = _table(
     "trail",
-    metadata,
     Column("id", Bytewise(32), primary_key=True),
     Column("created_at", UtcDateTime, nullable=False),
     Column("action", Bytewise(32), nullable=False),
@@ -374,13 +347,11 @@ audit_log = Table(
     # Who made the token, as `token` has it.
     Column("token_made_by", Bytewise(280)),
     Index("ix_trail_created", "created_at", "id"),
-    mysql_engine="InnoDB",
 )
 
 # What a store on S3 has of an open upload. Whoever changes its chunks has its row locked.
-multipart = Table(
+multipart = _table(
     "multipart",
-    metadata,
     Column("upload_id", Bytewise(32), primary_key=True),
     # As S3 calls its multipart upload; NULL if it is a single object.
     Column("multipart_id", Bytewise(1024)),
@@ -401,25 +372,21 @@ multipart = Table(
     Column("written_at", UtcDateTime, nullable=False),
     Index("ix_multipart_opened", "opened_at", "upload_id"),
     Index("ix_multipart_tail", "tail_key"),
-    mysql_engine="InnoDB",
 )
 
 # The objects of the parts of a whole, in order, until it is merged.
-piece = Table(
+piece = _table(
     "piece",
-    metadata,
     Column("whole_id", Bytewise(32), primary_key=True),
     Column("position", Integer64, primary_key=True, autoincrement=False),
     Column("object_key", Bytewise(255), nullable=False),
     Column("size", Integer64, nullable=False),
     Index("ix_piece_key", "object_key"),
-    mysql_engine="InnoDB",
 )
 
 # A chunk that S3 has. What has no row was never received.
-chunk = Table(
+chunk = _table(
     "chunk",
-    metadata,
     Column("upload_id", Bytewise(32), primary_key=True),
     Column("number", Integer64, primary_key=True, autoincrement=False),
     Column("etag", Bytewise(255), nullable=False),
@@ -427,26 +394,21 @@ chunk = Table(
     Column("object_key", Bytewise(255)),
     Column("created_at", UtcDateTime, nullable=False),
     Index("ix_chunk_key", "object_key"),
-    mysql_engine="InnoDB",
 )
 
 # The trash of a store that has locations: objects in which no content lies any more.
-put_away = Table(
+put_away = _table(
     "put_away",
-    metadata,
     Column("object_key", Bytewise(255), primary_key=True),
     # The SHA-256 of the content.
     Column("name", Bytewise(64), nullable=False),
     Column("size", Integer64, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Index("ix_put_away_name", "name"),
-    mysql_engine="InnoDB",
 )
 
-meta = Table(
+meta = _table(
     "meta",
-    metadata,
     Column("name", Bytewise(64), primary_key=True),
     Column("value", Bytewise(1024), nullable=False),
-    mysql_engine="InnoDB",
 )

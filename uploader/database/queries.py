@@ -4,16 +4,16 @@ Those that every file asks are put together once: to build a statement costs sev
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     ColumnElement,
+    Executable,
     LargeBinary,
-    RowMapping,
     Select,
     TextualSelect,
     and_,
@@ -35,6 +35,8 @@ from uploader.domain.names import Folder, Place
 from uploader.domain.reports import Usage
 from uploader.domain.upload import Concatenation, File, Upload, if_exists_of, kind_of, state_of
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
@@ -54,46 +56,45 @@ class Token:
         return self.token_sha256[:16]
 
 
+_UPLOADS, _FILES, _BLOBS = models.upload.c, models.file.c, models.blob.c
+_USERS, _TOKENS = models.user_info.c, models.token.c
+_PLANS, _PARTS = models.concatenation.c, models.concatenation_part.c
 # Of the store's word for where an upload lies the column has the name that it had when there was one store.
 PLACE_COLUMN = "temp_path"
 UPLOAD_COLUMNS = [
-    models.upload.c[PLACE_COLUMN if field.name == "place" else field.name].label(field.name) for field in fields(Upload)
+    _UPLOADS[PLACE_COLUMN if field.name == "place" else field.name].label(field.name) for field in fields(Upload)
 ]
 FILE_COLUMNS = [field.name for field in fields(File) if field.name != "damaged"]
-_USAGE_COLUMNS = [models.user_info.c[field.name] for field in fields(Usage)]
-_TOKEN_COLUMNS = [models.token.c[field.name] for field in fields(Token)]
+_USAGE_COLUMNS = [_USERS[field.name] for field in fields(Usage)]
+_TOKEN_COLUMNS = [_TOKENS[field.name] for field in fields(Token)]
 
 
 _UPLOAD = select(*UPLOAD_COLUMNS)
 FILE = select(
-    *(models.file.c[name] for name in FILE_COLUMNS),
-    func.coalesce(models.blob.c.damaged, models.blob.c.sha256.is_(None)).label("damaged"),
-).outerjoin_from(models.file, models.blob, models.file.c.sha256 == models.blob.c.sha256)
-_UPLOAD_BY_ID = _UPLOAD.where(models.upload.c.id == bindparam("upload_id")).limit(1)
+    *(_FILES[name] for name in FILE_COLUMNS),
+    func.coalesce(_BLOBS.damaged, _BLOBS.sha256.is_(None)).label("damaged"),
+).outerjoin_from(models.file, models.blob, _FILES.sha256 == _BLOBS.sha256)
+_UPLOAD_BY_ID = _UPLOAD.where(_UPLOADS.id == bindparam("upload_id")).limit(1)
 _LOCKED_UPLOAD_BY_ID = _UPLOAD_BY_ID.with_for_update()
-_OPEN_UPLOADS_OF_USER = (models.upload.c.user_id == bindparam("user_id"), models.upload.c.open_flag == 1)
-_OPEN_UPLOAD_BY_MD5 = _UPLOAD.where(*_OPEN_UPLOADS_OF_USER, models.upload.c.md5 == bindparam("md5")).limit(1)
+_OPEN_UPLOADS_OF_USER = (_UPLOADS.user_id == bindparam("user_id"), _UPLOADS.open_flag == 1)
+_OPEN_UPLOAD_BY_MD5 = _UPLOAD.where(*_OPEN_UPLOADS_OF_USER, _UPLOADS.md5 == bindparam("md5")).limit(1)
 _NEWEST_CLOSED_UPLOAD = (
-    _UPLOAD.where(*(models.upload.c[name] == bindparam(name) for name in ("user_id", "md5")))
-    .where(models.upload.c.closed_at > bindparam("closed_after"))
-    .order_by(models.upload.c.closed_at.desc(), models.upload.c.id.desc())
+    _UPLOAD.where(*(_UPLOADS[name] == bindparam(name) for name in ("user_id", "md5")))
+    .where(_UPLOADS.closed_at > bindparam("closed_after"))
+    .order_by(_UPLOADS.closed_at.desc(), _UPLOADS.id.desc())
     .limit(1)
 )
 _UPLOAD_BY_IDEMPOTENCY_KEY = _UPLOAD.where(
-    *(models.upload.c[name] == bindparam(name) for name in ("user_id", "idempotency_key"))
+    *(_UPLOADS[name] == bindparam(name) for name in ("user_id", "idempotency_key"))
 ).limit(1)
-_OPEN_UPLOADS = _UPLOAD.where(*_OPEN_UPLOADS_OF_USER).order_by(models.upload.c.id.desc())
+_OPEN_UPLOADS = _UPLOAD.where(*_OPEN_UPLOADS_OF_USER).order_by(_UPLOADS.id.desc())
 _COUNT_OF_OPEN_UPLOADS = select(func.count()).select_from(models.upload).where(*_OPEN_UPLOADS_OF_USER)
 _FILE_BY_CONTENT = FILE.where(
-    *(models.file.c[name] == bindparam(name) for name in ("user_id", "sha256", "name")),
+    *(_FILES[name] == bindparam(name) for name in ("user_id", "sha256", "name")),
 ).limit(1)
-_FILES_OF_USER = FILE.where(models.file.c.user_id == bindparam("user_id"))
-_FILES_OF_NAMES = _FILES_OF_USER.where(models.file.c.name.in_(bindparam("names", expanding=True))).order_by(
-    models.file.c.id
-)
-_FILES_BY_CONTENTS = _FILES_OF_USER.where(
-    tuple_(models.file.c.sha256, models.file.c.name).in_(bindparam("contents", expanding=True))
-)
+_FILES_OF_USER = FILE.where(_FILES.user_id == bindparam("user_id"))
+_FILES_OF_NAMES = _FILES_OF_USER.where(_FILES.name.in_(bindparam("names", expanding=True))).order_by(_FILES.id)
+_FILES_BY_CONTENTS = _FILES_OF_USER.where(tuple_(_FILES.sha256, _FILES.name).in_(bindparam("contents", expanding=True)))
 # SQLite uses no index for a list of tuples, but it does for a table that it is joined with. The user is in that, too: it
 # would begin with a condition on the user, and look at all files.
 _ITEM = func.json_each(bindparam("contents")).table_valued("value", name="item")
@@ -101,72 +102,75 @@ _FILES_IN_JSON = FILE.join(
     _ITEM,
     and_(
         *(
-            models.file.c[name] == cast(_ITEM.c.value.op("->>")(literal_column(str(place))), LargeBinary)
+            _FILES[name] == cast(_ITEM.c.value.op("->>")(literal_column(str(place))), LargeBinary)
             for place, name in enumerate(("user_id", "sha256", "name"))
         )
     ),
 )
-_FILE_BY_ID = FILE.where(*(models.file.c[name] == bindparam(name) for name in ("id", "user_id"))).limit(1)
-_TOKEN_BY_HASH = select(*_TOKEN_COLUMNS).where(models.token.c.token_sha256 == bindparam("token_sha256")).limit(1)
-_USAGE = select(*_USAGE_COLUMNS).where(models.user_info.c.user_id == bindparam("user_id")).limit(1)
+_FILE_BY_ID = FILE.where(*(_FILES[name] == bindparam(name) for name in ("id", "user_id"))).limit(1)
+_TOKEN_BY_HASH = select(*_TOKEN_COLUMNS).where(_TOKENS.token_sha256 == bindparam("token_sha256")).limit(1)
+_USAGE = select(*_USAGE_COLUMNS).where(_USERS.user_id == bindparam("user_id")).limit(1)
 _LOCKED_USAGE = _USAGE.with_for_update()
 
 
-def upload_of(row: RowMapping) -> Upload:
+def upload_of(**row: Any) -> Upload:
     state = state_of(row["state"], is_closed=row["closed_at"] is not None)
-    words = {"state": state, "if_exists": if_exists_of(row["if_exists"]), "kind": kind_of(row["kind"])}
-    return Upload(**{**row, **words})
+    return Upload(**{**row, "state": state, "if_exists": if_exists_of(row["if_exists"]), "kind": kind_of(row["kind"])})
 
 
-async def _first(connection: AsyncConnection, query: "Select[Any]", **values: object) -> RowMapping | None:
-    row: RowMapping | None = (await connection.execute(query, values)).mappings().first()
-    return row
+async def first_of(
+    connection: AsyncConnection, make: Callable[..., T], query: Executable, **values: object
+) -> T | None:
+    """What `make` makes of the first row; None if there is none."""
+    row = (await connection.execute(query, values)).mappings().first()
+    return None if row is None else make(**row)
+
+
+async def all_of(connection: AsyncConnection, make: Callable[..., T], query: Executable, **values: object) -> list[T]:
+    """What `make` makes of each row."""
+    return [make(**row) for row in (await connection.execute(query, values)).mappings()]
 
 
 async def upload_by_id(connection: AsyncConnection, upload_id: str, *, lock: bool = False) -> Upload | None:
     """An upload; `lock` keeps its row until the transaction ends."""
-    row = await _first(connection, _LOCKED_UPLOAD_BY_ID if lock else _UPLOAD_BY_ID, upload_id=upload_id)
-    return None if row is None else upload_of(row)
+    return await first_of(connection, upload_of, _LOCKED_UPLOAD_BY_ID if lock else _UPLOAD_BY_ID, upload_id=upload_id)
 
 
 async def is_inserted(connection: AsyncConnection, upload_id: str) -> bool:
     """Whether an upload has a row; an error that is retried while a transaction that inserts one has not ended."""
-    query = select(models.upload.c.id).where(models.upload.c.id == upload_id).with_for_update(nowait=True)
+    query = select(_UPLOADS.id).where(_UPLOADS.id == upload_id).with_for_update(nowait=True)
     return (await connection.execute(query)).first() is not None
 
 
 async def uploads_by_id(connection: AsyncConnection, upload_ids: list[str]) -> dict[str, Upload]:
     """Those of `upload_ids` that have a row."""
-    query = _UPLOAD.where(models.upload.c.id.in_(upload_ids))
-    return {row["id"]: upload_of(row) for row in (await connection.execute(query)).mappings()}
+    query = _UPLOAD.where(_UPLOADS.id.in_(upload_ids))
+    return {upload.id: upload for upload in await all_of(connection, upload_of, query)}
 
 
 async def closed_uploads(connection: AsyncConnection, closed_before: datetime, limit: int) -> list[Upload]:
-    query = _UPLOAD.where(models.upload.c.closed_at < closed_before).limit(limit)
-    return [upload_of(row) for row in (await connection.execute(query)).mappings()]
+    query = _UPLOAD.where(_UPLOADS.closed_at < closed_before).limit(limit)
+    return await all_of(connection, upload_of, query)
 
 
 async def open_upload_by_md5(connection: AsyncConnection, user_id: str, md5: str) -> Upload | None:
-    row = await _first(connection, _OPEN_UPLOAD_BY_MD5, user_id=user_id, md5=md5)
-    return None if row is None else upload_of(row)
+    return await first_of(connection, upload_of, _OPEN_UPLOAD_BY_MD5, user_id=user_id, md5=md5)
 
 
 async def newest_closed_upload(
     connection: AsyncConnection, user_id: str, md5: str, closed_after: datetime
 ) -> Upload | None:
     asked = {"user_id": user_id, "md5": md5, "closed_after": closed_after}
-    row = await _first(connection, _NEWEST_CLOSED_UPLOAD, **asked)
-    return None if row is None else upload_of(row)
+    return await first_of(connection, upload_of, _NEWEST_CLOSED_UPLOAD, **asked)
 
 
 async def upload_by_idempotency_key(connection: AsyncConnection, user_id: str, key: str) -> Upload | None:
-    row = await _first(connection, _UPLOAD_BY_IDEMPOTENCY_KEY, user_id=user_id, idempotency_key=key)
-    return None if row is None else upload_of(row)
+    return await first_of(connection, upload_of, _UPLOAD_BY_IDEMPOTENCY_KEY, user_id=user_id, idempotency_key=key)
 
 
 async def open_uploads(connection: AsyncConnection, user_id: str) -> list[Upload]:
     """The open uploads of a user, newest first."""
-    return [upload_of(row) for row in (await connection.execute(_OPEN_UPLOADS, {"user_id": user_id})).mappings()]
+    return await all_of(connection, upload_of, _OPEN_UPLOADS, user_id=user_id)
 
 
 async def count_open_uploads(connection: AsyncConnection, user_id: str) -> int:
@@ -174,50 +178,46 @@ async def count_open_uploads(connection: AsyncConnection, user_id: str) -> int:
 
 
 async def count_all_open_uploads(connection: AsyncConnection) -> int:
-    query = select(func.count()).select_from(models.upload).where(models.upload.c.open_flag == 1)
+    query = select(func.count()).select_from(models.upload).where(_UPLOADS.open_flag == 1)
     return int((await connection.execute(query)).scalar_one())
 
 
 async def open_md5s(connection: AsyncConnection, user_id: str, md5s: list[str]) -> dict[str, Upload]:
     """Those of `md5s` that the user has an open upload of."""
-    table = models.upload.c
-    query = _UPLOAD.where(table.user_id == user_id, table.md5.in_(md5s), table.open_flag == 1)
-    uploads = [upload_of(row) for row in (await connection.execute(query)).mappings()]
+    query = _UPLOAD.where(_UPLOADS.user_id == user_id, _UPLOADS.md5.in_(md5s), _UPLOADS.open_flag == 1)
+    uploads = await all_of(connection, upload_of, query)
     return {upload.md5: upload for upload in uploads if upload.md5 is not None}
 
 
 async def idle_uploads(connection: AsyncConnection, updated_before: datetime, after: str, limit: int) -> list[Upload]:
     """Open uploads that nothing was accounted for since `updated_before`, by id, after the id `after`."""
-    table = models.upload.c
     query = (
-        _UPLOAD.where(table.open_flag == 1, table.updated_at < updated_before, table.id > after)
-        .order_by(table.id)
+        _UPLOAD.where(_UPLOADS.open_flag == 1, _UPLOADS.updated_at < updated_before, _UPLOADS.id > after)
+        .order_by(_UPLOADS.id)
         .limit(limit)
     )
-    return [upload_of(row) for row in (await connection.execute(query)).mappings()]
+    return await all_of(connection, upload_of, query)
 
 
-async def all_open_uploads(connection: AsyncConnection, *, after: str, limit: int) -> list[Upload]:
+async def all_open_uploads(connection: AsyncConnection, after: str, limit: int) -> list[Upload]:
     """Open uploads of everybody, by id, after the id `after`."""
-    table = models.upload.c
-    query = _UPLOAD.where(table.open_flag == 1, table.id > after).order_by(table.id).limit(limit)
-    return [upload_of(row) for row in (await connection.execute(query)).mappings()]
+    query = _UPLOAD.where(_UPLOADS.open_flag == 1, _UPLOADS.id > after).order_by(_UPLOADS.id).limit(limit)
+    return await all_of(connection, upload_of, query)
 
 
 async def promised_bytes(connection: AsyncConnection) -> int:
     """What open uploads of everybody may still write, by the counters of the users: the uploads are far more, and a counter
     of all would be a row that everybody waits for."""
-    table = models.user_info.c
-    query = select(func.coalesce(func.sum(table.reserved - table.use_space_unfinished), 0))
+    query = select(func.coalesce(func.sum(_USERS.reserved - _USERS.use_space_unfinished), 0))
     return int((await connection.execute(query)).scalar_one())
 
 
 @cache
 def _newest_file(sound: bool, *facts: str) -> "Select[Any]":
-    conditions: list[ColumnElement[bool]] = [models.file.c[fact] == bindparam(fact) for fact in facts]
+    conditions: list[ColumnElement[bool]] = [_FILES[fact] == bindparam(fact) for fact in facts]
     if sound:
-        conditions += [~models.blob.c.damaged, models.blob.c.reread_at.is_(None)]
-    return FILE.where(*conditions).order_by(models.file.c.id.desc()).limit(1)
+        conditions += [~_BLOBS.damaged, _BLOBS.reread_at.is_(None)]
+    return FILE.where(*conditions).order_by(_FILES.id.desc()).limit(1)
 
 
 async def newest_file(
@@ -234,66 +234,58 @@ async def newest_file(
     content that is damaged, or could not be read."""
     asked = {"user_id": user_id, "md5": md5, "size": size, "sha256": sha256, "name": name}
     given = {fact: value for fact, value in asked.items() if value is not None}
-    row = await _first(connection, _newest_file(sound, *given), **given)
-    return None if row is None else File(**row)
+    return await first_of(connection, File, _newest_file(sound, *given), **given)
 
 
 async def file_by_id(connection: AsyncConnection, user_id: str, file_id: str) -> File | None:
-    row = await _first(connection, _FILE_BY_ID, id=file_id, user_id=user_id)
-    return None if row is None else File(**row)
+    return await first_of(connection, File, _FILE_BY_ID, id=file_id, user_id=user_id)
 
 
 async def file_by_content(connection: AsyncConnection, user_id: str, sha256: str, name: str) -> File | None:
-    row = await _first(connection, _FILE_BY_CONTENT, user_id=user_id, sha256=sha256, name=name)
-    return None if row is None else File(**row)
+    return await first_of(connection, File, _FILE_BY_CONTENT, user_id=user_id, sha256=sha256, name=name)
 
 
 async def files_of_names(connection: AsyncConnection, user_id: str, names: list[str]) -> list[File]:
     """The files of a user that have one of `names`, the oldest first."""
-    rows = await connection.execute(_FILES_OF_NAMES, {"user_id": user_id, "names": names})
-    return [File(**row) for row in rows.mappings()]
+    return await all_of(connection, File, _FILES_OF_NAMES, user_id=user_id, names=names)
 
 
 async def files_by_contents(connection: AsyncConnection, user_id: str, contents: list[tuple[str, str]]) -> list[File]:
     """The files of a user that have one of `contents`, each a SHA-256 and a name."""
     if connection.dialect.name == "sqlite":
         items = json.dumps([(user_id, *content) for content in contents])
-        rows = await connection.execute(_FILES_IN_JSON, {"contents": items})
-    else:
-        rows = await connection.execute(_FILES_BY_CONTENTS, {"user_id": user_id, "contents": contents})
-    return [File(**row) for row in rows.mappings()]
+        return await all_of(connection, File, _FILES_IN_JSON, contents=items)
+    return await all_of(connection, File, _FILES_BY_CONTENTS, user_id=user_id, contents=contents)
 
 
 async def files_by_sha256(connection: AsyncConnection, sha256: str, limit: int | None = None) -> list[File]:
     """The files of all users that have this content, the oldest first."""
-    query = FILE.where(models.file.c.sha256 == sha256).order_by(models.file.c.id).limit(limit)
-    return [File(**row) for row in (await connection.execute(query)).mappings()]
+    query = FILE.where(_FILES.sha256 == sha256).order_by(_FILES.id).limit(limit)
+    return await all_of(connection, File, query)
 
 
 async def usage(connection: AsyncConnection, user_id: str, *, lock: bool = False) -> Usage | None:
     """The accounts of a user; `lock` keeps them until the transaction ends."""
-    row = await _first(connection, _LOCKED_USAGE if lock else _USAGE, user_id=user_id)
-    return None if row is None else Usage(**row)
+    return await first_of(connection, Usage, _LOCKED_USAGE if lock else _USAGE, user_id=user_id)
 
 
 async def token_by_hash(connection: AsyncConnection, token_sha256: str) -> Token | None:
-    row = await _first(connection, _TOKEN_BY_HASH, token_sha256=token_sha256)
-    return None if row is None else Token(**row)
+    return await first_of(connection, Token, _TOKEN_BY_HASH, token_sha256=token_sha256)
 
 
 async def tokens_by_id(connection: AsyncConnection, prefix: str) -> list[Token]:
     """Those whose SHA-256 begins with `prefix`, in hexadecimal digits."""
-    column = models.token.c.token_sha256
+    column = _TOKENS.token_sha256
     query = select(*_TOKEN_COLUMNS).where(column >= prefix, column < f"{prefix}g")
-    return [Token(**row) for row in (await connection.execute(query)).mappings()]
+    return await all_of(connection, Token, query)
 
 
 async def tokens(connection: AsyncConnection, user_id: str | None) -> list[Token]:
     """The tokens of a user, or of everybody, the oldest first."""
-    query = select(*_TOKEN_COLUMNS).order_by(models.token.c.created_at)
+    query = select(*_TOKEN_COLUMNS).order_by(_TOKENS.created_at)
     if user_id is not None:
-        query = query.where(models.token.c.user_id == user_id)
-    return [Token(**row) for row in (await connection.execute(query)).mappings()]
+        query = query.where(_TOKENS.user_id == user_id)
+    return await all_of(connection, Token, query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,12 +308,12 @@ class Blob:
         return not self.damaged and self.reread_at is None
 
 
-_BLOB_COLUMNS = [models.blob.c[field.name] for field in fields(Blob)]
+_BLOB_COLUMNS = [_BLOBS[field.name] for field in fields(Blob)]
 
 _BLOB = select(*_BLOB_COLUMNS)
 _BLOBS_BY_MD5 = _BLOB.where(
-    *(models.blob.c[name] == bindparam(name) for name in ("md5", "size")),
-).order_by(models.blob.c.sha256)
+    *(_BLOBS[name] == bindparam(name) for name in ("md5", "size")),
+).order_by(_BLOBS.sha256)
 # A list of MD5s is a table, as in `transactions/rows.py`: asked with IN, MariaDB walks over all files of the user.
 _OF_USER_SQLITE = """
 SELECT DISTINCT {columns} FROM json_each(:md5s) AS asked
@@ -339,28 +331,28 @@ STRAIGHT_JOIN `blob` ON `blob`.sha256 = file.sha256
 
 def _of_user(statement: str) -> TextualSelect:
     columns = ", ".join(f"`blob`.{column.name}" for column in _BLOB_COLUMNS)
-    bound = text(statement.format(columns=columns)).bindparams(bindparam("user_id", type_=models.file.c.user_id.type))
+    bound = text(statement.format(columns=columns)).bindparams(bindparam("user_id", type_=_FILES.user_id.type))
     return bound.columns(*_BLOB_COLUMNS)
 
 
 _OF_USER = {"sqlite": _of_user(_OF_USER_SQLITE), "mysql": _of_user(_OF_USER_MYSQL)}
-_BLOB_BY_SHA256 = _BLOB.where(models.blob.c.sha256 == bindparam("sha256")).limit(1)
-_MD5_OF_BLOB = select(models.blob.c.md5).where(models.blob.c.sha256 == bindparam("of_blob"))
+_BLOB_BY_SHA256 = _BLOB.where(_BLOBS.sha256 == bindparam("sha256")).limit(1)
+_MD5_OF_BLOB = select(_BLOBS.md5).where(_BLOBS.sha256 == bindparam("of_blob"))
 _LOCKED_BLOB_BY_SHA256 = _BLOB_BY_SHA256.with_for_update()
 
 
 async def contents_by_md5(connection: AsyncConnection, user_id: str, md5s: list[str]) -> list[Blob]:
     """The contents, all of them sound as far as is known, that a user has files of with one of `md5s`."""
-    asked = {"user_id": user_id, "md5s": json.dumps(md5s)}
-    rows = (await connection.execute(_OF_USER[connection.dialect.name], asked)).mappings()
-    return [blob for blob in (Blob(**row) for row in rows) if blob.is_sound]
+    query = _OF_USER[connection.dialect.name]
+    found = await all_of(connection, Blob, query, user_id=user_id, md5s=json.dumps(md5s))
+    return [blob for blob in found if blob.is_sound]
 
 
 async def blobs_by_md5(connection: AsyncConnection, md5: str, size: int) -> list[Blob]:
     """Blobs in use with this MD5 and size, all of them sound as far as is known; several if it has twins."""
-    rows = (await connection.execute(_BLOBS_BY_MD5, {"md5": md5, "size": size})).mappings()
+    found = await all_of(connection, Blob, _BLOBS_BY_MD5, md5=md5, size=size)
     # Asked for those that are not damaged, SQLite walks over them all, by the index of `damaged`.
-    return [blob for blob in (Blob(**row) for row in rows) if blob.refs > 0 and blob.is_sound]
+    return [blob for blob in found if blob.refs > 0 and blob.is_sound]
 
 
 async def md5_of(connection: AsyncConnection, sha256: str) -> str | None:
@@ -371,13 +363,13 @@ async def md5_of(connection: AsyncConnection, sha256: str) -> str | None:
 
 async def blobs_by_sha256(connection: AsyncConnection, sha256s: list[str]) -> dict[str, Blob]:
     """Those of `sha256s` that have a row."""
-    query = _BLOB.where(models.blob.c.sha256.in_(sha256s))
-    return {row["sha256"]: Blob(**row) for row in (await connection.execute(query)).mappings()}
+    query = _BLOB.where(_BLOBS.sha256.in_(sha256s))
+    return {blob.sha256: blob for blob in await all_of(connection, Blob, query)}
 
 
 async def known_blobs(connection: AsyncConnection, sha256s: list[str], *, lock: bool = False) -> set[str]:
     """Those of `sha256s` that have a row; `lock` waits for rows on their way, and keeps them until the transaction ends."""
-    query = select(models.blob.c.sha256).where(models.blob.c.sha256.in_(sha256s)).order_by(models.blob.c.sha256)
+    query = select(_BLOBS.sha256).where(_BLOBS.sha256.in_(sha256s)).order_by(_BLOBS.sha256)
     return set((await connection.execute(query.with_for_update() if lock else query)).scalars())
 
 
@@ -386,14 +378,12 @@ async def blobs_to_scrub(
 ) -> list[Blob]:
     """Blobs in use that were not read back since they were placed, before a moment; then those that were last read back
     before another. Of each the oldest first."""
-    table = models.blob.c
-    in_use = _BLOB.where(table.refs > 0)
-    first = in_use.where(table.scrubbed_at.is_(None), table.created_at < placed_before).order_by(table.created_at)
-    again = in_use.where(table.scrubbed_at < scrubbed_before).order_by(table.scrubbed_at)
+    in_use = _BLOB.where(_BLOBS.refs > 0)
+    first = in_use.where(_BLOBS.scrubbed_at.is_(None), _BLOBS.created_at < placed_before).order_by(_BLOBS.created_at)
+    again = in_use.where(_BLOBS.scrubbed_at < scrubbed_before).order_by(_BLOBS.scrubbed_at)
     found: list[Blob] = []
     for query in (first, again):
-        rows = await connection.execute(query.limit(limit - len(found)))
-        found += [Blob(**row) for row in rows.mappings()]
+        found += await all_of(connection, Blob, query.limit(limit - len(found)))
         if len(found) == limit:
             break
     return found
@@ -401,56 +391,47 @@ async def blobs_to_scrub(
 
 async def blobs_to_reread(connection: AsyncConnection, now: datetime, limit: int) -> list[Blob]:
     """Blobs in use that could not be read, and are to be tried again by now, those that wait longest first."""
-    table = models.blob.c
-    query = _BLOB.where(table.refs > 0, table.reread_at <= now).order_by(table.reread_at).limit(limit)
-    return [Blob(**row) for row in (await connection.execute(query)).mappings()]
+    query = _BLOB.where(_BLOBS.refs > 0, _BLOBS.reread_at <= now).order_by(_BLOBS.reread_at).limit(limit)
+    return await all_of(connection, Blob, query)
 
 
 async def unscrubbed_since(connection: AsyncConnection) -> tuple[datetime | None, datetime | None]:
     """Of the blobs in use that were never read back, when the oldest was placed; and of the others, when the one that
     waits longest was. None where there are none."""
-    table = models.blob.c
-    placed = select(func.min(table.created_at)).where(table.refs > 0, table.scrubbed_at.is_(None))
-    scrubbed = select(func.min(table.scrubbed_at)).where(table.refs > 0, table.scrubbed_at.is_not(None))
+    placed = select(func.min(_BLOBS.created_at)).where(_BLOBS.refs > 0, _BLOBS.scrubbed_at.is_(None))
+    scrubbed = select(func.min(_BLOBS.scrubbed_at)).where(_BLOBS.refs > 0, _BLOBS.scrubbed_at.is_not(None))
     return (await connection.execute(placed)).scalar(), (await connection.execute(scrubbed)).scalar()
 
 
 async def count_damaged_blobs(connection: AsyncConnection) -> int:
-    query = select(func.count()).select_from(models.blob).where(models.blob.c.damaged, models.blob.c.refs > 0)
+    query = select(func.count()).select_from(models.blob).where(_BLOBS.damaged, _BLOBS.refs > 0)
     return int((await connection.execute(query)).scalar_one())
 
 
 async def count_unreadable_blobs(connection: AsyncConnection) -> int:
     """Those that could not be read when that was last tried, and are not known to be damaged."""
-    table = models.blob.c
     query = select(func.count()).select_from(models.blob)
-    return int(
-        (
-            await connection.execute(query.where(table.reread_at.is_not(None), ~table.damaged, table.refs > 0))
-        ).scalar_one()
-    )
+    unreadable = query.where(_BLOBS.reread_at.is_not(None), ~_BLOBS.damaged, _BLOBS.refs > 0)
+    return int((await connection.execute(unreadable)).scalar_one())
 
 
 async def blobs_without_refs(connection: AsyncConnection, limit: int) -> list[str]:
-    query = select(models.blob.c.sha256).where(models.blob.c.refs == 0).limit(limit)
+    query = select(_BLOBS.sha256).where(_BLOBS.refs == 0).limit(limit)
     return list((await connection.execute(query)).scalars())
 
 
-async def blobs_in_use(connection: AsyncConnection, *, after: str, limit: int) -> list[Blob]:
+async def blobs_in_use(connection: AsyncConnection, after: str, limit: int) -> list[Blob]:
     """Blobs with refs, by SHA-256, after the SHA-256 `after`."""
-    table = models.blob.c
-    query = _BLOB.where(table.refs > 0, table.sha256 > after).order_by(table.sha256).limit(limit)
-    return [Blob(**row) for row in (await connection.execute(query)).mappings()]
+    query = _BLOB.where(_BLOBS.refs > 0, _BLOBS.sha256 > after).order_by(_BLOBS.sha256).limit(limit)
+    return await all_of(connection, Blob, query)
 
 
 async def blob_by_sha256(connection: AsyncConnection, sha256: str, *, lock: bool = False) -> Blob | None:
     """A blob; `lock` keeps its row until the transaction ends."""
     query = _LOCKED_BLOB_BY_SHA256 if lock else _BLOB_BY_SHA256
-    row = (await connection.execute(query, {"sha256": sha256})).mappings().first()
-    return None if row is None else Blob(**row)
+    return await first_of(connection, Blob, query, sha256=sha256)
 
 
-_PLANS, _PARTS, _UPLOADS = models.concatenation.c, models.concatenation_part.c, models.upload.c
 _COLUMNS = [_PLANS[name] for name in ("id", "user_id", "name", "metadata", "ordered", "created_at")]
 
 
@@ -524,35 +505,32 @@ async def files(
 ) -> list[File]:
     """Files of a user, newest first, after the id `after`, with names that start with `prefix` and contain `part`, byte by
     byte."""
-    table = models.file.c
-    query = FILE.order_by(table.id.desc())
+    query = FILE.order_by(_FILES.id.desc())
     if part:
-        query = query.where(table.id.in_(_ids_by_part_of_name(user_id, limit, after, prefix, part)))
+        query = query.where(_FILES.id.in_(_ids_by_part_of_name(user_id, limit, after, prefix, part)))
     else:
-        query = query.where(*_conditions(user_id, table.id, after, prefix)).limit(limit)
-    return [File(**row) for row in (await connection.execute(query)).mappings()]
+        query = query.where(*_conditions(user_id, _FILES.id, after, prefix)).limit(limit)
+    return await all_of(connection, File, query)
 
 
 def _ids_by_part_of_name(user_id: str, limit: int, after: str | None, prefix: str | None, part: str) -> Any:
     """By a scan of the index of names alone, which is a fraction of the table: rows are looked at where a name matches."""
-    table = models.file.c
     # Not the column itself, or SQLite would rather walk the rows in the order of their ids.
-    key = func.substr(table.id, 1, type_=table.id.type)
-    conditions = [*_conditions(user_id, key, after, prefix), func.instr(table.name, part.encode()) > 0]
-    found = select(table.id).where(*conditions).order_by(key.desc()).limit(limit).subquery()
+    key = func.substr(_FILES.id, 1, type_=_FILES.id.type)
+    conditions = [*_conditions(user_id, key, after, prefix), func.instr(_FILES.name, part.encode()) > 0]
+    found = select(_FILES.id).where(*conditions).order_by(key.desc()).limit(limit).subquery()
     return select(found.c.id)
 
 
 def _conditions(
     user_id: str, key: ColumnElement[str], after: str | None, prefix: str | None
 ) -> list[ColumnElement[bool]]:
-    table = models.file.c
-    conditions = [table.user_id == user_id]
+    conditions = [_FILES.user_id == user_id]
     if after is not None:
         conditions.append(key < after)
     if prefix:
         # substr works on bytes here: the column is binary in every database.
-        conditions.append(func.substr(table.name, 1, len(prefix.encode())) == prefix.encode())
+        conditions.append(func.substr(_FILES.name, 1, len(prefix.encode())) == prefix.encode())
     return conditions
 
 
@@ -563,11 +541,10 @@ async def folders(
     connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: Place | None
 ) -> list[Folder]:
     """The folders right below a prefix, by name, with all that is in them."""
-    table = models.file.c
     name, slash = _name_and_slash(prefix)
-    folder = func.substr(table.name, 1, len(prefix.encode()) + slash, type_=name.type).label("name")
+    folder = func.substr(_FILES.name, 1, len(prefix.encode()) + slash, type_=name.type).label("name")
     query = (
-        select(folder, func.count().label("files"), func.sum(table.size, type_=table.size.type).label("bytes"))
+        select(folder, func.count().label("files"), func.sum(_FILES.size, type_=_FILES.size.type).label("bytes"))
         .where(*_below(user_id, prefix), slash > 0)
         .group_by(folder)
         .order_by(folder)
@@ -575,20 +552,19 @@ async def folders(
     )
     if after is not None:
         query = query.where(folder > after[0])
-    return [Folder(**row) for row in (await connection.execute(query)).mappings()]
+    return await all_of(connection, Folder, query)
 
 
 async def files_of_folder(
     connection: AsyncConnection, user_id: str, prefix: str, *, limit: int, after: Place | None
 ) -> list[File]:
     """The files right below a prefix, and in no folder there, by name."""
-    table = models.file.c
     _, slash = _name_and_slash(prefix)
-    query = FILE.where(*_below(user_id, prefix), slash == 0).order_by(table.name, table.id).limit(limit)
+    query = FILE.where(*_below(user_id, prefix), slash == 0).order_by(_FILES.name, _FILES.id).limit(limit)
     if after is not None:
         name, file_id = after
-        query = query.where(or_(table.name > name, and_(table.name == name, table.id > file_id)))
-    return [File(**row) for row in (await connection.execute(query)).mappings()]
+        query = query.where(or_(_FILES.name > name, and_(_FILES.name == name, _FILES.id > file_id)))
+    return await all_of(connection, File, query)
 
 
 async def files_below(
@@ -596,44 +572,40 @@ async def files_below(
 ) -> list[File]:
     """Files whose names start with a prefix, after a file, in the order of their ids; or those with the shortest names
     first."""
-    table = models.file.c
-    length = func.length(table.name)
+    length = func.length(_FILES.name)
     query = (
-        FILE.where(*_below(user_id, prefix)).order_by(*((length, table.id) if shortest else (table.id,))).limit(limit)
+        FILE.where(*_below(user_id, prefix)).order_by(*((length, _FILES.id) if shortest else (_FILES.id,))).limit(limit)
     )
     if after is not None:
-        later = table.id > after.id
+        later = _FILES.id > after.id
         reached = len(after.name.encode())
         query = query.where(or_(length > reached, and_(length == reached, later)) if shortest else later)
-    return [File(**row) for row in (await connection.execute(query)).mappings()]
+    return await all_of(connection, File, query)
 
 
 async def files_by_ids(connection: AsyncConnection, user_id: str, ids: Sequence[str]) -> list[File]:
     """Those of the files with these ids that are a user's."""
-    table = models.file.c
-    query = FILE.where(table.user_id == user_id, table.id.in_(ids)).order_by(table.id)
-    return [File(**row) for row in (await connection.execute(query)).mappings()]
+    query = FILE.where(_FILES.user_id == user_id, _FILES.id.in_(ids)).order_by(_FILES.id)
+    return await all_of(connection, File, query)
 
 
 async def damaged_below(connection: AsyncConnection, user_id: str, prefix: str) -> File | None:
     """A file whose name starts with a prefix and whose content is known to be damaged."""
-    query = FILE.where(*_below(user_id, prefix), or_(models.blob.c.damaged, models.blob.c.sha256.is_(None))).limit(1)
-    row = (await connection.execute(query)).mappings().first()
-    return None if row is None else File(**row)
+    query = FILE.where(*_below(user_id, prefix), or_(_BLOBS.damaged, _BLOBS.sha256.is_(None))).limit(1)
+    return await first_of(connection, File, query)
 
 
 def _below(user_id: str, prefix: str) -> list[ColumnElement[bool]]:
     """By the index of names, so that what lies elsewhere costs nothing."""
-    table = models.file.c
     if not prefix:
-        return [table.user_id == user_id]
+        return [_FILES.user_id == user_id]
     raw = prefix.encode()
     # In UTF-8 no byte is the largest one.
     beyond = literal(raw[:-1] + bytes([raw[-1] + 1]), LargeBinary)
-    return [table.user_id == user_id, table.name >= prefix, table.name < beyond]
+    return [_FILES.user_id == user_id, _FILES.name >= prefix, _FILES.name < beyond]
 
 
 def _name_and_slash(prefix: str) -> tuple[ColumnElement[str], ColumnElement[int]]:
     """The name, and where after the prefix it has its first slash, counted from 1; 0: nowhere."""
-    name = models.file.c.name
+    name = _FILES.name
     return name, func.instr(func.substr(name, len(prefix.encode()) + 1), _SLASH)

@@ -14,12 +14,14 @@ from uploader.database import models, queries
 from uploader.domain.reports import Day, OpenSums, Totals, Usage, UserReport
 from uploader.domain.upload import Upload
 
-_TOTALS_COLUMNS = [models.usage_daily.c[field.name] for field in fields(Totals)]
-_DAY_COLUMNS = [models.usage_daily.c[name] for name in ("day", "taken_at", "free_disk_bytes")]
+_DAYS, _USERS = models.usage_daily.c, models.user_info.c
+_UPLOADS, _FILES, _BLOBS = models.upload.c, models.file.c, models.blob.c
+_TOTALS_COLUMNS = [_DAYS[field.name] for field in fields(Totals)]
+_DAY_COLUMNS = [_DAYS[name] for name in ("day", "taken_at", "free_disk_bytes")]
 
 
 async def has_day(connection: AsyncConnection, day: date) -> bool:
-    query = select(models.usage_daily.c.day).where(models.usage_daily.c.day == day)
+    query = select(_DAYS.day).where(_DAYS.day == day)
     return (await connection.execute(query)).first() is not None
 
 
@@ -32,15 +34,13 @@ async def add_day(connection: AsyncConnection, day: Day) -> None:
 
 async def days_since(connection: AsyncConnection, first: date) -> list[Day]:
     """The days from `first` on, in order. Those on which nobody looked are not there."""
-    table = models.usage_daily.c
-    query = select(*_DAY_COLUMNS, *_TOTALS_COLUMNS).where(table.day >= first).order_by(table.day)
+    query = select(*_DAY_COLUMNS, *_TOTALS_COLUMNS).where(_DAYS.day >= first).order_by(_DAYS.day)
     return [_day_of(row) for row in await connection.execute(query)]
 
 
 async def newest_day_until(connection: AsyncConnection, last: date) -> Day | None:
     """The newest day that is not after `last`."""
-    table = models.usage_daily.c
-    query = select(*_DAY_COLUMNS, *_TOTALS_COLUMNS).where(table.day <= last).order_by(table.day.desc()).limit(1)
+    query = select(*_DAY_COLUMNS, *_TOTALS_COLUMNS).where(_DAYS.day <= last).order_by(_DAYS.day.desc()).limit(1)
     row = (await connection.execute(query)).first()
     return None if row is None else _day_of(row)
 
@@ -99,8 +99,8 @@ class Counted:
 
 
 COUNTED = {
-    "files": Counted(models.file.c.user_id),
-    "open_uploads": Counted(models.upload.c.user_id, models.upload.c.open_flag == 1),
+    "files": Counted(_FILES.user_id),
+    "open_uploads": Counted(_UPLOADS.user_id, _UPLOADS.open_flag == 1),
 }
 
 
@@ -149,8 +149,7 @@ async def _who_have_some(connection: AsyncConnection, page: Page, containing: st
 
 async def _who_are_there(connection: AsyncConnection, user_ids: list[str]) -> set[str]:
     """Rows of users who are not there are a drift, and must not end a list early."""
-    users = models.user_info.c
-    return set((await connection.execute(select(users.user_id).where(users.user_id.in_(user_ids)))).scalars())
+    return set((await connection.execute(select(_USERS.user_id).where(_USERS.user_id.in_(user_ids)))).scalars())
 
 
 async def _who_have_none(
@@ -158,7 +157,7 @@ async def _who_have_none(
 ) -> list[str]:
     if limit <= 0:
         return []
-    counted, users = COUNTED[name], models.user_info.c
+    counted, users = COUNTED[name], _USERS
     some = select(counted.user_id).where(*counted.conditions(counted.user_id == users.user_id))
     query = select(users.user_id).where(users.user_id > after, ~exists(some)).order_by(users.user_id).limit(limit)
     if containing:
@@ -173,30 +172,29 @@ def _contains(user_id: ColumnElement[str], text: str) -> ColumnElement[bool]:
 # The largest figure that a column holds. A user may have a total space of that size, so sums of it may be larger.
 _LARGEST = 2**63 - 1
 
-_USAGE_COLUMNS = [models.user_info.c[field.name] for field in fields(Usage)]
+_USAGE_COLUMNS = [_USERS[field.name] for field in fields(Usage)]
 
 _UPLOAD_KEYS: dict[str, ColumnElement[Any]] = {
-    "updated_at": models.upload.c.updated_at,
-    "quota_bytes": models.upload.c.size,
-    "disk_bytes": models.upload.c.flushed_bytes,
+    "updated_at": _UPLOADS.updated_at,
+    "quota_bytes": _UPLOADS.size,
+    "disk_bytes": _UPLOADS.flushed_bytes,
 }
 
 
 async def user_reports(connection: AsyncConnection, page: Page, containing: str | None) -> list[UserReport]:
     """A page of the users whose ids contain `containing`."""
-    users = models.user_info.c
     query = select(*_USAGE_COLUMNS)
     if page.sort in COUNTED:
         user_ids = await users_by_count(connection, page, containing)
-        return await _counted(connection, query.where(users.user_id.in_(user_ids)), user_ids)
+        return await _counted(connection, query.where(_USERS.user_id.in_(user_ids)), user_ids)
     if containing:
-        query = query.where(func.instr(users.user_id, containing.encode()) > 0)
-    return await _counted(connection, page.of(query, users[page.sort], users.user_id))
+        query = query.where(func.instr(_USERS.user_id, containing.encode()) > 0)
+    return await _counted(connection, page.of(query, _USERS[page.sort], _USERS.user_id))
 
 
 async def user_report(connection: AsyncConnection, user_id: str) -> UserReport | None:
     """One user."""
-    found = await _counted(connection, select(*_USAGE_COLUMNS).where(models.user_info.c.user_id == user_id))
+    found = await _counted(connection, select(*_USAGE_COLUMNS).where(_USERS.user_id == user_id))
     return found[0] if found else None
 
 
@@ -204,7 +202,7 @@ async def _counted(
     connection: AsyncConnection, query: "Select[Any]", order: list[str] | None = None
 ) -> list[UserReport]:
     """The users of `query`, each with its counts, in the order of these ids or of the query itself."""
-    usages = {row["user_id"]: Usage(**row) for row in (await connection.execute(query)).mappings()}
+    usages = {usage.user_id: usage for usage in await queries.all_of(connection, Usage, query)}
     user_ids = list(usages) if order is None else order
     files = await counts_of(connection, user_ids, "files")
     open_uploads = await counts_of(connection, user_ids, "open_uploads")
@@ -216,12 +214,11 @@ async def _counted(
 
 
 def _open_conditions(idle_since: datetime | None, user_id: str | None) -> list[ColumnElement[bool]]:
-    table = models.upload.c
-    conditions: list[ColumnElement[bool]] = [table.open_flag == 1]
+    conditions: list[ColumnElement[bool]] = [_UPLOADS.open_flag == 1]
     if idle_since is not None:
-        conditions.append(table.updated_at <= idle_since)
+        conditions.append(_UPLOADS.updated_at <= idle_since)
     if user_id is not None:
-        conditions.append(table.user_id == user_id)
+        conditions.append(_UPLOADS.user_id == user_id)
     return conditions
 
 
@@ -230,8 +227,7 @@ async def open_uploads(
 ) -> list[Upload]:
     """A page of open uploads: those that nothing was accounted for since `idle_since`, and of one user, if given."""
     query = select(*queries.UPLOAD_COLUMNS).where(*_open_conditions(idle_since, user_id))
-    rows = (await connection.execute(page.of(query, _UPLOAD_KEYS[page.sort], models.upload.c.id))).mappings()
-    return [queries.upload_of(row) for row in rows]
+    return await queries.all_of(connection, queries.upload_of, page.of(query, _UPLOAD_KEYS[page.sort], _UPLOADS.id))
 
 
 async def open_sums(connection: AsyncConnection, *, idle_since: datetime | None, user_id: str | None) -> OpenSums:
@@ -243,8 +239,8 @@ async def open_sums(connection: AsyncConnection, *, idle_since: datetime | None,
 async def open_sums_by_month(connection: AsyncConnection) -> list[OpenSums]:
     """What the open uploads of each month (UTC) of opening hold, the earliest month first."""
     # As text, a moment begins with `YYYY-MM` on every database.
-    month = func.substr(models.upload.c.created_at, 1, 7, type_=String)
-    query = select(month.label("month"), *_open_figures()).where(models.upload.c.open_flag == 1)
+    month = func.substr(_UPLOADS.created_at, 1, 7, type_=String)
+    query = select(month.label("month"), *_open_figures()).where(_UPLOADS.open_flag == 1)
     return [
         OpenSums(month=row[0], open_uploads=row[1], quota_bytes=int(row[2]), disk_bytes=int(row[3]))
         for row in await connection.execute(query.group_by("month").order_by("month"))
@@ -252,8 +248,7 @@ async def open_sums_by_month(connection: AsyncConnection) -> list[OpenSums]:
 
 
 def _open_figures() -> list[ColumnElement[Any]]:
-    table = models.upload.c
-    return [func.count(), _sum(table.size), _sum(table.flushed_bytes)]
+    return [func.count(), _sum(_UPLOADS.size), _sum(_UPLOADS.flushed_bytes)]
 
 
 async def totals(connection: AsyncConnection, months: list[OpenSums]) -> Totals:
@@ -261,15 +256,14 @@ async def totals(connection: AsyncConnection, months: list[OpenSums]) -> Totals:
 
     Files are counted by the refs of their contents, so that one walk over them is enough.
     """
-    users, blobs = models.user_info.c, models.blob.c
     # In two halves, because SQLite refuses a sum beyond 64 bits.
-    halves = [_sum(users.total_space.bitwise_rshift(32)), _sum(users.total_space.bitwise_and(2**32 - 1))]
+    halves = [_sum(_USERS.total_space.bitwise_rshift(32)), _sum(_USERS.total_space.bitwise_and(2**32 - 1))]
     accounts = select(
-        func.count(), *halves, _sum(users.use_space_finished), _sum(users.use_space_unfinished), _sum(users.reserved)
+        func.count(), *halves, _sum(_USERS.use_space_finished), _sum(_USERS.use_space_unfinished), _sum(_USERS.reserved)
     )
     of_users = [int(value) for value in (await connection.execute(accounts)).one()]
-    contents = select(func.count(), _sum(blobs.refs), _sum(blobs.size * blobs.refs), _sum(blobs.size))
-    of_blobs = [int(value) for value in (await connection.execute(contents.where(blobs.refs > 0))).one()]
+    contents = select(func.count(), _sum(_BLOBS.refs), _sum(_BLOBS.size * _BLOBS.refs), _sum(_BLOBS.size))
+    of_blobs = [int(value) for value in (await connection.execute(contents.where(_BLOBS.refs > 0))).one()]
     return Totals(
         users=of_users[0],
         files=of_blobs[1],

@@ -134,7 +134,7 @@ async def note_scrub(
         await tell_of_content(connection, kind, sha256)
 
 
-async def note_unreadable(connection: AsyncConnection, sha256: str, *, now: datetime, reread_at: datetime) -> None:
+async def note_unreadable(connection: AsyncConnection, sha256: str, now: datetime, reread_at: datetime) -> None:
     """Say of a blob that it could not be read, which says nothing of its bytes, and when that is tried again."""
     found = update(models.blob).where(models.blob.c.sha256 == sha256)
     await connection.execute(found.values(scrubbed_at=now, reread_at=reread_at))
@@ -345,7 +345,7 @@ async def _read_names(connection: AsyncConnection, files: Sequence[File], if_exi
 
 
 async def add_instant_file(
-    connection: AsyncConnection, file: File, if_exists: IfExists, *, replaced_upload_id: str | None
+    connection: AsyncConnection, file: File, if_exists: IfExists, replaced_upload_id: str | None
 ) -> Added:
     """Give a user a file of content that is there already.
 
@@ -362,7 +362,6 @@ async def add_whole_file(
     connection: AsyncConnection,
     file: File,
     if_exists: IfExists,
-    *,
     replaced_upload_id: str | None,
     place_blob: Callable[[], Awaitable[str | None]],
 ) -> Added:

@@ -32,7 +32,7 @@ from uploader.errors import SizeMismatch, TooManyUploads
 _PLANS, _PARTS = models.concatenation.c, models.concatenation_part.c
 
 
-async def order_concatenation(connection: AsyncConnection, ordered: Concatenation, *, max_waiting: int) -> None:
+async def order_concatenation(connection: AsyncConnection, ordered: Concatenation, max_waiting: int) -> None:
     """Note that parts are to become a whole once they are complete. Raises Duplicate (from the engine), NotOpen,
     TooManyUploads."""
     await _lock_parts(connection, ordered)
@@ -52,7 +52,6 @@ async def order_concatenation(connection: AsyncConnection, ordered: Concatenatio
 async def join_concatenation(
     connection: AsyncConnection,
     whole: Upload,
-    *,
     expires_at: datetime,
     make_room: Callable[[], Awaitable[object]],
 ) -> None:
@@ -138,9 +137,7 @@ class Flushed:
     open_ids: frozenset[str]
 
 
-async def open_upload(
-    connection: AsyncConnection, upload: Upload, *, max_open_uploads: int, expires_at: datetime
-) -> None:
+async def open_upload(connection: AsyncConnection, upload: Upload, max_open_uploads: int, expires_at: datetime) -> None:
     """Insert an upload and reserve its size; `expires_at` is for who is told of it. Raises Duplicate (from the engine),
     QuotaExceeded, TooManyUploads."""
     await connection.execute(rows.INSERT_UPLOAD, row_of(upload))
@@ -179,9 +176,7 @@ class LengthTold(NotOpen):
     """The length of the upload was told meanwhile: what the caller knows of it is out of date."""
 
 
-async def grow(
-    connection: AsyncConnection, upload_id: str, end: int, *, step: int, limit: int, now: datetime
-) -> Upload:
+async def grow(connection: AsyncConnection, upload_id: str, end: int, step: int, limit: int, now: datetime) -> Upload:
     """Reserve more for an upload whose length is not known, so that it may have `end` bytes: `step` bytes where the user
     has twice as many, and never beyond `limit`. Raises NotOpen, LengthTold, QuotaExceeded."""
     upload = await lock_open(connection, upload_id)
