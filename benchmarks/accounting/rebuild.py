@@ -9,7 +9,7 @@ from benchmarks.accounting.stores import database_server, valkey
 from benchmarks.report import Row, amount, at_most
 from tests.support.bodies import InPieces
 from tests.support.rows import Transactions, upload_row
-from uploader.bootstrap import Services, create_services, running
+from uploader.bootstrap import Services, running
 from uploader.domain.upload import Upload
 from uploader.service.results import Target
 from uploader.settings import Settings
@@ -30,7 +30,7 @@ async def rebuild(directory: Path, scale: Scale) -> list[Row]:
                 free_space_floor_bytes=0,
                 durability="process",  # what is written first only makes ready; the sweep writes nothing to the disk
             )
-            services = create_services(settings)
+            services = Services(settings)
             async with running(services, jobs=False):
                 uploads = await _send(services, scale)
                 await services.sweeping.sweep(0)

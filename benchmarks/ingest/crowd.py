@@ -14,7 +14,7 @@ from uploader.storage.local.temp import month_path
 from benchmarks.ingest.scale import KIB
 from uploader.accounting.keys import upload_keys
 from uploader.accounting.redis import Script
-from uploader.bootstrap import create_services, redis_directory
+from uploader.bootstrap import Services, redis_directory
 from uploader.database import models
 from uploader.database.engine import Connection
 from uploader.database.transactions.rows import row_of
@@ -36,7 +36,7 @@ _SENT_AT_ONCE = 1000
 async def open_uploads(data: Path, users: Sequence[str], count: int) -> list[str]:
     """Open so many, each of the next user in turn; their ids."""
     settings = Settings(data=data)
-    services = create_services(settings)
+    services = Services(settings)
     try:
         now = datetime.now(UTC)
         uploads = [_upload(users[number % len(users)], now) for number in range(count)]

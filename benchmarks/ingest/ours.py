@@ -13,7 +13,7 @@ from benchmarks.ingest.load import Plan, Request, head
 from benchmarks.ingest.scale import Load
 from benchmarks.storage.client import Connection
 from tests.support.process import UPLOADER, Server, ended
-from uploader.bootstrap import create_services
+from uploader.bootstrap import Services
 from uploader.settings import Settings
 
 _UNDIGESTED = (sys.executable, "-m", "benchmarks.ingest.undigested")
@@ -104,7 +104,7 @@ def ours(directory: Path, mode: Mode, users: int = _USERS, **more: str) -> Itera
 
 
 async def _make_users(data: Path, count: int) -> list[str]:
-    services = create_services(Settings(data=data))
+    services = Services(Settings(data=data))
     try:
         return [
             await services.accounts.create_token(f"user-{number}", admin=False, total_space=1 << 50)

@@ -17,7 +17,7 @@ from benchmarks.accounting.stores import database_server, versions
 from benchmarks.report import Row
 from benchmarks.reports.rows import FULL, QUICK, Scale, fill
 from tests.support.process import UPLOADER, environment
-from uploader.bootstrap import build_application, create_services, running
+from uploader.bootstrap import Services, build_application, running
 from uploader.database.engine import Database
 from uploader.domain.reports import UPLOAD_SORTS, USER_SORTS
 from uploader.settings import Settings
@@ -67,7 +67,7 @@ async def measure_on(database: Database, data: Path, scale: Scale) -> list[Row]:
     print(f"filled in {time.monotonic() - begin:.0f} s", flush=True)
     url = database.engine.url.render_as_string(hide_password=False)
     # No report asks Redis.
-    services = create_services(Settings(data=data, database_url=url, redis_url="redis://127.0.0.1:1"))
+    services = Services(Settings(data=data, database_url=url, redis_url="redis://127.0.0.1:1"))
     async with running(services, jobs=False):
         token = await services.accounts.create_token("root", admin=True)
         transport = httpx2.ASGITransport(app=build_application(services))

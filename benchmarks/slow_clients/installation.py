@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.slow_clients.slow import SLOW_BYTES, SLOW_MD5
 from tests.support.content import MIB, Content
 from tests.support.process import UPLOADER, Server, ended
-from uploader.bootstrap import create_services
+from uploader.bootstrap import Services
 from uploader.settings import Settings
 
 FILE = Content(64 * MIB, chunk_size=64 * MIB)
@@ -47,7 +47,7 @@ def running_installation(directory: Path, slow_users: int) -> Iterator[Installat
 
 
 async def _make_users(data: Path, count: int) -> list[str]:
-    services = create_services(Settings(data=data))
+    services = Services(Settings(data=data))
     try:
         return [
             await services.accounts.create_token(f"user-{number}", admin=False, total_space=1 << 40)

@@ -16,7 +16,7 @@ from benchmarks.ingest.ours import Mode, Ours, ours
 from benchmarks.ingest.places import Places
 from benchmarks.report import Row, amount, compared
 from benchmarks.small_files.scale import SIZE_BYTES, Scale
-from uploader.bootstrap import create_services
+from uploader.bootstrap import Services
 from uploader.database import models
 from uploader.database.engine import Connection
 from uploader.service.ids import new_id
@@ -96,7 +96,7 @@ _ASKED: dict[str, Callable[[str, dict[str, str]], Request]] = {
 
 async def _fill(data: Path, user_id: str, count: int) -> None:
     """Give the user so many files, as rows: what is measured asks for no bytes of them."""
-    services = create_services(Settings(data=data))
+    services = Services(Settings(data=data))
     now = datetime.now(UTC)
 
     async def insert(connection: Connection) -> None:

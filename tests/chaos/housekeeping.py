@@ -12,7 +12,7 @@ from unittest import mock
 from tests.chaos.installation import Installation
 from tests.support.in_bucket import BucketBytes
 from tests.support.process import environment
-from uploader.bootstrap.services import Services, create_services
+from uploader.bootstrap.services import Services
 from uploader.clock import Clock
 from uploader.settings import Settings
 from uploader.storage.s3.bucket import Bucket
@@ -42,7 +42,7 @@ async def clean_up(installation: Installation, stored: BucketBytes) -> CleanedUp
     before = await stored.count()
     now = Bucket.clock
     with mock.patch.object(Bucket, "clock", lambda bucket: now(bucket) + _LATER):
-        services = create_services(Settings.load(environment(settings)), _LaterClock())
+        services = Services(Settings.load(environment(settings)), _LaterClock())
         try:
             directories = await _clean(services)
         finally:

@@ -261,7 +261,7 @@ async def test_a_stream_that_is_cancelled_at_any_call_keeps_what_it_tells(
                 appending.cancel()
                 with pytest.raises((asyncio.CancelledError, StorageFull)):
                     await appending
-            assert not stack.services.appends.at_once._counts
+            assert not stack.services.appends.concurrency._counts
             assert not stack.app._intake._budget._charged
             offset = await offset_of(stack, upload)
             assert offset == await in_redis(stack, upload) == on_disk(stack, upload).received

@@ -22,7 +22,7 @@ from tests.support.invariants import checked_accounts
 from tests.support.layout import blob_path
 from tests.support.rot import flip_bit
 from tests.support.stack import Stack, running_stack
-from uploader.bootstrap import create_services, prepare_database
+from uploader.bootstrap import Services, prepare_database
 from uploader.database import dump, migrate, models
 from uploader.database.dump import Dumped, check_empty, load_dump, write_dump
 from uploader.database.engine import Connection, Database
@@ -60,7 +60,7 @@ def blank_sqlite_url(tmp_path: Path) -> str:
 
 async def restore(data: Path, url: str, redis_url: str, backups: Path, stamp: str | None = None) -> Copied:
     """As the command does it."""
-    services = create_services(Settings(data=data, database_url=url, redis_url=redis_url))
+    services = Services(Settings(data=data, database_url=url, redis_url=redis_url))
     try:
         plan = await services.restoring.look(backups, stamp)
         return await services.restoring.restore(plan, nothing)

@@ -4,6 +4,7 @@ what of the accounts it is about."""
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -175,7 +176,7 @@ async def test_nobody_appends_to_a_whole(stack: Stack) -> None:
         problem(await patch(stack, path, 0, b"x"), 403, "forbidden")
         problem(await patch(stack, path, 3, b""), 403, "forbidden")
     assert (await head(stack, two)).headers["upload-offset"] == "2"
-    stack.services.concatenations._filling._turns._value = 0  # nobody fills for now
+    stack.services.concatenations.filling._turns._value = 0  # nobody fills for now
     await patch(stack, two, 2, b"345")
     problem(await patch(stack, waiting, 0, b"x"), 403, "forbidden")
     native = waiting.replace("resumable", "uploads")
@@ -372,9 +373,9 @@ async def test_whoever_finds_an_order_ends_it(stack: Stack, monkeypatch: pytest.
         return asyncio.ensure_future(unseen(upload_id))
 
     monkeypatch.setattr(stack.services.appends, "part_completed", unseen)
-    monkeypatch.setattr(wholes, "_wait_seconds", 0)
-    start = wholes._filling.start
-    monkeypatch.setattr(wholes._filling, "start", dies)
+    monkeypatch.setattr(wholes, "settings", replace(wholes.settings, merge_wait_seconds=0))
+    start = wholes.filling.start
+    monkeypatch.setattr(wholes.filling, "start", dies)
     length = CONTENT.size // 2
     parts = [await part_of(stack, CONTENT.data[:length]), await part_of(stack, CONTENT.data[length:], sent=7)]
     path = await ordered(stack, parts)
@@ -388,7 +389,7 @@ async def test_whoever_finds_an_order_ends_it(stack: Stack, monkeypatch: pytest.
     assert "upload-offset" not in (await head(stack, path)).headers
     (listed,) = (await stack.client.get("/uploads")).json()["uploads"]
     assert (listed["id"], listed["received_bytes"]) == (started[0], 0)
-    monkeypatch.setattr(wholes._filling, "start", start)
+    monkeypatch.setattr(wholes.filling, "start", start)
     await wholes.advance_due()
     await eventually(lambda: is_finished(stack, path))
     await wholes.advance_due()
@@ -414,8 +415,9 @@ async def test_parts_that_nobody_tidied_after_the_join_are_found(
     async with make_stack(chunk_size_bytes=64 * KIB, claim_lease_seconds=0.2) as stack:
         parts = await parts_of(stack)
         with monkeypatch.context() as died:
-            died.setattr(stack.services.concatenations._joining._closers, "clear", unseen)
-            died.setattr(stack.services.concatenations, "_wait_seconds", 0)
+            died.setattr(stack.services.concatenations.joining.closers, "clear", unseen)
+            at_once = replace(stack.services.settings, merge_wait_seconds=0)
+            died.setattr(stack.services.concatenations, "settings", at_once)
             path = await ordered(stack, parts)
         await eventually(lambda: is_finished(stack, path))
         assert await rests_within(PATIENCE_SECONDS, lambda: over(stack)) == Account(finished=CONTENT.size)
@@ -439,13 +441,13 @@ async def test_bytes_of_a_part_that_went_bad_make_no_file(stack: Stack, monkeypa
 async def test_one_process_fills_a_whole(stack: Stack) -> None:
     """And who is told that another one does leaves it."""
     services = stack.services
-    services.concatenations._filling._turns._value = 0
-    services.concatenations._wait_seconds = 0
+    services.concatenations.filling._turns._value = 0
+    services.concatenations.settings = replace(services.settings, merge_wait_seconds=0)
     path = await ordered(stack, await parts_of(stack))
     upload = await known(stack, path)
     async with services.storage.filling(upload):
-        services.concatenations._filling._turns.release()
-        await services.concatenations._filling.start(upload.id)
+        services.concatenations.filling._turns.release()
+        await services.concatenations.filling.start(upload.id)
         assert (await services.storage.read_map(upload)).received_bytes == 0
         assert (await stack.client.delete(path, headers=TUS)).status_code == 204, "at once, whoever fills it"
     assert (await head(stack, path)).status_code == 410

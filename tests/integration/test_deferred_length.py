@@ -172,7 +172,7 @@ async def test_a_full_disk_refuses_a_step_and_then_what_is_wanted(
         if size > 1000:
             raise StorageFull
 
-    monkeypatch.setattr(stack.services.appends.growing.admission, "check", check)
+    monkeypatch.setattr(stack.services.appends.deferred_length.admission, "check", check)
     appended = await append(stack, upload, 0, 1000)
     assert isinstance(appended, Appended)
     assert (appended.upload.size, asked) == (1000, [STEP, 1000])
@@ -388,9 +388,7 @@ async def stored_bytes(stack: Stack, upload: Upload) -> int:
 
 
 async def rows(stack: Stack) -> list[Upload]:
-    return await stack.services.database.read(
-        lambda connection: queries.all_open_uploads(connection, after="", limit=9)
-    )
+    return await stack.services.database.read(queries.all_open_uploads, "", 9)
 
 
 async def nothing_waits_for_its_client(stack: Stack) -> None:

@@ -126,9 +126,7 @@ def _start_anew(stack: Stack) -> None:
 async def _check(stack: Stack, acknowledged: list[Chunk]) -> None:
     await stack.services.storage.drain()
     await rests_within(PATIENCE_SECONDS, lambda: _flush_and_check(stack))
-    rows = await stack.services.database.read(
-        lambda connection: queries.all_open_uploads(connection, after="", limit=9)
-    )
+    rows = await stack.services.database.read(queries.all_open_uploads, "", 9)
     for upload in rows:
         numbers = {chunk.number for chunk in acknowledged if chunk.upload_id == upload.id}
         assert numbers <= read_directory(stack.data / upload.place).sound, "invariant 6"

@@ -19,9 +19,8 @@ from tests.support.stack import Stack
 from tests.support.waiting import eventually
 from uploader.accounting import keys
 from uploader.accounting.keys import INSTALLATION
-from uploader.bootstrap import create_services, reset_redis
+from uploader.bootstrap import Services, reset_redis
 from uploader.bootstrap.application import _jobs
-from uploader.bootstrap.services import Services
 from uploader.database import meta
 from uploader.errors import ConfigurationError
 from uploader.service.cleanup import Cleanup
@@ -217,7 +216,7 @@ async def test_a_damaged_mark_stops(make_stack: MakeStack, content: str) -> None
 async def racers(tmp_path: Path, stack_url: str, redis_url: str) -> AsyncIterator[list[Services]]:
     """As many processes have them, on what is new."""
     settings = Settings(data=tmp_path / "data", database_url=stack_url, redis_url=redis_url)
-    made = [create_services(settings) for _ in range(8)]
+    made = [Services(settings) for _ in range(8)]
     yield made
     for services in made:
         await services.close()

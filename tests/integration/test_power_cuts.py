@@ -55,7 +55,7 @@ from tests.support.powercut import (
     nothing,
 )
 from tests.support.stack import running_stack
-from uploader.bootstrap import Services, create_services
+from uploader.bootstrap import Services
 from uploader.bootstrap import services as services_module
 from uploader.database.engine import Database
 from uploader.domain import upload as domain_upload
@@ -295,9 +295,9 @@ async def _record(place: Place, way: str, **settings: Any) -> Recording:
 def _marking_commits(path: Path, recording: Recording) -> Iterator[None]:
     transact = Database.transact
 
-    async def marked(self: Database, work: Any, **how: Any) -> Any:
+    async def marked(self: Database, work: Any, *of: Any, **how: Any) -> Any:
         try:
-            return await transact(self, work, **how)
+            return await transact(self, work, *of, **how)
         finally:
             recording.mark(Snapshot.of(path))
 
@@ -350,7 +350,7 @@ class Restarter:
         )
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(services_module, "Database", lambda _url, **_: self.database)
-            return create_services(settings, self._clock)
+            return Services(settings, self._clock)
 
     async def _go_on(self, services: Services, uploads: list[Upload]) -> None:
         for upload in uploads:

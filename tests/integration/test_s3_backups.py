@@ -12,7 +12,7 @@ from tests.support.content import KIB, Content
 from tests.support.gateways import JuiceGateway, settings_of
 from tests.support.stack import Stack, running_stack
 from uploader.addresses import BucketAddress
-from uploader.bootstrap import create_services
+from uploader.bootstrap import Services
 from uploader.database.dump import load_dump
 from uploader.errors import ConfigurationError
 from uploader.service import backup, reconcile
@@ -48,7 +48,7 @@ async def back_up(stack: Stack, tmp_path: Path) -> BackedUp:
 async def restore(tmp_path: Path, url: str, redis_url: str, **settings: Any) -> Copied:
     """As the command does it, on a machine where nothing is."""
     in_force = Settings(data=tmp_path / "restored", database_url=url, redis_url=redis_url, **settings)
-    services = create_services(in_force)
+    services = Services(in_force)
     try:
         plan = await services.restoring.look(tmp_path / "backups")
         return await services.restoring.restore(plan, nothing)

@@ -23,7 +23,7 @@ from tests.support import forkserver
 from tests.support.at_rest import check_at_rest, rests_within
 from tests.support.process import environment
 from tests.support.waiting import PATIENCE_SECONDS
-from uploader.bootstrap import Services, create_services, running
+from uploader.bootstrap import Services, running
 from uploader.database import models
 from uploader.database.engine import Connection
 from uploader.settings import Settings
@@ -170,7 +170,7 @@ async def course(directory: Path, database_url: str, redis_url: str) -> AsyncIte
     """Everything that races need, on a migrated, empty database and an empty Redis."""
     settings = SETTINGS | {"DATA": str(directory / "data"), "DATABASE_URL": database_url, "REDIS_URL": redis_url}
     log = directory / "racers.log"
-    services = create_services(Settings.load(environment(settings)))
+    services = Services(Settings.load(environment(settings)))
     async with running(services, jobs=False), Redis.from_url(redis_url) as redis:
         await services.database.transact(_make_users)
         a, b = [await _start(side, settings, log) for side in "ab"]

@@ -18,7 +18,7 @@ import uvloop
 from tests.races.rounds import ALICE, Round, Steady, Worker, word_of
 from tests.races.table import BY_NAME, Race
 from tests.support.faults import open_files_under
-from uploader.bootstrap import build_application, create_services, running
+from uploader.bootstrap import Services, build_application, running
 from uploader.observability import configure_logging
 from uploader.settings import Settings
 
@@ -102,7 +102,7 @@ async def _lines() -> AsyncIterator[dict[str, Any]]:
 @asynccontextmanager
 async def working() -> AsyncIterator[Worker]:
     """A worker with its jobs, and Alice's client."""
-    services = create_services(Settings.load())
+    services = Services(Settings.load())
     async with running(services, jobs=True):
         token = await services.accounts.create_token(ALICE, admin=False)
         transport = httpx2.ASGITransport(app=build_application(services))

@@ -42,7 +42,7 @@ from tests.support.servers import PrivateRedis
 from uploader.accounting.keys import upload_keys
 from uploader.accounting.pending import Outcome, RecordResult
 from uploader.accounting.queue import Claim, UploadQueue
-from uploader.bootstrap import create_services
+from uploader.bootstrap import Services
 from uploader.database import models
 from uploader.database.engine import Connection, Duplicate
 from uploader.database.transactions import NotOpen
@@ -184,7 +184,7 @@ class AccountingMachine(RuleBasedStateMachine):
             max_pending_bytes=4 * CHUNK,
             claim_lease_seconds=LEASE,
         )
-        self.services = create_services(in_force)
+        self.services = Services(in_force)
         self.database, self.pending = self.services.database, self.services.pending
         self.redis: Any = self.services.redis
         # Merges come where the machine expects one: whoever stored a last chunk dies before it begins.

@@ -27,7 +27,7 @@ from tests.support.invariants import checked_accounts
 from tests.support.layout import blob_path
 from tests.support.rows import Transactions
 from tests.support.servers import PrivateRedis
-from uploader.bootstrap import create_services
+from uploader.bootstrap import Services
 from uploader.database import models
 from uploader.database.engine import Connection
 from uploader.domain.digest import ClaimedDigests
@@ -128,7 +128,7 @@ class FilesMachine(RuleBasedStateMachine):
         root = self.directory / str(next(self._examples))
         root.mkdir()
         shutil.copy(self.template, root / "uploader.db")
-        self.services = create_services(Settings(data=root, redis_url=self.server.url, free_space_floor_bytes=0))
+        self.services = Services(Settings(data=root, redis_url=self.server.url, free_space_floor_bytes=0))
         self.intake = Intake(self.services.settings, self.services.spool)
         self.database = self.services.database
         sync_nothing(self.database)
@@ -270,7 +270,7 @@ class FilesMachine(RuleBasedStateMachine):
 
         services, none = self.services, ClaimedDigests()
         request = Request({"type": "http", "headers": []}, receive)
-        source = DeltaChunk(self.intake, request, none, partial(services.bases.open, user_id, base))
+        source = DeltaChunk(self.intake, request, none, partial(services.delta_bases.open, user_id, base))
         try:
             return _said(await services.receiving.receive(Target(user_id, content.md5), 0, source, none))
         except UploaderError as error:

@@ -14,7 +14,7 @@ from tests.support.clock import ManualClock
 from tests.support.content import Content
 from tests.support.gateways import gateway_of_tests, prefix_of
 from tests.support.waiting import SERVER_SECONDS
-from uploader.bootstrap import Services, build_application, create_services, running
+from uploader.bootstrap import Services, build_application, running
 from uploader.database.engine import Database
 from uploader.settings import Settings
 from uploader.storage.local.store import LocalStore
@@ -147,7 +147,7 @@ async def running_stack(
     defaults |= STORES_TIME
     defaults |= settings_of_store(data)
     in_force = Settings(data=data, database_url=database_url, redis_url=redis_url, **(defaults | settings))
-    services = create_services(in_force, clock)
+    services = Services(in_force, clock)
     if adopts:
         await services.installation.adopt()
     async with running(services, jobs=jobs):

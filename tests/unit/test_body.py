@@ -21,7 +21,7 @@ from uploader.http.bodies import intake as intake_module
 from uploader.http.bodies import intake as pace_module
 from uploader.http.bodies.body import BodyBudget, ReceivedBody, Segments
 from uploader.http.bodies.intake import Intake, MessageBody
-from uploader.service.chunk import ChunksAtOnce
+from uploader.service.chunk import ConcurrentBodies
 from uploader.settings import Settings
 from uploader.storage.base import Body
 from uploader.storage.store import Spool
@@ -460,13 +460,13 @@ async def test_a_part_of_a_stream_does_not_wait_for_memory_for_long(
 
 
 async def test_a_user_sends_so_many_chunks_at_once_and_no_more() -> None:
-    at_once = ChunksAtOnce(2)
-    with at_once.counted("alice"):
-        with at_once.counted("alice"):
-            with pytest.raises(TooManyRequests) as caught, at_once.counted("alice"):
+    concurrency = ConcurrentBodies(2)
+    with concurrency.counted("alice"):
+        with concurrency.counted("alice"):
+            with pytest.raises(TooManyRequests) as caught, concurrency.counted("alice"):
                 pass
             assert caught.value.fields == {"limit": 2}
-            with at_once.counted("bob"):
+            with concurrency.counted("bob"):
                 pass
-        with at_once.counted("alice"):
+        with concurrency.counted("alice"):
             pass

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from uploader.bootstrap import build_application, create_services
+from uploader.bootstrap import Services, build_application
 from uploader.http.app import Application
 from uploader.http.shared.problem import STATUS
 from uploader.settings import Settings
@@ -20,7 +20,7 @@ METHODS = {"get", "head", "post", "put", "patch", "delete"}
 @pytest.fixture
 async def application(tmp_path: Path) -> AsyncIterator[Application]:
     """The application over services that are connected to nothing."""
-    services = create_services(Settings(data=tmp_path))
+    services = Services(Settings(data=tmp_path))
     yield build_application(services)
     await services.close()
 
@@ -162,7 +162,7 @@ def codes_of(operation: dict[str, Any], status: int) -> list[str]:
 
 
 async def test_metrics_can_be_opened(tmp_path: Path) -> None:
-    services = create_services(Settings(data=tmp_path, metrics="open"))
+    services = Services(Settings(data=tmp_path, metrics="open"))
     try:
         described = await fetch(build_application(services), "/openapi.json")
     finally:

@@ -20,7 +20,7 @@ from uploader.bootstrap.installation import (
     upgrade_database,
     warn_of_settings,
 )
-from uploader.bootstrap.services import Services, create_services, database_url, redis_directory
+from uploader.bootstrap.services import Services, database_url, redis_directory
 
 __all__ = [
     "Services",
@@ -30,7 +30,6 @@ __all__ = [
     "check_settings",
     "create_app",
     "create_connections",
-    "create_services",
     "database_url",
     "prepare_database",
     "prepare_installation",

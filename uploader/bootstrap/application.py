@@ -16,7 +16,7 @@ from uvicorn import Config
 from uvicorn.supervisors import Multiprocess
 
 from uploader.accounting.queue import Wakeups
-from uploader.bootstrap.services import Services, create_services
+from uploader.bootstrap.services import Services
 from uploader.clock import Clock
 from uploader.cores import run_anywhere, share_a_core
 from uploader.crashpoints import crash_point
@@ -289,7 +289,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
     intake = Intake(settings, services.spool)
     proxies = Proxies(settings.trusted_proxies)
     handlers = (
-        UploadHandlers(services.openings, services.receiving, services.uploads, services.instant, services.bases),
+        UploadHandlers(services.openings, services.receiving, services.uploads, services.instant, services.delta_bases),
         WholeFileHandlers(services.whole),
         ResumableHandlers(
             TusHandlers(
@@ -311,7 +311,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
             services.files,
             services.folders,
             services.links,
-            services.bases,
+            services.delta_bases,
             sends_on=settings.s3_presigned_downloads,
         ),
         AdminHandlers(
@@ -415,7 +415,7 @@ def create_app() -> Application:
         share_a_core(settings.data)
     configure_logging(settings.log_level, settings.log_format)
     logging.getLogger("uvicorn.error").addFilter(is_news)
-    services = create_services(settings)
+    services = Services(settings)
 
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from uploader.accounting import redis
 from uploader.bootstrap.application import check_shards, create_verifier
-from uploader.bootstrap.services import Services, create_services, database_url, sqlite_path
+from uploader.bootstrap.services import Services, database_url, sqlite_path
 from uploader.clock import Clock
 from uploader.database import migrate
 from uploader.database.engine import Database, is_refusal, unfitness
@@ -135,7 +135,7 @@ async def _begin(services: Services) -> None:
         await check_shards(services)  # here, too: a server process that finds it out ends with a trace
         if was_open:
             now = services.clock.now()
-            await services.database.transact(lambda connection: note_mishap(connection, Mishap.ACCESS, now))
+            await services.database.transact(note_mishap, Mishap.ACCESS, now)
 
     await _once_there(services.settings, agree)
 
@@ -193,7 +193,7 @@ async def check_redis(settings: Settings) -> None:
 
 
 async def _with_services(settings: Settings, work: Callable[[Services], Awaitable[T]]) -> T:
-    services = create_services(settings)
+    services = Services(settings)
     try:
         return await work(services)
     finally:

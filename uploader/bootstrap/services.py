@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from uploader.service.access import Accounts, Links
 from uploader.service.append import Appends, DeferredLength
 from uploader.service.audit_log import AuditLog, AuditLogReports
 from uploader.service.backup import Backups, Restoring
-from uploader.service.chunk import ChunksAtOnce, Receiving
+from uploader.service.chunk import ConcurrentBodies, Receiving
 from uploader.service.cleanup import Cleanup, Expiry
 from uploader.service.close import Closers
 from uploader.service.concatenate import Concatenations, Filling, Joining
@@ -148,56 +147,125 @@ def _create_sink(sink: SinkSettings, redis: RedisConnection, clock: Clock) -> Ev
             return KafkaSink(sink.topic, sink.options)
 
 
-@dataclass(frozen=True, slots=True)
 class Services:
     """Everything that a server, a worker or a command needs, made once a process."""
 
-    settings: Settings
-    clock: Clock
-    database: Database
-    storage: Store
-    spool: Spool
-    redis: RedisConnection
-    pending: Pending
-    installation: Installation
-    accounts: Accounts
-    closers: Closers
-    merging: Merging
-    flushing: Flushing
-    uploads: Uploads
-    openings: Openings
-    instant: Instant
-    receiving: Receiving
-    appends: Appends
-    whole: WholeFiles
-    concatenations: Concatenations
-    files: Files
-    bases: DeltaBases
-    folders: Folders
-    reports: Reports
-    overview: Overview
-    queues: Queues
-    links: Links
-    health: Health
-    gauges: Gauges
-    exposition: Exposition
-    sweeping: Sweeping
-    expiry: Expiry
-    cleanup: Cleanup
-    recounting: Recounting
-    reconciling: Reconciling
-    scrubbing: Scrubbing
-    trash: TrashKeeping
-    admission: Admission
-    pre_create_hook: PreCreateHook
-    relays: list[Relay]
-    bells: Bells
-    watching: Watching
-    reviewing: Reviewing
-    backups: Backups
-    restoring: Restoring
-    audit_log: AuditLog
-    audit_log_reports: AuditLogReports
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:  # noqa: PLR0915 (one line for each)
+        """Connects to nothing yet. Raises ConfigurationError for the file of UPLOADER_EVENTS."""
+        self.clock = clock = clock or Clock()
+        events = load_events(settings.events)
+        self.bells = bells = Bells(events)
+        self.database = database = Database(
+            database_url(settings),
+            connections=settings.database_connections,
+            timeout_seconds=settings.database_timeout_seconds,
+            outbox=create_outbox(events, clock, bells),
+        )
+        self.storage = storage = create_storage(settings, database, clock)
+        self.audit_log = audit_log = AuditLog(database, clock, retention_seconds=settings.audit_retention_seconds)
+        healing = Healing(database, storage, clock)
+        retention = settings.trash_retention_seconds
+        self.trash = trash = TrashKeeping(database, storage, healing, audit_log, clock, retention_seconds=retention)
+        self.redis = redis = create_redis(settings)
+        shards = Shards(settings.shards)
+        delays = Delays(
+            quiet_seconds=settings.quiet_interval_seconds,
+            max_delay_seconds=settings.max_delay_seconds,
+            max_pending_bytes=settings.max_pending_bytes,
+            lease_seconds=settings.claim_lease_seconds,
+        )
+        self.pending = pending = Pending(redis, shards=shards, delays=delays)
+        self.installation = installation = Installation(database, storage, RedisMark(redis), clock)
+        self.closers = closers = Closers(database, storage, pending, clock)
+        self.merging = merging = Merging(
+            database,
+            storage,
+            pending,
+            closers,
+            clock,
+            wait_seconds=settings.merge_wait_seconds,
+            lease_seconds=settings.claim_lease_seconds,
+        )
+        self.uploads = uploads = Uploads(settings, database, storage, pending, closers, merging, clock)
+        challenges = Challenges(
+            redis,
+            shards=shards,
+            budgets=Budgets(
+                max_probes=settings.proof_max_probes,
+                max_unproven=settings.proof_max_failures,
+                window_seconds=BUDGET_WINDOW_SECONDS,
+            ),
+        )
+        self.admission = admission = Admission(settings, database, storage, trash, clock)
+        self.pre_create_hook = pre_create_hook = create_precreate_hook(events, clock)
+        self.instant = instant = Instant(
+            settings, database, storage, storage, healing, closers, uploads, challenges, pre_create_hook, clock
+        )
+        concurrency = ConcurrentBodies(settings.max_concurrent_chunks)
+        self.receiving = receiving = Receiving(database, storage, pending, closers, uploads, concurrency=concurrency)
+        max_bytes = min(settings.max_chunk_size_bytes, settings.max_file_size_bytes)
+        self.openings = openings = Openings(
+            settings, database, storage, instant, uploads, receiving, admission, pre_create_hook, clock
+        )
+        deferred_length = DeferredLength(
+            database, closers, admission, clock, max_file_size_bytes=openings.max_file_size_bytes
+        )
+        storing = Storing(database, storage, closers, uploads, admission, pre_create_hook, clock, max_bytes=max_bytes)
+        self.concatenations = concatenations = Concatenations(
+            settings,
+            database,
+            uploads,
+            Joining(settings, database, storage, closers, admission, clock),
+            Filling(database, storage, closers, receiving, merging),
+            pre_create_hook,
+            clock,
+            max_file_size_bytes=openings.max_file_size_bytes,
+        )
+        self.files = files = Files(database, storage, healing, clock)
+        self.recounting = recounting = Recounting(database, clock)
+        samples = settings.scrub == "sample" if settings.scrub is not None else settings.storage is not None
+        goals = Goals(settings.scrub_first_seconds, settings.scrub_every_seconds, samples=samples)
+        self.scrubbing = scrubbing = Scrubbing(database, healing, clock, goals)
+        integrity = Integrity(database, scrubbing)
+        aside = partial(list_aside, settings)
+        self.watching = watching = Watching(tuple(events.sinks), database, clock)
+        self.relays = relays = create_relays(events, database, redis, clock, lambda: f"/uploader/{installation.id}")
+        self.settings = settings
+        self.spool = Spool(settings.data)
+        self.accounts = Accounts(database, clock, default_total_space_bytes=settings.default_total_space_bytes)
+        self.flushing = Flushing(database, pending, closers, clock)
+        self.appends = Appends(
+            storage,
+            pending,
+            closers,
+            uploads,
+            receiving,
+            deferred_length,
+            concurrency=concurrency,
+            admission=admission,
+            max_whole_bytes=max_bytes,
+            part_completed=concatenations.part_completed,
+        )
+        self.whole = WholeFiles(storing, concurrency)
+        self.delta_bases = DeltaBases(files, storage, healing)
+        self.folders = Folders(database)
+        self.reports = Reports(database, files, clock)
+        self.overview = Overview(database, storage, admission, clock)
+        self.queues = Queues(database, pending, clock)
+        self.links = Links(database, clock, settings.link_secret, lifetime_seconds=settings.link_lifetime_seconds)
+        self.gauges = Gauges(database, storage, pending, integrity, watching, aside)
+        self.exposition = Exposition(settings.data.absolute() / "metrics", alone=settings.workers == 1)
+        self.health = Health(database, storage, pending, integrity, installation, watching, aside, clock)
+        self.sweeping = Sweeping(database, pending, closers)
+        self.expiry = Expiry(database, closers, expiry_seconds=settings.upload_expiry_seconds)
+        self.cleanup = Cleanup(database, storage, closers, audit_log, clock)
+        self.reconciling = Reconciling(
+            database, storage, Audit(redis, shards=shards), closers, recounting, audit_log, clock
+        )
+        self.reviewing = Reviewing({relay.name: relay for relay in relays}, database, clock)
+        self.backups = Backups(database, storage, installation, audit_log, settings.data, clock)
+        self.restoring = Restoring(database, storage, pending, RedisMark(redis), settings.data)
+        self.audit_log_reports = AuditLogReports(database)
 
     async def close(self) -> None:
         await self.appends.close()
@@ -211,140 +279,3 @@ class Services:
         self.spool.close()
         await self.redis.aclose()
         await self.database.close()
-
-
-def create_services(settings: Settings, clock: Clock | None = None) -> Services:
-    """Connects to nothing yet. Raises ConfigurationError for the file of UPLOADER_EVENTS."""
-    clock = clock or Clock()
-    events = load_events(settings.events)
-    bells = Bells(events)
-    database = Database(
-        database_url(settings),
-        connections=settings.database_connections,
-        timeout_seconds=settings.database_timeout_seconds,
-        outbox=create_outbox(events, clock, bells),
-    )
-    storage = create_storage(settings, database, clock)
-    audit_log = AuditLog(database, clock, retention_seconds=settings.audit_retention_seconds)
-    healing = Healing(database, storage, clock)
-    retention = settings.trash_retention_seconds
-    trash = TrashKeeping(database, storage, healing, audit_log, clock, retention_seconds=retention)
-    redis = create_redis(settings)
-    shards = Shards(settings.shards)
-    delays = Delays(
-        quiet_seconds=settings.quiet_interval_seconds,
-        max_delay_seconds=settings.max_delay_seconds,
-        max_pending_bytes=settings.max_pending_bytes,
-        lease_seconds=settings.claim_lease_seconds,
-    )
-    pending = Pending(redis, shards=shards, delays=delays)
-    installation = Installation(database, storage, RedisMark(redis), clock)
-    closers = Closers(database, storage, pending, clock)
-    merging = Merging(
-        database,
-        storage,
-        pending,
-        closers,
-        clock,
-        wait_seconds=settings.merge_wait_seconds,
-        lease_seconds=settings.claim_lease_seconds,
-    )
-    uploads = Uploads(settings, database, storage, pending, closers, merging, clock)
-    challenges = Challenges(
-        redis,
-        shards=shards,
-        budgets=Budgets(
-            max_probes=settings.proof_max_probes,
-            max_unproven=settings.proof_max_failures,
-            window_seconds=BUDGET_WINDOW_SECONDS,
-        ),
-    )
-    admission = Admission(settings, database, storage, trash, clock)
-    pre_create_hook = create_precreate_hook(events, clock)
-    instant = Instant(
-        settings, database, storage, storage, healing, closers, uploads, challenges, pre_create_hook, clock
-    )
-    at_once = ChunksAtOnce(settings.max_concurrent_chunks)
-    receiving = Receiving(database, storage, pending, closers, uploads, at_once=at_once)
-    max_bytes = min(settings.max_chunk_size_bytes, settings.max_file_size_bytes)
-    openings = Openings(settings, database, storage, instant, uploads, receiving, admission, pre_create_hook, clock)
-    growing = DeferredLength(database, closers, admission, clock, max_file_size_bytes=openings.max_file_size_bytes)
-    storing = Storing(database, storage, closers, uploads, admission, pre_create_hook, clock, max_bytes=max_bytes)
-    concatenations = Concatenations(
-        settings,
-        database,
-        uploads,
-        Joining(settings, database, storage, closers, admission, clock),
-        Filling(database, storage, closers, receiving, merging),
-        pre_create_hook,
-        clock,
-        max_file_size_bytes=openings.max_file_size_bytes,
-    )
-    files = Files(database, storage, healing, clock)
-    recounting = Recounting(database, clock)
-    samples = settings.scrub == "sample" if settings.scrub is not None else settings.storage is not None
-    goals = Goals(settings.scrub_first_seconds, settings.scrub_every_seconds, samples=samples)
-    scrubbing = Scrubbing(database, healing, clock, goals)
-    integrity = Integrity(database, scrubbing)
-    aside = partial(list_aside, settings)
-    watching = Watching(tuple(events.sinks), database, clock)
-    relays = create_relays(events, database, redis, clock, lambda: f"/uploader/{installation.id}")
-    return Services(
-        settings=settings,
-        clock=clock,
-        database=database,
-        storage=storage,
-        spool=Spool(settings.data),
-        redis=redis,
-        pending=pending,
-        installation=installation,
-        accounts=Accounts(database, clock, default_total_space_bytes=settings.default_total_space_bytes),
-        closers=closers,
-        merging=merging,
-        flushing=Flushing(database, pending, closers, clock),
-        uploads=uploads,
-        openings=openings,
-        instant=instant,
-        receiving=receiving,
-        appends=Appends(
-            storage,
-            pending,
-            closers,
-            uploads,
-            receiving,
-            growing,
-            at_once=at_once,
-            admission=admission,
-            max_whole_bytes=max_bytes,
-            part_completed=concatenations.part_completed,
-        ),
-        whole=WholeFiles(storing, at_once),
-        concatenations=concatenations,
-        files=files,
-        bases=DeltaBases(files, storage, healing),
-        folders=Folders(database),
-        reports=Reports(database, files, clock),
-        overview=Overview(database, storage, admission, clock),
-        queues=Queues(database, pending, clock),
-        links=Links(database, clock, settings.link_secret, lifetime_seconds=settings.link_lifetime_seconds),
-        gauges=Gauges(database, storage, pending, integrity, watching, aside),
-        exposition=Exposition(settings.data.absolute() / "metrics", alone=settings.workers == 1),
-        health=Health(database, storage, pending, integrity, installation, watching, aside, clock),
-        sweeping=Sweeping(database, pending, closers),
-        expiry=Expiry(database, closers, expiry_seconds=settings.upload_expiry_seconds),
-        cleanup=Cleanup(database, storage, closers, audit_log, clock),
-        recounting=recounting,
-        reconciling=Reconciling(database, storage, Audit(redis, shards=shards), closers, recounting, audit_log, clock),
-        scrubbing=scrubbing,
-        trash=trash,
-        admission=admission,
-        pre_create_hook=pre_create_hook,
-        relays=relays,
-        reviewing=Reviewing({relay.name: relay for relay in relays}, database, clock),
-        bells=bells,
-        watching=watching,
-        backups=Backups(database, storage, installation, audit_log, settings.data, clock),
-        restoring=Restoring(database, storage, pending, RedisMark(redis), settings.data),
-        audit_log=audit_log,
-        audit_log_reports=AuditLogReports(database),
-    )

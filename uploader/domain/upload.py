@@ -209,23 +209,23 @@ class Upload:
 
     id: str
     user_id: str
-    md5: str | None
-    sha256: str | None
+    md5: str | None = None
+    sha256: str | None = None
     name: str
     size: int
     chunk_size: int
-    flushed_bytes: int
-    flushed_generation: int
-    generation: int
-    state: State
-    close_reason: str | None
-    file_id: str | None
+    flushed_bytes: int = 0
+    flushed_generation: int = 0
+    generation: int = 0
+    state: State = State.OPEN
+    close_reason: str | None = None
+    file_id: str | None = None
     # Where the store keeps its bytes, in a word of the store's own.
     place: str
-    idempotency_key: str | None
+    idempotency_key: str | None = None
     created_at: datetime
     updated_at: datetime
-    closed_at: datetime | None
+    closed_at: datetime | None = None
     if_exists: IfExists = IfExists.KEEP
     # When the person's own file was changed, as its client told.
     modified_at: datetime | None = None

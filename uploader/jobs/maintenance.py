@@ -3,7 +3,7 @@ day."""
 
 import logging
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import date, timedelta
 
 from uploader.clock import Clock
@@ -73,36 +73,31 @@ _INTERVAL_SECONDS = 60.0
 _BATCH = 1000
 
 
+@dataclass(eq=False, repr=False)
 class Collector:
     """Removes blobs that no file refers to, and what is left of closed uploads; forgets those that were closed long
     ago, and old acts of the audit log. Several at once are safe: each blob is removed under the lock of its row."""
 
-    def __init__(
-        self,
-        files: Files,
-        closers: Closers,
-        cleanup: Cleanup,
-        audit_log: AuditLog,
-        clock: Clock,
-        *,
-        closed_retention_seconds: float,
-    ) -> None:
-        self._files = files
-        self._closers = closers
-        self._cleanup = cleanup
-        self._audit_log = audit_log
-        self._clock = clock
-        self._closed_retention = timedelta(seconds=closed_retention_seconds)
+    files: Files
+    closers: Closers
+    cleanup: Cleanup
+    audit_log: AuditLog
+    clock: Clock
+    _: KW_ONLY
+    closed_retention_seconds: float
+
+    def __post_init__(self) -> None:
+        self._closed_retention = timedelta(seconds=self.closed_retention_seconds)
 
     def as_job(self) -> Job:
         return Job("collector", self.run_once)
 
     async def run_once(self) -> float:
         """Collect one batch of each."""
-        collected = await self._files.collect_all(_BATCH)
-        purged = await self._cleanup.purge_closed(self._clock.now() - self._closed_retention, _BATCH)
-        forgotten = await self._audit_log.forget_old(_BATCH)
-        await self._closers.tidy_left()
+        collected = await self.files.collect_all(_BATCH)
+        purged = await self.cleanup.purge_closed(self.clock.now() - self._closed_retention, _BATCH)
+        forgotten = await self.audit_log.forget_old(_BATCH)
+        await self.closers.tidy_left()
         return 0.0 if _BATCH in (collected, purged, forgotten) else _INTERVAL_SECONDS
 
 
@@ -184,12 +179,12 @@ _RECONCILE_INTERVAL_SECONDS = 3600.0
 _MAX_LINES = 100
 
 
+@dataclass(eq=False, repr=False)
 class Reconciler:
     """Reports, once an hour, what `uploader reconcile` would. It mends nothing: a drift is a fault that somebody has to
     see. Several at once are safe, and say the same."""
 
-    def __init__(self, reconciling: Reconciling) -> None:
-        self._reconciling = reconciling
+    reconciling: Reconciling
 
     def as_job(self) -> Job:
         # Not at the start: there is enough to do after an outage.
@@ -198,7 +193,7 @@ class Reconciler:
     async def run_once(self) -> float:
         """Look at everything once."""
         try:
-            found = await self._reconciling.reconcile()
+            found = await self.reconciling.reconcile()
         except Stopping:
             return _RECONCILE_INTERVAL_SECONDS
         DRIFTS.set(len(found.drifts))

@@ -76,19 +76,19 @@ class Merger:
 _JOIN_INTERVAL_SECONDS = 1.0
 
 
+@dataclass(eq=False, repr=False)
 class Joiner:
     """Takes up wholes whose worker died, and those whose parts were completed where nobody saw it. Several at once are
     safe: parts are joined under their locks, and one process fills a whole."""
 
-    def __init__(self, concatenations: Concatenations) -> None:
-        self._concatenations = concatenations
+    concatenations: Concatenations
 
     def as_job(self) -> Job:
         return Job("joiner", self.run_once)
 
     async def run_once(self) -> float:
         """One look at all that something is to be done for."""
-        await self._concatenations.advance_due()
+        await self.concatenations.advance_due()
         return _JOIN_INTERVAL_SECONDS
 
 

@@ -104,7 +104,7 @@ class Accounts:
         believed = self._believed.get(token_sha256)
         if believed is not None:
             return believed
-        row = await self.database.read(lambda connection: queries.token_by_hash(connection, token_sha256), brief=True)
+        row = await self.database.read(queries.token_by_hash, token_sha256, brief=True)
         # The look-up is by hash; the comparison in constant time keeps an index from telling how near a guess was.
         if (
             row is None
@@ -137,12 +137,12 @@ class Accounts:
         """Make a user unless it is there; whether it was made. `by`: who makes it, if not the actor of the context. Raises
         InvalidRequest for an id that can't be."""
         _check(user_id)
-        if await self.database.read(lambda connection: queries.usage(connection, user_id), brief=True) is not None:
+        if await self.database.read(queries.usage, user_id, brief=True) is not None:
             return False
         space = self.default_total_space_bytes if total_space is None else total_space
         made = act(Action.USER_CREATED, self.clock.now(), subject=user_id, user_id=user_id, by=by)
         try:
-            await self.database.transact(lambda connection: users.create_user(connection, user_id, space, made))
+            await self.database.transact(users.create_user, user_id, space, made)
         except Duplicate:
             return False
         crash_point("user.after_commit")
@@ -152,8 +152,8 @@ class Accounts:
         """Set a user's quota, making the user if need be; what is used already stays. Raises InvalidRequest."""
         await self.ensure_user(user_id, total_space)
         set_ = act(Action.QUOTA_CHANGED, self.clock.now(), subject=user_id, user_id=user_id)
-        await self.database.transact(lambda connection: users.set_total_space(connection, user_id, total_space, set_))
-        usage = await self.database.read(lambda connection: queries.usage(connection, user_id))
+        await self.database.transact(users.set_total_space, user_id, total_space, set_)
+        usage = await self.database.read(queries.usage, user_id)
         assert usage is not None
         return usage
 
@@ -186,15 +186,15 @@ class Accounts:
             made_by=str(actor()),
         )
         made = act(Action.TOKEN_CREATED, row.created_at, subject=row.token_id, user_id=user_id)
-        await self.database.transact(lambda connection: users.create_token(connection, row, made))
+        await self.database.transact(users.create_token, row, made)
         return row
 
     async def tokens(self, user_id: str | None = None) -> list[Token]:
-        return await self.database.read(lambda connection: queries.tokens(connection, user_id))
+        return await self.database.read(queries.tokens, user_id)
 
     async def tokens_of(self, user_id: str) -> list[Token]:
         """The tokens of a user, the newest first. Raises NotFound."""
-        if await self.database.read(lambda connection: queries.usage(connection, user_id)) is None:
+        if await self.database.read(queries.usage, user_id) is None:
             raise NotFound("There is no such user.")
         return (await self.tokens(user_id))[::-1]
 
@@ -214,7 +214,7 @@ class Accounts:
         await self._revoke(found)
 
     async def _tokens_by_id(self, prefix: str) -> list[Token]:
-        return await self.database.read(lambda connection: queries.tokens_by_id(connection, prefix))
+        return await self.database.read(queries.tokens_by_id, prefix)
 
     async def _revoke(self, found: list[Token]) -> int:
         return sum([await self._revoke_one(token) for token in found])
@@ -222,9 +222,7 @@ class Accounts:
     async def _revoke_one(self, token: Token) -> bool:
         now = self.clock.now()
         told = act(Action.TOKEN_REVOKED, now, subject=token.token_id, user_id=token.user_id)
-        revoked = await self.database.transact(
-            lambda connection: users.revoke_token(connection, token.token_sha256, now, told)
-        )
+        revoked = await self.database.transact(users.revoke_token, token.token_sha256, now, told)
         self._believed.drop(token.token_sha256)
         return revoked
 

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol
 
+from uploader import errors
 from uploader.accounting.pending import Outcome, Pending
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
@@ -20,21 +20,8 @@ from uploader.database import queries, transactions
 from uploader.database.engine import Database
 from uploader.database.transactions import LengthTold, NotOpen
 from uploader.domain.upload import MAX_CHUNK_COUNT, Tail, Upload, chunk_length
-from uploader.errors import (
-    FileTooLarge,
-    Forbidden,
-    LengthExceeded,
-    OffsetMismatch,
-    QuotaExceeded,
-    SizeMismatch,
-    StorageFull,
-    Unavailable,
-    Unverified,
-    UploadBusy,
-    UploadNotFound,
-)
 from uploader.observability import BYTES_RECEIVED, QUOTA_REFUSALS
-from uploader.service.chunk import COUNTED, ChunksAtOnce, Receiving, Stored
+from uploader.service.chunk import COUNTED, ConcurrentBodies, Receiving, Stored
 from uploader.service.close import Closers
 from uploader.service.open import Admission
 from uploader.service.results import Appended, Complete, StillMerging, Target
@@ -68,7 +55,7 @@ class DeferredLength:
 
     async def refuse_early(self, upload: Upload, end: int) -> None:
         """Refuse what is sure to be refused before it is read. Raises QuotaExceeded."""
-        usage = await self.database.read(lambda connection: queries.usage(connection, upload.user_id), brief=True)
+        usage = await self.database.read(queries.usage, upload.user_id, brief=True)
         if usage is not None and not usage.fits(end - upload.size):
             QUOTA_REFUSALS.inc()
             raise usage.refusal(end - upload.size)
@@ -85,10 +72,8 @@ class DeferredLength:
         step = await self._admitted(min(upload.size + FIRST_STEP_BYTES, LONGEST_STEP_BYTES), end - upload.size)
         limit, now = self.limit_bytes(upload), self.clock.now()
         try:
-            grown = await self.database.transact(
-                partial(transactions.grow, upload_id=upload.id, end=end, step=step, limit=limit, now=now)
-            )
-        except QuotaExceeded:
+            grown = await self.database.transact(transactions.grow, upload.id, end, step, limit, now)
+        except errors.QuotaExceeded:
             QUOTA_REFUSALS.inc()
             raise
         crash_point("grow.after_commit")
@@ -100,7 +85,7 @@ class DeferredLength:
         if step > wanted:
             try:
                 await self.admission.check(step)
-            except StorageFull:
+            except errors.StorageFull:
                 step = wanted
         if step <= wanted:
             await self.admission.check(wanted)
@@ -111,19 +96,17 @@ class DeferredLength:
         NotOpen, Unavailable."""
         limit = self.limit_bytes(upload)
         if length > limit:
-            raise FileTooLarge(limit=limit)
+            raise errors.FileTooLarge(limit=limit)
         if length > upload.size:
             await self.admission.check(length - upload.size)
 
         async def commit(stored: int) -> Upload:
             now = self.clock.now()
-            return await self.database.transact(
-                lambda connection: transactions.tell_length(connection, upload.id, length, stored, now)
-            )
+            return await self.database.transact(transactions.tell_length, upload.id, length, stored, now)
 
         try:
             told = await self.closers.tell_length(upload, commit)
-        except QuotaExceeded:
+        except errors.QuotaExceeded:
             QUOTA_REFUSALS.inc()
             raise
         self.admission.promise(told.size - upload.size)
@@ -156,9 +139,9 @@ class Part:
     error: BaseException | None = None
 
 
-def a_newer_one() -> UploadBusy:
+def a_newer_one() -> errors.UploadBusy:
     """What ends a stream whose upload somebody else wants to append to."""
-    return UploadBusy("A newer request appends to this upload.")
+    return errors.UploadBusy("A newer request appends to this upload.")
 
 
 class AppendSource(Protocol):
@@ -289,9 +272,9 @@ class AppendedStream:
             raise
 
 
-def length_exceeded(upload: Upload, limit_bytes: int) -> FileTooLarge:
+def length_exceeded(upload: Upload, limit_bytes: int) -> errors.FileTooLarge:
     """What it is if more than that comes."""
-    return LengthExceeded(limit=limit_bytes) if upload.length_known else FileTooLarge(limit=limit_bytes)
+    return errors.LengthExceeded(limit=limit_bytes) if upload.length_known else errors.FileTooLarge(limit=limit_bytes)
 
 
 _MADE_OF_PARTS = "This upload is made of its parts alone."
@@ -309,9 +292,9 @@ class Appends:
     closers: Closers
     uploads: Uploads
     receiving: Receiving
-    growing: DeferredLength
+    deferred_length: DeferredLength
     _: KW_ONLY
-    at_once: ChunksAtOnce
+    concurrency: ConcurrentBodies
     admission: Admission
     max_whole_bytes: int
     part_completed: Callable[[Upload], Awaitable[None]]
@@ -339,7 +322,7 @@ class Appends:
                 case Complete() as complete:
                     return complete
                 case Upload(is_whole=True):
-                    raise Forbidden(_MADE_OF_PARTS)
+                    raise errors.Forbidden(_MADE_OF_PARTS)
                 case Upload() as upload:
                     with suppress(NotOpen):
                         try:
@@ -351,7 +334,7 @@ class Appends:
                         except Gone:
                             await self._mend(upload)
             await asyncio.sleep(PAUSE_SECONDS)  # it was closed between the two looks
-        raise Unavailable("The bytes of this upload can't be found.")
+        raise errors.Unavailable("The bytes of this upload can't be found.")
 
     async def _mend(self, upload: Upload) -> None:
         """Its bytes were not found: they are lost, or it was closed."""
@@ -362,7 +345,7 @@ class Appends:
         """Cancel an open upload: whoever appends to it ends first. Raises UploadNotFound, UploadGone, UploadBusy."""
         match await self.uploads.find(target):
             case Complete():
-                raise UploadNotFound()
+                raise errors.UploadNotFound()
             case Upload() as upload:
                 try:
                     async with nullcontext() if upload.is_whole else self.storage.appending(upload):
@@ -376,7 +359,7 @@ class Appends:
         async with self.storage.appending(upload) as appender:
             try:
                 stored = await appender.read_map()
-            except Unverified:
+            except errors.Unverified:
                 await self.closers.hydrate(upload)
                 stored = await appender.read_map()
             yield appender, stored
@@ -415,7 +398,7 @@ class Appends:
                 found = await self._heed(found, offset, said)
             except (Gone, NotOpen):
                 found = await self._complete(target)
-        with self.at_once.counted(target.user_id):
+        with self.concurrency.counted(target.user_id):
             async with taking as source:
                 if isinstance(found, Upload):
                     taken = await self._take_or_complete(found, target, offset, said, source)
@@ -446,7 +429,7 @@ class Appends:
                 await self._mend(upload)
             complete = await self._complete(target)
             if begun:
-                raise OffsetMismatch(offset=complete.file.size) from error
+                raise errors.OffsetMismatch(offset=complete.file.size) from error
             return complete
 
     async def _complete(self, target: Target) -> Complete:
@@ -454,7 +437,7 @@ class Appends:
         became of it."""
         match await self.status(target):
             case Appended(offset=end):
-                raise OffsetMismatch(offset=end)
+                raise errors.OffsetMismatch(offset=end)
             case complete:
                 return complete
 
@@ -468,7 +451,7 @@ class Appends:
             return appended
         match await self.uploads.merge_now(upload):
             case Complete(created=False, file=file):  # of other bytes, which came whole
-                raise OffsetMismatch(offset=file.size)
+                raise errors.OffsetMismatch(offset=file.size)
             case told:
                 return told
 
@@ -478,39 +461,39 @@ class Appends:
         length, end = said.length_from(offset), offset + (said.stream_bytes or 0)
         try:
             self._check_lengths(upload, said, offset)
-        except (SizeMismatch, FileTooLarge):
+        except (errors.SizeMismatch, errors.FileTooLarge):
             target = Target(upload.user_id, upload_id=upload.id)
             await self._room(target, offset)  # which offset it is about goes first
             raise
         if upload.length_known:
             return upload
         if length is None:
-            await self.growing.refuse_early(upload, end)
+            await self.deferred_length.refuse_early(upload, end)
             return upload
         async with self._appending(upload) as (_, stored):
             _check_offset(stored, offset)
-            return await self.growing.tell(upload, length)
+            return await self.deferred_length.tell(upload, length)
 
     def _check_lengths(self, upload: Upload, said: Said, offset: int) -> None:
         """Raises SizeMismatch, FileTooLarge."""
         length, end, limit = (
             said.length_from(offset),
             offset + (said.stream_bytes or 0),
-            self.growing.limit_bytes(upload),
+            self.deferred_length.limit_bytes(upload),
         )
         if said.stream_bytes and end > limit:
             raise length_exceeded(upload, limit)
         if upload.length_known and length not in (None, upload.size):
-            raise SizeMismatch("The upload has another length.", size=upload.size)
+            raise errors.SizeMismatch("The upload has another length.", size=upload.size)
         if said.stream_bytes and length is not None and end > length:
-            raise LengthExceeded(limit=length)
+            raise errors.LengthExceeded(limit=length)
 
     async def _end(self, upload: Upload, end: int) -> Upload:
         """The upload that ends there. Raises SizeMismatch, Gone, NotOpen."""
         if not upload.length_known:
-            return await self.growing.tell(upload, end)
+            return await self.deferred_length.tell(upload, end)
         if end != upload.size:
-            raise SizeMismatch("The upload ends before its length.", size=upload.size)
+            raise errors.SizeMismatch("The upload ends before its length.", size=upload.size)
         return upload
 
     @asynccontextmanager
@@ -521,24 +504,24 @@ class Appends:
         await self.admission.check(limit if declared is None else min(declared, limit))
         try:
             received = await source.receive_whole(target.user_id, limit, self.storage.threads.long_hashing.run)
-        except FileTooLarge as error:
+        except errors.FileTooLarge as error:
             raise (excess if limit == room else error) from error
         try:
             yield received
         finally:
             received.close()
 
-    async def _room(self, target: Target, offset: int) -> tuple[int, FileTooLarge]:
+    async def _room(self, target: Target, offset: int) -> tuple[int, errors.FileTooLarge]:
         """How many bytes may be appended at `offset`, and what more of them are. Raises as `status`, and OffsetMismatch."""
         match await self.status(target):
             case Complete(file=file):
                 end = limit = file.size
-                excess: FileTooLarge = LengthExceeded(limit=limit)
+                excess: errors.FileTooLarge = errors.LengthExceeded(limit=limit)
             case Appended(offset=end, upload=upload):
-                limit = self.growing.limit_bytes(upload)
+                limit = self.deferred_length.limit_bytes(upload)
                 excess = length_exceeded(upload, limit)
         if end != offset:
-            raise OffsetMismatch(offset=end)
+            raise errors.OffsetMismatch(offset=end)
         return limit - end, excess
 
     async def _take(self, upload: Upload, offset: int, source: AppendSource, appender: Appender) -> tuple[Upload, int]:
@@ -551,8 +534,8 @@ class Appends:
                 offset,
                 source,
                 appender,
-                limit_bytes=self.growing.limit_bytes(upload),
-                reserve=self.growing.grow,
+                limit_bytes=self.deferred_length.limit_bytes(upload),
+                reserve=self.deferred_length.grow,
                 store=self.store,
             ).take()
         finally:
@@ -621,22 +604,22 @@ async def _append_nothing(complete: Complete, user_id: str, offset: int, said: S
     the stream before its end."""
     size = complete.file.size
     if offset != size:
-        raise OffsetMismatch(offset=size)
+        raise errors.OffsetMismatch(offset=size)
     if said.stream_bytes is None:
         part = await source.receive_part(user_id, 1, lambda: True)
         part.body.close()
         if part.body.length:
-            raise LengthExceeded(limit=size)
+            raise errors.LengthExceeded(limit=size)
         if part.error is not None:
             raise part.error
     elif said.stream_bytes:
-        raise LengthExceeded(limit=size)
+        raise errors.LengthExceeded(limit=size)
     if said.length not in (None, size):
-        raise SizeMismatch("The upload has another length.", size=size)
+        raise errors.SizeMismatch("The upload has another length.", size=size)
     return complete
 
 
 def _check_offset(stored: PresentChunks, offset: int) -> None:
     """Raises OffsetMismatch."""
     if stored.leading_bytes != offset:
-        raise OffsetMismatch(offset=stored.leading_bytes)
+        raise errors.OffsetMismatch(offset=stored.leading_bytes)

@@ -89,25 +89,25 @@ class AuditLog:
     ) -> None:
         """Note what was just done by the actor of this context. Raises Unavailable."""
         done = act(action, self.clock.now(), subject=subject, user_id=user_id, details=details)
-        await self.database.transact(lambda connection: audit_log.note(connection, done))
+        await self.database.transact(audit_log.note, done)
 
     async def forget_old(self, limit: int) -> int:
         """Forget at most so many acts that are older than the retention; how many. Raises Unavailable."""
         if not self.retention_seconds:
             return 0
         before = self.clock.now() - timedelta(seconds=self.retention_seconds)
-        return await self.database.transact(lambda connection: audit_log.forget(connection, before, limit))
+        return await self.database.transact(audit_log.forget, before, limit)
 
 
 _SORT = "created_at"
 _BATCH = 1000
 
 
+@dataclass(eq=False, repr=False)
 class AuditLogReports:
     """Reads the audit log, the newest acts first."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    database: Database
 
     async def page(self, wanted: Wanted, *, limit: int, after: str | None) -> tuple[list[Act], str | None]:
         """A page of acts, and the cursor of the next one. Raises InvalidRequest for an unknown cursor, Unavailable."""
@@ -126,7 +126,7 @@ class AuditLogReports:
             page = replace(page, after=(found[-1].created_at, found[-1].id))
 
     async def _read(self, wanted: Wanted, page: Page) -> list[Act]:
-        return await self._database.read(lambda connection: audit_log.acts(connection, wanted, page))
+        return await self.database.read(audit_log.acts, wanted, page)
 
 
 def _page(limit: int, after: tuple[object, str] | None) -> Page:

@@ -14,27 +14,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Protocol
 
+from uploader import errors
 from uploader.accounting.pending import Outcome, Pending, RecordResult
 from uploader.crashpoints import crash_point
 from uploader.database.engine import Database
 from uploader.database.transactions import NotOpen
 from uploader.domain.digest import ClaimedDigests
 from uploader.domain.upload import Upload, chunk_count, chunk_length
-from uploader.errors import (
-    BaseUnusable,
-    ChunkLengthMismatch,
-    ChunkNumberOutOfRange,
-    DigestMismatch,
-    FileNotFound,
-    Forbidden,
-    InvalidDelta,
-    InvalidRequest,
-    LengthUnknown,
-    TooManyRequests,
-    Unavailable,
-    Unverified,
-    UploaderError,
-)
 from uploader.observability import BYTES_RECEIVED, CHUNK_SECONDS, CHUNKS
 from uploader.service.close import Closers
 from uploader.service.results import Acknowledged, Complete, Result, Target
@@ -53,7 +39,7 @@ class Comparing:
         try:
             self._wanted = claims.parse()
         except ValueError as error:
-            raise DigestMismatch(f"The digest sent with the chunk {error}.") from error
+            raise errors.DigestMismatch(f"The digest sent with the chunk {error}.") from error
         self._hashes = {name: hashlib.new(_PYTHON_NAMES[name], usedforsecurity=False) for name in self._wanted}
 
     async def add(self, pieces: Iterable[memoryview]) -> None:
@@ -70,7 +56,7 @@ class Comparing:
         """There are no more. Raises DigestMismatch."""
         for algorithm, digest in self._wanted.items():
             if not hmac.compare_digest(self._hashes[algorithm].digest(), digest):
-                raise DigestMismatch()
+                raise errors.DigestMismatch()
 
 
 async def check_digests(body: Body, claims: ClaimedDigests) -> None:
@@ -87,6 +73,10 @@ async def check_digests(body: Body, claims: ClaimedDigests) -> None:
 _REMEMBERED_UPLOADS = 10_000
 # What Redis says of a chunk, or a tail, that counts; every other outcome sends the caller back to the database.
 COUNTED = frozenset({Outcome.RECORDED, Outcome.DUPLICATE, Outcome.MERGING})
+_BAD_BODIES = (
+    *(errors.ChunkLengthMismatch, errors.DigestMismatch),
+    *(errors.InvalidDelta, errors.FileNotFound, errors.BaseUnusable),
+)
 
 
 class ChunkSource(Protocol):
@@ -121,7 +111,7 @@ class AlreadyComplete(Exception):
         self.complete = complete
 
 
-class ChunksAtOnce:
+class ConcurrentBodies:
     """Counts the chunks, and other bodies of files, that each user is sending now."""
 
     def __init__(self, limit: int) -> None:
@@ -133,7 +123,7 @@ class ChunksAtOnce:
         """Count one more within. Raises TooManyRequests."""
         count = self._counts.get(user_id, 0)
         if count >= self._limit:
-            raise TooManyRequests(limit=self._limit)
+            raise errors.TooManyRequests(limit=self._limit)
         self._counts[user_id] = count + 1
         try:
             yield
@@ -153,7 +143,7 @@ class Receiving:
     closers: Closers
     uploads: Uploads
     _: KW_ONLY
-    at_once: ChunksAtOnce
+    concurrency: ConcurrentBodies
     _remembered: OrderedDict[Target, Upload] = field(default_factory=OrderedDict, init=False)
 
     async def receive(self, target: Target, number: int, source: ChunkSource, claims: ClaimedDigests) -> Result:
@@ -165,12 +155,12 @@ class Receiving:
         try:
             try:
                 upload = await self.admit(target, number, source.declared_bytes)
-            except InvalidRequest as error:
+            except errors.InvalidRequest as error:
                 return await self._refuse(target, self._remembered.get(target), number, error)
-            with self.at_once.counted(target.user_id):
+            with self.concurrency.counted(target.user_id):
                 try:
                     body = await _receive_checked(source, upload, number, claims)
-                except (ChunkLengthMismatch, DigestMismatch, InvalidDelta, FileNotFound, BaseUnusable) as error:
+                except _BAD_BODIES as error:
                     return await self._refuse(target, upload, number, error)
                 try:
                     stored = await self.store(target, upload, number, body)
@@ -216,7 +206,7 @@ class Receiving:
             case Complete() as complete:
                 raise AlreadyComplete(complete)
             case Upload(length_known=False):
-                raise LengthUnknown()
+                raise errors.LengthUnknown()
             case upload:
                 return upload
 
@@ -229,7 +219,7 @@ class Receiving:
         found = await self.uploads.find(target)
         if isinstance(found, Upload):
             if found.is_whole:
-                raise Forbidden("This upload is made of its parts alone.")
+                raise errors.Forbidden("This upload is made of its parts alone.")
             if found.length_known:
                 self._remember(target, found)
         return found
@@ -269,7 +259,7 @@ class Receiving:
                 return stored
             # What this process remembers is out of date: the upload was closed, perhaps opened anew.
             upload = await self._find(target, number, body.length)
-        raise Unavailable("This upload is changing too fast, or its bytes can't be found; try again.")
+        raise errors.Unavailable("This upload is changing too fast, or its bytes can't be found; try again.")
 
     async def hold_and_record(self, upload: Upload, number: int, body: Body | None, *, start: int = 0) -> Stored:
         """Disk, then Redis, under the lock of the chunk's record; of a chunk that has a tail, from `start` on. A chunk on
@@ -281,7 +271,7 @@ class Receiving:
         for _ in range(ATTEMPTS):
             try:
                 held = await self.storage.hold_chunk(upload, number, body, start=start)
-            except Unverified:
+            except errors.Unverified:
                 await self.closers.hydrate(upload)
                 continue
             written = written or held.written
@@ -298,7 +288,7 @@ class Receiving:
                 return Stored(upload=upload, number=number, result=result, written=written, length_bytes=length - start)
             # Hydrating adds the chunk: it is on the map. It is recorded again to learn where the upload stands.
             await self.closers.hydrate(upload)
-        raise Unavailable("The accounting store keeps restarting; try again.")
+        raise errors.Unavailable("The accounting store keeps restarting; try again.")
 
     # Answering
 
@@ -333,13 +323,13 @@ class Receiving:
     def check_database(self) -> None:
         """Nothing is acknowledged without it. Raises Unavailable."""
         if self.database.is_lost:
-            raise Unavailable("The database is lost; nothing is acknowledged.")
+            raise errors.Unavailable("The database is lost; nothing is acknowledged.")
 
-    async def _refuse(self, target: Target, meant: Upload | None, number: int, error: UploaderError) -> Result:
+    async def _refuse(self, target: Target, meant: Upload | None, number: int, error: errors.UploaderError) -> Result:
         """What a chunk with a bad number or body is answered: the state of the upload and a duplicate go before `error`."""
         upload = await self._find_and_remember(target)
         if meant is not None and upload.id != meant.id:
-            raise Unavailable("The upload was opened anew meanwhile; send the chunk again.")
+            raise errors.Unavailable("The upload was opened anew meanwhile; send the chunk again.")
         if number < chunk_count(upload.size, upload.chunk_size):
             try:
                 if (await self.closers.read_map(upload)).present[number]:
@@ -347,19 +337,19 @@ class Receiving:
                     if stored.result.outcome in COUNTED:
                         return await self.answer(stored)
             except (Gone, NotOpen) as gone:
-                raise Unavailable("The upload is changing; send the chunk again.") from gone
+                raise errors.Unavailable("The upload is changing; send the chunk again.") from gone
         CHUNKS.labels(error.code).inc()
         raise error
 
 
-def _fault_of(upload: Upload, number: int, length_bytes: int | None) -> InvalidRequest | None:
+def _fault_of(upload: Upload, number: int, length_bytes: int | None) -> errors.InvalidRequest | None:
     """What is wrong with the number or the length of a chunk, where it is known."""
     count = chunk_count(upload.size, upload.chunk_size)
     if number >= count:
-        return ChunkNumberOutOfRange(f"This upload has {count} chunks, from 0 to {count - 1}.")
+        return errors.ChunkNumberOutOfRange(f"This upload has {count} chunks, from 0 to {count - 1}.")
     expected = chunk_length(number, upload.size, upload.chunk_size)
     if length_bytes not in (None, expected):
-        return ChunkLengthMismatch(expected=expected, received=length_bytes)
+        return errors.ChunkLengthMismatch(expected=expected, received=length_bytes)
     return None
 
 

@@ -41,9 +41,7 @@ class Expiry:
 
     async def idle(self, updated_before: datetime, *, after_id: str) -> list[Upload]:
         """The next uploads, by their ids, that may be idle. Raises Unavailable."""
-        return await self.database.read(
-            lambda connection: queries.idle_uploads(connection, updated_before, after_id, _EXPIRY_BATCH)
-        )
+        return await self.database.read(queries.idle_uploads, updated_before, after_id, _EXPIRY_BATCH)
 
     async def expire(self, uploads: list[Upload]) -> None:
         """Expire those that are idle. One that is busy holds up no other."""
@@ -79,25 +77,21 @@ async def stray_blobs(database: Database, storage: Housekeeping, now: datetime) 
     """The files of blobs, in batches, with those that have no row: a crash left them, or they belong to another
     database, which was lost, forgotten in the settings, or restored from before. Raises Stopping, Unavailable."""
     async for found in storage.list_blobs():
-        known = await _known(database, [each.name for each in found])
+        known = await database.read(queries.known_blobs, [each.name for each in found])
         unknown = [each for each in found if each.name not in known]
         strays = [each for each in unknown if is_settled(each, now)]
         yield Batch(len(found), len(unknown) - len(strays), strays)
 
 
-async def _known(database: Database, sha256s: list[str]) -> set[str]:
-    return await database.read(lambda connection: queries.known_blobs(connection, sha256s))
-
-
 async def remember_kept_strays(database: Database, count: int) -> None:
     """Say to all processes how many blobs without a row the last cleanup left where they are. Raises Unavailable."""
     if count != await kept_strays(database):
-        await database.transact(lambda connection: meta.replace_fact(connection, _FACT, str(count)))
+        await database.transact(meta.replace_fact, _FACT, str(count))
 
 
 async def kept_strays(database: Database) -> int:
     """As `remember_kept_strays` was told. Raises Unavailable."""
-    return int(await database.read(lambda connection: meta.fact(connection, _FACT)) or 0)
+    return int(await database.read(meta.fact, _FACT) or 0)
 
 
 _BATCH = 250
@@ -156,15 +150,8 @@ class Cleanup:
         blobs no row names, they go; somebody is sure that they are of no other database. With `dry_run` it only says what
         it would do. Raises Unavailable, Stopping.
         """
-        run = _Run(
-            self.database,
-            self.storage,
-            self.closers,
-            self.clock,
-            idle_seconds=idle_seconds,
-            all_strays=all_strays,
-            dry_run=dry_run,
-        )
+        rules = {"all_strays": all_strays, "dry_run": dry_run}
+        run = _Run(self.database, self.storage, self.closers, self.clock, idle_seconds=idle_seconds, **rules)
         await run.clean_uploads(opened_before or _begin_of_month(self.clock.now()))
         await run.clean_blobs()
         if not dry_run:
@@ -186,7 +173,7 @@ class Cleanup:
     async def purge_closed(self, closed_before: datetime, limit: int) -> int:
         """Forget what became of uploads that were closed long ago; returns how many. Where bytes are left they go first,
         and the row at the next call: bytes that no row names would stay. Raises Unavailable."""
-        closed = await self.database.read(lambda connection: queries.closed_uploads(connection, closed_before, limit))
+        closed = await self.database.read(queries.closed_uploads, closed_before, limit)
         left = {upload.id for upload in await self.storage.remaining(closed)}
         for upload_id in left:
             try:
@@ -196,7 +183,7 @@ class Cleanup:
         gone = [upload.id for upload in closed if upload.id not in left]
         if not gone:
             return 0
-        return await self.database.transact(lambda connection: transactions.purge_uploads(connection, gone))
+        return await self.database.transact(transactions.purge_uploads, gone)
 
     async def reset_unfinished(self, *, only_lost: bool = False) -> Reset:
         """Cancel every upload that is open now, as its user would; or only those whose chunks are lost. Raises
@@ -224,17 +211,12 @@ class Cleanup:
         """Every upload that is open now. What is opened since is none of them: a busy server would keep this going for
         ever."""
         after, newest = "", new_id()
-        while batch := await self._open_uploads(after):
+        while batch := await self.database.read(queries.all_open_uploads, after, _BATCH):
             for upload in batch:
                 if upload.id > newest:
                     return
                 yield upload
             after = greatest(after, [upload.id for upload in batch])
-
-    async def _open_uploads(self, after: str) -> list[Upload]:
-        return await self.database.read(
-            lambda connection: queries.all_open_uploads(connection, after=after, limit=_BATCH)
-        )
 
     async def _cancel(self, upload: Upload, reset: Reset) -> None:
         try:
@@ -249,55 +231,46 @@ class Cleanup:
         reset.quota_bytes += upload.size
 
 
+@dataclass(eq=False, repr=False)
 class _Run:
     """One cleanup: its rules, and what it gave back so far."""
 
-    def __init__(
-        self,
-        database: Database,
-        storage: Store,
-        closers: Closers,
-        clock: Clock,
-        *,
-        idle_seconds: float | None,
-        all_strays: bool,
-        dry_run: bool,
-    ) -> None:
-        self._database = database
-        self._storage = storage
-        self._closers = closers
-        self._now = clock.now()
-        self._idle_seconds = idle_seconds
-        self._all_strays = all_strays
-        self._dry_run = dry_run
+    database: Database
+    storage: Store
+    closers: Closers
+    clock: Clock
+    _: KW_ONLY
+    idle_seconds: float | None
+    all_strays: bool
+    dry_run: bool
+
+    def __post_init__(self) -> None:
+        self._now = self.clock.now()
         self.cleaned = Cleaned()
 
     # Uploads
 
     async def clean_uploads(self, opened_before: datetime) -> None:
         """Look at the bytes of every upload that was opened before, then remove what that emptied."""
-        async for batch in self._storage.list_uploads(opened_before):
-            rows = await self._rows([found.name for found in batch])
+        async for batch in self.storage.list_uploads(opened_before):
+            rows = await self.database.read(queries.uploads_by_id, [found.name for found in batch])
             for found in batch:
                 try:
                     await self._clean_directory(found, rows.get(found.name))
                 except (Unavailable, StorageFull) as error:
                     self._leave(found, error)
-        if not self._dry_run:
-            await self._storage.remove_emptied(opened_before)
-
-    async def _rows(self, upload_ids: list[str]) -> dict[str, Upload]:
-        return await self._database.read(lambda connection: queries.uploads_by_id(connection, upload_ids))
+        if not self.dry_run:
+            await self.storage.remove_emptied(opened_before)
 
     async def _clean_directory(self, found: Found, row: Upload | None) -> None:
         if row is not None and row.state is State.OPEN:
-            if self._idle_seconds is not None and await self._expired(row, self._idle_seconds):
+            if self.idle_seconds is not None and await self._expired(row, self.idle_seconds):
                 self.cleaned.expired_uploads += 1
                 self.cleaned.quota_bytes += row.size
                 self.cleaned.disk_bytes += found.disk_bytes
         elif not is_settled(found, self._now):
             self.cleaned.unsettled += 1
-        elif self._dry_run or await self._remove_directory(found):
+        elif self.dry_run or await self._remove_directory(found):
             self.cleaned.directories += 1
             self.cleaned.disk_bytes += found.disk_bytes
 
@@ -306,31 +279,31 @@ class _Run:
         idle_since = self._now - timedelta(seconds=idle_seconds)
         if upload.updated_at >= idle_since:
             return False
-        if not self._dry_run:
-            return await self._closers.expire(upload, idle_seconds)
+        if not self.dry_run:
+            return await self.closers.expire(upload, idle_seconds)
         try:
-            merges = (await self._storage.read_map(upload)).complete and not upload.is_part
-            return not merges and await self._storage.last_write(upload) <= idle_since.timestamp()
+            merges = (await self.storage.read_map(upload)).complete and not upload.is_part
+            return not merges and await self.storage.last_write(upload) <= idle_since.timestamp()
         except Gone:
             return True
 
     async def _remove_directory(self, found: Found) -> bool:
         """Remove what no open upload has; the row is asked for again, durably: it may have come or gone since the batch."""
-        row = await self._database.read_durably(lambda connection: queries.upload_by_id(connection, found.name))
+        row = await self.database.read_durably(queries.upload_by_id, found.name)
         if row is not None and row.state is State.OPEN:
             return False
-        if await self._closers.tidy(found.name):
+        if await self.closers.tidy(found.name):
             return True
-        if row is None and await self._storage.holds_chunks(found):
-            return await self._storage.put_away(found)
-        return await self._storage.remove(found)
+        if row is None and await self.storage.holds_chunks(found):
+            return await self.storage.put_away(found)
+        return await self.storage.remove(found)
 
     # Blobs
 
     async def clean_blobs(self) -> None:
         """Put blobs without a row away, unless they are many; and remove what interrupted merges left beside blobs."""
-        may_go = self._all_strays or await self._are_few()
-        async for batch in stray_blobs(self._database, self._storage, self._now):
+        may_go = self.all_strays or await self._are_few()
+        async for batch in stray_blobs(self.database, self.storage, self._now):
             self.cleaned.unsettled += batch.unsettled
             for found in batch.strays:
                 if may_go or found.is_draft:
@@ -342,14 +315,14 @@ class _Run:
     async def _are_few(self) -> bool:
         """Whether the blobs without a row are no more than what crashes leave."""
         strays = total = 0
-        async for batch in stray_blobs(self._database, self._storage, self._now):
+        async for batch in stray_blobs(self.database, self.storage, self._now):
             strays += sum(not found.is_draft for found in batch.strays)
             total += batch.total
         return strays <= max(_MAX_STRAYS, _MAX_STRAY_PART * total)
 
     async def _clean_blob(self, found: Found) -> None:
         try:
-            if self._dry_run or await uninterrupted(self._put_blob_away(found)):
+            if self.dry_run or await uninterrupted(self._put_blob_away(found)):
                 self.cleaned.blobs += 1
                 self.cleaned.disk_bytes += found.disk_bytes
         except (Unavailable, StorageFull) as error:
@@ -358,16 +331,15 @@ class _Run:
     async def _put_blob_away(self, found: Found) -> bool:
         if found.is_draft:
             # No row ever speaks of that name, and a merge that was on that way for an hour begins anew.
-            return await self._storage.remove(found)
+            return await self.storage.remove(found)
 
         async def unless_named(blob: queries.Blob | None) -> bool:
-            return blob is None and await self._storage.put_away(found)
+            return blob is None and await self.storage.put_away(found)
 
-        put_away = self._database.outside(unless_named)
+        put_away = self.database.outside(unless_named)
         try:
-            return await self._database.transact(
-                lambda connection: transactions.with_blob_locked(connection, found.name, put_away, self._now),
-                alone=True,
+            return await self.database.transact(
+                transactions.with_blob_locked, found.name, put_away, self._now, alone=True
             )
         except Duplicate:
             return False  # it has a row by now

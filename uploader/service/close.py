@@ -91,7 +91,7 @@ class Closers:
 
     async def _refuse_an_older_generation(self, upload: Upload) -> None:
         """Raises NotOpen if chunks were withdrawn since the caller compared the bytes with the claims."""
-        row = await self.database.read(lambda connection: queries.upload_by_id(connection, upload.id), brief=True)
+        row = await self.database.read(queries.upload_by_id, upload.id, brief=True)
         if row is None or row.generation != upload.generation:
             raise NotOpen(upload.id)
 
@@ -99,9 +99,7 @@ class Closers:
         await self.announce(upload)
         now = self.clock.now()
         told = act_of_ending(upload, reason, now)
-        await self.database.transact(
-            lambda connection: transactions.close_upload(connection, upload.id, reason, now, told)
-        )
+        await self.database.transact(transactions.close_upload, upload.id, reason, now, told)
         crash_point("close.after_commit")
         logger.info("upload closed", extra={"upload_id": upload.id, "user_id": upload.user_id, "reason": reason.value})
 
@@ -186,7 +184,7 @@ class Closers:
         return await uninterrupted(self._tidy(upload_id))
 
     async def _tidy(self, upload_id: str) -> bool:
-        row = await self.database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
+        row = await self.database.read(queries.upload_by_id, upload_id, brief=True)
         if row is None:
             # Redis keeps no tombstone: another database may know the upload, and go on with it (decision 0013).
             await self.pending.forget(upload_id, None)
@@ -205,7 +203,7 @@ class Closers:
     async def _tidy_held(self, upload: Upload, closer: Closer) -> bool:
         """The caller has read `upload` as closed, perhaps before that commit was durable. A crash of the database may have
         undone the commit since (decision 0012), so the row is read again, durably."""
-        row = await self.database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
+        row = await self.database.read_durably(queries.upload_by_id, upload.id)
         if row is not None and row.state is State.OPEN:
             with suppress(Gone, NotOpen):
                 await self._hydrate_held(row, closer)
@@ -281,7 +279,7 @@ class Closers:
     async def _begin_anew(self, upload: Upload) -> int:
         """Let an open upload without files have new ones; returns its generation from here on. Each step may be repeated
         after a crash at any other, and done by several at once. Raises Gone, NotOpen, StorageFull, Unavailable."""
-        row = await self.database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
+        row = await self.database.read_durably(queries.upload_by_id, upload.id)
         if row is None or row.state is not State.OPEN:
             raise NotOpen(upload.id)
         if row.is_whole:
@@ -305,7 +303,7 @@ class Closers:
         LOST_UPLOADS.inc()
         now = self.clock.now()
         with suppress(Unavailable):  # the log has it
-            await self.database.transact(lambda connection: meta.note_mishap(connection, meta.Mishap.LOST_UPLOAD, now))
+            await self.database.transact(meta.note_mishap, meta.Mishap.LOST_UPLOAD, now)
 
     async def _restore(self, upload: Upload) -> bool:
         """Whether the trash had its files."""
@@ -319,7 +317,7 @@ class Closers:
         for _ in range(_HYDRATE_ATTEMPTS):
             era = (await self.pending.read(upload.id)).era
             # Durably: for bytes that Redis takes to be flushed already no flusher ever comes.
-            row = await self.database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
+            row = await self.database.read_durably(queries.upload_by_id, upload.id)
             if row is None or row.state is not State.OPEN:
                 raise NotOpen(upload.id)
             figures = await self.pending.hydrate(
@@ -371,13 +369,13 @@ class Closers:
             return await self.storage.read_map(upload)
 
     async def _refuse_if_told(self, upload: Upload) -> None:
-        row = await self.database.read(lambda connection: queries.upload_by_id(connection, upload.id), brief=True)
+        row = await self.database.read(queries.upload_by_id, upload.id, brief=True)
         if row is None or row.state is not State.OPEN or row.length_known:
             raise LengthTold(upload.id)
 
     async def _settle_length(self, upload: Upload, closer: Closer) -> bool:
         """End what a crash interrupted, if it was this. Durably: from here on a row of before would be wrong."""
-        row = await self.database.read_durably(lambda connection: queries.upload_by_id(connection, upload.id))
+        row = await self.database.read_durably(queries.upload_by_id, upload.id)
         return row is not None and row.length_known and await closer.settle_length(row)
 
     async def _read_held(self, upload: Upload, closer: Closer) -> PresentChunks:

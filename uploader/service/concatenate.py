@@ -7,30 +7,21 @@ on it is an upload. Whoever completes the last part brings it further, or whoeve
 import asyncio
 import logging
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from datetime import timedelta
-from functools import partial
 
+from uploader import errors
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import NotOpen
-from uploader.domain.upload import ChunkSizes, Concatenation, Reason, State, Upload, UploadKind, sha256_of_parts
-from uploader.errors import (
-    FileTooLarge,
-    InvalidRequest,
-    Refused,
-    Unavailable,
-    UploaderError,
-    UploadGone,
-    UploadNotFound,
-)
+from uploader.domain.upload import Concatenation, Reason, State, Upload, UploadKind, sha256_of_parts
 from uploader.service.chunk import COUNTED, Receiving
 from uploader.service.close import Closers
 from uploader.service.ids import greatest
 from uploader.service.merge import Merging
-from uploader.service.open import Admission
+from uploader.service.open import Admission, chunk_sizes_of
 from uploader.service.precreate import PreCreateHook, Question
 from uploader.service.results import Complete, Target
 from uploader.service.status import ATTEMPTS, PAUSE_SECONDS, Uploads
@@ -41,6 +32,7 @@ from uploader.tasks import ended, uninterrupted
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class Joining:
     """Joins parts that are complete to the upload that they become: under the locks of all of them, and in one
     transaction.
@@ -49,62 +41,43 @@ class Joining:
     filled. Until then nothing rests on what an attempt has left: the next one makes it anew.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        database: Database,
-        storage: UploadBytes,
-        closers: Closers,
-        admission: Admission,
-        clock: Clock,
-    ) -> None:
-        self._database = database
-        self._storage = storage
-        self._closers = closers
-        self._admission = admission
-        self._clock = clock
-        self._expiry = timedelta(seconds=settings.upload_expiry_seconds)
-        self._chunk_sizes = ChunkSizes(
-            settings.chunk_size_bytes, settings.min_chunk_size_bytes, settings.max_chunk_size_bytes
-        )
+    settings: Settings
+    database: Database
+    storage: UploadBytes
+    closers: Closers
+    admission: Admission
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._chunk_sizes = chunk_sizes_of(self.settings)
 
     async def join(self, ordered: Concatenation, parts: dict[str, Upload]) -> bool:
         """Join the parts, which were open a moment ago; False if one of them is not complete. Raises Gone, NotOpen,
         QuotaExceeded, StorageFull, Unavailable."""
         for part in parts.values():
-            if not part.length_known or not (await self._closers.read_map(part)).complete:
+            if not part.length_known or not (await self.closers.read_map(part)).complete:
                 return False
         whole = self._whole_of(ordered, parts)
         # Its chunks are written beside those of its parts, which are there until it is merged.
-        await self._admission.check(whole.size)
+        await self.admission.check(whole.size)
         try:
             return await uninterrupted(self._join(ordered, whole, parts))
         except Duplicate:  # somebody else has joined them
             return True
 
     def _whole_of(self, ordered: Concatenation, parts: dict[str, Upload]) -> Upload:
-        now = self._clock.now()
+        now = self.clock.now()
         size = sum(parts[part_id].size for part_id in ordered.part_ids)
         return Upload(
             id=ordered.id,
             user_id=ordered.user_id,
-            md5=None,
-            sha256=None,
             name=ordered.name,
             size=size,
             chunk_size=self._chunk_sizes.choose(None, size),
-            flushed_bytes=0,
-            flushed_generation=0,
-            generation=0,
-            state=State.OPEN,
-            close_reason=None,
-            file_id=None,
             # By the time of the order, so that each attempt meets what the one before has left.
-            place=self._storage.place_of(ordered.id, ordered.created_at),
-            idempotency_key=None,
+            place=self.storage.place_of(ordered.id, ordered.created_at),
             created_at=now,
             updated_at=now,
-            closed_at=None,
             metadata=ordered.metadata,
             kind=UploadKind.WHOLE,
             computes_md5=False,
@@ -112,29 +85,22 @@ class Joining:
 
     async def _join(self, ordered: Concatenation, whole: Upload, parts: dict[str, Upload]) -> bool:
         in_order = [parts[part_id] for part_id in ordered.part_ids]
-        make_room = self._database.outside(lambda: self._storage.create(whole, in_order))
+        make_room = self.database.outside(lambda: self.storage.create(whole, in_order))
         async with AsyncExitStack() as stack:
             # In the order of their ids, as everywhere where somebody locks several.
             held = [
-                (part, await stack.enter_async_context(self._storage.closing(part)))
-                for _, part in sorted(parts.items())
+                (part, await stack.enter_async_context(self.storage.closing(part))) for _, part in sorted(parts.items())
             ]
             for part, closer in held:
                 if not (await closer.read_map()).complete:
                     return False
-                await self._closers.announce(part)
-            await self._database.transact(
-                lambda connection: transactions.join_concatenation(
-                    connection,
-                    whole,
-                    expires_at=whole.created_at + self._expiry,
-                    make_room=make_room,
-                )
-            )
+                await self.closers.announce(part)
+            expires_at = whole.created_at + timedelta(seconds=self.settings.upload_expiry_seconds)
+            await self.database.transact(transactions.join_concatenation, whole, expires_at, make_room)
             crash_point("join.after_commit")
-            self._admission.promise(whole.size)
+            self.admission.promise(whole.size)
             for part, closer in held:
-                await self._closers.clear(part, State.CONSUMED, closer)
+                await self.closers.clear(part, State.CONSUMED, closer)
         logger.info("parts joined", extra={"upload_id": whole.id, "user_id": whole.user_id, "parts": len(in_order)})
         return True
 
@@ -180,20 +146,20 @@ class Filling:
                 complete = await self._fill(upload_id)
         except (Busy, Gone, NotOpen, Stopping):
             return
-        except UploaderError as error:
+        except errors.UploaderError as error:
             logger.warning("a whole is not filled for now", extra={"upload_id": upload_id, "reason": error.reason})
             return
         except Exception:
             logger.exception("a whole is not filled", extra={"upload_id": upload_id})
             return
         if complete:
-            with suppress(UploaderError, Stopping):
+            with suppress(errors.UploaderError, Stopping):
                 await asyncio.shield(self.merging.start(upload_id))
 
     async def _fill(self, upload_id: str) -> bool:
         """Whether it was completed here: the merge of one that was before has its task. Raises Busy, Gone, NotOpen,
         Stopping, StorageFull, Unavailable."""
-        upload = await self.database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
+        upload = await self.database.read(queries.upload_by_id, upload_id, brief=True)
         if upload is None or upload.state is not State.OPEN:
             return False
         missing = await self._missing(upload)
@@ -218,7 +184,7 @@ class Filling:
                 if stored.result.outcome not in COUNTED:
                     raise NotOpen(upload.id)
                 if self.database.is_lost:
-                    raise Unavailable("The database is lost.")
+                    raise errors.Unavailable("The database is lost.")
                 await self.storage.keep_pace(upload, number)
 
 
@@ -248,30 +214,19 @@ class WholeStatus:
     finished: bool
 
 
+@dataclass(eq=False, repr=False)
 class Concatenations:
     """All that can be done to wholes, beside what can be done to every upload."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        database: Database,
-        uploads: Uploads,
-        joining: Joining,
-        filling: Filling,
-        pre_create_hook: PreCreateHook,
-        clock: Clock,
-        *,
-        max_file_size_bytes: int,
-    ) -> None:
-        self._max_waiting = settings.max_open_uploads
-        self._wait_seconds = settings.merge_wait_seconds
-        self._max_file_size_bytes = max_file_size_bytes
-        self._database = database
-        self._uploads = uploads
-        self._joining = joining
-        self._filling = filling
-        self._pre_create_hook = pre_create_hook
-        self._clock = clock
+    settings: Settings
+    database: Database
+    uploads: Uploads
+    joining: Joining
+    filling: Filling
+    pre_create_hook: PreCreateHook
+    clock: Clock
+    _: KW_ONLY
+    max_file_size_bytes: int
 
     # Ordering
 
@@ -289,41 +244,29 @@ class Concatenations:
                 return known.id
             try:
                 ordered = await self._order_once(new)
-            except (Duplicate, NotOpen, UploadGone):
+            except (Duplicate, NotOpen, errors.UploadGone):
                 if await self._known(new) is None:
                     await self._check_parts(new.user_id, new.part_ids)
                 await asyncio.sleep(PAUSE_SECONDS)  # somebody else was faster: what they did is the answer now
                 continue
             try:
                 await self._advance_and_wait(ordered)
-            except Refused:
+            except errors.Refused:
                 await self._drop(ordered.id)
                 raise
             return ordered.id
-        raise Unavailable("These parts are changing too fast; try again.")
+        raise errors.Unavailable("These parts are changing too fast; try again.")
 
     async def _known(self, new: NewWhole) -> Concatenation | None:
         key = sha256_of_parts(new.part_ids)
-        return await self._database.read(
-            lambda connection: queries.concatenation_by_parts(connection, new.user_id, key), brief=True
-        )
+        return await self.database.read(queries.concatenation_by_parts, new.user_id, key, brief=True)
 
     async def _order_once(self, new: NewWhole) -> Concatenation:
         size = await self._check_parts(new.user_id, new.part_ids)
         self._check_size(size or 0)
-        await self._pre_create_hook.ask(Question(new.user_id, new.name, size, md5=None, sha256=None))
-        ordered = Concatenation(
-            id=new.id,
-            user_id=new.user_id,
-            name=new.name,
-            metadata=new.metadata,
-            ordered=new.ordered,
-            part_ids=new.part_ids,
-            created_at=self._clock.now(),
-        )
-        await self._database.transact(
-            lambda connection: transactions.order_concatenation(connection, ordered, max_waiting=self._max_waiting)
-        )
+        await self.pre_create_hook.ask(Question(new.user_id, new.name, size, md5=None, sha256=None))
+        ordered = Concatenation(**asdict(new), created_at=self.clock.now())
+        await self.database.transact(transactions.order_concatenation, ordered, self.settings.max_open_uploads)
         crash_point("order.after_commit")
         return ordered
 
@@ -335,15 +278,13 @@ class Concatenations:
     async def _advance_and_wait(self, ordered: Concatenation) -> None:
         filling = await self._advance(ordered)
         if filling is not None:
-            await asyncio.wait({filling}, timeout=self._wait_seconds)
+            await asyncio.wait({filling}, timeout=self.settings.merge_wait_seconds)
 
     # Asking, taking back
 
     async def is_whole(self, target: Target) -> bool:
         """Whether this is a whole, finished or not: nobody appends to it."""
-        return await self._database.read(
-            lambda connection: queries.is_concatenation(connection, target.user_id, target.upload_id or ""), brief=True
-        )
+        return await self.database.read(queries.is_concatenation, target.user_id, target.upload_id or "", brief=True)
 
     async def status(self, target: Target) -> WholeStatus:
         """Raises UploadNotFound, UploadGone."""
@@ -356,10 +297,10 @@ class Concatenations:
         if await self._upload(ordered.id) is None:
             try:
                 return await self._check_parts(target.user_id, ordered.part_ids), False
-            except UploadGone:
+            except errors.UploadGone:
                 if await self._upload(ordered.id) is None:  # else they were joined at this moment
                     raise
-        match await self._uploads.find(target):
+        match await self.uploads.find(target):
             case Complete(file=file):
                 return file.size, True
             case upload:
@@ -371,50 +312,48 @@ class Concatenations:
         ordered = await self._own(target)
         if await self._drop(ordered.id):
             return
-        match await self._uploads.find(target):
+        match await self.uploads.find(target):
             case Complete():
-                await self._uploads.forget(target)
+                await self.uploads.forget(target)
             case _:
-                await self._uploads.cancel(target)
+                await self.uploads.cancel(target)
 
     async def _own(self, target: Target) -> Concatenation:
         concatenation_id = target.upload_id or ""
-        ordered = await self._database.read(
-            lambda connection: queries.concatenation_by_id(connection, concatenation_id), brief=True
-        )
+        ordered = await self.database.read(queries.concatenation_by_id, concatenation_id, brief=True)
         if ordered is None or ordered.user_id != target.user_id:
-            raise UploadNotFound()
+            raise errors.UploadNotFound()
         return ordered
 
     async def _drop(self, concatenation_id: str) -> bool:
-        return await self._database.transact(lambda connection: transactions.drop_waiting(connection, concatenation_id))
+        return await self.database.transact(transactions.drop_waiting, concatenation_id)
 
     # Bringing further
 
     async def part_completed(self, part: Upload) -> None:
         """The last byte of a part is there: if its whole waits for nothing else, it is joined. Never fails."""
         try:
-            ids = await self._database.read(partial(queries.concatenations_waiting_for, part_id=part.id), brief=True)
+            ids = await self.database.read(queries.concatenations_waiting_for, part.id, brief=True)
             for concatenation_id in ids:
                 await self._advance_by_id(concatenation_id)
-        except UploaderError as error:
+        except errors.UploaderError as error:
             logger.warning("a whole waits for the job", extra={"upload_id": part.id, "reason": error.reason})
 
     async def advance_due(self) -> None:
         """Bring everything further that something is to be done for. One that can't be holds up no other. Raises
         Unavailable."""
         after = ""
-        while ids := await self._database.read(partial(queries.due_concatenations, after=after, limit=_BATCH)):
+        while ids := await self.database.read(queries.due_concatenations, after, _BATCH):
             for concatenation_id in ids:
                 try:
                     await self._advance_by_id(concatenation_id)
-                except UploaderError as error:
+                except errors.UploaderError as error:
                     extra = {"upload_id": concatenation_id, "reason": error.reason}
                     logger.warning("a whole is not made for now", extra=extra)
             after = greatest(after, ids)
 
     async def _advance_by_id(self, concatenation_id: str) -> None:
-        ordered = await self._database.read(partial(queries.concatenation_by_id, concatenation_id=concatenation_id))
+        ordered = await self.database.read(queries.concatenation_by_id, concatenation_id)
         if ordered is not None:
             await self._advance(ordered)
 
@@ -424,9 +363,9 @@ class Concatenations:
         if upload is None and not await self._join(ordered):
             return None
         if upload is not None and upload.state is not State.OPEN:
-            await self._database.transact(lambda connection: transactions.settle_concatenation(connection, ordered.id))
+            await self.database.transact(transactions.settle_concatenation, ordered.id)
             return None
-        return self._filling.start(ordered.id)
+        return self.filling.start(ordered.id)
 
     async def _join(self, ordered: Concatenation) -> bool:
         parts = await self._parts_of(ordered.part_ids)
@@ -436,16 +375,16 @@ class Concatenations:
         if all(part.length_known for part in parts.values()):
             self._check_size(sum(parts[part_id].size for part_id in ordered.part_ids))
         try:
-            return await self._joining.join(ordered, parts)
+            return await self.joining.join(ordered, parts)
         except (Gone, NotOpen):
             return False  # a part has ended meanwhile: the next look tells how
 
     async def _upload(self, upload_id: str) -> Upload | None:
-        return await self._database.read(partial(queries.upload_by_id, upload_id=upload_id), brief=True)
+        return await self.database.read(queries.upload_by_id, upload_id, brief=True)
 
     async def _parts_of(self, part_ids: tuple[str, ...]) -> dict[str, Upload]:
         ids = sorted(set(part_ids))
-        return await self._database.read(partial(queries.uploads_by_id, upload_ids=ids))
+        return await self.database.read(queries.uploads_by_id, ids)
 
     async def _check_parts(self, user_id: str, part_ids: tuple[str, ...]) -> int | None:
         """Their bytes; None while one has no length. Raises UploadNotFound, UploadGone, InvalidRequest."""
@@ -458,18 +397,18 @@ class Concatenations:
 
     def _check_size(self, size: int) -> None:
         """Raises FileTooLarge."""
-        if size > self._max_file_size_bytes:
-            raise FileTooLarge(limit=self._max_file_size_bytes)
+        if size > self.max_file_size_bytes:
+            raise errors.FileTooLarge(limit=self.max_file_size_bytes)
 
     async def close(self) -> None:
-        await self._filling.close()
+        await self.filling.close()
 
 
 def _check_part(part: Upload | None, user_id: str) -> None:
     """Raises UploadNotFound, UploadGone, InvalidRequest."""
     if part is None or part.user_id != user_id:
-        raise UploadNotFound("You have no such part.")
+        raise errors.UploadNotFound("You have no such part.")
     if not part.is_part:
-        raise InvalidRequest.field("Upload-Concat", "names an upload that is no part")
+        raise errors.InvalidRequest.field("Upload-Concat", "names an upload that is no part")
     if part.state is not State.OPEN:
-        raise UploadGone("A part has ended; `reason` says why.", reason=part.close_reason)
+        raise errors.UploadGone("A part has ended; `reason` says why.", reason=part.close_reason)

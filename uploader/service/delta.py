@@ -6,17 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
+from uploader import errors
 from uploader.domain.delta import Pieces, cuts_for
 from uploader.domain.upload import File
-from uploader.errors import (
-    BaseUnusable,
-    ContentDamaged,
-    FileNotFound,
-    InvalidDelta,
-    StorageAway,
-    StorageFailed,
-    Unavailable,
-)
 from uploader.service.files import Files
 from uploader.service.heal import Healing
 from uploader.service.ids import ID
@@ -69,10 +61,10 @@ class DeltaBase:
         split = [self._pieces.split(*extent) for extent in ranges]
         try:
             found = await self._find(dict.fromkeys(chain.from_iterable(split)))
-        except StorageAway:
+        except errors.StorageAway:
             raise
-        except (Gone, StorageFailed) as error:
-            raise BaseUnusable() from error
+        except (Gone, errors.StorageFailed) as error:
+            raise errors.BaseUnusable() from error
         return [b"".join([found[part] for part in parts]) for parts in split]
 
     async def _find(self, parts: Iterable[_Part]) -> dict[_Part, bytes]:
@@ -106,7 +98,7 @@ class DeltaBase:
         new = sorted(number for number in numbers if number not in self._compared)
         self._left -= sum(self._pieces.extent(number)[1] for number in new)
         if self._left < 0:
-            raise InvalidDelta(
+            raise errors.InvalidDelta(
                 f"The instructions copy from so many places that more than {self._most} bytes of the base would have to be "
                 f"looked at: {_MOST_TIMES} times the chunk, and {_MOST_TIMES} of the largest pieces."
             )
@@ -128,7 +120,7 @@ class DeltaBase:
     async def _compare(self, numbers: list[int]) -> list[bytes]:
         pieces = await self.content.read_all([self._pieces.extent(number) for number in numbers])
         if not await asyncio.to_thread(self._pieces.fit, numbers, pieces):
-            raise BaseUnusable()
+            raise errors.BaseUnusable()
         self._compared.update(numbers)
         return pieces
 
@@ -150,10 +142,10 @@ class DeltaBases:
         file = await self._find(user_id, file_id)
         try:
             content = await self.files.open(file)
-        except StorageAway:
+        except errors.StorageAway:
             raise
-        except (ContentDamaged, StorageFailed) as error:
-            raise BaseUnusable() from error
+        except (errors.ContentDamaged, errors.StorageFailed) as error:
+            raise errors.BaseUnusable() from error
         try:
             pieces = await self._pieces(file)
         except BaseException:
@@ -169,31 +161,31 @@ class DeltaBases:
         """Raises FileNotFound, BaseUnusable, StorageFull, Unavailable."""
         file = await self._find(user_id, file_id)
         if file.damaged:
-            raise BaseUnusable()
+            raise errors.BaseUnusable()
         return await self._read_signature(file)
 
     async def _read_signature(self, file: File) -> bytes:
         try:
             return await self.storage.read_signature(file.sha256, file.size)
-        except StorageAway:
+        except errors.StorageAway:
             raise
-        except StorageFailed as error:
-            raise BaseUnusable() from error
+        except errors.StorageFailed as error:
+            raise errors.BaseUnusable() from error
         except Stopping as error:
-            raise Unavailable() from error
+            raise errors.Unavailable() from error
         except Gone as error:
             await self._find(file.user_id, file.id)  # the file may have been deleted at this moment
             await self._examine(file.sha256)
-            raise BaseUnusable() from error
+            raise errors.BaseUnusable() from error
 
     async def _examine(self, sha256: str) -> None:
         """Once for all who find it unusable at the same time: it takes as long as hashing it, in threads that merges use."""
         try:
             await self._examining.run(sha256, lambda: self.healing.examine(sha256))
         except Stopping as error:
-            raise Unavailable() from error
+            raise errors.Unavailable() from error
 
     async def _find(self, user_id: str, file_id: str) -> File:
         if not ID.fullmatch(file_id):
-            raise FileNotFound()
+            raise errors.FileNotFound()
         return await self.files.get(user_id, file_id)

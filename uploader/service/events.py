@@ -72,24 +72,24 @@ class SinkFigures(Struct):
     last_error: str | None
 
 
+@dataclass(eq=False, repr=False)
 class Watching:
     """Asks the rows how far the sinks are."""
 
-    def __init__(self, names: Sequence[str], database: Database, clock: Clock) -> None:
-        self.names = tuple(names)
-        self._database = database
-        self._clock = clock
+    names: tuple[str, ...]
+    database: Database
+    clock: Clock
 
     async def states(self) -> Mapping[str, SinkState]:
         """Of each sink. Raises Unavailable."""
         if not self.names:
             return {}
-        found = await self._database.read(deliveries.states)
+        found = await self.database.read(deliveries.states)
         return {name: found.get(name, _NOTHING) for name in self.names}
 
     def lag_seconds(self, state: SinkState) -> float:
         """How old the oldest event is that waits."""
-        return 0.0 if state.oldest is None else max(0.0, (self._clock.now() - state.oldest).total_seconds())
+        return 0.0 if state.oldest is None else max(0.0, (self.clock.now() - state.oldest).total_seconds())
 
     async def sinks(self) -> list[SinkFigures]:
         """Of each sink, in the order of the settings, then of each name that is no sink any more and has deliveries which
@@ -100,7 +100,7 @@ class Watching:
             names = [*self.names, *sorted(set(found) - set(self.names))]
             return [await self._figures(connection, name, found.get(name, _NOTHING)) for name in names]
 
-        return await self._database.read(look)
+        return await self.database.read(look)
 
     async def _figures(self, connection: Connection, name: str, state: SinkState) -> SinkFigures:
         lag = self.lag_seconds(state)
@@ -118,8 +118,8 @@ class Watching:
 
     async def forget_old(self, limit: int) -> tuple[int, int]:
         """Forget events that are old; how many, and how many deliveries of them nobody had taken. Raises Unavailable."""
-        before = self._clock.now() - RETENTION
-        return await self._database.transact(partial(deliveries.forget, before=before, limit=limit))
+        before = self.clock.now() - RETENTION
+        return await self.database.transact(deliveries.forget, before, limit)
 
 
 def _said_of(sink: SinkFigures) -> Iterator[str]:
@@ -316,7 +316,7 @@ class Reviewing:
 
     async def one(self, event_id: str) -> Told:
         """Raises NotFound, Unavailable."""
-        found = await self.database.read(partial(deliveries.one, event_id=event_id))
+        found = await self.database.read(deliveries.one, event_id)
         if found is None:
             raise NotFound(f"There is no event {event_id}: events are kept for a week.")
         return found

@@ -8,6 +8,7 @@ from functools import partial
 from heapq import merge
 from itertools import islice
 
+from uploader import errors
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
@@ -15,17 +16,6 @@ from uploader.database.engine import Connection, Database, Duplicate
 from uploader.domain.names import Folder, Place, Selection, folder_of, normalise_name, place_of
 from uploader.domain.reports import Usage
 from uploader.domain.upload import File
-from uploader.errors import (
-    ContentDamaged,
-    FileNotFound,
-    InvalidRequest,
-    NameTaken,
-    StorageAway,
-    StorageFailed,
-    StorageFull,
-    Unavailable,
-    UploaderError,
-)
 from uploader.service.heal import Healing
 from uploader.service.ids import ID
 from uploader.storage.base import BlobBytes, Found, Gone, OpenBlob
@@ -47,7 +37,7 @@ class Files:
         """A page of files with names that start with `prefix` and contain `part`, newest first, and the cursor of the next
         one. Raises InvalidRequest for an unknown cursor."""
         if after is not None and not ID.fullmatch(after):
-            raise InvalidRequest.field("after", "is not a cursor of this list")
+            raise errors.InvalidRequest.field("after", "is not a cursor of this list")
         found = await self.database.read(
             lambda connection: queries.files(
                 connection, user_id, limit=limit + 1, after=after, prefix=prefix, part=part
@@ -58,15 +48,15 @@ class Files:
 
     async def get(self, user_id: str, file_id: str) -> File:
         """Raises FileNotFound."""
-        file = await self.database.read(lambda connection: queries.file_by_id(connection, user_id, file_id))
+        file = await self.database.read(queries.file_by_id, user_id, file_id)
         if file is None:
-            raise FileNotFound()
+            raise errors.FileNotFound()
         return file
 
     async def open(self, file: File) -> OpenBlob:
         """The content of a file, to read; the caller closes it. Raises FileNotFound, ContentDamaged, Unavailable."""
         if file.damaged:
-            raise ContentDamaged()
+            raise errors.ContentDamaged()
         async with self._noting(file):
             with suppress(Gone):
                 return await self.storage.open_blob(file.sha256, file.size)
@@ -75,8 +65,8 @@ class Files:
                 with suppress(Gone):
                     return await self.storage.open_blob(file.sha256, file.size)
         if not (await self.get(file.user_id, file.id)).damaged:
-            raise StorageFailed()  # it could only not be looked at
-        raise ContentDamaged()
+            raise errors.StorageFailed()  # it could only not be looked at
+        raise errors.ContentDamaged()
 
     async def read_first(self, file: File, content: OpenBlob, length_bytes: int, offset: int) -> bytes:
         """The first bytes of what is to be read of an open file, which is closed where they can't be read: then nothing
@@ -93,33 +83,31 @@ class Files:
         """A content that can't be read now is looked at soon."""
         try:
             yield
-        except StorageAway:
+        except errors.StorageAway:
             raise
-        except StorageFailed:
+        except errors.StorageFailed:
             await self.healing.note_unreadable(file.sha256)
             raise
 
     async def rename(self, user_id: str, file_id: str, name: str) -> File:
         """Raises FileNotFound, NameTaken."""
         try:
-            found = await self.database.transact(
-                lambda connection: transactions.rename_file(connection, user_id, file_id, name)
-            )
+            found = await self.database.transact(transactions.rename_file, user_id, file_id, name)
         except Duplicate as error:
-            raise NameTaken() from error
+            raise errors.NameTaken() from error
         if not found:
-            raise FileNotFound()
+            raise errors.FileNotFound()
         return await self.get(user_id, file_id)
 
     async def delete(self, user_id: str, file_id: str) -> None:
         """Delete a file, and its content if this was the last file of it. Raises FileNotFound."""
         file = await self.get(user_id, file_id)
-        if not await self.database.transact(lambda connection: transactions.delete_file(connection, file)):
-            raise FileNotFound()
+        if not await self.database.transact(transactions.delete_file, file):
+            raise errors.FileNotFound()
         crash_point("delete.after_commit")
         try:
             await self.collect(file.sha256)
-        except UploaderError:
+        except errors.UploaderError:
             return  # the file is deleted; the collector comes back to its content
 
     async def collect(self, sha256: str) -> bool:
@@ -147,18 +135,18 @@ class Files:
 
     async def collect_all(self, limit: int = 1000) -> int:
         """Put blobs without refs away; returns how many."""
-        found = await self.database.read(lambda connection: queries.blobs_without_refs(connection, limit))
+        found = await self.database.read(queries.blobs_without_refs, limit)
         collected = 0
         for sha256 in found:
             try:
                 collected += await self.collect(sha256)
-            except (StorageFailed, StorageFull):
+            except (errors.StorageFailed, errors.StorageFull):
                 continue  # the disk's error is in the log; it must not hold up the others
         return collected
 
     async def usage(self, user_id: str) -> Usage:
         """The accounts of a user; nothing but zeros for one who is unknown."""
-        usage = await self.database.read(lambda connection: queries.usage(connection, user_id))
+        usage = await self.database.read(queries.usage, user_id)
         return usage or Usage(user_id=user_id, total_space=0, use_space_finished=0, use_space_unfinished=0, reserved=0)
 
 
@@ -168,12 +156,12 @@ _ATTEMPTS = 10
 _PAUSE_SECONDS = 0.05
 
 
+@dataclass(eq=False, repr=False)
 class Folders:
     """All that can be done to what lies below prefixes of names, and to files besides: there are no folders but in
     names. What concerns many files is done in bounded transactions, and may be asked for again."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    database: Database
 
     async def level(
         self, user_id: str, prefix: str, *, limit: int, after: Place | None
@@ -185,7 +173,7 @@ class Folders:
             files = await queries.files_of_folder(connection, user_id, prefix, limit=limit + 1, after=after)
             return list(islice(merge(folders, files, key=_key), limit + 1))
 
-        found = await self._database.read(look)
+        found = await self.database.read(look)
         page = found[:limit]
         return page, place_of(page[-1]) if len(found) > limit else None
 
@@ -193,14 +181,14 @@ class Folders:
         """Delete what is selected; returns how many files that were."""
         deleted = 0
         async for files in self._selected(user_id, selection):
-            deleted += await self._database.transact(partial(transactions.delete_files, files=files))
+            deleted += await self.database.transact(transactions.delete_files, files)
         return deleted
 
     async def move(self, user_id: str, prefix: str, new_prefix: str) -> int:
         """Give all files below a prefix, which is not empty, another one; returns how many. Raises InvalidRequest if not all
         of the new names could be, and then none is moved."""
         if new_prefix.startswith(prefix):
-            raise InvalidRequest.field("prefix", "lies below the one it is to take the place of")
+            raise errors.InvalidRequest.field("prefix", "lies below the one it is to take the place of")
         async for files in self._below(user_id, prefix):
             for file in files:
                 _moved(file, prefix, new_prefix)
@@ -217,7 +205,7 @@ class Folders:
         prefixes = {prefix: folder + prefix.removeprefix(folder_of(prefix)) for prefix in selection.prefixes}
         for prefix, new_prefix in prefixes.items():
             if new_prefix != prefix and new_prefix.startswith(prefix):
-                raise InvalidRequest.field("to", "lies below what is to be moved there")
+                raise errors.InvalidRequest.field("to", "lies below what is to be moved there")
         alone = Selection(selection.ids)
         async for files in self._selected(user_id, alone):
             _names_in(folder, files)
@@ -234,15 +222,15 @@ class Folders:
     async def _move(self, files: list[File], names: dict[str, str]) -> int:
         for _ in range(_ATTEMPTS):
             try:
-                return await self._database.transact(partial(transactions.move_files, files=files, names=names))
+                return await self.database.transact(transactions.move_files, files, names)
             except Duplicate:
                 await asyncio.sleep(_PAUSE_SECONDS)  # a twin came at this moment: next time it is there
-        raise Unavailable("Files of these names are changing too fast; try again.")
+        raise errors.Unavailable("Files of these names are changing too fast; try again.")
 
     async def check(self, user_id: str, selection: Selection) -> None:
         """Raises ContentDamaged if a selected file is known to be damaged."""
         for prefix in selection.prefixes:
-            _refuse_damaged(await self._database.read(partial(queries.damaged_below, user_id=user_id, prefix=prefix)))
+            _refuse_damaged(await self.database.read(queries.damaged_below, user_id, prefix))
         async for files in self._selected(user_id, Selection(selection.ids)):
             _refuse_damaged(next((file for file in files if file.damaged), None))
 
@@ -254,7 +242,7 @@ class Folders:
             names += [file.name for file in files]
         async for _ in self._selected(user_id, selection):
             return names
-        raise FileNotFound()
+        raise errors.FileNotFound()
 
     async def read(self, user_id: str, selection: Selection) -> AsyncIterator[File]:
         """All selected files, each once."""
@@ -271,7 +259,7 @@ class Folders:
         ids = [each for each in selection.ids if ID.fullmatch(each)]
         for first in range(0, len(ids), _FILES_AT_ONCE):
             some = ids[first : first + _FILES_AT_ONCE]
-            found = await self._database.read(partial(queries.files_by_ids, user_id=user_id, ids=some))
+            found = await self.database.read(queries.files_by_ids, user_id, some)
             # An empty tuple starts no name.
             if files := [file for file in found if not file.name.startswith(selection.prefixes)]:
                 yield files
@@ -280,7 +268,7 @@ class Folders:
         """In batches, in an order that a move does not change, so that each is met once."""
         ask = partial(queries.files_below, user_id=user_id, prefix=prefix, limit=_FILES_AT_ONCE, shortest=shortest)
         after: File | None = None
-        while files := await self._database.read(partial(ask, after=after)):
+        while files := await self.database.read(partial(ask, after=after)):
             yield files
             after = files[-1]
 
@@ -288,7 +276,9 @@ class Folders:
 def _refuse_damaged(file: File | None) -> None:
     """Raises ContentDamaged."""
     if file is not None:
-        raise ContentDamaged(f"The stored bytes of {file.name} went bad. Send them again, or fetch the others alone.")
+        raise errors.ContentDamaged(
+            f"The stored bytes of {file.name} went bad. Send them again, or fetch the others alone."
+        )
 
 
 def _names_in(folder: str, files: list[File]) -> dict[str, str]:
@@ -307,4 +297,4 @@ def _moved(file: File, prefix: str, new_prefix: str) -> str:
     try:
         return normalise_name(new_prefix + file.name.removeprefix(prefix))
     except ValueError as error:
-        raise InvalidRequest.field("prefix", f"makes a name that {error}") from error
+        raise errors.InvalidRequest.field("prefix", f"makes a name that {error}") from error

@@ -123,7 +123,7 @@ class Sweeping:
             return 0
         crash_point("sweep.after_claim")
         rebuilt, after, left = 0, "", _Left()
-        while batch := await self._batch(after):
+        while batch := await self.database.read(queries.all_open_uploads, after, _BATCH):
             mine = [upload for upload in batch if self.pending.shards.of(upload.id) == shard]
             rebuilt += await self._rebuild(mine, left)
             after = greatest(after, [upload.id for upload in batch])
@@ -138,24 +138,16 @@ class Sweeping:
         await self.pending.end_sweep(shard, era)
         return rebuilt
 
-    async def _batch(self, after: str) -> list[Upload]:
-        return await self.database.read(
-            lambda connection: queries.all_open_uploads(connection, after=after, limit=_BATCH)
-        )
-
     async def _tidy_closed(self, shard: int, left: "_Left") -> None:
         """A Redis that fell back to an older state may have closed uploads as open, without a task to find them by."""
         suspects = [upload_id async for upload_id in self.pending.not_closed(shard)]
         for start in range(0, len(suspects), _BATCH):
             ids = suspects[start : start + _BATCH]
-            rows = await self._uploads(ids)
+            rows = await self.database.read(queries.uploads_by_id, ids)
             for upload_id in ids:
                 if upload_id not in rows or rows[upload_id].state is not State.OPEN:
                     with left.noted(upload_id):
                         await self.closers.tidy(upload_id)
-
-    async def _uploads(self, ids: list[str]) -> dict[str, Upload]:
-        return await self.database.read(lambda connection: queries.uploads_by_id(connection, ids))
 
     async def _rebuild(self, uploads: list[Upload], left: "_Left") -> int:
         places = asyncio.Semaphore(_AT_ONCE)

@@ -94,7 +94,7 @@ class Healing:
             await self._note_unreadable(blob)
         elif not healed and not await self._note(blob, found, None):
             return None  # other bytes took their place meanwhile, or nobody has it any more
-        files = await self.database.read(lambda connection: queries.files_by_sha256(connection, sha256))
+        files = await self.database.read(queries.files_by_sha256, sha256)
         return Damage(sha256, blob.size, seen, files, healed) if files else None
 
     async def note_unreadable(self, sha256: str) -> None:
@@ -104,7 +104,7 @@ class Healing:
             await self._note_unreadable(blob)
 
     async def _in_use(self, sha256: str) -> queries.Blob | None:
-        blob = await self.database.read(lambda connection: queries.blob_by_sha256(connection, sha256))
+        blob = await self.database.read(queries.blob_by_sha256, sha256)
         return None if blob is None or blob.refs == 0 else blob
 
     async def _look_at(self, blob: queries.Blob, pace: Pace | None) -> tuple[Found | None, BlobProblem | Digests]:
@@ -138,9 +138,7 @@ class Healing:
             waited_seconds = (blob.reread_at - blob.scrubbed_at).total_seconds()
             wait_seconds = min(max(2 * waited_seconds, _REREAD_SECONDS), _LAST_REREAD_SECONDS)
         reread_at = now + timedelta(seconds=wait_seconds)
-        await self.database.transact(
-            lambda connection: transactions.note_unreadable(connection, blob.sha256, now=now, reread_at=reread_at)
-        )
+        await self.database.transact(transactions.note_unreadable, blob.sha256, now, reread_at)
 
     async def _note(self, blob: queries.Blob, found: Found | None, good: Digests | None) -> bool:
         """Whether these bytes are still those of the blob, and the row says now how they are; `good`: the digests of bytes

@@ -147,7 +147,7 @@ class Installation:
     # What was there before ids were
 
     async def _fact(self) -> str | None:
-        return await self.database.read(lambda connection: meta.fact(connection, FACT))
+        return await self.database.read(meta.fact, FACT)
 
     async def _refuse_what_is_named_elsewhere(self) -> None:
         """An installation of 0.1.0 has no id, nor has a new one. But bytes of which this database names nothing are of
@@ -174,7 +174,7 @@ class Installation:
             yield uploads, await self._names_any(queries.uploads_by_id, uploads)
 
     async def _names_any(self, query: Callable[[Connection, list[str]], Awaitable[Sized]], names: list[str]) -> bool:
-        return bool(names and await self.database.read(lambda connection: query(connection, names)))
+        return bool(names and await self.database.read(query, names))
 
 
 def _difference(store: StoreName, in_store: str | None, in_database: str | None) -> str:

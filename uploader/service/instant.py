@@ -82,7 +82,7 @@ class Instant:
         if opening.if_exists is not IfExists.REPLACE:
             return False
         names = [opening.name]
-        found = await self.database.read(lambda connection: queries.files_of_names(connection, opening.user_id, names))
+        found = await self.database.read(queries.files_of_names, opening.user_id, names)
         return any(other.id != same.id for other in found)
 
     async def source(self, connection: Connection, opening: Opening, md5: str) -> Source:
@@ -112,9 +112,7 @@ class Instant:
         eligible = self.settings.instant == "proof" and opening.instant and sha256 is not None
         if not eligible or sha256 is None or opening.size < self.settings.proof_min_size_bytes:
             return None
-        blobs = await self.database.read(
-            lambda connection: queries.blobs_by_md5(connection, md5, opening.size), brief=True
-        )
+        blobs = await self.database.read(queries.blobs_by_md5, md5, opening.size, brief=True)
         challenge = Challenge(
             id=secrets.token_hex(16),
             nonce=secrets.token_bytes(_NONCE_BYTES),
@@ -174,8 +172,6 @@ class Instant:
             sha256=challenge.sha256,
             name=name,
             size=challenge.size,
-            chunk_size=None,
-            instant=True,
             if_exists=challenge.if_exists,
             modified_at=challenge.modified_at,
         )
@@ -219,11 +215,7 @@ class Instant:
         replaced_id = None if replaced is None else replaced.id
 
         async def commit() -> Complete:
-            added = await self.database.transact(
-                lambda connection: transactions.add_instant_file(
-                    connection, file, if_exists, replaced_upload_id=replaced_id
-                )
-            )
+            added = await self.database.transact(transactions.add_instant_file, file, if_exists, replaced_id)
             crash_point("instant.after_commit")
             return Complete(file=added.file, created=added.is_new)
 

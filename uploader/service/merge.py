@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import KW_ONLY, dataclass, field
 
+from uploader import errors
 from uploader.accounting.pending import Pending
 from uploader.accounting.queue import UploadQueue
 from uploader.clock import Clock
@@ -19,18 +20,6 @@ from uploader.database import queries, transactions
 from uploader.database.engine import Database, Duplicate
 from uploader.database.transactions import ClaimsChanged, NotOpen, Received
 from uploader.domain.upload import SUPERSEDED, File, Reason, State, Upload, as_ranges, missing_ranges
-from uploader.errors import (
-    ChunksMissing,
-    Forbidden,
-    Md5Mismatch,
-    NameTaken,
-    Sha256Mismatch,
-    StorageAway,
-    StorageFailed,
-    Unavailable,
-    UploaderError,
-    UploadGone,
-)
 from uploader.observability import MERGE_SECONDS, MERGES
 from uploader.service.close import Closers
 from uploader.service.ids import new_id
@@ -46,7 +35,7 @@ _FIRST_PAUSE_SECONDS = 0.005
 _LONGEST_PAUSE_SECONDS = 0.1
 _LOST_ATTEMPTS = 20
 # What closes an upload is kept for so long: whoever sent its last bytes asks only once they are acknowledged.
-_FINAL = (Md5Mismatch, Sha256Mismatch, NameTaken)
+_FINAL = (errors.Md5Mismatch, errors.Sha256Mismatch, errors.NameTaken)
 _TOLD_SECONDS = 10.0
 
 
@@ -83,7 +72,7 @@ class Merging:
             asyncio.get_running_loop().call_later(_TOLD_SECONDS, self._running.pop, upload_id, None)
             return
         self._running.pop(upload_id, None)
-        if error is not None and not isinstance(error, (UploaderError, Stopping)):
+        if error is not None and not isinstance(error, (errors.UploaderError, Stopping)):
             logger.error("merge failed", extra={"upload_id": upload_id}, exc_info=error)
 
     async def wait(self, upload_id: str) -> Complete | None:
@@ -112,11 +101,9 @@ class Merging:
         started = time.perf_counter()
         lost, pause = 0, _FIRST_PAUSE_SECONDS
         while True:
-            upload = await self.database.read(
-                lambda connection: queries.upload_by_id(connection, upload_id), brief=True
-            )
+            upload = await self.database.read(queries.upload_by_id, upload_id, brief=True)
             if upload is None:
-                raise UploadGone(reason=Reason.CANCELLED.value)
+                raise errors.UploadGone(reason=Reason.CANCELLED.value)
             if upload.state is not State.OPEN:
                 return await self._what_became_of(upload)
             try:
@@ -125,7 +112,7 @@ class Merging:
                 # Somebody else was faster: with this upload, or with the name it was to have.
                 lost += 1
                 if lost == _LOST_ATTEMPTS:
-                    raise Unavailable("The bytes of this upload can't be found.") from error
+                    raise errors.Unavailable("The bytes of this upload can't be found.") from error
                 await asyncio.sleep(_LONGEST_PAUSE_SECONDS)
             except Busy:
                 if self._stopping:
@@ -142,28 +129,26 @@ class Merging:
         await self.closers.tidy(upload.id)
         if upload.state is State.DONE and upload.file_id is not None:
             file_id = upload.file_id
-            file = await self.database.read(
-                lambda connection: queries.file_by_id(connection, upload.user_id, file_id), brief=True
-            )
+            file = await self.database.read(queries.file_by_id, upload.user_id, file_id, brief=True)
             if file is not None:
                 return Complete(file=file, created=upload.close_reason != SUPERSEDED)
-            raise UploadGone(reason=Reason.CANCELLED.value)
-        raise UploadGone(reason=upload.close_reason or Reason.CANCELLED.value)
+            raise errors.UploadGone(reason=Reason.CANCELLED.value)
+        raise errors.UploadGone(reason=upload.close_reason or Reason.CANCELLED.value)
 
     async def _attempt(self, upload: Upload) -> File:
         if upload.is_part:
-            raise Forbidden("A part is merged with its whole.")
+            raise errors.Forbidden("A part is merged with its whole.")
         chunk_map = await self.closers.read_map(upload)
         if not chunk_map.complete:
             await self.closers.hydrate(upload)  # what armed this merge knows of chunks that were withdrawn
-            raise ChunksMissing(missing=missing_ranges(chunk_map.present))
+            raise errors.ChunksMissing(missing=missing_ranges(chunk_map.present))
         if upload.flushed_bytes < upload.size and await self._takes_long(upload):
             await self._account(upload)
         digests = await self._digest(upload)
         await self._compare(upload, digests)
         try:
             return await uninterrupted(self._commit(upload, digests))
-        except NameTaken:
+        except errors.NameTaken:
             await self._fail(upload, Reason.NAME_TAKEN)
             raise
 
@@ -174,9 +159,9 @@ class Merging:
         try:
             async with self._leased(upload.id):
                 return await self.storage.digest(upload)
-        except StorageAway:
+        except errors.StorageAway:
             raise
-        except StorageFailed:
+        except errors.StorageFailed:
             await self._withdraw_bad(upload)
             self.closers.note_unmergeable(upload)
             await self.storage.forget_digests(upload)
@@ -189,7 +174,7 @@ class Merging:
         if bad:
             await self.closers.withdraw(upload, bad)
             MERGES.labels("withdrawn").inc()
-            raise ChunksMissing("Stored bytes went bad; these chunks are missing again.", missing=as_ranges(bad))
+            raise errors.ChunksMissing("Stored bytes went bad; these chunks are missing again.", missing=as_ranges(bad))
 
     async def _account(self, upload: Upload) -> None:
         """All bytes are here: say so in the database now, and not only after the hashing."""
@@ -217,7 +202,7 @@ class Merging:
             await asyncio.sleep(min(1.0, self.lease_seconds / 3))
             try:
                 await self.pending.lease(upload_id)
-            except Unavailable:
+            except errors.Unavailable:
                 logger.debug("lease of a merge not renewed", extra={"upload_id": upload_id})
 
     async def _compare(self, upload: Upload, digests: Digests) -> None:
@@ -230,9 +215,9 @@ class Merging:
         await self._withdraw_bad(upload)
         if upload.md5 not in (None, digests.md5):
             await self._fail(upload, Reason.MD5_MISMATCH)
-            raise Md5Mismatch(expected=upload.md5, actual=digests.md5)
+            raise errors.Md5Mismatch(expected=upload.md5, actual=digests.md5)
         await self._fail(upload, Reason.SHA256_MISMATCH)
-        raise Sha256Mismatch(expected=upload.sha256, actual=digests.sha256)
+        raise errors.Sha256Mismatch(expected=upload.sha256, actual=digests.sha256)
 
     async def _fail(self, upload: Upload, reason: Reason) -> None:
         await self.closers.close(upload, reason)
@@ -264,4 +249,4 @@ def _result_of(task: "asyncio.Task[Complete]") -> Complete:
     try:
         return task.result()
     except Stopping as error:
-        raise Unavailable("The server is stopping; the merge goes on after its start.") from error
+        raise errors.Unavailable("The server is stopping; the merge goes on after its start.") from error

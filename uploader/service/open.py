@@ -8,6 +8,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
+from uploader import errors
 from uploader.clock import Clock
 from uploader.crashpoints import crash_point
 from uploader.database import queries, transactions
@@ -16,24 +17,6 @@ from uploader.database.transactions import BlobLost, NotOpen
 from uploader.domain.digest import EMPTY_MD5, EMPTY_SHA256, Challenge
 from uploader.domain.reports import Room, Usage, floor_of
 from uploader.domain.upload import ChunkSizes, IfExists, State, Upload, UploadKind
-from uploader.errors import (
-    FileTooLarge,
-    Forbidden,
-    InvalidRequest,
-    LengthUnknown,
-    Md5Conflict,
-    Md5Mismatch,
-    NameTaken,
-    QuotaExceeded,
-    Sha256Conflict,
-    Sha256Mismatch,
-    SizeMismatch,
-    StorageFull,
-    StorageTooSmall,
-    TooManyUploads,
-    Unavailable,
-    UploadExists,
-)
 from uploader.observability import QUOTA_REFUSALS
 from uploader.service.chunk import Receiving
 from uploader.service.ids import new_id
@@ -98,7 +81,7 @@ class Admission:
         self._known = None
         purged = await self._trash.make_room(lacking_bytes)
         if purged.disk_bytes < lacking_bytes:
-            raise StorageFull("The disk has no room for a file of this size at the moment; try again soon.")
+            raise errors.StorageFull("The disk has no room for a file of this size at the moment; try again soon.")
 
     async def keep_floor(self) -> None:
         """Have the trash give way where something else has filled the disk. Raises Unavailable."""
@@ -116,17 +99,21 @@ class Admission:
             self._known = replace(self._known, promised_bytes=self._known.promised_bytes + size)
 
 
-def _refusal(room: Room, size: int) -> StorageFull:
+def _refusal(room: Room, size: int) -> errors.StorageFull:
     if size > room.limit_bytes:
-        return StorageTooSmall(requested=size, limit=room.limit_bytes)
-    return StorageFull(
+        return errors.StorageTooSmall(requested=size, limit=room.limit_bytes)
+    return errors.StorageFull(
         "The disk has no room for a file of this size; try again later.", requested=size, available=room.available_bytes
     )
 
 
 # Raised by the transaction of an opening before its commit.
-_ROLLED_BACK = (Duplicate, BlobLost, QuotaExceeded, TooManyUploads)
+_ROLLED_BACK = (Duplicate, BlobLost, errors.QuotaExceeded, errors.TooManyUploads)
 _TOO_FAST = "This upload is changing too fast, or its bytes can't be found; try again."
+
+
+def chunk_sizes_of(settings: Settings) -> ChunkSizes:
+    return ChunkSizes(settings.chunk_size_bytes, settings.min_chunk_size_bytes, settings.max_chunk_size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +141,13 @@ class Openings:
     clock: Clock
 
     def __post_init__(self) -> None:
-        self.chunk_sizes = ChunkSizes(
-            self.settings.chunk_size_bytes, self.settings.min_chunk_size_bytes, self.settings.max_chunk_size_bytes
-        )
+        self.chunk_sizes = chunk_sizes_of(self.settings)
         self.max_file_size_bytes = min(self.settings.max_file_size_bytes, self.chunk_sizes.max_file_size())
 
     async def open(self, opening: Opening) -> UploadStatus | Complete | Challenge:
         """Open, resume or finish at once. Raises as `POST /files/{md5}` and `POST /uploads` say."""
         if opening.size > self.max_file_size_bytes:
-            raise FileTooLarge(limit=self.max_file_size_bytes)
+            raise errors.FileTooLarge(limit=self.max_file_size_bytes)
         if opening.length_known and opening.size == 0:
             _check_empty(opening)
         for _ in range(ATTEMPTS):
@@ -170,10 +155,10 @@ class Openings:
                 return await self._open_once(opening)
             except (Duplicate, Gone, NotOpen, BlobLost):
                 await asyncio.sleep(PAUSE_SECONDS)  # somebody else was faster: what they did is the answer now
-        raise Unavailable(_TOO_FAST)
+        raise errors.Unavailable(_TOO_FAST)
 
     async def _open_once(self, opening: Opening) -> UploadStatus | Complete | Challenge:
-        found = await self.database.read(lambda connection: self._look(connection, opening), brief=True)
+        found = await self.database.read(self._look, opening, brief=True)
         existing, md5 = found.existing, opening.md5
         if md5 is not None:
             if existing is not None:
@@ -187,9 +172,7 @@ class Openings:
             return await self._resume(existing, opening)
         self._refuse_early(opening, found)
         await self.admission.check(opening.size)
-        if (
-            self.pre_create_hook.is_on and opening.kind is not UploadKind.PART
-        ):  # which has no name: asked is for its whole
+        if self.pre_create_hook.is_on and opening.kind is not UploadKind.PART:  # it has no name: asked is for its whole
             size = opening.size if opening.length_known else None
             question = Question(opening.user_id, opening.name, size, md5=opening.md5, sha256=opening.sha256)
             await self.pre_create_hook.ask(question)
@@ -223,12 +206,12 @@ class Openings:
         name = opening.name if existing is None else existing.name
         of_name = await queries.files_of_names(connection, opening.user_id, [name])
         if of_name and not any(file.may_be(opening.md5, opening.sha256, opening.size) for file in of_name):
-            raise NameTaken("You have another file of this name.")
+            raise errors.NameTaken("You have another file of this name.")
 
     async def _by_idempotency_key(self, connection: Connection, opening: Opening, key: str) -> Upload | None:
         upload = await queries.upload_by_idempotency_key(connection, opening.user_id, key)
         if upload is not None and (upload.name, upload.size) != (opening.name, opening.size):
-            raise InvalidRequest.field("Idempotency-Key", "was used with another name or size")
+            raise errors.InvalidRequest.field("Idempotency-Key", "was used with another name or size")
         return upload
 
     async def _resume(self, upload: Upload, opening: Opening) -> UploadStatus | Complete:
@@ -237,9 +220,7 @@ class Openings:
         wanted = _completed(opening, upload)
         if (wanted.if_exists, wanted.modified_at) != (upload.if_exists, upload.modified_at):
             await self.database.transact(
-                lambda connection: transactions.choose(
-                    connection, upload.id, wanted.if_exists or IfExists.KEEP, wanted.modified_at
-                )
+                transactions.choose, upload.id, wanted.if_exists or IfExists.KEEP, wanted.modified_at
             )
         if upload.length_known and upload.size == 0:
             return await self._merge_empty(upload)
@@ -267,17 +248,10 @@ class Openings:
             chunk_size=self.chunk_sizes.choose(
                 opening.chunk_size, opening.size if opening.length_known else self.max_file_size_bytes
             ),
-            flushed_bytes=0,
-            flushed_generation=0,
-            generation=0,
-            state=State.OPEN,
-            close_reason=None,
-            file_id=None,
             place=self.storage.place_of(upload_id, now),
             idempotency_key=opening.idempotency_key,
             created_at=now,
             updated_at=now,
-            closed_at=None,
             if_exists=opening.if_exists or IfExists.KEEP,
             modified_at=opening.modified_at,
             metadata=opening.metadata,
@@ -299,18 +273,12 @@ class Openings:
         made_at = await self.storage.create(upload)
         crash_point("open.after_create")
         try:
-            await self.database.transact(
-                lambda connection: transactions.open_upload(
-                    connection,
-                    upload,
-                    max_open_uploads=self.settings.max_open_uploads,
-                    expires_at=upload.created_at + timedelta(seconds=self.settings.upload_expiry_seconds),
-                )
-            )
+            expires_at = upload.created_at + timedelta(seconds=self.settings.upload_expiry_seconds)
+            await self.database.transact(transactions.open_upload, upload, self.settings.max_open_uploads, expires_at)
         except Exception as error:
             if isinstance(error, _ROLLED_BACK) or not await self._may_have_committed(upload):
                 await self.storage.discard(upload)
-            if isinstance(error, QuotaExceeded):
+            if isinstance(error, errors.QuotaExceeded):
                 QUOTA_REFUSALS.inc()
             raise
         return made_at
@@ -319,8 +287,8 @@ class Openings:
         """Whether an answer that was lost may hide a commit, even one that is still to come: then the row has to find its
         directory."""
         try:
-            return await self.database.transact(lambda connection: queries.is_inserted(connection, upload.id))
-        except Unavailable:
+            return await self.database.transact(queries.is_inserted, upload.id)
+        except errors.Unavailable:
             return True
 
     def _refuse_early(self, opening: Opening, found: _Found) -> None:
@@ -330,7 +298,7 @@ class Openings:
             QUOTA_REFUSALS.inc()
             raise usage.refusal(opening.size)
         if found.open_uploads >= self.settings.max_open_uploads:
-            raise TooManyUploads(limit=self.settings.max_open_uploads)
+            raise errors.TooManyUploads(limit=self.settings.max_open_uploads)
 
     # Telling the digests
 
@@ -346,37 +314,35 @@ class Openings:
                         return await self._tell_once(upload, md5, sha256)
                     case Complete(file=file) as complete:
                         if file.md5 not in (None, md5):
-                            raise Md5Conflict("The upload is complete, with another MD5.")
+                            raise errors.Md5Conflict("The upload is complete, with another MD5.")
                         return complete
             except (NotOpen, Gone, BlobLost, Duplicate):
                 await asyncio.sleep(PAUSE_SECONDS)
-        raise Unavailable(_TOO_FAST)
+        raise errors.Unavailable(_TOO_FAST)
 
     async def _tell_once(self, upload: Upload, md5: str, sha256: str | None) -> UploadStatus | Complete | Challenge:
         if not upload.length_known:
-            raise LengthUnknown()
+            raise errors.LengthUnknown()
         if upload.is_part:
-            raise Forbidden("This upload is a part: it becomes no file of its own.")
+            raise errors.Forbidden("This upload is a part: it becomes no file of its own.")
         if upload.md5 not in (None, md5):
-            raise Md5Conflict()
+            raise errors.Md5Conflict()
         if sha256 is not None and upload.sha256 not in (None, sha256):
-            raise Sha256Conflict()
+            raise errors.Sha256Conflict()
         other = await self.uploads.by_md5(upload.user_id, md5)
         if other is not None and other.id != upload.id:
-            raise UploadExists(id=other.id)
+            raise errors.UploadExists(id=other.id)
         opening = Opening(
             user_id=upload.user_id,
             md5=md5,
             sha256=sha256,
             name=upload.name,
             size=upload.size,
-            chunk_size=None,
-            instant=True,
             if_exists=upload.if_exists,
             modified_at=upload.modified_at,
         )
         known = _completed(opening, upload)
-        source = await self.database.read(lambda connection: self.instant.source(connection, known, md5), brief=True)
+        source = await self.database.read(self.instant.source, known, md5, brief=True)
         complete = await self.instant.finish(known, md5, source, upload)
         if complete is not None:
             return replace(complete, created=True)
@@ -385,14 +351,12 @@ class Openings:
 
     async def _tell(self, upload: Upload, md5: str | None, sha256: str | None) -> Upload:
         """Store claimed digests; those that somebody else claimed meanwhile stand."""
-        told = await self.database.transact(
-            lambda connection: transactions.tell_digests(connection, upload.id, md5, sha256)
-        )
+        told = await self.database.transact(transactions.tell_digests, upload.id, md5, sha256)
         crash_point("tell.after_commit")
         if md5 is not None and told.md5 != md5:
-            raise Md5Conflict()
+            raise errors.Md5Conflict()
         if sha256 is not None and told.sha256 != sha256:
-            raise Sha256Conflict()
+            raise errors.Sha256Conflict()
         if told.needs_md5 and not upload.needs_md5:
             self.storage.follow(told)
         return told
@@ -412,14 +376,14 @@ def _completed(opening: Opening, existing: Upload | None) -> Opening:
 
 def _check_claims(upload: Upload, size: int, sha256: str | None) -> None:
     if upload.size != size:
-        raise SizeMismatch(f"Your open upload of this MD5 has {upload.size} bytes.", size=upload.size)
+        raise errors.SizeMismatch(f"Your open upload of this MD5 has {upload.size} bytes.", size=upload.size)
     if sha256 is not None and upload.sha256 not in (None, sha256):
-        raise Sha256Conflict()
+        raise errors.Sha256Conflict()
 
 
 def _check_empty(opening: Opening) -> None:
     """The one content whose digests are known before it is sent."""
     if opening.md5 not in (None, EMPTY_MD5):
-        raise Md5Mismatch("This is not the MD5 of nothing.", expected=opening.md5, actual=EMPTY_MD5)
+        raise errors.Md5Mismatch("This is not the MD5 of nothing.", expected=opening.md5, actual=EMPTY_MD5)
     if opening.sha256 not in (None, EMPTY_SHA256):
-        raise Sha256Mismatch("This is not the SHA-256 of nothing.", expected=opening.sha256, actual=EMPTY_SHA256)
+        raise errors.Sha256Mismatch("This is not the SHA-256 of nothing.", expected=opening.sha256, actual=EMPTY_SHA256)

@@ -195,16 +195,13 @@ class Leftovers:
         now = self.clock.now()
         async for batch in self.storage.list_uploads(now + _OVER_A_MONTH):
             settled = [each for each in batch if is_settled(each, now)]
-            rows = await self._rows([each.name for each in settled])
+            rows = await self.database.read(queries.uploads_by_id, [each.name for each in settled])
             for each in settled:
                 row = rows.get(each.name)
                 if row is None:
                     found.add([_drift(each)], cannot_be_repaired)
                 elif row.state is not State.OPEN and await self._outlives(row):
                     found.add([_drift(each)], partial(self.closers.tidy, row.id))
-
-    async def _rows(self, upload_ids: list[str]) -> dict[str, Upload]:
-        return await self.database.read(lambda connection: queries.uploads_by_id(connection, upload_ids))
 
     async def _outlives(self, closed: Upload) -> bool:
         """Whoever ends an upload holds its locks until nothing is left of it."""
@@ -254,14 +251,14 @@ class Recounting:
 
     async def _check_users(self, found: Findings, after: str) -> str | None:
         """Recount the users after `after`; returns the last one, or None where no more follow."""
-        users = await self.database.read(partial(recount.users_after, after=after, count=_SLICE), snapshot=True)
+        users = await self.database.read(recount.users_after, after, _SLICE, snapshot=True)
         found.checked["users"] += users.count
         for user in users.rows:
             self._add(found, user)
         return users.until
 
     async def _check_user(self, found: Findings, user_id: str) -> None:
-        user = await self.database.read(partial(recount.recounted_user, user_id=user_id), snapshot=True)
+        user = await self.database.read(recount.recounted_user, user_id, snapshot=True)
         found.checked["users"] = 0 if user.stored is None else 1
         self._add(found, user)
 
@@ -271,22 +268,22 @@ class Recounting:
 
     async def _repair_user(self, user_id: str) -> bool:
         told = act(Action.USER_REPAIRED, self.clock.now(), subject=user_id, user_id=user_id)
-        return await self.database.transact(lambda connection: recount.repair_user(connection, user_id, told))
+        return await self.database.transact(recount.repair_user, user_id, told)
 
     async def _check_refs(self, found: Findings, after: str) -> str | None:
         """Recount the refs, and compare the files, of the contents after `after`; returns the last one, or None where no
         more follow."""
-        contents = await self.database.read(partial(recount.refs_after, after=after, count=_SLICE), snapshot=True)
+        contents = await self.database.read(recount.refs_after, after, _SLICE, snapshot=True)
         found.checked["blobs"] += contents.count
         for sha256, refs, files in contents.rows:
             found.add([Drift(Kind.REFS, sha256, files, refs)], partial(self._repair_refs, sha256))
-        unlike = await self.database.read(partial(recount.files_unlike_blobs, after=after, until=contents.until))
+        unlike = await self.database.read(recount.files_unlike_blobs, after, contents.until)
         found.add((Drift(Kind.FILE, *file) for file in unlike), cannot_be_repaired)
         return contents.until
 
     async def _repair_refs(self, sha256: str) -> bool:
         told = act(Action.CONTENT_REPAIRED, self.clock.now(), subject=sha256)
-        return await self.database.transact(lambda connection: recount.repair_refs(connection, sha256, told))
+        return await self.database.transact(recount.repair_refs, sha256, told)
 
 
 def _drifts_of_user(user_id: str, stored: Usage | None, counted: Sums) -> list[Drift]:
@@ -310,18 +307,18 @@ def _notes_of_user(stored: Usage | None) -> list[Drift]:
     return [Drift(Kind.OVER_TOTAL_SPACE, stored.user_id, stored.total_space, held)]
 
 
+@dataclass(eq=False, repr=False)
 class Wholeness:
     """Reports rows of the database that a byte flipped in, as far as that can be told. Nothing can be repaired: which
     value was there, a backup may tell."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    database: Database
 
     async def check(self, found: Findings) -> None:
         """Look at every row. Raises Unavailable, DatabaseDamaged if nothing can be said."""
-        lines = await self._database.read(recount.contradictions)
+        lines = await self.database.read(recount.contradictions)
         found.add((Drift(Kind.DATABASE, "the file", "ok", line) for line in lines), cannot_be_repaired)
-        for row in await self._database.read(recount.malformed):
+        for row in await self.database.read(recount.malformed):
             subject, expected = f"{row.table} {row.rowid}", f"a valid {row.column}"
             found.add([Drift(Kind.DATABASE, subject, expected, row.value)], cannot_be_repaired)
 
@@ -389,15 +386,12 @@ class Reconciling:
 
     async def _check_blobs(self, found: Findings) -> None:
         after = ""
-        while blobs := await self._blobs(after):
+        while blobs := await self.database.read(queries.blobs_in_use, after, _BATCH):
             sizes = await self.storage.blob_sizes([blob.sha256 for blob in blobs])
             for blob, size in zip(blobs, sizes, strict=True):
                 if size != blob.size:
                     found.add(await self._look_at_blob(blob.sha256), cannot_be_repaired)
             after = greatest(after, [blob.sha256 for blob in blobs])
-
-    async def _blobs(self, after: str) -> list[queries.Blob]:
-        return await self.database.read(lambda connection: queries.blobs_in_use(connection, after=after, limit=_BATCH))
 
     async def _look_at_blob(self, sha256: str) -> list[Drift]:
         """Its row is locked, so it is not collected or placed meanwhile."""
@@ -435,16 +429,11 @@ class Reconciling:
 
     async def _check_uploads(self, found: Findings) -> None:
         after, count = "", 0
-        while uploads := await self._open_uploads(after):
+        while uploads := await self.database.read(queries.all_open_uploads, after, _BATCH):
             suspects = [upload.id for upload in uploads if not await self._seems_right(upload)]
             await self._report_uploads(found, suspects)
             after, count = greatest(after, [upload.id for upload in uploads]), count + len(uploads)
         found.checked["uploads"] = count
-
-    async def _open_uploads(self, after: str) -> list[Upload]:
-        return await self.database.read(
-            lambda connection: queries.all_open_uploads(connection, after=after, limit=_BATCH)
-        )
 
     async def _seems_right(self, upload: Upload) -> bool:
         """A look without locks: most uploads need no other."""
@@ -501,7 +490,7 @@ class Reconciling:
         return drifts_of_upload(upload, await closer.read_map() if stored.settled else stored, snapshot)
 
     async def _upload(self, upload_id: str) -> Upload | None:
-        return await self.database.read(lambda connection: queries.upload_by_id(connection, upload_id))
+        return await self.database.read(queries.upload_by_id, upload_id)
 
     async def _repair_upload(self, upload_id: str) -> bool:
         """Rebuild Redis from disk and database, or drop what is left of a closed upload; whether that was enough."""
@@ -569,7 +558,7 @@ class Reconciling:
         not_open: list[str] = []
         for start in range(0, len(upload_ids), _BATCH):
             batch = upload_ids[start : start + _BATCH]
-            rows = await self.database.read(partial(queries.uploads_by_id, upload_ids=batch))
+            rows = await self.database.read(queries.uploads_by_id, batch)
             not_open += [id_ for id_ in batch if id_ not in rows or rows[id_].state is not State.OPEN]
         return not_open
 

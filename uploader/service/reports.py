@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -21,7 +22,7 @@ from uploader.clock import Clock
 from uploader.database import queries, reports
 from uploader.database.engine import Connection, Database, Duplicate
 from uploader.database.reports import Page
-from uploader.domain.reports import SPANS_DAYS, Day, Growth, Moment, OpenSums, Room, Totals, UserReport, growth
+from uploader.domain.reports import SPANS_DAYS, Day, Moment, OpenSums, Totals, UserReport, growth
 from uploader.domain.upload import File, Upload
 from uploader.errors import NotFound, UploadNotFound
 from uploader.service.files import Files
@@ -143,66 +144,22 @@ class HistoryDay(TotalFigures, kw_only=True):
     free_disk_bytes: int
 
 
+S = TypeVar("S", bound=Struct)
+
+
+def _told(kind: type[S], found: object, **more: object) -> S:
+    """What was found as it is told: by the names of its fields, but for `more`."""
+    same = {name: getattr(found, name) for name in kind.__struct_fields__ if name not in more}
+    return kind(**same, **more)
+
+
 def user_of(report: UserReport) -> UserUsage:
-    usage = report.usage
-    return UserUsage(
-        usage.user_id,
-        usage.total_space,
-        usage.use_space_finished,
-        usage.use_space_unfinished,
-        usage.reserved,
-        report.files,
-        report.open_uploads,
-    )
+    return _told(UserUsage, report.usage, files=report.files, open_uploads=report.open_uploads)
 
 
 def upload_of(upload: Upload) -> OpenUploadReport:
-    return OpenUploadReport(
-        upload.id,
-        upload.user_id,
-        upload.name,
-        upload.created_at,
-        upload.updated_at,
-        upload.size,
-        upload.flushed_bytes,
-    )
-
-
-def total_of(sums: OpenSums) -> OpenTotal:
-    return OpenTotal(sums.open_uploads, sums.quota_bytes, sums.disk_bytes)
-
-
-def summary_of(
-    totals: Totals,
-    months: list[OpenSums],
-    room: Room,
-    growths: list[Growth],
-    *,
-    damaged_blobs: int,
-    as_of: datetime,
-) -> Summary:
-    return Summary(
-        **_figures_of(totals),
-        damaged_blobs=damaged_blobs,
-        temp=[TempMonth(sums.open_uploads, sums.quota_bytes, sums.disk_bytes, sums.month) for sums in months],
-        disk=Disk(**{name: getattr(room, name) for name in Disk.__struct_fields__}),
-        growth=[_growth_of(growth) for growth in growths],
-        as_of=as_of,
-    )
-
-
-def day_of(day: Day) -> HistoryDay:
-    return HistoryDay(
-        **_figures_of(day.totals), day=day.day, taken_at=day.taken_at, free_disk_bytes=day.free_disk_bytes
-    )
-
-
-def _figures_of(totals: Totals) -> dict[str, int]:
-    return {name: getattr(totals, name) for name in TotalFigures.__struct_fields__}
-
-
-def _growth_of(growth: Growth) -> GrowthSchema:
-    return GrowthSchema(**{name: getattr(growth, name) for name in GrowthSchema.__struct_fields__})
+    held = {"quota_bytes": upload.size, "disk_bytes": upload.flushed_bytes}
+    return _told(OpenUploadReport, upload, upload_id=upload.id, **held)
 
 
 # Large enough that an order by counts, which are counted anew for each, does not take a stream long.
@@ -246,9 +203,7 @@ class Reports:
     ) -> tuple[list[UserUsage], str | None]:
         """A page of users, and the cursor of the next one. Raises InvalidRequest for an unknown cursor."""
         page = order.page(limit, after)
-        found = await self.database.read(
-            lambda connection: reports.user_reports(connection, page, containing), snapshot=True
-        )
+        found = await self.database.read(reports.user_reports, page, containing, snapshot=True)
         users = [user_of(report) for report in found[:limit]]
         if len(found) <= limit:
             return users, None
@@ -265,7 +220,7 @@ class Reports:
 
     async def user(self, user_id: str) -> UserReport:
         """One user. Raises NotFound."""
-        report = await self.database.read(lambda connection: reports.user_report(connection, user_id), snapshot=True)
+        report = await self.database.read(reports.user_report, user_id, snapshot=True)
         if report is None:
             raise NotFound("There is no such user.")
         return report
@@ -290,7 +245,7 @@ class Reports:
             return found, await reports.open_sums(connection, idle_since=since, user_id=idle.user_id)
 
         found, sums = await self.database.read(look, snapshot=True)
-        uploads, total = [upload_of(upload) for upload in found[:limit]], total_of(sums)
+        uploads, total = [upload_of(upload) for upload in found[:limit]], _told(OpenTotal, sums)
         if len(found) <= limit:
             return uploads, None, total
         return uploads, cursor(order.sort, getattr(uploads[-1], order.sort), uploads[-1].upload_id), total
@@ -341,25 +296,36 @@ class Overview:
             growth(span, present, None if day is None else _moment(day.taken_at, day.totals), room.available_bytes)
             for span, day in zip(SPANS_DAYS, days, strict=True)
         ]
-        return summary_of(totals, months, room, growths, damaged_blobs=damaged, as_of=as_of)
+        return _told(
+            Summary,
+            totals,
+            damaged_blobs=damaged,
+            temp=[_told(TempMonth, sums) for sums in months],
+            disk=_told(Disk, room),
+            growth=[_told(GrowthSchema, growth) for growth in growths],
+            as_of=as_of,
+        )
 
     async def history(self, days: int) -> list[HistoryDay]:
         """The last `days` days, today included, in order; those on which nobody looked are left out."""
         first = self.clock.now().date() - timedelta(days=days - 1)
-        found = await self.database.read(lambda connection: reports.days_since(connection, first))
-        return [day_of(day) for day in found]
+        found = await self.database.read(reports.days_since, first)
+        return [
+            _told(HistoryDay, day.totals, day=day.day, taken_at=day.taken_at, free_disk_bytes=day.free_disk_bytes)
+            for day in found
+        ]
 
     async def take_day(self) -> date:
         """Take today's snapshot, unless it is there; returns the day. Raises Unavailable."""
         now = self.clock.now()
         today = now.date()
-        if await self.database.read(lambda connection: reports.has_day(connection, today)):
+        if await self.database.read(reports.has_day, today):
             return today
         totals, _ = await self.database.read(_totals, snapshot=True)
         free = (await self.admission.room(0)).free_bytes
         day = Day(day=today, taken_at=now, totals=totals, free_disk_bytes=free)
         with suppress(Duplicate):  # another worker was faster
-            await self.database.transact(lambda connection: reports.add_day(connection, day))
+            await self.database.transact(reports.add_day, day)
         return today
 
 
@@ -407,7 +373,7 @@ class Queues:
         as_of = self.clock.now()
         if user_id is None and upload_id is None:
             return _report_of(await self.pending.measure_all(), as_of)
-        uploads = await self.database.read(lambda connection: _uploads_of(connection, user_id, upload_id))
+        uploads = await self.database.read(_uploads_of, user_id, upload_id)
         found: dict[str, list[Measured]] = {}
         for upload in uploads:
             for name, measured in (await self.pending.measure(upload.id)).items():

@@ -31,8 +31,8 @@ class Opening:
     sha256: str | None
     name: str
     size: int
-    chunk_size: int | None
-    instant: bool
+    chunk_size: int | None = None
+    instant: bool = True
     idempotency_key: str | None = None
     # None: it was not said, so what was said before stands.
     if_exists: IfExists | None = None

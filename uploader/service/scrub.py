@@ -123,7 +123,7 @@ class Scrubbing:
     async def _reread(self, pace: Pace) -> None:
         """Read again what could not be read, where it is time."""
         now = self.clock.now()
-        for blob in await self.database.read(lambda connection: queries.blobs_to_reread(connection, now, _REREADS)):
+        for blob in await self.database.read(queries.blobs_to_reread, now, _REREADS):
             await self._examine(blob.sha256, pace)
 
     async def _scrub_sample(self, pace: Pace) -> None:
@@ -186,10 +186,10 @@ class Scrubbing:
         await self._remember(ScrubProgress())
 
     async def _blobs(self, after: str, limit: int = _BATCH) -> list[queries.Blob]:
-        return await self.database.read(lambda connection: queries.blobs_in_use(connection, after=after, limit=limit))
+        return await self.database.read(queries.blobs_in_use, after, limit)
 
     async def _recall(self) -> ScrubProgress:
-        stored = await self.database.read(lambda connection: meta.fact(connection, _POSITION))
+        stored = await self.database.read(meta.fact, _POSITION)
         try:
             return ScrubProgress() if stored is None else msgspec.json.decode(stored, type=ScrubProgress)
         except msgspec.MsgspecError:  # a damaged row
@@ -197,4 +197,4 @@ class Scrubbing:
 
     async def _remember(self, progress: ScrubProgress) -> None:
         value = msgspec.json.encode(progress).decode()
-        await self.database.transact(lambda connection: meta.replace_fact(connection, _POSITION, value))
+        await self.database.transact(meta.replace_fact, _POSITION, value)

@@ -60,9 +60,7 @@ class Uploads:
         """The open upload of which this was told; None also where there is no MD5 to ask for."""
         if md5 is None:
             return None
-        return await self.database.read(
-            lambda connection: queries.open_upload_by_md5(connection, user_id, md5), brief=True
-        )
+        return await self.database.read(queries.open_upload_by_md5, user_id, md5, brief=True)
 
     async def known(self, target: Target) -> Upload:
         """An upload as its row has it, also one that is closed. Raises UploadNotFound."""
@@ -74,17 +72,17 @@ class Uploads:
     async def forget_metadata(self, target: Target) -> None:
         """Let nothing be known of it any more."""
         upload_id = target.upload_id or ""
-        await self.database.transact(lambda connection: transactions.forget_metadata(connection, upload_id))
+        await self.database.transact(transactions.forget_metadata, upload_id)
 
     async def forget(self, target: Target) -> None:
         """Let nothing be known any more of an upload that became a file, which stays. Raises UploadNotFound."""
         upload = await self.known(target)
         await self.closers.tidy(upload.id)  # without the row nobody could tell whose bytes these are
-        await self.database.transact(lambda connection: transactions.purge_uploads(connection, [upload.id]))
+        await self.database.transact(transactions.purge_uploads, [upload.id])
 
     async def _by_id(self, target: Target) -> Upload | None:
         upload_id = target.upload_id or ""
-        upload = await self.database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
+        upload = await self.database.read(queries.upload_by_id, upload_id, brief=True)
         return upload if upload is not None and upload.user_id == target.user_id else None
 
     async def _find_by_md5(self, user_id: str, md5: str) -> Upload | Complete:
@@ -115,9 +113,7 @@ class Uploads:
         if upload.state is not State.DONE:
             raise UploadGone(reason=upload.close_reason)
         file_id = upload.file_id or ""
-        file = await self.database.read(
-            lambda connection: queries.file_by_id(connection, upload.user_id, file_id), brief=True
-        )
+        file = await self.database.read(queries.file_by_id, upload.user_id, file_id, brief=True)
         if file is None:
             raise UploadNotFound()
         return Complete(file=file, created=False)
@@ -192,7 +188,7 @@ class Uploads:
     async def list_open(self, user_id: str) -> list[UploadStatus]:
         """Where all open uploads of a user stand, newest first; without those whose own bytes can't be asked for now. Raises
         Unavailable."""
-        uploads = await self.database.read(lambda connection: queries.open_uploads(connection, user_id))
+        uploads = await self.database.read(queries.open_uploads, user_id)
         statuses = []
         for upload in uploads:
             try:
@@ -288,7 +284,7 @@ class Uploads:
 
         Raises UploadNotFound, UploadGone, UploadActive, Unavailable.
         """
-        upload = await self.database.read(lambda connection: queries.upload_by_id(connection, upload_id), brief=True)
+        upload = await self.database.read(queries.upload_by_id, upload_id, brief=True)
         if upload is None:
             raise UploadNotFound()
         if await self._expire(upload, idle_seconds):

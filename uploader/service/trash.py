@@ -78,7 +78,7 @@ class TrashKeeping:
         """The contents of these whose row has refs, and that are not sound or not there; unless that is known, and the copy
         was there when it was found out: then it is as bad."""
         sha256s = sorted({copy.name for copy in copies})
-        rows = await self.database.read(lambda connection: queries.blobs_by_sha256(connection, sha256s))
+        rows = await self.database.read(queries.blobs_by_sha256, sha256s)
         wanted = [blob for blob in rows.values() if blob.refs]
         sizes = await self.storage.blob_sizes([blob.sha256 for blob in wanted])
         lacking = {
@@ -102,7 +102,7 @@ class TrashKeeping:
 
     async def restore_upload(self, found: Found) -> bool:
         """Put the bytes of an upload back if it is open and has none; whether that was done."""
-        row = await self.database.read(lambda connection: queries.upload_by_id(connection, found.name))
+        row = await self.database.read(queries.upload_by_id, found.name)
         if row is None or not await self._is_wanted(row):
             return False
         restored = await self.storage.restore_upload(found, row)
@@ -181,7 +181,7 @@ class TrashKeeping:
         return gone
 
     async def _purge_upload(self, found: Found) -> bool:
-        row = await self.database.read_durably(lambda connection: queries.upload_by_id(connection, found.name))
+        row = await self.database.read_durably(queries.upload_by_id, found.name)
         if row is not None and await self._is_wanted(row):
             return False
         return await self.storage.remove(found)

@@ -18,7 +18,7 @@ from uploader.domain.digest import ClaimedDigests
 from uploader.domain.upload import File, IfExists, Upload
 from uploader.errors import FileTooLarge, NameTaken, NotAllowed, QuotaExceeded, StorageFull, Unavailable, UploaderError
 from uploader.observability import BYTES_RECEIVED, QUOTA_REFUSALS, WHOLE_FILES
-from uploader.service.chunk import ChunksAtOnce, check_digests
+from uploader.service.chunk import ConcurrentBodies, check_digests
 from uploader.service.close import Closers
 from uploader.service.ids import new_id
 from uploader.service.open import Admission
@@ -57,11 +57,11 @@ class Storing:
         if size > self.max_bytes:
             raise FileTooLarge(limit=self.max_bytes)
         if new.if_exists is IfExists.FAIL or not await self._fits(new.user_id, size):
-            await self.database.read(lambda connection: _refuse(connection, new, size))
+            await self.database.read(_refuse, new, size)
         await self.admission.check(size)
 
     async def _fits(self, user_id: str, size: int) -> bool:
-        usage = await self.database.read(lambda connection: queries.usage(connection, user_id), brief=True)
+        usage = await self.database.read(queries.usage, user_id, brief=True)
         return usage is not None and usage.fits(size)
 
     async def has_room(self, user_id: str, size: int) -> bool:
@@ -151,11 +151,7 @@ class Storing:
         replaced_id = None if existing is None else existing.id
 
         async def commit() -> Added:
-            return await self.database.transact(
-                lambda connection: transactions.add_whole_file(
-                    connection, file, if_exists, replaced_upload_id=replaced_id, place_blob=place
-                )
-            )
+            return await self.database.transact(transactions.add_whole_file, file, if_exists, replaced_id, place)
 
         return await (commit() if existing is None else self.closers.close_by(existing, commit))
 
@@ -352,7 +348,7 @@ class WholeFiles:
     """Takes files that come whole."""
 
     storing: Storing
-    at_once: ChunksAtOnce
+    concurrency: ConcurrentBodies
 
     def __post_init__(self) -> None:
         # Of one file.
@@ -367,7 +363,7 @@ class WholeFiles:
         declared = source.declared_bytes
         if declared is not None:
             await self.storing.refuse_early(new, declared)
-        with self.at_once.counted(new.user_id):
+        with self.concurrency.counted(new.user_id):
             body = await source.receive_up_to(new.user_id, self.storing.max_bytes)
             try:
                 await check_digests(body, claims)
@@ -386,7 +382,7 @@ class WholeFiles:
 
         What was received is stored also where `entries` breaks off. Raises what that raises, TooManyRequests, Unavailable.
         """
-        with self.at_once.counted(user_id):
+        with self.concurrency.counted(user_id):
             groups = _Groups(self._store_group)
             try:
                 async for entry in entries:

@@ -110,7 +110,7 @@ def restore(directory: Path, stamp: str | None) -> None:
     async def run() -> "tuple[str, Copied, int]":
         from uploader import bootstrap
 
-        services = bootstrap.create_services(settings)
+        services = bootstrap.Services(settings)
         try:
             plan = await services.restoring.look(directory, stamp)
             with embedded_redis(settings) as wait_for_redis:

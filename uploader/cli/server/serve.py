@@ -121,7 +121,7 @@ def work() -> None:
             stop = asyncio.Event()
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
-            async with bootstrap.running(bootstrap.create_services(settings), jobs=True):
+            async with bootstrap.running(bootstrap.Services(settings), jobs=True):
                 click.echo("uploader worker runs; Ctrl-C ends it")
                 sys.stdout.flush()
                 await stop.wait()

@@ -63,7 +63,7 @@ def with_services(
 
     async def run() -> T:
         await bootstrap.prepare_database(settings, adopts=adopts)
-        services = bootstrap.create_services(settings)
+        services = bootstrap.Services(settings)
         try:
             if compares:
                 await services.installation.compare()
@@ -82,7 +82,7 @@ def with_everything(settings: Settings, work: "Callable[[Services], Awaitable[T]
     async def run() -> T:
         await bootstrap.prepare_database(settings)
         wait_for_redis()
-        services = bootstrap.create_services(settings)
+        services = bootstrap.Services(settings)
         async with bootstrap.running(services, jobs=False, begins=False):
             return await work(services)
 

@@ -62,7 +62,7 @@ class FileHandlers:
     files: Files
     folders: Folders
     links: Links
-    bases: DeltaBases
+    delta_bases: DeltaBases
     # Whether downloads are sent on to where the bytes are.
     sends_on: bool = False
 
@@ -134,7 +134,7 @@ class FileHandlers:
         problems=("file-not-found", "base-unusable", "storage-full"),
     )
     async def get_signature(self, call: Call) -> Response:
-        return send_signature(call.request, await self.bases.read_signature(call.user_id, call.in_path("id")))
+        return send_signature(call.request, await self.delta_bases.read_signature(call.user_id, call.in_path("id")))
 
     @_files(
         "POST",

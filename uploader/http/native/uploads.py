@@ -81,7 +81,7 @@ class UploadHandlers:
     receiving: Receiving
     uploads: Uploads
     instant: Instant
-    bases: DeltaBases
+    delta_bases: DeltaBases
 
     @uploading(
         "POST",
@@ -127,7 +127,7 @@ class UploadHandlers:
         if base is None:
             body = call.intake.body_of(call.request)
             return answer(call, await self.receiving.receive(target, number, body, claims))
-        made = DeltaChunk(call.intake, call.request, claims, partial(self.bases.open, call.user_id, base))
+        made = DeltaChunk(call.intake, call.request, claims, partial(self.delta_bases.open, call.user_id, base))
         return answer(call, await self.receiving.receive(target, number, made, ClaimedDigests()))
 
     @_of_upload("GET", "", "Where it stands", responses=_STATUS, problems=_FINDING)
