@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import redis
-from uploader.storage.local.chunkfiles import ChunkFiles
-from uploader.storage.local.temp import month_path
 
 from benchmarks.ingest.scale import KIB
 from uploader.accounting.keys import upload_keys

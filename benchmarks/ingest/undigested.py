@@ -5,8 +5,6 @@ This is no setting of the product: it is for telling receiving from hashing. A m
 
 from unittest.mock import patch
 
-from uploader.storage.local.followers import Followers
-
 from uploader import bootstrap
 from uploader.bootstrap import application
 from uploader.cli import main
