@@ -30,7 +30,7 @@ async def test_chunks_in_any_order_become_the_content(process: Process, another:
         assert set(await process.present(upload)) == set(order[:sent])
         assert found.complete == (sent == len(order))
         assert found.received_bytes == sum(len(CONTENT.chunk(each)) for each in order[:sent])
-    assert await process.store.digest(upload) == DIGESTS
+    assert await process.digest(upload) == DIGESTS
     await another.merge(upload)
     assert await process.read(CONTENT.sha256, CONTENT.size) == CONTENT.data
 
@@ -40,7 +40,7 @@ async def test_uploads_of_any_length_become_contents(process: Process, size: int
     content = Content(size, chunk_size=CHUNK)
     upload = await process.put_all(content)
     assert (await process.store.read_map(upload)).complete
-    assert await process.store.digest(upload) == Digests(content.md5, content.sha256)
+    assert await process.digest(upload) == Digests(content.md5, content.sha256)
     await process.merge(upload)
     assert await process.read(content.sha256, size) == content.data
 
@@ -56,7 +56,7 @@ async def test_the_first_bytes_of_a_chunk_stand(process: Process, another: Proce
         await another.store.hold_chunk(upload, 0, None)
     for number in (0, 2, 3):
         await process.put(upload, number)
-    assert await another.store.digest(upload) == DIGESTS
+    assert await another.digest(upload) == DIGESTS
 
 
 async def test_many_writers_of_all_chunks_at_once_leave_the_content(process: Process, another: Process) -> None:
@@ -64,7 +64,7 @@ async def test_many_writers_of_all_chunks_at_once_leave_the_content(process: Pro
     writers = [(process, another)[n % 2].put(upload, n // 2) for n in range(2 * CONTENT.chunk_count)]
     stored = await asyncio.gather(*writers)
     assert sum(stored) == CONTENT.chunk_count
-    assert await process.store.digest(upload) == DIGESTS
+    assert await process.digest(upload) == DIGESTS
 
 
 async def test_what_is_not_open_is_gone(process: Process, another: Process) -> None:
@@ -104,7 +104,7 @@ async def test_a_tail_grows_and_becomes_chunks(process: Process, another: Proces
         found = await process.store.read_map(upload)
         assert (found.leading_bytes, found.received_bytes) == (end, end)
         start = end
-    assert await another.store.digest(upload) == DIGESTS
+    assert await another.digest(upload) == DIGESTS
 
 
 async def test_a_tail_goes_on_only_where_it_ends(process: Process, another: Process) -> None:
@@ -144,7 +144,7 @@ async def test_the_tail_becomes_the_last_chunk_when_the_length_is_told(
         await closer.settle_length(told)
         assert not await closer.settle_length(told)
     assert (await process.store.read_map(told)).complete
-    assert (await another.store.digest(told)).sha256 == content.sha256
+    assert (await another.digest(told)).sha256 == content.sha256
     await another.merge(told)
     assert await process.read(content.sha256, size) == content.data
 
@@ -178,7 +178,7 @@ async def test_a_tail_goes_with_the_chunks_before_it(process: Process) -> None:
 
 async def test_placing_and_ending_are_repeatable(process: Process) -> None:
     upload = await process.put_all()
-    digests = await process.store.digest(upload)
+    digests = await process.digest(upload)
     async with process.store.closing(upload) as closer:
         places = {await closer.place_blob(digests.sha256) for _ in range(3)}
         await process.name(digests.sha256, upload.size, *places)
@@ -192,16 +192,16 @@ async def test_placing_and_ending_are_repeatable(process: Process) -> None:
 
 async def test_digests_that_are_forgotten_are_computed_anew(process: Process, another: Process) -> None:
     upload = await process.put_all()
-    assert await process.store.digest(upload) == DIGESTS
+    assert await process.digest(upload) == DIGESTS
     await process.store.forget_digests(upload)
-    assert await another.store.digest(upload) == DIGESTS
+    assert await another.digest(upload) == DIGESTS
 
 
 async def test_an_md5_that_nobody_needs_is_not_computed_until_it_is_claimed(process: Process, another: Process) -> None:
     upload = await process.put_all(md5=None, computes_md5=False)
-    assert await process.store.digest(upload) == Digests(None, CONTENT.sha256)
-    assert await another.store.digest(replace(upload, md5=CONTENT.md5)) == DIGESTS
-    assert (await process.store.digest(upload)).sha256 == CONTENT.sha256, "nobody goes back"
+    assert await process.digest(upload) == Digests(None, CONTENT.sha256)
+    assert await another.digest(replace(upload, md5=CONTENT.md5)) == DIGESTS
+    assert (await process.digest(upload)).sha256 == CONTENT.sha256, "nobody goes back"
 
 
 # Wholes

@@ -25,6 +25,7 @@ _PASSED, _FAILED = 0, 1
 # A mutant that fails so is no mutant: it has a mistake of its own.
 _BROKEN = re.compile(
     r"\b(NameError|ImportError|ModuleNotFoundError|SyntaxError|IndentationError|UnboundLocalError|ResponseError)\b"
+    r"|AttributeError: '(?!NoneType)\w+' object has no attribute"
 )
 _NONE = Mutant("none", (), " ".join({mutant.tests: None for mutant in MUTANTS}))
 

@@ -103,7 +103,7 @@ local at = #reply""",
         (
             "flush_due",
             'crash_point("flush.after_claim")',
-            'await self._pending.ack_flush(0, claims)\ncrash_point("flush.after_claim")',
+            'await self.pending.ack_flush(0, claims)\ncrash_point("flush.after_claim")',
         ),
     ),
     _mutant("record without the bit", ("record_chunk.lua", "redis.call('SETBIT', chunks, number, 1) == 1", "false")),
@@ -145,7 +145,7 @@ if ENDED[state] then""",
             "hold_and_record",
             "if result.outcome is not Outcome.REHYDRATE and is_known:",
             "if result.chunks == result.chunk_count and not result.settled:\n"
-            "    result = await self._closers.hydrate(upload)  # which settles\n"
+            "    result = await self.closers.hydrate(upload)  # which settles\n"
             "if result.outcome is not Outcome.REHYDRATE:",
         ),
     ),
@@ -417,7 +417,7 @@ if ENDED[state] then""",
         (
             "Appends._take_or_complete",
             "_check_offset(stored, offset)",
-            "known = (await self._pending.read(upload.id)).received\n"
+            "known = (await self.pending.read(upload.id)).received\n"
             "if known != offset: raise OffsetMismatch(offset=known)",
         ),
         tests=_APPENDS,

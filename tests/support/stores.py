@@ -1,7 +1,8 @@
 """Every store behind the seam, as its tests have it: in several processes, and with rows where it needs some."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ from tests.support.clock import ManualClock
 from tests.support.content import Content
 from tests.support.gateways import PART_BYTES
 from tests.support.rows import NOW, upload_row
+from tests.support.waiting import PATIENCE_SECONDS
 from uploader.addresses import BucketAddress
 from uploader.database import models
 from uploader.database.engine import Database
 from uploader.database.ledger import LedgerRows
 from uploader.domain.upload import Upload
-from uploader.storage.base import Arrival
+from uploader.storage.base import Arrival, Busy, Digests
 from uploader.storage.local.store import LocalStore
 from uploader.storage.s3.store import S3Store
 from uploader.storage.store import Store
@@ -61,9 +63,17 @@ class Process:
             await self.put(upload, number, content)
         return upload
 
+    async def digest(self, upload: Upload) -> Digests:
+        """The digests, once no other process computes them."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                with suppress(Busy):
+                    return await self.store.digest(upload)
+                await asyncio.sleep(0.02)
+
     async def merge(self, upload: Upload) -> str:
         """Make an upload a content that a row names, and forget the upload."""
-        sha256 = (await self.store.digest(upload)).sha256
+        sha256 = (await self.digest(upload)).sha256
         async with self.store.closing(upload) as closer:
             await self.name(sha256, upload.size, await closer.place_blob(sha256))
             await closer.unlink()
