@@ -61,7 +61,7 @@ local at = #reply""",
     ),
     _mutant(
         "compensation by Redis's figure",
-        ("_commit_close", "self.clock.now()", "self.clock.now(), received"),
+        ("_commit_close", "upload.id, reason, now, told", "upload.id, reason, now, received, told"),
         (
             "_commit_close",
             "await self.database.transact",
