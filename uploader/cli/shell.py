@@ -43,7 +43,7 @@ class Bash(BashComplete):
 
     source_template = _SOURCE
 
-    def format_completion(self, item: CompletionItem[Any]) -> str:
+    def format_completion(self, item: "CompletionItem[Any]") -> str:
         return f"{'name' if item.is_name else item.type},{item.value}"
 
 

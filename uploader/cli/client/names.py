@@ -147,7 +147,9 @@ class InTheWay(ClientError):
     code = "name-taken"
 
 
-def complete_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+def complete_names(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> "list[CompletionItem[str]]":
     """The files and folders that may be meant."""
     try:
         found = asyncio.run(_level(incomplete[: incomplete.rfind("/") + 1]))
