@@ -418,7 +418,7 @@ if ENDED[state] then""",
             "Appends._take_or_complete",
             "_check_offset(stored, offset)",
             "known = (await self.pending.read(upload.id)).received\n"
-            "if known != offset: raise OffsetMismatch(offset=known)",
+            "if known != offset: raise errors.OffsetMismatch(offset=known)",
         ),
         tests=_APPENDS,
     ),
