@@ -461,8 +461,8 @@ if ENDED[state] then""",
             "checksum = self._write_data(files.data, number * upload.chunk_size + head.length, pieces, head.checksum)",
             "if not is_whole:\n"
             "    checksum = crc32(b''.join(body.pieces()), head.checksum)\n"
-            "    early = formats.TailRecord(number, start + body.length, checksum)\n"
-            "    self._write_tail(files.map, formats.tail_record(early), tail_field(header))\n"
+            "    early = TailRecord(number, start + body.length, checksum)\n"
+            "    self._write_tail(files.map, tail_record(early), tail_field(header))\n"
             "checksum = self._write_data"
             "(files.data, number * upload.chunk_size + head.length, pieces, head.checksum)",
         ),
