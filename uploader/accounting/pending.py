@@ -279,7 +279,7 @@ _TIDY_BUCKET = Script("tidy_bucket")
 
 @dataclass(frozen=True, slots=True)
 class AuditedUpload:
-    """What Redis holds of an upload. `state` is empty if it holds nothing, `queue` if the upload's task waits nowhere. A
+    """An upload as Redis has it. `state` is empty if it has nothing, `queue` if the upload's task waits nowhere. A
     figure that is no number is -1; so is `received` if the tail is none."""
 
     state: str

@@ -195,7 +195,7 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MinuteBucket:
-    """What waits in a minute of a queue: the epoch minute, None if what stands there is none."""
+    """A minute of a queue and its tasks: the epoch minute is None if the index has something else there."""
 
     minute: int | None
     tasks: int
@@ -295,7 +295,7 @@ class UploadQueue:
         return POLL_SECONDS if next_due is None else min(next_due, POLL_SECONDS)
 
     async def measure(self, now_ms: int | None = None) -> Measured:
-        """What waits, read in pages: a task that moves meanwhile may count twice, or not at all. Raises Unavailable."""
+        """Count the waiting tasks, page by page: one that moves meanwhile may count twice, or not. Raises Unavailable."""
         found: list[Measured] = []
         minute, position = b"", 0
         while True:

@@ -81,7 +81,7 @@ class Pipeline:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a call need not wait for a connection."""
+        """Tell whether a call need not wait for a connection."""
         return self._pipe is not None and not self._pipe.lost
 
     async def call(self, command: bytes) -> Any:
@@ -294,12 +294,12 @@ def asking(redis: RedisConnection) -> Iterator[None]:
 
 
 def is_refusal(error: BaseException | None) -> bool:
-    """Whether Redis is there and does not let in who asks: waiting does not help."""
+    """Tell whether Redis is there and refuses the caller: waiting does not help."""
     return isinstance(error, (AuthenticationError, NoPermissionError))
 
 
 def _place_of(redis: RedisConnection) -> str:
-    """What whoever runs the server knows it by."""
+    """Return the name by which the operator of the server knows it."""
     if isinstance(redis, RedisCluster):
         return f"{', '.join(redis.nodes_manager.startup_nodes)} (UPLOADER_REDIS_URL)"
     facts = vars(redis.connection_pool) | redis.connection_pool.connection_kwargs
