@@ -24,6 +24,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from starlette.requests import Request
 
 import uploader
+from tests.mutants.places import parsed
 from tests.support.consumer import SECRETS, events_file
 from tests.support.rows import NOW, file_row, upload_row
 from uploader import cli, observability
@@ -353,7 +354,7 @@ def test_the_architecture_page_names_functions_that_exist() -> None:
     assert len(named) > 10
     found: dict[str, set[str]] = {}
     for module in Path(uploader.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(module.read_text())):
+        for node in ast.walk(parsed(module.read_text())):
             if isinstance(node, ast.ClassDef):
                 members = (each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
                 found.setdefault(node.name, set()).update(members)

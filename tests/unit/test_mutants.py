@@ -1,13 +1,12 @@
 """The mutants fit the source: one that does not would prove nothing when it is killed."""
 
-import ast
 import re
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from tests.mutants.places import Edit, edited, read
+from tests.mutants.places import Edit, edited, parsed, read
 from tests.mutants.table import MACHINE, MUTANTS, PACKAGE, Mutant
 
 SOURCES = read(PACKAGE)
@@ -20,7 +19,7 @@ def test_what_a_mutant_changes_is_in_the_source_exactly_once(mutant: Mutant) -> 
         before, sources = sources, edited(sources, edit)
         (changed,) = (path for path in sources if sources[path] != before[path])
         if changed.suffix == ".py":
-            ast.parse(sources[changed])
+            parsed(sources[changed])
 
 
 async def test_mutants_have_names_of_their_own() -> None:
