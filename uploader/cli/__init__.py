@@ -3,6 +3,8 @@
 Refuses to decide anything about uploads: a command asks a service or a client, and prints.
 """
 
+import atexit
+import gc
 import os
 from functools import partial
 from importlib import import_module
@@ -115,6 +117,8 @@ def main(context: click.Context) -> None:
     Exit codes of the client: 0 ok, 2 bad usage, 3 authentication, 4 quota,
     5 try again, 6 failed, 130 interrupted.
     """
+    # The process gives all back at its end: to look through it for cycles before would cost more than a small upload.
+    atexit.register(gc.freeze)
     if _is_of_server(main.commands[context.invoked_subcommand or ""]):
         # Whatever they make, and what Valkey and SQLite make for them, is nobody else's to read.
         context.call_on_close(partial(os.umask, os.umask(0o077)))
