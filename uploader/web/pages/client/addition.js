@@ -3,7 +3,7 @@
 import { Listings } from "./listings.js";
 
 export class Addition {
-  room = null;
+  freeSpace = null;
   answer = null; // what the person said for all of it
 
   constructor(api) {

@@ -2,12 +2,12 @@
 
 import { Addition } from "./addition.js";
 import { Elsewhere } from "./elsewhere.js";
+import { FreeSpace } from "./free-space.js";
 import { Hasher } from "./hasher.js";
 import { Lanes } from "./lanes.js";
 import { Offers } from "./offers.js";
 import { isUnchanged } from "./plan.js";
 import { Rate } from "./rate.js";
-import { Room } from "./room.js";
 import { totalsOf } from "./totals.js";
 import { Transfer } from "./transfer.js";
 import { CONNECTIONS } from "./sending.js";
@@ -121,13 +121,13 @@ export class Transfers extends EventTarget {
   /** Those for which there is room wait for their turn; the others fail before a byte of them is read. */
   async #admit(transfers, addition) {
     if (!transfers.length) return;
-    const room = this.asks ? (addition?.room ?? (await this.#room(transfers[0]))) : null;
-    if (addition) addition.room = room;
+    const freeSpace = this.asks ? (addition?.freeSpace ?? (await this.#freeSpace(transfers[0]))) : null;
+    if (addition) addition.freeSpace = freeSpace;
     const breath = new Breath();
     for (const transfer of transfers) {
       await breath.take();
       if (transfer.isOver) continue;
-      const problem = transfer.expected ? null : room?.promise(transfer);
+      const problem = transfer.expected ? null : freeSpace?.promise(transfer);
       if (problem) transfer.fail(problem);
       else this.#lanes.put(transfer);
     }
@@ -135,11 +135,11 @@ export class Transfers extends EventTarget {
     this.#lanes.schedule();
   }
 
-  async #room(first) {
+  async #freeSpace(first) {
     const onRetry = (problem) => first.retrying(problem);
     const usage = await this.#shared.api.request("GET", "/me/usage", { patienceSeconds: Infinity, onRetry });
     first.answered();
-    return new Room(usage, this.all);
+    return new FreeSpace(usage, this.all);
   }
 
   async #askForOffers(first) {

@@ -11,7 +11,7 @@ function leastBytes({ size, namesakes, ifExists }, openSizes) {
 }
 
 /** The space of a person for what is added at one time. */
-export class Room {
+export class FreeSpace {
   #promisedBytes;
 
   /** `usage`: the answer of `GET /me/usage`; `transfers`: all that there are. */
@@ -22,7 +22,7 @@ export class Room {
     this.openSizes = new Set(transfers.filter(({ expected }) => expected).map(({ size }) => size));
   }
 
-  /** Promise the transfer its bytes; the problem, if there is no room for them. */
+  /** Promise the transfer its bytes; the problem, if there is not enough. */
   promise(transfer) {
     const bytes = leastBytes(transfer, this.openSizes);
     if (bytes > this.usage.available - this.#promisedBytes) return this.#refused(transfer);
