@@ -3,8 +3,11 @@
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
+from fcntl import ioctl
 from pathlib import Path
+from termios import FIONREAD
 
 import pytest
 
@@ -151,6 +154,9 @@ def test_reading_standard_input_is_interrupted_at_once(commands: Commands, tmp_p
     assert process.stdin is not None
     assert process.stderr is not None
     os.write(process.stdin.fileno(), bytes(MIB))  # more than a pipe holds: it reads
+    while any(ioctl(process.stdin, FIONREAD, bytes(4))):
+        time.sleep(0.01)
+    time.sleep(0.1)  # and waits for more
     process.send_signal(signal.SIGINT)
     assert (process.wait(), b"interrupted" in process.stderr.read()) == (130, True)
     process.stdin.close()

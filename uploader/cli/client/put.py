@@ -271,24 +271,24 @@ async def _room(client: AsyncClient, name: str) -> int:
 
 
 async def _blocks() -> AsyncIterator[bytes]:
-    """No thread waits for whoever writes: Ctrl-C would have to wait, too."""
+    while True:
+        await _wait_for_bytes()
+        block = _read()
+        if not block:
+            return
+        yield block
+
+
+async def _wait_for_bytes() -> None:
+    """No thread waits for whoever writes: Ctrl-C would have to wait, too. Each wait has an event of its own: epoll tells of
+    bytes until they are read, so that one event would still be set after that, and the next read would block the loop."""
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
-    is_file = False
     try:
         loop.add_reader(_DESCRIPTOR, readable.set)
     except PermissionError:
-        is_file = True  # it has nothing to wait for, says epoll
-        readable.set()
+        return await asyncio.sleep(0)  # a file has nothing to wait for, says epoll
     try:
-        while True:
-            await readable.wait()
-            if not is_file:
-                readable.clear()
-            block = _read()
-            if not block:
-                return
-            yield block
-            await asyncio.sleep(0)
+        await readable.wait()
     finally:
         loop.remove_reader(_DESCRIPTOR)
 
