@@ -20,6 +20,7 @@ from sqlalchemy import exists, literal_column, select, text
 from tests.support import any_database, every_store
 from tests.support.browser import chromium_path, running_chromium
 from tests.support.certificates import Authority
+from tests.support.chosen import chosen, seed
 from tests.support.clock import ManualClock
 from tests.support.gateways import GIVEN_S3, STORE_ON, Gateway, JuiceGateway, given_gateway, juicefs_program
 from tests.support.mounting import can_mount
@@ -44,8 +45,6 @@ settings.load_profile("patient")
 
 MakeStack = Callable[..., AbstractAsyncContextManager[Stack]]
 
-# For .ci/run: the kind of database on which the tests marked `matrix` run, instead of SQLite.
-_stack_on = os.environ.get("UPLOADER_TEST_STACK_ON", "sqlite")
 # Servers for all tests that need none of their own.
 _GIVEN = {
     "mariadb": os.environ.get("UPLOADER_TEST_DATABASE_URL"),
@@ -80,13 +79,27 @@ def _missing() -> dict[str, Callable[[pytest.Item], bool]]:
     return missing
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-databases", action="store_true", help="pass each test of a whole server on each kind of database"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.config.getoption("all_databases") and _is_of_any_database(metafunc.definition):
+        metafunc.parametrize("stack_kind", ["sqlite", *PRIVATE_DATABASES])
+
+
+def pytest_report_header() -> str:
+    return f"UPLOADER_TEST_SEED={seed()}"
+
+
 def pytest_configure() -> None:
     """Shells start what goes on in the background with Ctrl-C switched off, and all that it starts would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without MariaDB, MySQL, Chromium, tmux, proxies, mounts or a second core their tests are left out; in CI they fail."""
     needs = [] if os.environ.get("CI") == "true" else list(_missing().values())
@@ -95,8 +108,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept, left_out = list[pytest.Item](), list[pytest.Item]()
     for item in items:
         (left_out if any(needed(item) for needed in needs) else kept).append(item)
-        if _is_for_the_matrix(item):
-            item.add_marker("matrix")
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
@@ -121,7 +132,8 @@ def _not_for_every_store(item: pytest.Item) -> bool:
     return item.path.stem not in every_store.MODULES or name in every_store.OF_THE_DISK
 
 
-def _is_for_the_matrix(item: pytest.Item) -> bool:
+def _is_of_any_database(item: pytest.Item) -> bool:
+    """Whether it runs on one kind of database, whichever that is."""
     names = getattr(item, "fixturenames", ())
     if item.path.stem in any_database.MODULES:
         return False
@@ -449,10 +461,24 @@ def own_gateway(tmp_path: Path) -> Iterator[JuiceGateway]:
 
 
 @pytest.fixture
-def stack_url(request: pytest.FixtureRequest) -> str:
-    """A migrated, empty database: SQLite, unless .ci/run says otherwise."""
-    kind = _stack_on if request.node.get_closest_marker("matrix") else "sqlite"
-    url: str = request.getfixturevalue(f"{kind}_url")
+def stack_kind(request: pytest.FixtureRequest) -> str:
+    """SQLite for what is the same on any database; else a kind that is chosen anew for each commit."""
+    if not _is_of_any_database(request.node):
+        return "sqlite"
+    is_ci = os.environ.get("CI") == "true"
+    kinds = [
+        "sqlite",
+        *(kind for kind, each in PRIVATE_DATABASES.items() if is_ci or _GIVEN[kind] or each.is_installed()),
+    ]
+    (kind,) = chosen(kinds, 1, request.node.nodeid)
+    request.node.add_report_section("setup", "database", kind)
+    return kind
+
+
+@pytest.fixture
+def stack_url(request: pytest.FixtureRequest, stack_kind: str) -> str:
+    """A migrated, empty database for a whole server."""
+    url: str = request.getfixturevalue(f"{stack_kind}_url")
     return url
 
 

@@ -1,4 +1,4 @@
-"""What is the same on any database: tests that .ci/run does not pass on MySQL and on MariaDB.
+"""What is the same on any database: tests that run on SQLite alone.
 
 They are about sockets, parsers, pages and clients, and have the server do nothing that others do not have it do as well, on
 each of the databases.

@@ -188,7 +188,14 @@ def test_the_dashboard_asks_for_metrics_that_exist_by_labels_that_they_have() ->
 def test_a_document_names_no_setting_and_no_metric_that_does_not_exist(document: Path) -> None:
     names = {variable_of(setting) for setting in fields(Settings)}
     names |= {f"{variable_of(setting)}_FILE" for setting in fields(Settings) if setting.metadata["secret"]}
-    names |= {"UPLOADER_URL", "UPLOADER_TOKEN", "UPLOADER_TEST_", "UPLOADER_TEST_CRASH_AT", "UPLOADER_TEST_CLOCK"}
+    names |= {
+        "UPLOADER_URL",
+        "UPLOADER_TOKEN",
+        "UPLOADER_TEST_",
+        "UPLOADER_TEST_CRASH_AT",
+        "UPLOADER_TEST_CLOCK",
+        "UPLOADER_TEST_SEED",
+    }
     text = document.read_text()
     assert set(re.findall(r"\bUPLOADER_\w+", text)) <= names
     assert set(re.findall(r"\buploader_[a-z]+_\w+", text)) <= set(metrics())
