@@ -20,7 +20,7 @@ from tests.support.at_rest import read_files
 from tests.support.bodies import InPieces
 from tests.support.clock import ManualClock
 from tests.support.content import Content
-from tests.support.faults import EachInTurn, sync_nothing, without_syncs
+from tests.support.faults import OneCall, sync_nothing, without_syncs
 from tests.support.invariants import checked_accounts
 from tests.support.journey import (
     ALL,
@@ -284,7 +284,7 @@ async def _record(place: Place, way: str, **settings: Any) -> Recording:
                 if isinstance(what, Rotten):
                     recording.rot(str(what.path.relative_to(stack.data)), ROTTING.chunk_size, ROT)
 
-            journey = Journey(stack, bob, EachInTurn(lambda _: False), mark=mark)
+            journey = Journey(stack, bob, OneCall(lambda _: False), mark=mark)
             for part in WAYS[way]:
                 await part(journey)
             await bob.aclose()

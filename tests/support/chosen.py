@@ -11,6 +11,14 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+# At how many places a run tries what can go wrong at each of many.
+PLACES = int(os.environ.get("UPLOADER_TEST_PLACES", "3"))
+
+
+def places(options: Sequence[T], of: str) -> list[T]:
+    """Those at which this run tries it."""
+    return chosen(options, PLACES, of)
+
 
 def chosen(options: Sequence[T], count: int, of: str) -> list[T]:
     """So many of the options, in their order; others for what is `of` something else."""

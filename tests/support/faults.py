@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from sqlalchemy import event
@@ -147,8 +147,12 @@ def failing(
         yield fault
 
 
-class EachInTurn:
-    """Chooses one call at a time: the first that was not chosen before, by the place in the program that makes it.
+# A step of a test, a call, and the lines of the server that lead to it.
+CallPlace = tuple[Hashable, str, tuple[tuple[str, int], ...]]
+
+
+class OneCall:
+    """Chooses one call, by the place in the program that makes it.
 
     Entering a directory name by name is one place, and what is done for each of many chunks is done in one place, too; but
     `step` tells apart what the same lines are called for.
@@ -156,29 +160,37 @@ class EachInTurn:
 
     def __init__(self, accepts: Callable[[Call], bool]) -> None:
         self._accepts = accepts
-        self._chosen: set[Hashable] = set()
-        self._armed = False
+        self._chosen: CallPlace | None = None
+        self._noted: set[CallPlace] = set()
         self.step: Hashable = None
 
-    def arm(self) -> None:
-        """Choose another one, once."""
-        self._armed = True
+    def noted(self) -> list[CallPlace]:
+        """The places that were passed since this was called last, in an order of their own."""
+        noted, self._noted = self._noted, set()
+        return sorted(noted, key=str)
+
+    def arm(self, place: CallPlace) -> None:
+        """Choose the next call there, once."""
+        self._chosen = place
 
     def __call__(self, call: Call) -> bool:
-        place = (self.step, call.name, _lines_of_the_server())
-        if not self._armed or place in self._chosen or not self._accepts(call):
+        if not self._accepts(call):
             return False
-        self._armed = False
-        self._chosen.add(place)
+        place = (self.step, call.name, _lines_of_the_server())
+        self._noted.add(place)
+        if place != self._chosen:
+            return False
+        self._chosen = None
         return True
 
 
-def _lines_of_the_server() -> tuple[tuple[CodeType, int], ...]:
+def _lines_of_the_server() -> tuple[tuple[str, int], ...]:
     frame: FrameType | None = sys._getframe()
-    lines: dict[CodeType, int] = {}
+    lines: dict[str, int] = {}
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith("uploader."):
-            lines.setdefault(frame.f_code, frame.f_lineno)
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("uploader."):
+            lines.setdefault(f"{module}.{frame.f_code.co_qualname}", frame.f_lineno)
         frame = frame.f_back
     return tuple(lines.items())
 

@@ -12,7 +12,7 @@ import httpx2
 from tests.support.archives import Entry, archive
 from tests.support.bodies import Arrived
 from tests.support.content import Content
-from tests.support.faults import EachInTurn, failing_call
+from tests.support.faults import OneCall, failing_call
 from tests.support.layout import blob_path
 from tests.support.rows import upload_row
 from tests.support.stack import Stack
@@ -120,14 +120,14 @@ class Journey:
         self,
         stack: Stack,
         bob: httpx2.AsyncClient,
-        each: EachInTurn,
+        call: OneCall,
         attempts: int = 1,
         mark: Callable[[object], None] = ignore,
     ) -> None:
         self.stack = stack
         self.alice = stack.client
         self.bob = bob
-        self.each = each
+        self.call = call
         self.attempts = attempts
         # Told of each chunk that is acknowledged, rots, or is missing again.
         self.mark = mark
@@ -144,7 +144,7 @@ class Journey:
 
     async def upload_and_download(self) -> None:
         file_id = await self.upload(self.alice, SHARED, [2, 0, 1])
-        self.each.step = "download"
+        self.call.step = "download"
         response = await self.ask({200}, lambda: self.alice.get(f"/me/files/{file_id}/content"))
         assert response.content == SHARED.data
         await self.delete(self.alice, file_id)
@@ -195,7 +195,7 @@ class Journey:
         self.mark(RottenBlob(SHARED.sha256, path))
 
     async def scrub(self) -> None:
-        self.each.step = "scrub"
+        self.call.step = "scrub"
         scrubbing = self.stack.services.scrubbing
         for _ in range(self.attempts + 1):  # the last one finds nothing
             try:
@@ -244,7 +244,7 @@ class Journey:
         self.finished(self.alice, await self.put(self.alice, MIXED, 2))
 
     async def _append_up_to(self, end: int, content: Content, upload_id: str) -> None:
-        self.each.step = f"append {end}"
+        self.call.step = f"append {end}"
         target, offset = Target("alice", upload_id=upload_id), 0
         for _ in range(self.attempts):
             try:
@@ -288,7 +288,7 @@ class Journey:
 
     async def send_whole(self) -> None:
         for content in WHOLE[:3]:
-            self.each.step = content.name
+            self.call.step = content.name
             response = await self.ask({200, 201}, lambda content=content: self.put_whole(content))  # type: ignore[misc]
             self.finished(self.alice, response.json())
 
@@ -303,7 +303,7 @@ class Journey:
 
     async def send_batch(self) -> None:
         """The last content twice, and once more by itself, in the names of the first try."""
-        self.each.step = "batch"
+        self.call.step = "batch"
         for _ in range(self.attempts):
             response = await self.ask({200}, lambda: self.post_batch([*WHOLE, replace(WHOLE[-1], name="again.bin")]))
             results = response.json()["results"]
@@ -355,7 +355,7 @@ class Journey:
 
     async def open(self, client: httpx2.AsyncClient, content: Content) -> str:
         """The id of the upload."""
-        self.each.step = "open"
+        self.call.step = "open"
         response = await self.ask({200, 201}, lambda: self.stack.open(content, client))
         return str(response.json()["upload"]["id"])
 
@@ -368,7 +368,7 @@ class Journey:
         *,
         last: bool = False,
     ) -> dict[str, Any]:
-        self.each.step = "last" if last else "put"
+        self.call.step = "last" if last else "put"
         response = await self.ask(expected or {200, 201}, lambda: self.stack.put(content, number, client))
         answer: dict[str, Any] = response.json()
         return answer
@@ -392,7 +392,7 @@ class Journey:
         return self.files[client][-1]
 
     async def delete(self, client: httpx2.AsyncClient, file_id: str) -> None:
-        self.each.step = "delete"
+        self.call.step = "delete"
         await self.ask({204}, lambda: client.delete(f"/me/files/{file_id}"))
         self.files[client].remove(file_id)
 
