@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import MakeStack
 from tests.integration.test_cleanup import upload_of
+from tests.support.chosen import places
 from tests.support.clock import ManualClock
 from tests.support.content import KIB, MIB, Content
 from tests.support.faults import Call, failing, failing_call, paused_call
@@ -154,7 +155,8 @@ async def flush_all(stack: Stack) -> None:
 @pytest.mark.parametrize("what", DAMAGES)
 async def test_whatever_is_damaged_the_upload_is_finished_with_the_right_bytes(stack: Stack, what: str) -> None:
     """Its first chunk comes last, so that nothing was hashed before the damage."""
-    for seed, damage in enumerate(DAMAGES[what]):
+    damages = places(DAMAGES[what], what)
+    for seed, damage in enumerate(damages):
         content = a_content(seed)
         upload = await sent(stack, content, 1, 2, 4)
         damage(stack.data / upload.place)
@@ -163,14 +165,14 @@ async def test_whatever_is_damaged_the_upload_is_finished_with_the_right_bytes(s
             assert (response.status_code, response.json()["duplicate"]) == (200, False)
         await finished(stack, content)
     await checked_accounts(stack.services.database)
-    assert await stack.usage("alice") == {"finished": len(DAMAGES[what]) * content.size, "unfinished": 0, "reserved": 0}
+    assert await stack.usage("alice") == {"finished": len(damages) * content.size, "unfinished": 0, "reserved": 0}
 
 
 async def test_whatever_is_damaged_in_the_digests_they_are_right_in_the_end(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(followers, "GATHERED_BYTES", 0)
-    for seed, damage in enumerate(DIGEST_DAMAGES):
+    for seed, damage in enumerate(places(DIGEST_DAMAGES, "digests")):
         content = a_content(seed)
         upload = await sent(stack, content, 0, 1, 2)
         damage(stack.data / upload.place)

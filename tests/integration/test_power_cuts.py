@@ -18,6 +18,7 @@ from redis import Redis
 
 from tests.support.at_rest import read_files
 from tests.support.bodies import InPieces
+from tests.support.chosen import places
 from tests.support.clock import ManualClock
 from tests.support.content import Content
 from tests.support.faults import OneCall, sync_nothing, without_syncs
@@ -65,29 +66,24 @@ from uploader.settings import Settings
 from uploader.storage import disk
 from uploader.storage.local.store import FORMAT
 
-# In how many states, all different, the server is started: together more than a thousand.
-STATES = {
-    ("power", "upload"): 80,
-    ("power", "twin"): 150,
-    ("power", "leftovers"): 140,
-    ("power", "withdrawal"): 90,
-    ("power", "rot"): 60,
-    ("power", "cancel"): 30,
-    ("power", "append"): 60,
-    ("power", "mixed"): 25,
-    ("power", "at once"): 60,
-    ("power", "whole"): 40,
-    ("power", "batch"): 40,
-    ("process", "upload"): 160,
-    ("process", "leftovers"): 160,
-    ("process", "withdrawal"): 100,
-    ("process", "append"): 60,
-    ("process", "mixed"): 25,
-    ("process", "at once"): 60,
-    ("process", "whole"): 20,
+_WAYS = {
+    "power": [
+        "upload",
+        "twin",
+        "leftovers",
+        "withdrawal",
+        "rot",
+        "cancel",
+        "append",
+        "mixed",
+        "at once",
+        "whole",
+        "batch",
+    ],
+    "process": ["upload", "leftovers", "withdrawal", "append", "mixed", "at once", "whole"],
 }
-# In each so many of them the accounts are looked at, too, and whether all that belongs to nobody is swept.
-_TIDY_EACH = 4
+# By durability.
+CUT = [(durability, way) for durability, ways in _WAYS.items() for way in ways]
 CHOICES = (nothing, everything, names_only, bytes_only)
 
 
@@ -318,14 +314,12 @@ class Restarter:
         self._redis_url = redis_url
         self._clock = clock
         self._durability = durability
-        self._restarts = 0
         # One for all: its statements are compiled once.
         self.database = Database(f"sqlite:///{self._database_path}")
         sync_nothing(self.database)
 
     async def check(self, tree: Tree, promised: Promises) -> None:
         """Raises Violation, or what the server raises."""
-        self._restarts += 1
         shutil.rmtree(self._root, ignore_errors=True)
         self._root.mkdir()
         lay_out(tree, self._root)
@@ -355,8 +349,6 @@ class Restarter:
     async def _go_on(self, services: Services, uploads: list[Upload]) -> None:
         for upload in uploads:
             await _finish(services, upload)
-        if self._restarts % _TIDY_EACH:
-            return
         await checked_accounts(services.database)
         await services.cleanup.clean(opened_before=ALL)
         left = [path for path in (self._root / "temp").glob("*/**/*") if path.is_file()]  # an empty probe.* may stay
@@ -407,7 +399,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
 # Tests
 
 
-@pytest.mark.parametrize(("durability", "way"), STATES)
+@pytest.mark.parametrize(("durability", "way"), CUT)
 async def test_after_a_power_cut_all_that_was_promised_is_there_and_every_upload_goes_on(
     place: Place, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, durability: str, way: str
 ) -> None:
@@ -418,7 +410,7 @@ async def test_after_a_power_cut_all_that_was_promised_is_there_and_every_upload
     monkeypatch.setattr(disk, "boot_id", lambda: "the next boot")
     restarter = Restarter(place.directory, place.redis_url, clock, durability)
     with without_syncs():
-        for tree, promised in random.Random(way).sample(states, STATES[durability, way]):
+        for tree, promised in places(states, f"{durability} {way}"):
             await restarter.check(tree, promised)
     await restarter.database.close()
 
@@ -426,7 +418,7 @@ async def test_after_a_power_cut_all_that_was_promised_is_there_and_every_upload
 async def test_a_server_that_leaves_out_any_one_sync_is_found_out(place: Place) -> None:
     places: set[str] = set()
     caught: set[str] = set()
-    for durability, way in STATES:
+    for durability, way in CUT:
         recording = await _record(place, way, durability=durability)
         places |= {happened.place for happened in recording.events if isinstance(happened, Sync)} - {THE_DISK}
         for left_out in places - caught:

@@ -195,6 +195,7 @@ def test_a_document_names_no_setting_and_no_metric_that_does_not_exist(document:
         "UPLOADER_TEST_CRASH_AT",
         "UPLOADER_TEST_CLOCK",
         "UPLOADER_TEST_SEED",
+        "UPLOADER_TEST_PLACES",
     }
     text = document.read_text()
     assert set(re.findall(r"\bUPLOADER_\w+", text)) <= names
