@@ -90,6 +90,7 @@ def _test(copy: Path, tests: str) -> tuple[bool, str]:
         "PYTHONPATH": str(copy),
         "PYTHONDONTWRITEBYTECODE": "1",
         "UPLOADER_TEST_EXAMPLES": _EXAMPLES,
+        "UPLOADER_TEST_PLACES": "30",
     }
     _check_import(copy, environment)
     options = ["-q", "-x", "--tb=short", "--show-capture=no", "-p", "no:cacheprovider", f"--basetemp={copy / 'tmp'}"]
