@@ -46,6 +46,7 @@ def settings(tmp_path: Path) -> dict[str, str]:
 def refusal(told: "CompletedProcess[str]") -> str:
     """The one line."""
     assert (told.returncode, told.stdout) == (2, ""), told.stderr
+    assert told.stderr.count("\n") == 1, told.stderr
     (line,) = told.stderr.splitlines()
     assert line.startswith("uploader: ")
     return line
