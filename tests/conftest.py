@@ -20,7 +20,7 @@ from sqlalchemy import exists, literal_column, select, text
 from tests.support import any_database, every_store
 from tests.support.browser import chromium_path, running_chromium
 from tests.support.certificates import Authority
-from tests.support.chosen import chosen, seed
+from tests.support.chosen import chosen, places, seed
 from tests.support.clock import ManualClock
 from tests.support.gateways import GIVEN_S3, STORE_ON, Gateway, JuiceGateway, given_gateway, juicefs_program
 from tests.support.mounting import can_mount
@@ -105,6 +105,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     needs = [] if os.environ.get("CI") == "true" else list(_missing().values())
     if STORE_ON in os.environ:
         needs.append(_not_for_every_store)
+    needs.append(_not_chosen(items))
     kept, left_out = list[pytest.Item](), list[pytest.Item]()
     for item in items:
         (left_out if any(needed(item) for needed in needs) else kept).append(item)
@@ -125,6 +126,16 @@ def _needs_database(kind: str, item: pytest.Item) -> bool:
     if _GIVEN[kind] is not None:
         return parametrized and "own_server" in names
     return parametrized or any(kind in name for name in names)
+
+
+def _not_chosen(items: list[pytest.Item]) -> Callable[[pytest.Item], bool]:
+    """Of the parameters of a test that is marked `places`, those that another commit tries."""
+    by_test: dict[str, list[str]] = {}
+    for item in items:
+        if item.get_closest_marker("places"):
+            by_test.setdefault(item.nodeid.partition("[")[0], []).append(item.nodeid)
+    left_out = {nodeid for test, each in by_test.items() for nodeid in set(each).difference(places(each, test))}
+    return lambda item: item.nodeid in left_out
 
 
 def _not_for_every_store(item: pytest.Item) -> bool:

@@ -613,6 +613,7 @@ LOSSES = {
 WHO = ["state", "list", "opening", "chunk", "merge", "sweep", "reconcile"]
 
 
+@pytest.mark.places
 @pytest.mark.parametrize("first", WHO)
 @pytest.mark.parametrize("what", LOSSES)
 async def test_an_upload_whose_files_are_lost_has_everything_missing_and_goes_on(
