@@ -129,7 +129,7 @@ def _spelt(value: object) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line; JSON's escapes keep input from forging lines."""
+    """JSON's escapes keep input from forging lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -291,20 +291,17 @@ class Exposition:
 
     def _publish(self) -> None:
         with self._writing:
-            self._publish_slot()
-
-    def _publish_slot(self) -> None:
-        figures, gauges = self._own(), self._gauges()
-        if self._slot is None or figures | gauges == self._published:
-            return
-        content = {"version": __version__, "figures": _spell(figures), "gauges": _spell(gauges)}
-        draft = self._slot.with_suffix(".draft")
-        try:
-            draft.write_text(json.dumps(content))
-            draft.replace(self._slot)
-            self._published = figures | gauges
-        except OSError as error:  # a full disk: what was counted stays in memory
-            logger.debug("metrics are not shared for now", extra={"reason": str(error)})
+            figures, gauges = self._own()
+            if self._slot is None or figures | gauges == self._published:
+                return
+            content = {"version": __version__, "figures": _spell(figures), "gauges": _spell(gauges)}
+            draft = self._slot.with_suffix(".draft")
+            try:
+                draft.write_text(json.dumps(content))
+                draft.replace(self._slot)
+                self._published = figures | gauges
+            except OSError as error:  # a full disk: what was counted stays in memory
+                logger.debug("metrics are not shared for now", extra={"reason": str(error)})
 
     # Figures
 
@@ -320,18 +317,17 @@ class Exposition:
                     gauges[key] = sample.value
         return figures, gauges
 
-    def _own(self) -> Figures:
-        """What this process and those that had its slot before have counted."""
-        collected, _ = self._collected()
-        own = {key: value - self._before.get(key, 0.0) for key, value in collected.items()}
-        return {key: own.get(key, 0.0) + self._inherited.get(key, 0.0) for key in own.keys() | self._inherited.keys()}
-
-    def _gauges(self) -> Figures:
-        return self._collected()[1]
+    def _own(self) -> tuple[Figures, Figures]:
+        """Return what this process and those that had its slot before have counted, and its gauges."""
+        collected, gauges = self._collected()
+        own = dict(self._inherited)
+        for key, value in collected.items():
+            own[key] = value - self._before.get(key, 0.0) + own.get(key, 0.0)
+        return own, gauges
 
     def _render(self) -> bytes:
         self._publish()
-        figures, gauges = self._own(), self._gauges()
+        figures, gauges = self._own()
         for path in self.directory.glob("*.json"):
             if path == self._slot:
                 continue
@@ -353,8 +349,10 @@ class Exposition:
                 continue
             if family.type in _ADDED or family.name in LARGEST_GAUGES:
                 names = [family.name, *(f"{family.name}_{part}" for part in ("total", "bucket", "sum", "count"))]
-                keys = sorted((key for name in names for key in by_name[name]), key=_order)
-                families.append(_with_samples(family, keys, figures))
+                summed = Metric(family.name, family.documentation, family.type)
+                for key in sorted((key for name in names for key in by_name[name]), key=_order):
+                    summed.add_sample(key[0], dict(key[1]), figures[key])
+                families.append(summed)
             else:
                 families.append(family)
         return families
@@ -368,13 +366,6 @@ class _Summed:
 
     def collect(self) -> list[Metric]:
         return self._families
-
-
-def _with_samples(family: Metric, keys: list[Sample], figures: Figures) -> Metric:
-    made = Metric(family.name, family.documentation, family.type)
-    for key in keys:
-        made.add_sample(key[0], dict(key[1]), figures[key])
-    return made
 
 
 def _order(key: Sample) -> tuple[object, ...]:

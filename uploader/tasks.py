@@ -30,11 +30,8 @@ _IOPRIO_IDLE = 3 << 13
 
 
 async def uninterrupted(work: Awaitable[T]) -> T:
-    """Run `work` to its end even if the caller is cancelled meanwhile; the cancellation is raised afterwards.
-
-    Whatever holds a lock, a connection in mid-command or a thread goes through here: a cancelled request leaves
-    none of them behind.
-    """
+    """Run `work` to its end even if the caller is cancelled meanwhile, which is raised afterwards: so a cancelled request
+    leaves no lock, no connection in mid-command and no thread behind."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -50,7 +47,7 @@ async def uninterrupted(work: Awaitable[T]) -> T:
 
 
 async def all_or_none(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """As `asyncio.gather`; but when one raises, the others end, too, instead of going on for nobody."""
+    """As `asyncio.gather`; but when one raises, the others end, too."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)
@@ -66,7 +63,7 @@ class OnePerKey(Generic[T]):
         self._under_way: dict[str, asyncio.Future[T]] = {}
 
     async def run(self, key: str, begin: Callable[[], Awaitable[T]]) -> T:
-        """What the work gives. It goes on when whoever asked for it goes away: the next one need not wait."""
+        """Return the result of the work, which goes on when whoever asked for it goes away."""
         work = self._under_way.get(key)
         if work is None:
             work = self._under_way[key] = asyncio.ensure_future(begin())
@@ -130,9 +127,8 @@ def run_in(
     *arguments: object,
     translate: Callable[[OSError], Exception] | None = None,
 ) -> "asyncio.Future[T]":
-    """What `work` gives: `run_in_executor` with fewer steps in between, because each chunk takes some.
-    Cancelled before a thread has begun with it, it is left undone; afterwards it goes on unheard.
-    """
+    """As `run_in_executor`, with fewer steps in between, because each chunk takes some. Cancelled before a thread has begun
+    with it, the work is left undone; afterwards it goes on unheard."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
     attempt = _attempt_later(outcome, work, arguments, translate)
@@ -166,7 +162,6 @@ class Pool:
         return run_in(self.executor, work, *arguments, translate=self._translate)
 
     def shutdown(self) -> None:
-        """Take no more work."""
         self.executor.shutdown(wait=False)
 
 
@@ -219,23 +214,22 @@ def _attempt_later(
     translate: Callable[[OSError], Exception] | None,
 ) -> _Attempt:
     """In a copy of the context there is now, so that what is logged in the thread has the id of the request."""
-    return partial(copy_context().run, _attempt, outcome, work, arguments, translate)
 
+    def attempt() -> Callable[[], None] | None:
+        if outcome.cancelled():
+            return None
+        try:
+            return partial(_succeed, outcome, work(*arguments))
+        except OSError as error:
+            if translate is None:
+                return partial(_fail, outcome, error)
+            meant = translate(error)
+            meant.__cause__ = error
+            return partial(_fail, outcome, meant)
+        except BaseException as error:
+            return partial(_fail, outcome, error)
 
-def _attempt(
-    outcome: "asyncio.Future[T]",
-    work: Callable[..., T],
-    arguments: tuple[object, ...],
-    translate: Callable[[OSError], Exception] | None,
-) -> Callable[[], None] | None:
-    if outcome.cancelled():
-        return None
-    try:
-        return partial(_succeed, outcome, work(*arguments))
-    except OSError as error:
-        return partial(_fail, outcome, error if translate is None else _caused_by(translate(error), error))
-    except BaseException as error:
-        return partial(_fail, outcome, error)
+    return partial(copy_context().run, attempt)
 
 
 def _succeed(outcome: "asyncio.Future[T]", result: T) -> None:
@@ -246,8 +240,3 @@ def _succeed(outcome: "asyncio.Future[T]", result: T) -> None:
 def _fail(outcome: "asyncio.Future[T]", error: BaseException) -> None:
     if not outcome.done():
         outcome.set_exception(error)
-
-
-def _caused_by(error: Exception, cause: Exception) -> Exception:
-    error.__cause__ = cause
-    return error

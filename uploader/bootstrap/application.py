@@ -165,29 +165,31 @@ def _create_runner(services: Services, wakeups: Wakeups) -> Runner:
     settings, clock, pending = services.settings, services.clock, services.pending
     jobs = [job for queue in pending.flush_queues for job in Flusher(queue, services.flushing).as_jobs()]
     jobs += [Merger(queue, services.merging).as_job() for queue in pending.merge_queues]
-    jobs += [Sweeper(shard, services.sweeping).as_job() for shard in range(pending.shards.number)]
-    retention = settings.closed_retention_seconds
+    jobs += [
+        Job(f"sweeper {shard}", Sweeper(shard, services.sweeping).run_once) for shard in range(pending.shards.number)
+    ]
+    collector = Collector(
+        services.files,
+        services.closers,
+        services.cleanup,
+        services.audit_log,
+        clock,
+        closed_retention_seconds=settings.closed_retention_seconds,
+    )
     removing = [
-        Collector(
-            services.files,
-            services.closers,
-            services.cleanup,
-            services.audit_log,
-            clock,
-            closed_retention_seconds=retention,
-        ).as_job(),
-        Expirer(services.expiry, clock).as_job(),
+        Job("collector", collector.run_once),
+        Job("expirer", Expirer(services.expiry, clock).run_once),
         Cleaner(services.cleanup, clock).as_job(),
-        Scrubber(services.scrubbing, rate_bytes_per_second=settings.scrub_rate_bytes).as_job(),
-        TrashKeeper(services.trash, services.admission, clock).as_job(),
+        Job("scrubber", Scrubber(services.scrubbing, rate_bytes_per_second=settings.scrub_rate_bytes).run_once),
+        Job("trash", TrashKeeper(services.trash, services.admission, clock).run_once),
     ]
     jobs += [_checked(job, services.installation) for job in removing]
     jobs += [relay_job(relay) for relay in services.relays]
     jobs += [
-        Joiner(services.concatenations).as_job(),
-        EventKeeper(services.watching, clock).as_job(),  # also of sinks that are no more
+        Job("joiner", Joiner(services.concatenations).run_once),
+        Job("event keeper", EventKeeper(services.watching, clock).run_once),  # also of sinks that are no more
         Reconciler(services.reconciling).as_job(),
-        Snapshot(services.overview, clock).as_job(),
+        Job("snapshot", Snapshot(services.overview, clock).run_once),
     ]
     bells = {wake_channel(name): bell for name, bell in services.bells.of_sink.items()}
     return Runner(jobs, {**wakeups.events, **bells})

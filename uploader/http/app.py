@@ -31,15 +31,15 @@ Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]
 
 
 class Dialect(Protocol):
-    """Such a protocol."""
+    """A protocol of others."""
 
     @property
     def prefix(self) -> str:
         """Return what its paths begin with."""
 
     def begin(self, request: Request) -> Response | None:
-        """Look at a request before anything else does, and perhaps answer it at once; its method and its path may be others
-        after this."""
+        """Look at a request before anything else does, and perhaps answer it; its method and path may be others after
+        this."""
 
     def refuse(self, request: Request, error: UploaderError, headers: dict[str, str]) -> Response:
         """Return its answer to a request that failed with `error`; `headers` are what every answer has that says this."""
@@ -80,7 +80,6 @@ class Application:
 
     @cached_property
     def described(self) -> dict[str, Any]:
-        """Return its OpenAPI document, made when somebody asks for it."""
         return document(self._operations)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,7 +104,6 @@ class Application:
             exchange.end()
 
     async def _respond(self, request: Request, exchange: Exchange) -> Response:
-        """Return the answer of the operation that a request is for, or the problem that it met."""
         # What is looked up is the decoded path, where an encoded slash would pass for one that separates.
         if b"%2f" in request.scope.get("raw_path", b"").lower():
             return self._problem(request, exchange, NotFound())
@@ -135,7 +133,7 @@ class Application:
         return response
 
     def _actor(self, came_by: Scope, identity: Identity | None) -> Actor:
-        """Return who acts by a request; nobody by name before it is known who calls."""
+        """Return who acts; nobody by name before it is known who calls."""
         address = self._proxies.client_address(Request(came_by))
         if identity is None:
             return Actor(Via.REQUEST, None, address=address)

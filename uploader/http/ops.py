@@ -109,7 +109,7 @@ class Asset:
 
 @cache
 def _assets() -> dict[str, Path]:
-    """Return the files that may be asked for, by name: they are few and known, so no path can lead elsewhere."""
+    """Find the files that may be asked for: they are few and known, so no path can lead elsewhere."""
     return {path.relative_to(_STATIC).as_posix(): path for path in _STATIC.rglob("*") if path.suffix in _KINDS}
 
 
@@ -122,7 +122,7 @@ def _read(name: str) -> Asset:
 
 @dataclass(frozen=True, slots=True)
 class PageHandlers:
-    """The page at `/`, the one at `/admin/`, the client at `/client.js`, and their parts. The pages can be switched off."""
+    """Those at `/`, `/admin/` and `/client.js`, and their parts. The pages can be switched off."""
 
     settings: Settings
 
@@ -157,7 +157,7 @@ class PageHandlers:
 
 
 async def _answer(request: Request, name: str, policy: str) -> Response:
-    """Return the file, or 304: browsers ask each time whether theirs is still the one, so an upgrade shows at once."""
+    """Answer 304 to the browser's own copy: they ask each time, so an upgrade shows at once."""
     asset = await run_sync(_read, name)
     headers = {"Cache-Control": "no-cache", "ETag": asset.etag, "Content-Security-Policy": policy}
     if asset.etag in request.headers.get("if-none-match", ""):

@@ -33,11 +33,7 @@ class EventKeeper:
             "forgetting events", clock, grace_seconds=_GRACE_SECONDS, interval_seconds=_INTERVAL_SECONDS
         )
 
-    def as_job(self) -> Job:
-        return Job("event keeper", self.run_once)
-
     async def run_once(self) -> float:
-        """Forget one batch."""
         if self._pause.active():
             return _INTERVAL_SECONDS
         forgotten, untaken = await self._watching.forget_old(_BATCH)

@@ -32,10 +32,7 @@ _CLEANUP_GRACE_SECONDS = 60.0
 @dataclass(eq=False, repr=False)
 class Cleaner:
     """Cleans up once after the start and once in every month, and again after an hour as long as something could not be
-    dealt with. Idle uploads it leaves to the expirer, which looks every minute and knows when to pause.
-
-    Several at once repeat each other's looks and do no harm.
-    """
+    dealt with. Idle uploads it leaves to the expirer. Several at once do no harm."""
 
     cleanup: Cleanup
     clock: Clock
@@ -45,7 +42,6 @@ class Cleaner:
         return Job("cleanup", self.run_once, first_delay_seconds=_CLEANUP_GRACE_SECONDS)
 
     async def run_once(self) -> float:
-        """Clean up if this process has not done so in this month."""
         month = f"{self.clock.now():%Y-%m}"
         if month == self._cleaned_in:
             return _CLEANUP_INTERVAL_SECONDS
@@ -89,11 +85,7 @@ class Collector:
     def __post_init__(self) -> None:
         self._closed_retention = timedelta(seconds=self.closed_retention_seconds)
 
-    def as_job(self) -> Job:
-        return Job("collector", self.run_once)
-
     async def run_once(self) -> float:
-        """Collect one batch of each."""
         collected = await self.files.collect_all(_BATCH)
         purged = await self.cleanup.purge_closed(self.clock.now() - self._closed_retention, _BATCH)
         forgotten = await self.audit_log.forget_old(_BATCH)
@@ -127,9 +119,6 @@ class TrashKeeper:
         self._pause = Pause("the trash", self.clock, grace_seconds=grace, interval_seconds=self._interval_seconds)
         self._walked_at = float("-inf")
 
-    def as_job(self) -> Job:
-        return Job("trash", self.run_once)
-
     async def run_once(self) -> float:
         """Give way where the disk is short; and now and then look at all that is there."""
         # After a jump of the clock all of it seems to be old. Asked each time, or a pause itself looks like an outage.
@@ -162,11 +151,7 @@ class Scrubber:
         self._pace = RateLimit(rate_bytes_per_second)
         self._interval_seconds = min(_SCRUB_INTERVAL_SECONDS, scrubbing.goals.first_seconds / _LOOKS_WITHIN_GOAL)
 
-    def as_job(self) -> Job:
-        return Job("scrubber", self.run_once)
-
     async def run_once(self) -> float:
-        """Read back what is due."""
         try:
             more = await self._scrubbing.scrub_due(self._pace)
         except Stopping:
@@ -191,7 +176,6 @@ class Reconciler:
         return Job("reconciler", self.run_once, first_delay_seconds=_RECONCILE_INTERVAL_SECONDS)
 
     async def run_once(self) -> float:
-        """Look at everything once."""
         try:
             found = await self.reconciling.reconcile()
         except Stopping:
@@ -214,11 +198,7 @@ class Snapshot:
     clock: Clock
     _taken: date | None = field(default=None, init=False)
 
-    def as_job(self) -> Job:
-        return Job("snapshot", self.run_once)
-
     async def run_once(self) -> float:
-        """Take today's snapshot if this process does not know that it is there."""
         if self.clock.now().date() != self._taken:
             self._taken = await self.overview.take_day()
         return _INTERVAL_SECONDS

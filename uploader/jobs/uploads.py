@@ -32,7 +32,6 @@ class Flusher:
         return [Job(name, self.run_once, wake_channel=self.queue.wake_channel) for name in (name, f"{name}, second")]
 
     async def run_once(self) -> float:
-        """Flush what is due; sleep until the next is."""
         batch = await self.flushing.flush_due(self.queue)
         if batch.more:
             return 0.0
@@ -83,11 +82,7 @@ class Joiner:
 
     concatenations: Concatenations
 
-    def as_job(self) -> Job:
-        return Job("joiner", self.run_once)
-
     async def run_once(self) -> float:
-        """One look at all that something is to be done for."""
         await self.concatenations.advance_due()
         return _JOIN_INTERVAL_SECONDS
 
@@ -109,11 +104,7 @@ class Expirer:
         grace = min(_GRACE_SECONDS, self.expiry.expiry_seconds)
         self._pause = Pause("expiry", self.clock, grace_seconds=grace, interval_seconds=self._interval_seconds)
 
-    def as_job(self) -> Job:
-        return Job("expirer", self.run_once)
-
     async def run_once(self) -> float:
-        """Look at all uploads that may be idle, batch by batch."""
         # Asked first, so that a run that fails without the database counts as one that did not happen.
         updated_before = self.clock.now() - timedelta(seconds=self.expiry.expiry_seconds)
         idle = await self.expiry.idle(updated_before, after_id="")
@@ -141,11 +132,7 @@ class Sweeper:
     shard: int
     sweeping: Sweeping
 
-    def as_job(self) -> Job:
-        return Job(f"sweeper {self.shard}", self.run_once)
-
     async def run_once(self) -> float:
-        """One look, and one sweep if it is due."""
         try:
             await self.sweeping.sweep(self.shard)
         except StorageFailed as error:

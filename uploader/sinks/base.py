@@ -15,8 +15,6 @@ SPEC_VERSION = "1.0"
 
 
 class _CloudEvent(msgspec.Struct):
-    """CloudEvents 1.0 in JSON."""
-
     specversion: str
     id: str
     source: str
@@ -40,7 +38,7 @@ class Envelope:
 
 
 def envelope_of(message: Message, source: str) -> Envelope:
-    """The same bytes at each attempt."""
+    """Encode an event: the same bytes at each attempt."""
     about = (message.id, source, message.type, message.subject, message.created_at)
     return Envelope(
         message, source, _encode(_CloudEvent(SPEC_VERSION, *about, DATA_CONTENT_TYPE, msgspec.Raw(message.data)))

@@ -71,8 +71,6 @@ class _Table(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class WebhookTable(_Table, tag="webhook", tag_field="type"):
-    """A sink that is POSTed to."""
-
     url: str
     secret_file: _SecretFiles
     types: _Types = _ALL_TYPES
@@ -89,7 +87,7 @@ class RedisTable(_Table, tag="redis", tag_field="type"):
 
 
 class KafkaTable(_Table, tag="kafka", tag_field="type"):
-    """A topic of Kafka. `options` go to librdkafka as they are, those of `option_files` out of files."""
+    """`options` go to librdkafka as they are, those of `option_files` out of files."""
 
     servers: _Word
     topic: _Word
@@ -99,8 +97,6 @@ class KafkaTable(_Table, tag="kafka", tag_field="type"):
 
 
 class PreCreateTable(_Table):
-    """The question before an upload."""
-
     url: str
     secret_file: _SecretFiles
     on_failure: Literal["refuse", "allow"] = "refuse"
@@ -116,8 +112,6 @@ class Signed:
 
 @dataclass(frozen=True, slots=True)
 class WebhookSettings:
-    """A webhook, with its secrets read."""
-
     to: Signed
     types: tuple[EventType, ...]
 
@@ -134,8 +128,6 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:
-    """A topic, with all options of its client."""
-
     topic: str
     options: Mapping[str, str | int | bool] = field(repr=False)
     types: tuple[EventType, ...]
@@ -143,8 +135,6 @@ class KafkaSettings:
 
 @dataclass(frozen=True, slots=True)
 class PreCreateSettings:
-    """The question, with its secrets read."""
-
     to: Signed
     allows_on_failure: bool
 
@@ -160,7 +150,6 @@ class EventSettings:
     pre_create: PreCreateSettings | None = None
 
     def sinks_of(self, kind: EventType) -> tuple[str, ...]:
-        """The names of those that are told of a type."""
         return tuple(name for name, sink in self.sinks.items() if kind in sink.types)
 
 
@@ -258,7 +247,7 @@ class _Reader:
             raise _Mistake(f"secret_file: {file} {error}") from error
 
     def _file(self, key: str, file: str) -> str:
-        """What is in a file, whose path is relative to the document."""
+        """Read a file, whose path is relative to the document."""
         try:
             return (self._directory / file).read_text().strip()
         except OSError as error:

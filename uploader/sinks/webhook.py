@@ -201,8 +201,6 @@ _SHOWN_CHARACTERS = 200
 
 
 class SignedPost:
-    """One address, and what it is signed with."""
-
     def __init__(self, to: Signed, clock: Clock, *, timeout_seconds: float) -> None:
         self._secrets = to.secrets
         self._clock = clock

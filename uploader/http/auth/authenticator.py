@@ -66,7 +66,7 @@ class Origins:
         return origin is not None and (self._all or origin in self._allowed)
 
     def preflight(self, request: Request) -> Response | None:
-        """Return the answer to what a browser asks before a call of an allowed page; None to all else."""
+        """Answer what a browser asks before a call of an allowed page; None to all else."""
         asks = request.method == "OPTIONS" and "access-control-request-method" in request.headers
         if not asks or not self.allows(request.headers.get("origin")):
             return None
@@ -82,10 +82,8 @@ class Origins:
             response.headers["Access-Control-Expose-Headers"] = _EXPOSE_HEADERS
 
     def is_foreign_page(self, request: Request) -> bool:
-        """Return whether a page of somebody else makes a request that could change something.
-
-        Browsers say so themselves; those that do not yet still name the page's origin.
-        """
+        """Return whether another's page makes a request that could change something. Browsers say so themselves; those that
+        do not yet still name the page's origin."""
         if request.method in _SAFE_METHODS:
             return False
         origin = request.headers.get("origin")
@@ -119,7 +117,6 @@ class WrongTokens:
         self._waiting: Counter[str] = Counter()
 
     def are_too_many(self, party: str) -> bool:
-        """Return whether another one would be."""
         left_seconds = self._busy_until.get(party, 0.0) - time.monotonic()
         return left_seconds + self._seconds_for_one > _MINUTE_SECONDS + _ROUNDING_SECONDS
 
@@ -138,7 +135,6 @@ class WrongTokens:
                 del self._waiting[party]
 
     def count(self, party: str) -> None:
-        """One was wrong."""
         now = time.monotonic()
         busy_until = max(self._busy_until.get(party, 0.0), now) + self._seconds_for_one
         self._busy_until[party] = min(busy_until, now + _MINUTE_SECONDS)
@@ -165,7 +161,7 @@ class Authenticator:
         self._wrong_tokens = WrongTokens(settings.max_wrong_tokens)
 
     async def identify(self, access: Access, request: Request) -> Identity:
-        """Return who calls, as far as `access` asks. Raises Unauthenticated, TooManyRequests, Forbidden, Unavailable."""
+        """Raises Unauthenticated, TooManyRequests, Forbidden, Unavailable."""
         match access:
             case "open":
                 return _NOBODY
@@ -179,28 +175,26 @@ class Authenticator:
                 return await self.metrics(request)
 
     async def user(self, request: Request) -> Identity:
-        """Raises Unauthenticated, TooManyRequests, Unavailable; Forbidden where the token is good for something else."""
+        """Raises as `identify`; Forbidden where the token is good for something else."""
         identity = await self._known(request)
         if identity.scope is not None:
             raise Forbidden(f"This token is good for /{identity.scope}, and for nothing else.")
         return identity
 
     async def admin(self, request: Request) -> Identity:
-        """Raises as `identify`."""
         identity = await self.user(request)
         if not identity.admin:
             raise Forbidden()
         return identity
 
     async def metrics(self, request: Request) -> Identity:
-        """Raises as `identify`."""
         identity = await self._known(request)
         if not identity.may_read_metrics:
             raise Forbidden()
         return identity
 
     async def reader(self, request: Request) -> Identity:
-        """Return who may read a file or a selection: the user, or whoever has a signed link to it. Raises as `user`."""
+        """Return the user, or whoever has a signed link to a file or a selection. Raises as `user`."""
         query = request.query_params
         if "signature" not in query:
             return await self.user(request)
@@ -247,7 +241,7 @@ class Authenticator:
         return Identity(claims.user_id, claims.admin, scope=claims.scope)
 
     def _named_by_proxy(self, request: Request) -> str | None:
-        """Return the user that a proxy names; None where the header is not there, or comes from anybody else."""
+        """Return None where the header is not there, or comes from anybody else."""
         if self._trusted_header is None or not self._proxies.sent(request):
             return None
         values = request.headers.getlist(self._trusted_header)
@@ -267,14 +261,14 @@ class Authenticator:
         return Identity(LOCAL_USER, admin=True)
 
     def _refuse_foreign_pages(self, request: Request) -> None:
-        """Refuse pages of others: who needs no token could be made to call by any page that their browser shows."""
+        """Who needs no token could be made to call by any page that their browser shows."""
         if self._origins.is_foreign_page(request):
             raise Unauthenticated("Pages of other origins can't call without a token.")
 
 
 def _subject_of(request: Request) -> str:
-    """Return what a link is to: the file of the path, or the selection whose digest the query tells. Whether that is the
-    digest of what is asked for shows with the body."""
+    """Return the file of the path, or the selection whose digest the query tells: whether that is what is asked for shows
+    with the body."""
     if "id" in request.path_params:
         return str(request.path_params["id"])
     return selection_subject(request.query_params.get("selection", ""))

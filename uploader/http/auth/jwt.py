@@ -66,8 +66,6 @@ Time = int | float
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What one algorithm checks signatures with."""
-
     algorithm: str
     kid: str | None
     material: Any
@@ -101,10 +99,7 @@ class KeySet:
         self._failed = False
 
     async def find(self, kid: str | None) -> tuple[Key, ...]:
-        """Return the keys that may have signed a token: those of its `kid`, or all where it names none.
-
-        Raises Unavailable if the set could never be read.
-        """
+        """Return the keys of a `kid`, or all for None. Raises Unavailable if the set could never be read."""
         age = self._clock.monotonic() - self._tried_at
         if self._keys is None or age >= _STALE_SECONDS:
             await self._read_again()
@@ -151,7 +146,7 @@ Keys = FixedKey | KeySet
 
 
 def keys_in_force(settings: Settings, clock: Clock) -> Keys:
-    """Return the keys that the settings name. Raises ConfigurationError for one that is no key or is too weak."""
+    """Raises ConfigurationError for a key that is none or is too weak."""
     try:
         if settings.jwt_secret is not None:
             return FixedKey(Key("HS256", None, settings.jwt_secret.encode()))
@@ -178,7 +173,7 @@ def _key_of_pem(text: str) -> Key:
 
 
 def _algorithm_of(material: object) -> str:
-    """Return the one algorithm of a public key. Raises ValueError for a kind or size that is not taken."""
+    """Raises ValueError for a kind or size that is not taken."""
     if isinstance(material, RSAPublicKey) and material.key_size >= _MIN_RSA_BITS:
         return "RS256"
     if isinstance(material, EllipticCurvePublicKey) and isinstance(material.curve, SECP256R1):
@@ -189,7 +184,7 @@ def _algorithm_of(material: object) -> str:
 
 
 def keys_of_set(content: bytes, *, secrets_allowed: bool) -> tuple[Key, ...]:
-    """Return the usable keys of a JWK set (RFC 7517); others in it are left out. Raises ValueError if there are none."""
+    """Return the usable keys of a JWK set (RFC 7517). Raises ValueError if there are none."""
     try:
         jwks = json.loads(content)["keys"]
         found = [_key_of_jwk(jwk, secrets_allowed=secrets_allowed) for jwk in jwks[:_MAX_KEYS]]
@@ -257,7 +252,7 @@ def _bounded(content: bytes) -> bytes:
 
 class Header(Struct):
     """The JOSE header (RFC 7515). What would change how a token is checked, or bring a key of its own, is named here to be
-    refused; other members tell nothing that is used."""
+    refused."""
 
     alg: str
     kid: Annotated[str, Meta(max_length=256)] | UnsetType = UNSET
@@ -291,8 +286,6 @@ class Payload(Struct):
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a token says of its bearer, once it is verified."""
-
     user_id: str
     admin: bool
     total_space: int | None
@@ -392,7 +385,7 @@ def _decode(segment: str, kind: type[T]) -> T:
 
 
 def _decode_base64(segment: str) -> bytes:
-    """Base64url without padding (RFC 7515), in the one spelling that encoding makes. Raises Unauthenticated."""
+    """Base64url without padding (RFC 7515), in the one spelling that encoding makes."""
     if not _SEGMENT.fullmatch(segment) or len(segment) % 4 == 1:
         raise _invalid()
     content = base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4))

@@ -87,8 +87,6 @@ class Member:
 
 
 class ArchiveReader:
-    """One archive."""
-
     def __init__(self) -> None:
         self._held = bytearray()  # of a block that is not whole
         self._wanted = _BLOCK_BYTES  # how long the next block is
@@ -104,8 +102,8 @@ class ArchiveReader:
         self._long_name: bytes | None = None
 
     def feed(self, piece: memoryview) -> Iterator[Member | memoryview]:
-        """Yield what a piece holds: members, each followed by its bytes in one or more views of it. To be read to its
-        end before the next piece. Raises InvalidArchive; then nothing more may be fed."""
+        """Yield members, each followed by its bytes in views of the piece. To be read to its end before the next piece.
+        Raises InvalidArchive; then nothing more may be fed."""
         at, end = 0, len(piece)
         while at < end:
             if self._content:
@@ -126,12 +124,12 @@ class ArchiveReader:
             at += count
 
     def end(self) -> None:
-        """There is no more. Raises InvalidArchive if that is too early."""
+        """Raises InvalidArchive if there is no end yet."""
         if not self._ended:
             raise InvalidArchive("The archive breaks off: it has to end with two blocks of zeros.")
 
     def _add(self, part: memoryview) -> Member | None:
-        """Return a part of the block that is wanted; what it is, if it is whole now."""
+        """Take a part of the block that is wanted. Return its member, if it is whole now and has one."""
         if len(part) == self._wanted:
             return self._take(bytes(part))
         self._held += part
@@ -221,7 +219,7 @@ class ArchiveReader:
 
 
 def _check_sum(block: bytes) -> None:
-    """The sum of a header's bytes, with blanks in its own place."""
+    """Sum up a header's bytes, with blanks in its own place."""
     if sum(block) - sum(block[148:156]) + 8 * ord(" ") != _number(block[148:156]):
         raise InvalidArchive("This is no tar archive, or a header of it is damaged.")
 
@@ -247,7 +245,6 @@ def _path_of(block: bytes) -> bytes:
 
 
 def _refusal_of(kind: bytes, path: bytes, told: dict[bytes, bytes]) -> str | None:
-    """Return why a member is no file that can be taken."""
     if kind == _OLD_SPARSE or _SPARSE in told:
         return "is a sparse file"
     if kind not in _REGULAR:
@@ -284,8 +281,7 @@ def _size_of(told: dict[bytes, bytes], in_header: int) -> int:
 
 
 def _records(content: bytes, *, of_all: bool = False) -> dict[bytes, bytes]:
-    """Return those that mean something here; an empty value takes back what was said before (POSIX, pax). `of_all`: they are
-    said of all members that follow."""
+    """Return those that mean something here; an empty value takes back what was said before (POSIX, pax)."""
     found: dict[bytes, bytes] = {}
     at, count, most = 0, 0, len(content)
     while at < most:
@@ -310,8 +306,6 @@ def _records(content: bytes, *, of_all: bool = False) -> dict[bytes, bytes]:
 
 
 class Unpacking(Generic[T]):
-    """The files of one archive."""
-
     def __init__(self, intake: Intake, source: BodySource, user_id: str, admit: Callable[[Member], T]) -> None:
         """`admit` is asked for each member, in order: it says what the file is to be, or raises why there will be none, and
         then its bytes are skipped."""
@@ -334,8 +328,8 @@ class Unpacking(Generic[T]):
         return self._failure or self._source.failure
 
     async def entries(self) -> AsyncGenerator[tuple[T, Body] | UploaderError, None]:
-        """Each file with its bytes, which its taker closes, or why it is refused. What was given stands, whatever `failure`
-        says in the end. To be closed (`aclosing`), if not read to its end."""
+        """Yield each file with its bytes, which its taker closes, or why it is refused. What was given stands, whatever
+        `failure` says. To be closed (`aclosing`), if not read to its end."""
         reader = ArchiveReader()
         try:
             while not self._source.ended:
@@ -364,7 +358,7 @@ class Unpacking(Generic[T]):
         return None if member.size else await self._add(memoryview(b""))
 
     async def _add(self, content: memoryview) -> tuple[T, Body] | UploaderError | None:
-        """Bytes of the file that comes now; the file, if these are its last."""
+        """Return the file, if these are its last bytes."""
         if self._file is None:
             return None
         if self._body is None and len(content) == self._size:
@@ -383,8 +377,7 @@ class Unpacking(Generic[T]):
         return self._file, body
 
     async def _gather(self, content: memoryview) -> ReceivedBody:
-        """Return what there is of a file that comes in several pieces, or for which there was no memory. Raises
-        StorageFull."""
+        """Take in a file that comes in several pieces, or for which there was no memory. Raises StorageFull."""
         if self._body is None:
             self._body = self._intake.gathering(self._user_id, self._size)
             self._slow_at = self._loop.time() + GRACE_SECONDS

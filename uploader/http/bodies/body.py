@@ -37,7 +37,7 @@ class BodyBudget:
         self._released = asyncio.Event()
 
     def charge(self, user_id: str, length_bytes: int) -> bool:
-        """Take memory; False if there is none left for this user."""
+        """Return False if there is none left for this user."""
         charged = self._charged.get(user_id, 0) + length_bytes
         if length_bytes > self._free or charged > self._user_share:
             return False
@@ -46,7 +46,6 @@ class BodyBudget:
         return True
 
     def release(self, user_id: str, length_bytes: int) -> None:
-        """Give memory back."""
         self._free += length_bytes
         left = self._charged.pop(user_id, 0) - length_bytes
         if left > 0:
@@ -77,12 +76,11 @@ class Segments:
         self.small_bytes = max(min(_SMALL_BYTES, self.large_bytes // _SMALL_SHARE), 1)
 
     def take(self, size_bytes: int) -> memoryview:
-        """Memory of `large_bytes` or `small_bytes`; what is in it is anybody's. Raises OSError if the system has none."""
+        """Return memory with anybody's bytes in it. Raises OSError if the system has none."""
         free = self._free[size_bytes]
         return free.pop() if free else self._make(size_bytes)
 
     def give_back(self, segment: memoryview) -> None:
-        """Nothing reads or writes it any more."""
         self._free[len(segment)].append(segment)
 
     def _make(self, size_bytes: int) -> memoryview:
@@ -115,8 +113,7 @@ class ReceivedBody:
         self.length = 0
 
     async def make_room(self, *, slow: bool, patience_seconds: float = 0.0) -> None:
-        """There is room after this, in memory, for which it waits for so long, or not. The body is not whole. Raises
-        StorageFull."""
+        """Make room, in memory, for which it waits for so long, or not. The body is not whole. Raises StorageFull."""
         if self._spooled is None and (slow or not await self._wait_for_segment(patience_seconds)):
             await self._move_to_spool(_SLOW_BATCH_BYTES if slow else _BATCH_BYTES)
         elif self._spooled is not None and self._batched == len(self._batch):
@@ -148,7 +145,7 @@ class ReceivedBody:
             content = content[count:]
 
     async def end(self) -> None:
-        """No more bytes will come. Raises StorageFull."""
+        """Raises StorageFull."""
         if self._batched:
             await self._write_batch()
         self._batch = memoryview(b"")
@@ -162,7 +159,6 @@ class ReceivedBody:
         return [segment[: self.length - number * size] for number, segment in enumerate(self._segments[:used])]
 
     def pieces_of(self, start: int, length: int) -> Iterable[memoryview]:
-        """Of some of its bytes."""
         if self._spooled is not None:
             return self._spooled.pieces(start, length)
         return _cut(self.pieces(), start, length)
@@ -211,7 +207,7 @@ class ReceivedBody:
         return True
 
     def _move_to_large(self) -> None:
-        """Go on in the large segment with what began in a small one."""
+        """Go on in a large segment with what began in a small one."""
         small = self._segments.pop(0)
         self._segments[0][: len(small)] = small
         self._give_back(small)
@@ -267,7 +263,6 @@ class WholeBody:
         return (memoryview(self._content),)
 
     def pieces_of(self, start: int, length: int) -> Iterable[memoryview]:
-        """Of some of its bytes."""
         return _cut(self.pieces(), start, length)
 
     def keep(self) -> None:
@@ -281,7 +276,6 @@ class WholeBody:
 
 
 def _cut(pieces: Iterable[memoryview], start: int, length: int) -> list[memoryview]:
-    """So much of them, from there on."""
     found = []
     for piece in pieces:
         part = piece[start : start + length]
@@ -293,7 +287,7 @@ def _cut(pieces: Iterable[memoryview], start: int, length: int) -> list[memoryvi
 
 @dataclass(frozen=True, slots=True)
 class BodySlice:
-    """Some bytes of a body, which is kept for them. Close it, as a body."""
+    """Some bytes of a body, which is kept for them. Close it."""
 
     body: ReceivedBody | WholeBody
     start: int

@@ -30,8 +30,6 @@ _TURN_PARTS = 512
 
 
 class InstructionReader:
-    """The instructions of one chunk."""
-
     def __init__(self, base_bytes: int, chunk_bytes: int, part_bytes: int) -> None:
         """Parts are no longer than `part_bytes`."""
         self._base_bytes = base_bytes
@@ -43,8 +41,8 @@ class InstructionReader:
         self._made = 0
 
     def feed(self, piece: memoryview) -> Iterator[Copy | memoryview]:
-        """The parts that the piece holds, in order, as views of the piece where they are literal. To be read to its end
-        before the next piece. Raises InvalidDelta, ChunkLengthMismatch; then nothing more may be fed."""
+        """Yield the parts of a piece in order, literal ones as views of it. To be read to its end before the next piece.
+        Raises InvalidDelta, ChunkLengthMismatch; then nothing more may be fed."""
         at, end = 0, len(piece)
         while at < end:
             if self._literal:
@@ -69,14 +67,13 @@ class InstructionReader:
                 yield from self._copies(*figures)
 
     def end(self) -> None:
-        """There is no more. Raises InvalidDelta, ChunkLengthMismatch if that is too early."""
+        """Raises InvalidDelta, ChunkLengthMismatch if that is too early."""
         if self._head or self._literal:
             raise InvalidDelta("The body breaks off within an instruction.")
         if self._made != self._chunk_bytes:
             raise ChunkLengthMismatch(expected=self._chunk_bytes, received=self._made)
 
     def _begin(self, length: int) -> int:
-        """One more instruction, that makes so much of the chunk."""
         self._instructions += 1
         if self._instructions > MAX_INSTRUCTIONS:
             raise InvalidDelta(f"There are more than {MAX_INSTRUCTIONS} instructions.")
@@ -98,8 +95,6 @@ class InstructionReader:
 
 @dataclass(frozen=True, slots=True)
 class DeltaChunk:
-    """The body of one request, to be received and carried out."""
-
     # Of the instructions; what they make is known when they have come.
     declared_bytes = None
 
@@ -157,7 +152,7 @@ async def _add(turn: list[Copy | memoryview], base: DeltaBase, body: ReceivedBod
 
 
 def _turns(parts: Iterator[Copy | memoryview]) -> Iterator[list[Copy | memoryview]]:
-    """As many parts at a time as one turn may cost."""
+    """Gather as many parts at a time as one turn may cost."""
     turn: list[Copy | memoryview] = []
     length = 0
     for part in parts:

@@ -230,8 +230,6 @@ class _Excess:
 
 
 class Incoming:
-    """The body of one request, to be received."""
-
     def __init__(self, intake: "Intake", request: Request) -> None:
         """Raises BadRequest for a length that is no number."""
         self._intake = intake
@@ -270,8 +268,6 @@ class Incoming:
 
 
 class Intake:
-    """Takes in the bodies of one process, within its limits."""
-
     def __init__(self, settings: Settings, spool: Spool) -> None:
         self._spool = spool
         self._budget = BodyBudget(settings.body_budget_bytes)
@@ -281,32 +277,24 @@ class Intake:
         self._min_rate_bytes = settings.min_body_rate_bytes
 
     def body_of(self, request: Request) -> "Incoming":
-        """Return the body of a request that nobody has begun to read. Raises BadRequest for a length that is no number."""
+        """Raises BadRequest for a length that is no number."""
         return Incoming(self, request)
 
     # No coroutines of their own: a body that is waited for resumes all of them each time.
     def receive(self, source: BodySource, user_id: str, expected_bytes: int) -> _Receiving:
-        """Receive a body of exactly `expected_bytes`; one that is longer is cut off at the limit.
-
-        Raises ChunkLengthMismatch, BodyTimeout, StorageFull, and ClientDisconnect if the client went away.
-        """
+        """Receive exactly `expected_bytes`. Raises ChunkLengthMismatch, BodyTimeout, StorageFull, and ClientDisconnect if
+        the client went away."""
         return self._gather(source, user_id, expected_bytes, _length_fault)
 
     def receive_up_to(self, source: BodySource, user_id: str, limit_bytes: int) -> _Receiving:
-        """Receive a body whose length nobody told; one that is longer than the limit is cut off there.
-
-        Raises FileTooLarge, BodyTimeout, StorageFull, and ClientDisconnect if the client went away.
-        """
+        """Receive a body whose length nobody told. Raises FileTooLarge, BodyTimeout, StorageFull, ClientDisconnect."""
         return self._gather(source, user_id, limit_bytes, _size_fault)
 
     async def receive_part(
         self, source: BodySource, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]
     ) -> Part:
         """Receive what comes of a body up to the limit, and say why no more came: whatever ends it, the bytes stay.
-        `goes_on` is asked again and again whether anybody wants more.
-
-        Raises StorageFull.
-        """
+        `goes_on` is asked again and again whether anybody wants more. Raises StorageFull."""
         is_here = source.is_whole and source.waiting_bytes <= limit_bytes
         if is_here and self._budget.charge(user_id, source.waiting_bytes):
             return Part(WholeBody(self._budget, user_id, source.take()), ended=True)
@@ -346,7 +334,7 @@ class Intake:
     async def _make_room(
         self, body: ReceivedBody, source: BodySource, pace: Pace, patience_seconds: float = 0.0
     ) -> float:
-        """There is room after this; when to look how fast the body comes. Raises StorageFull."""
+        """Return when to look how fast the body comes. Raises StorageFull."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         await body.make_room(slow=began >= pace.slow_at, patience_seconds=patience_seconds)
@@ -355,10 +343,8 @@ class Intake:
         return min(late_at, pace.slow_at) if body.in_memory and loop.time() < pace.slow_at else late_at
 
     async def receive_json(self, receive: Receive, user_id: str, most_bytes: int = MAX_JSON_BYTES) -> bytes:
-        """Receive a small body, within the idle time-out as a whole.
-
-        Raises InvalidRequest if it is not small, TooManyRequests, BodyTimeout, and ClientDisconnect.
-        """
+        """Receive a small body, within the idle time-out as a whole. Raises InvalidRequest if it is not small,
+        TooManyRequests, BodyTimeout, and ClientDisconnect."""
         content, more = bytearray(), True
         try:
             async with asyncio.timeout(self._idle_timeout_seconds):
@@ -398,7 +384,7 @@ class Intake:
         return body
 
     def whole(self, user_id: str, content: memoryview) -> WholeBody | None:
-        """Return a body of bytes that are here; None where there is no budget for a copy of them."""
+        """Copy bytes that are here; None where there is no budget for that."""
         if not self._budget.charge(user_id, len(content)):
             return None
         return WholeBody(self._budget, user_id, bytes(content))
@@ -408,7 +394,6 @@ class Intake:
         return ReceivedBody(self._budget, self._segments, self._spool, user_id, limit_bytes)
 
     def pace(self) -> Pace:
-        """Return that of a body which begins now."""
         now = asyncio.get_running_loop().time()
         return Pace(now, self._idle_timeout_seconds, self._min_rate_bytes)
 
@@ -438,7 +423,7 @@ def _size_fault(length: int, limit_bytes: int) -> UploaderError | None:
 
 
 def source_of(request: Request) -> BodySource:
-    """Return the body of a request that nobody has begun to read: past the parser, if the server offers that."""
+    """Return a body that nobody has begun to read: past the parser, if the server offers that."""
     offered = request.scope.get("extensions", {}).get(DIRECT_BODY)
     return offered["body"] if offered else MessageBody(request.receive)
 

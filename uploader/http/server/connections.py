@@ -76,7 +76,7 @@ _PIECE_BYTES = 16 << 10
 
 
 def keep_freed_memory() -> None:
-    """For the rest of the process, where the C library is glibc; elsewhere nothing is changed."""
+    """For the rest of the process, where the C library is glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return
@@ -92,8 +92,6 @@ def collect_seldom() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """The limits in force."""
-
     max_connections: int
     max_connections_per_address: int
     # Beyond them, so that they can be answered.
@@ -103,8 +101,7 @@ class ConnectionLimits:
 
 
 def connection_limits(settings: Settings) -> ConnectionLimits:
-    """Return the limits of connections, within what this process may open; a connection may need a descriptor for its
-    spool."""
+    """Return the limits within what this process may open; a connection may need a descriptor for its spool."""
     descriptors = _raise_descriptor_limit()
     reserved = max(1, min(_RESERVED_CONNECTIONS, descriptors // _DESCRIPTORS_PER_RESERVED))
     most = max(1, (descriptors - _OWN_DESCRIPTORS - reserved) // 2)
@@ -174,13 +171,11 @@ class Connections:
         return error
 
     def wait(self, connection: Connected) -> None:
-        """It waits for a request from now on."""
         if connection in self._served:
             self._waiting[connection] = None
             self._waiting_of[self._served[connection]][connection] = None
 
     def work(self, connection: Connected) -> None:
-        """It has a request."""
         if connection in self._waiting:
             del self._waiting[connection]
             party = self._served[connection]
@@ -190,7 +185,7 @@ class Connections:
                 del self._waiting_of[party]
 
     def probe(self, connection: Connected) -> bool:
-        """It is in the reserve and has a probe; whether that may be answered."""
+        """Return whether a probe of one in the reserve may be answered."""
         if connection in self._reserve and len(self._probing) < max(1, self.limits.reserved_connections // 2):
             del self._reserve[connection]
             self._probing.add(connection)
@@ -203,14 +198,13 @@ class Connections:
             self._retire(connection)
 
     def leave(self, connection: Connected) -> None:
-        """It is closed."""
         if connection in self._served:
             self._end_service(connection)
         self._reserve.pop(connection, None)
         self._probing.discard(connection)
 
     def _lack_of_room(self, party: str | None) -> UploaderError | None:
-        """Make room for a connection of this party where there is none; what is wrong if that can't be."""
+        """Make room for a connection of this party. Return the error if that can't be."""
         if party is not None and self._counts[party] >= self.limits.max_connections_per_address:
             error: UploaderError = TooManyRequests("There are too many connections from your address; close some.")
             if not self._dismiss_one(self._waiting_of.get(party, ()), error, "address"):
@@ -271,7 +265,6 @@ class ReadBatching:
             self._raise(left_bytes)
 
     def end(self) -> None:
-        """End it: what comes next is no body."""
         self._set(1)
         if self._timer is not None:
             self._timer.cancel()
@@ -330,7 +323,6 @@ class WriteBatching:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is held."""
         held, self._held, self._held_bytes = self._held, [], 0
         if not held or self._transport.is_closing():
             return
@@ -366,11 +358,9 @@ class StallWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """The transport holds more than it wants to."""
         self._timer = self._loop.call_later(self._timeout_seconds, self._check_stall, self.untaken_bytes())
 
     def end(self) -> None:
-        """It has room again, or is closed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -383,8 +373,8 @@ class StallWatch:
             self.transport.abort()
 
     def untaken_bytes(self) -> int:
-        """Return what the client has not taken of what was written. The kernel may hold megabytes of it, and tells the
-        transport only when it has room for a third: a client that takes them slowly does not stand still."""
+        """Count also what the kernel holds, megabytes perhaps: it tells the transport only when it has room for a third,
+        and a client that takes them slowly does not stand still."""
         try:
             queued = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
         except OSError:
@@ -460,7 +450,7 @@ def _there(found: T) -> T:
 
 
 def extent_of(message: Message) -> tuple[int, int, int]:
-    """Return the descriptor, the offset and the count of a message, the latter two as the extension fills them in."""
+    """Return the descriptor, the offset and the count, the latter two as the extension fills them in."""
     file = message["file"]
     descriptor: int = file if isinstance(file, int) else file.fileno()
     offset, count = message.get("offset"), message.get("count")

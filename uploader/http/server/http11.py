@@ -85,8 +85,6 @@ def has_body(headers: Headers) -> bool:
 
 
 class InterimResponses:
-    """Those of one request."""
-
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle: RequestResponseCycle = weakref.proxy(cycle)
 
@@ -132,8 +130,6 @@ class Carrier(Protocol):
 
 
 class DirectBody:
-    """The body of one request."""
-
     def __init__(self, carrier: Carrier, cycle: RequestResponseCycle, length_bytes: int) -> None:
         # Both refer to this; in a circle the memory of each request would wait for the garbage collector.
         self._carrier: Carrier = weakref.proxy(carrier)
@@ -159,17 +155,15 @@ class DirectBody:
 
     @property
     def ended(self) -> bool:
-        """Return whether all of it was poured."""
         return self._poured == self._length
 
     @property
     def waiting_bytes(self) -> int:
-        """Return what came with the head and was not poured."""
+        """Count what came with the head and was not poured."""
         return len(self._cycle.body)
 
     @property
     def is_whole(self) -> bool:
-        """Return whether all of it came before anybody asked for any."""
         return self.waiting_bytes == self._length
 
     def take(self) -> bytes:
@@ -290,7 +284,6 @@ class DirectBody:
             self._carrier.flow.resume_reading()
 
     def lose(self) -> None:
-        """The connection is gone."""
         if self._batching is not None:
             self._batching.end()
         self._wake()
@@ -354,7 +347,6 @@ class _Sending:
 
 
 async def _is_drained(cycle: RequestResponseCycle) -> bool:
-    """Wait until the transport has sent what it was given; whether the client is still there."""
     transport = cycle.transport
     if not transport.is_closing() and transport.get_write_buffer_size():
         low, high = transport.get_write_buffer_limits()
@@ -366,7 +358,7 @@ async def _is_drained(cycle: RequestResponseCycle) -> bool:
 
 
 def with_sendfile(app: ASGI3Application, cycle: RequestResponseCycle, senders: Senders | None) -> ASGI3Application:
-    """Return an application that may send files in its answer to one request, where that can be."""
+    """Let an application send files in its answer to one request, where that can be."""
     if senders is None or cycle.transport.get_extra_info("sslcontext") is not None:
         return app
     cycle.scope.setdefault("extensions", {})[ZERO_COPY_SEND] = {}
@@ -378,8 +370,6 @@ def with_sendfile(app: ASGI3Application, cycle: RequestResponseCycle, senders: S
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """The requests of one connection, and their limits."""
-
     _head_timer: asyncio.TimerHandle | None = None
     _head_late_at: float | None = None  # by the loop's clock, in seconds; None between heads
     stall_watch: type[StallWatch] = StallWatch
@@ -440,8 +430,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return True
 
     def _break_off(self) -> RequestResponseCycle | None:
-        """Give up the rest of the last request's body, which will not come. Return the request before it, if that has no
-        answer yet."""
+        """Give up the rest of the last request's body. Return the request before it, if that is unanswered."""
         _abandon(self.cycle)
         if self.direct is not None:
             self.direct.lose()
@@ -658,8 +647,6 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 class HttpConnection(BufferedReads):
-    """What uvicorn makes of each connection."""
-
     protocol_class = LimitedProtocol
 
     def __init__(self, **of_uvicorn: Any) -> None:
@@ -686,6 +673,6 @@ class HttpConnection(BufferedReads):
 
 
 def _abandon(cycle: RequestResponseCycle) -> None:
-    """Its client is gone, as far as its application is concerned."""
+    """Tell its application that the client is gone."""
     cycle.disconnected = True
     cycle.message_event.set()

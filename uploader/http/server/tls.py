@@ -62,7 +62,7 @@ class CertificateInForce:
         return self._certificate.context
 
     async def reload(self, now: datetime) -> None:
-        """Take what the files have now, for new connections. What is not fit is told in the log, and changes nothing."""
+        """Take what the files have now, for new connections. What is not fit is logged, and changes nothing."""
         try:
             self._certificate = await asyncio.to_thread(read_certificate, self._settings)
         except ConfigurationError as error:
@@ -73,8 +73,7 @@ class CertificateInForce:
 
 
 def read_certificate(settings: Settings) -> Certificate:
-    """Return what UPLOADER_TLS_CERTIFICATE and UPLOADER_TLS_KEY name. Raises ConfigurationError with the setting, the file
-    and what is wrong with it."""
+    """Read what the settings name. Raises ConfigurationError with the setting, the file and what is wrong with it."""
     # Here, because who does without TLS does without the memory that it takes.
     from cryptography import x509
 
@@ -127,7 +126,6 @@ class Handshakes:
         self._under_way: dict[asyncio.Task[None], None] = {}
 
     def begin(self, handshake: Coroutine[Any, Any, None], most: int) -> None:
-        """Run one, beside so many at the most."""
         task = asyncio.get_running_loop().create_task(handshake)
         self._under_way[task] = None
         task.add_done_callback(self._under_way.pop)
@@ -185,8 +183,6 @@ class _SecureStallWatch(StallWatch):
 
 
 class _SecureProtocol(LimitedProtocol):
-    """The requests of a connection after its handshake."""
-
     stall_watch = _SecureStallWatch
 
 
@@ -208,6 +204,6 @@ class _SecureWrites(WriteBatching):
     """TLS has no end of one side alone."""
 
     def write_eof(self) -> None:
-        """Nothing more is written; what was written last has told the client that it is the last."""
+        """End this side: what was written last has told the client that it is the last."""
         self.flush()
         self._ended = True

@@ -77,7 +77,6 @@ class Exchange:
         self._waits_for_continue = headers.get(b"expect", b"").lower() == b"100-continue"
 
     async def receive(self) -> Message:
-        """As ASGI has it."""
         self._touched = True
         message = await self._receive()
         if message["type"] != "http.request" or not message.get("more_body", False):
@@ -85,7 +84,7 @@ class Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """As ASGI has it. What is left of the body is read first, if it is small: else the connection has to end."""
+        """Read what is left of the body first, if it is small: else the connection has to end."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = message["headers"] = list(message.get("headers", ()))
@@ -97,7 +96,6 @@ class Exchange:
         await self._send(message)
 
     def end(self) -> None:
-        """Nothing more is received or sent."""
         for step in self.at_end:
             step()
         peer = (self._scope.get("client") or ("",))[0]
@@ -111,7 +109,7 @@ class Exchange:
         return self._received or (self._direct is not None and self._direct.ended)
 
     async def _drain(self) -> bool:
-        """Read what is left of the body; whether it has ended."""
+        """Read what is left of the body. Return whether it has ended."""
         if self.status == _BODY_TIMEOUT:
             return False  # it was waited for long enough
         # A client that waits for 100 Continue has sent nothing yet, and asking for it would invite it to.
@@ -169,7 +167,6 @@ def _new_request_id() -> str:
 def _tell(
     route: str, status: int, outcome: str, method: str, peer: str, seconds: float, reason: str | None = None
 ) -> None:
-    """One line in the log, and one more request in the metrics."""
     method = method if method in _METHODS else "other"
     REQUESTS.labels(method, route or "other", status).inc()
     facts = {"method": method, "route": route, "status": status, "outcome": outcome}
@@ -181,7 +178,7 @@ def _tell(
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """Of what uvicorn logs: why an answer has no end its request's own line tells, where the error has a name."""
+    """Filter what uvicorn logs: why an answer has no end its request's own line tells, where the error has a name."""
     return not isinstance((record.exc_info or (None, None))[1], UploaderError)
 
 

@@ -40,7 +40,6 @@ _PROBLEM = {"application/problem+json": {"schema": {"$ref": _REF.format(name="Pr
 
 
 def document(operations: list[Operation]) -> dict[str, Any]:
-    """Return the document for a route table."""
     kinds = _types_of(operations)
     schemas, components = _renamed(msgspec.json.schema_components(kinds, ref_template=_REF))
     schema_of = dict(zip(kinds, schemas, strict=True))
@@ -68,7 +67,7 @@ def document(operations: list[Operation]) -> dict[str, Any]:
 
 
 def _renamed(schemas: Any) -> Any:
-    """Without the `Schema` at the end of the names of types, which tells them from those of the services."""
+    """Take the `Schema` off the names of types, which tells them from those of the services."""
     return json.loads(re.sub(r'(?<=\w)Schema(?=")', "", json.dumps(schemas)))
 
 
@@ -81,7 +80,6 @@ def _types_of(operations: list[Operation]) -> list[Any]:
 
 
 def _alternatives(answer: Any) -> tuple[Any, ...]:
-    """Return the types that a body may have."""
     if answer is None:
         return ()
     return answer if isinstance(answer, tuple) else (answer,)

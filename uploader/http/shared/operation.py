@@ -48,7 +48,7 @@ Access = Literal["open", "user", "reader", "admin", "metrics"]
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter in the query or in a header."""
+    """One of the query or of a header."""
 
     name: str
     schema: dict[str, Any]
@@ -127,7 +127,6 @@ class Call:
         return self.identity.user_id
 
     def in_path(self, name: str) -> str:
-        """Return a parameter of the path."""
         value: str = self.request.path_params[name]
         return value
 
@@ -139,7 +138,7 @@ class Call:
             raise InvalidMd5() from error
 
     def query_int(self, parameter: Parameter) -> int:
-        """Return a whole number of the query, as `whole_number` makes it. Raises InvalidRequest."""
+        """Return a whole number of the query. Raises InvalidRequest."""
         name, schema = parameter.name, parameter.schema
         minimum, maximum, default = schema["minimum"], schema["maximum"], schema["default"]
         text = self.query(name)
@@ -150,7 +149,7 @@ class Call:
         return int(text)
 
     def query_word(self, name: str, default: str, words: tuple[str, ...]) -> str:
-        """One of some words of the query. Raises InvalidRequest."""
+        """Return one of some words of the query. Raises InvalidRequest."""
         text = self.query(name)
         if text is None:
             return default
@@ -159,7 +158,7 @@ class Call:
         return text
 
     def query(self, name: str) -> str | None:
-        """Return a value of the query. Raises InvalidRequest if there are several."""
+        """Raises InvalidRequest if there are several."""
         values = self.request.query_params.getlist(name)
         if len(values) > 1:
             raise InvalidRequest.field(name, "is given more than once")
@@ -208,7 +207,6 @@ def decode_json(content: bytes, kind: type[T]) -> T:
 
 
 def _decode_form(content: bytes, field: str, kind: type[T]) -> T:
-    """Raises InvalidRequest."""
     try:
         values = parse_qs(content.decode("ascii"), max_num_fields=_MAX_FORM_FIELDS)[field]
     except (ValueError, KeyError) as error:
@@ -222,8 +220,7 @@ def or_none(value: T | UnsetType) -> T | None:
 
 
 def _depth(content: bytes) -> int:
-    """Return how deep valid JSON is nested. Parsers give up at depths of their own, which differ from one Python to the
-    next."""
+    """Parsers give up at depths of their own, which differ from one Python to the next."""
     if content.count(b"[") + content.count(b"{") <= _MAX_DEPTH:
         return 0  # not too deep in any case
     depth = deepest = 0
@@ -246,8 +243,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _field_and_reason(message: str) -> tuple[str, str]:
-    """Return the field that msgspec's message is about. It names a path (`$.size`), or in its text a missing or unknown
-    field."""
+    """Split msgspec's message, which names a path (`$.size`), or in its text a missing or unknown field."""
     reason, _, path = message.partition(" - at `")
     name = path.rstrip("`").removeprefix("$").lstrip(".")
     mentioned = re.search(r"(missing required|unknown) field `(.*)`", reason)
@@ -267,20 +263,17 @@ def checked_name(name: str, field: str = "name") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A path of the route table, and what may be done there."""
-
     path: str
     pattern: re.Pattern[str]
     by_method: dict[str, Operation]
 
     @property
     def allow(self) -> str:
-        """Return the value of `Allow`."""
         return ", ".join(sorted(self.by_method))
 
 
 class Match(NamedTuple):
-    """The place that a path leads to, and what it gives for the parameters there."""
+    """A place, and the parameters that a path has there."""
 
     place: Place
     path_params: dict[str, str]
@@ -303,11 +296,9 @@ class Routing:
 
     @property
     def paths(self) -> list[str]:
-        """Return the paths of all places."""
         return [place.path for places in self._by_first_segment.values() for place in places]
 
     def find(self, path: str) -> Match | None:
-        """Return the place of a request's path; None if it leads nowhere."""
         for place in self._by_first_segment.get(_first_segment(path), ()):
             if match := place.pattern.fullmatch(path):
                 return Match(place, match.groupdict())

@@ -85,7 +85,7 @@ def title_of(code: str) -> str:
 
 
 def problem_of(error: UploaderError, status: int | None = None) -> dict[str, Any]:
-    """Return what is said of an error, whatever it is an answer to; with another status, where a protocol has one for it."""
+    """Return the members of a problem; with another status, where a protocol has one for it."""
     return {
         "type": f"/problems/{error.code}",
         "title": title_of(error.code),
@@ -101,7 +101,7 @@ def problem_of(error: UploaderError, status: int | None = None) -> dict[str, Any
 def problem_response(
     error: UploaderError, headers: dict[str, str] | None = None, status: int | None = None, **members: Any
 ) -> Response:
-    """Return the answer to a request that failed with `error`; `members` go before its own."""
+    """Answer a request that failed; `members` go before the error's own."""
     status = status or STATUS[error.code]
     all_headers = dict(headers or {})
     if status in _RETRY_AFTER_SECONDS:

@@ -18,20 +18,17 @@ _NODE = re.compile(r"\[([^\]]*)\](?::\d+)?|([0-9.]+)(?::\d+)?|([0-9A-Fa-f:.]+)")
 
 
 class Networks:
-    """A list of networks."""
-
     def __init__(self, networks: Iterable[str] | None) -> None:
         self._networks = [ipaddress.ip_network(network) for network in networks or ()]
         # Whether there are any.
         self.are_any = bool(self._networks)
 
     def have(self, address: IPv4Address | IPv6Address | None) -> bool:
-        """Return whether an address is in one of them."""
         return address is not None and any(address in network for network in self._networks)
 
 
 def parsed_address(text: str) -> IPv4Address | IPv6Address | None:
-    """Return an address, if it is one; of IPv4 as that, though it came by IPv6."""
+    """Return an address of IPv4 as that, though it came by IPv6; None if it is none."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
@@ -47,20 +44,16 @@ def party_of(address: IPv4Address | IPv6Address | None) -> str | None:
 
 
 class Proxies:
-    """The proxies of the settings."""
-
     def __init__(self, networks: Iterable[str] | None) -> None:
         self._networks = Networks(networks)
         # Whether there are any.
         self.are_any = self._networks.are_any
 
     def sent(self, request: Request) -> bool:
-        """Return whether a request comes from one of them."""
         return self._networks.have(parsed_address(request.client.host if request.client else ""))
 
     def party_behind(self, request: Request) -> str | None:
-        """Return whom a request counts for that comes through one of them; None for all others, and where that is not
-        known."""
+        """Return whom a request through one of them counts for; None for all others, and where that is not known."""
         if not (self.are_any and self.sent(request)):
             return None
         address = parsed_address(self.client_address(request) or "")
@@ -94,8 +87,7 @@ class Proxies:
         return None if address is None else str(address)
 
     def absolute(self, request: Request, path: str) -> str:
-        """Return a path as the client reaches it: by the `Host` it asked, or as a proxy says (RFC 7239, or `X-Forwarded-*`).
-        A client that named no host gets the path."""
+        """Return a path as the client reaches it: by its `Host`, or as a proxy says (RFC 7239, `X-Forwarded-*`)."""
         headers = request.headers
         scheme, host = request.scope.get("scheme", "http"), headers.get("host", "")
         if self.sent(request):
@@ -108,18 +100,18 @@ class Proxies:
 
 
 def _hops(lines: list[str]) -> list[str]:
-    """Return what each proxy on the way has added, in order."""
+    """List what each proxy on the way has added, in order."""
     return [hop.strip() for line in lines for hop in line.split(",") if hop.strip()]
 
 
 def _node(text: str) -> IPv4Address | IPv6Address | None:
-    """Return the address of a hop, which may have a port; None if it hides itself."""
+    """Parse a hop, which may have a port; None if it hides itself."""
     found = _NODE.fullmatch(text)
     return None if found is None else parsed_address(next(filter(None, found.groups()), ""))
 
 
 def _forwarded(hop: str) -> dict[str, str]:
-    """Return what one proxy says; of the whole header, the first is the one that the client asked."""
+    """Parse what one proxy says; of the whole header, the first is the one that the client asked."""
     return {name.lower(): quoted or plain for name, quoted, plain in _FORWARDED.findall(hop)}
 
 

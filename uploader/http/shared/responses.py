@@ -33,15 +33,13 @@ class Interim(Protocol):
 
 
 class Json(Response):
-    """JSON of anything that msgspec encodes."""
-
     media_type = "application/json"
     render = staticmethod(msgspec.json.encode)  # type: ignore[assignment]
 
 
 class Results:
-    """What became of each of many things, a line each, encoded as soon as it is known: all but the last 64 KiB are in memory
-    within the budget, or in the spool. To be answered, or closed."""
+    """One line for each of many things, encoded as soon as it is known: all but the last 64 KiB are in memory within
+    the budget, or in the spool. To be answered, or closed."""
 
     def __init__(self, intake: Intake, user_id: str) -> None:
         self._body = intake.gathering(user_id, sys.maxsize)  # how many lines there may be is for others to say
@@ -59,7 +57,7 @@ class Results:
             self._tail = bytearray()
 
     async def end(self) -> None:
-        """No more lines will come. Raises StorageFull."""
+        """Raises StorageFull."""
         await self._body.end()
 
     def answer(self, members: dict[str, Any], status: int, headers: dict[str, str], media_type: str) -> Response:
@@ -71,7 +69,6 @@ class Results:
         return _Streamed(self, self._pieces(before), status, headers, media_type)
 
     def close(self) -> None:
-        """Give back what the lines take."""
         self._body.close()
 
     async def _pieces(self, before: bytes) -> AsyncIterator[bytes]:
@@ -83,7 +80,7 @@ class Results:
 
 
 class _Streamed(StreamingResponse):
-    """Sends results piece by piece, and closes them however that ends."""
+    """Closes the results however the sending ends."""
 
     def __init__(
         self, results: Results, pieces: AsyncIterator[bytes], status: int, headers: dict[str, str], media_type: str
