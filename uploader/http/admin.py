@@ -266,8 +266,6 @@ def _drift_of(drift: Drift) -> DriftSchema:
 
 @dataclass(frozen=True, slots=True)
 class AdminHandlers:
-    """Reports, quotas and the uploads of everybody."""
-
     reports: Reports
     overview: Overview
     recounting: Recounting
@@ -413,20 +411,20 @@ class AdminHandlers:
 
 
 def _order(call: Call, sorts: tuple[str, ...], default: str, *, ascending: str) -> Order:
-    """Return the order asked for; the largest first, but for the sort `ascending`. Raises InvalidRequest."""
+    """The largest first, but for the sort `ascending`. Raises InvalidRequest."""
     sort = call.query_word("sort", default, sorts)
     default_order = "asc" if sort == ascending else "desc"
     return Order(sort=sort, descending=call.query_word("order", default_order, ("asc", "desc")) == "desc")
 
 
 def wants_csv(call: Call) -> bool:
-    """Return whether the query or the `Accept` of a request asks for it. Raises InvalidRequest."""
+    """Raises InvalidRequest."""
     form = call.query_word("format", "", ("csv", "json"))
     return form == "csv" or (not form and "text/csv" in call.request.headers.get("accept", ""))
 
 
 def user_in(call: Call) -> str:
-    """Return the user that the path names. Raises InvalidRequest."""
+    """Raises InvalidRequest."""
     return checked_user_id(call.in_path("user_id"))
 
 
@@ -439,7 +437,7 @@ def checked_user_id(text: str) -> str:
 
 
 def csv_stream(name: str, columns: Sequence[str], batches: AsyncIterable[list[Any]]) -> StreamingResponse:
-    """Return a download of the fields `columns` of all rows. One batch is in memory at a time."""
+    """Stream a download of the fields `columns` of all rows. One batch is in memory at a time."""
 
     async def lines() -> AsyncIterator[str]:
         yield csv_lines([columns])
@@ -515,15 +513,12 @@ class TokenHandlers:
         return Response(status_code=204)
 
     def _check_used(self) -> None:
-        """Raises TokensUnused where callers are known by something else."""
         if self.auth != "token":
             raise TokensUnused()
 
 
 @dataclass(frozen=True, slots=True)
 class EventHandlers:
-    """How far the sinks are, and telling them once more of what is dead."""
-
     watching: Watching
     reviewing: Reviewing
     clock: Clock
@@ -552,8 +547,6 @@ class EventHandlers:
 
 @dataclass(frozen=True, slots=True)
 class AuditLogHandlers:
-    """Who did what to whom, and when."""
-
     audit_log: AuditLogReports
     clock: Clock
 
@@ -581,7 +574,7 @@ class AuditLogHandlers:
 
 
 def _moment(call: Call, name: str) -> datetime | None:
-    """Return a time of the query; without a zone it is one of UTC. Raises InvalidRequest."""
+    """Without a zone it is one of UTC. Raises InvalidRequest."""
     text = call.query(name)
     if text is None:
         return None

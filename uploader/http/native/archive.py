@@ -28,8 +28,8 @@ Files = AsyncIterator[File]
 
 
 def archive(files: Files, names: Sequence[str], kind: str, open_file: OpenFile) -> StreamingResponse:
-    """Return the answer; `names` are those of the files that were asked for, and the prefixes. A file that can't be read
-    ends it before its end, which every reader of such an archive notices."""
+    """Answer with the files; `names` are those asked for, and the prefixes. A file that can't be read ends it before its
+    end, which every reader of such an archive notices."""
     above = common_folder(names)
     title = PurePosixPath(names[0] if len(names) == 1 else above).name or "files"
     make = _zip if kind == "zip" else _tar
@@ -44,7 +44,7 @@ def archive(files: Files, names: Sequence[str], kind: str, open_file: OpenFile) 
 
 
 async def _named(files: Files, above: str) -> AsyncIterator[tuple[str, File]]:
-    """Each file with its name in the archive: without what all have in common. Of equal names the later are numbered."""
+    """Name each file without what all have in common. Of equal names the later are numbered."""
     numbers: dict[str, int] = {}  # the last one that each name was given
     async for file in files:
         name = own = file.name.removeprefix(above)

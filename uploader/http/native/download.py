@@ -71,7 +71,6 @@ def preview_type_of(name: str) -> str | None:
 
 
 def preview_headers_of(media_type: str, disposition: str) -> dict[str, str]:
-    """Return those that differ from a download's, which has this disposition."""
     return {
         "Content-Disposition": disposition.replace("attachment", "inline", 1),
         "Content-Security-Policy": _PDF_POLICY if media_type == "application/pdf" else _PREVIEW_POLICY,
@@ -80,10 +79,7 @@ def preview_headers_of(media_type: str, disposition: str) -> dict[str, str]:
 
 
 def parse_ranges(header: str, size: int) -> list[Range] | None:
-    """Return the ranges of a `Range` header that lie within `size` bytes; None if it is to be ignored.
-
-    Raises RangeNotSatisfiable if none does, or if there are more than 100.
-    """
+    """Return the ranges within `size` bytes; None if the header is to be ignored. Raises RangeNotSatisfiable."""
     unit, equals, specs = header.partition("=")
     if unit.strip().lower() != "bytes" or not equals:
         return None
@@ -155,8 +151,8 @@ def _matches_etag(header: str, etag: str) -> bool:
 async def download(
     request: Request, file: File, files: Files, *, inline: bool = False, sends_on: bool = False
 ) -> Response:
-    """Return the answer to `GET` or `HEAD` of a file's content; `inline`: for a browser to show, where it may; `sends_on`:
-    to where the bytes are, where that can be. Raises RangeNotSatisfiable, and as `Files.open` does."""
+    """Answer `GET` or `HEAD` of a file's content; `inline`: for a browser to show, where it may; `sends_on`: to where the
+    bytes are, where that can be. Raises RangeNotSatisfiable, and as `Files.open` does."""
     preview_type = preview_type_of(file.name) if inline else None
     headers = _headers(file)
     if preview_type is not None:
@@ -192,8 +188,7 @@ def _answer(
 
 
 def _is_simple(request: Request, ranges: list[Range] | None) -> bool:
-    """Return whether S3 would answer the same: it knows one range, and no `If-Range` with an ETag of ours that does not
-    match."""
+    """Return whether S3 would answer the same: it knows one range, and no `If-Range` with an ETag of ours."""
     return len(ranges) == 1 if ranges is not None else "range" not in request.headers
 
 
@@ -207,7 +202,6 @@ async def _sent_on(blob: PresigningBlob, content_disposition: str) -> Response:
 
 
 def send_signature(request: Request, signature: bytes) -> Response:
-    """Return the answer to `GET` or `HEAD` of a signature."""
     headers = {"Cache-Control": "private, no-cache", "X-Content-Type-Options": "nosniff"}
     if request.method == "HEAD":
         return Response(headers={**headers, "Content-Length": str(len(signature))}, media_type=_MEDIA_TYPE)

@@ -57,8 +57,6 @@ def _link_parameters(maker: str) -> tuple[Parameter, ...]:
 
 @dataclass(frozen=True, slots=True)
 class FileHandlers:
-    """`/me`."""
-
     files: Files
     folders: Folders
     links: Links
@@ -269,7 +267,6 @@ def _cursor_of(place: Place) -> str:
 
 
 def _place_of(cursor: str | None) -> Place | None:
-    """Raises InvalidRequest."""
     if cursor is None:
         return None
     try:
@@ -280,7 +277,7 @@ def _place_of(cursor: str | None) -> Place | None:
 
 
 def _of_some(told: SelectionSchema) -> Selection:
-    """Return what is to be changed; all files are never meant by nothing. Raises InvalidRequest."""
+    """Return what is to be changed, never all files by an empty prefix. Raises InvalidRequest."""
     selection = selection_of(told)
     if "" in selection.prefixes:
         raise InvalidRequest.field("prefixes", "has an empty one")
@@ -288,7 +285,6 @@ def _of_some(told: SelectionSchema) -> Selection:
 
 
 def _prefix_of_some(call: Call) -> str:
-    """As `_of_some`."""
     prefix = call.query("prefix")
     if not prefix:
         raise InvalidRequest.field("prefix", "is missing or empty")

@@ -295,7 +295,6 @@ def usage_of(usage: Usage) -> UsageSchema:
 
 
 def state_of(result: UploadStatus | StillMerging | Complete | Challenge) -> UploadState | FileState | ChallengeState:
-    """Return what most answers are: the state, and what has it."""
     match result:
         case (UploadStatus() as status) | StillMerging(status):
             upload = upload_of(status)
@@ -335,5 +334,5 @@ class MoveInto(SelectionSchema, forbid_unknown_fields=True, kw_only=True):
 
 
 def selection_of(told: SelectionSchema) -> Selection:
-    """Prefixes in the form that names have."""
+    """With prefixes in the form that names have."""
     return Selection.of(told.ids, (unicodedata.normalize("NFC", prefix) for prefix in told.prefixes))

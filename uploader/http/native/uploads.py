@@ -63,7 +63,7 @@ uploading = partial(Operation, tag="uploading")
 
 
 def _of_upload(method: str, place: str, summary: str, **declared: Any) -> Callable[[H], H]:
-    """Declare an operation of one upload, which is found by its MD5 or by its id."""
+    """Declare an operation of one upload, by its MD5 and by its id."""
 
     def declare(handler: H) -> H:
         parameters = declared.pop("parameters", ())
@@ -75,8 +75,6 @@ def _of_upload(method: str, place: str, summary: str, **declared: Any) -> Callab
 
 @dataclass(frozen=True, slots=True)
 class UploadHandlers:
-    """Everything up to the finished file."""
-
     openings: Openings
     receiving: Receiving
     uploads: Uploads
@@ -203,7 +201,6 @@ class UploadHandlers:
 
 
 def _opening(call: Call, md5: str | None, body: schemas.OpenUpload) -> Opening:
-    """Raises InvalidRequest."""
     told = body if isinstance(body, schemas.OpenFile) else None
     return Opening(
         user_id=call.user_id,
@@ -233,7 +230,6 @@ def _target(call: Call) -> Target:
 
 
 def _chunk_number(call: Call) -> int:
-    """Raises ChunkNumberOutOfRange."""
     text = call.request.path_params["n"]
     if not re.fullmatch(r"[0-9]+", text):
         raise ChunkNumberOutOfRange()

@@ -43,8 +43,6 @@ _PROBLEMS = ("invalid-request", "chunk-length-mismatch", "digest-mismatch", *BEG
 
 @dataclass(frozen=True, slots=True)
 class WholeFileHandlers:
-    """Files without uploads."""
-
     whole: WholeFiles
 
     @uploading(
@@ -130,7 +128,7 @@ class _Batch:
     names: deque[str] = field(default_factory=deque, init=False)
 
     def admit(self, member: Member) -> NewFile:
-        """Return the file that a member is to be. Raises InvalidRequest, FileTooLarge."""
+        """Raises InvalidRequest, FileTooLarge."""
         name = member.path.decode(errors="replace")
         self.names.append(name.encode()[:MAX_NAME_BYTES].decode(errors="ignore"))
         if member.refused is not None:
@@ -171,7 +169,6 @@ def _if_exists(call: Call) -> IfExists:
 
 
 def _modified_at(call: Call) -> datetime | None:
-    """Raises InvalidRequest."""
     text = call.query("modified_at")
     try:
         told = UNSET if text is None else msgspec.convert(text, schemas.Moment)
@@ -181,7 +178,6 @@ def _modified_at(call: Call) -> datetime | None:
 
 
 def _md5_of(text: str | None) -> str | None:
-    """Raises InvalidMd5."""
     try:
         return None if text is None else parse_hex(text, 32)
     except ValueError as error:
@@ -189,7 +185,6 @@ def _md5_of(text: str | None) -> str | None:
 
 
 def _sha256_of(field: str, text: str | None) -> str | None:
-    """Raises InvalidRequest."""
     try:
         return None if text is None else parse_hex(text, 64)
     except ValueError as error:

@@ -79,8 +79,7 @@ _asking = partial(_resumable, responses={200: None, 204: None, **_OF_ANY}, probl
 
 
 def speaks_tus(request: Request) -> bool:
-    """Return whether a request speaks tus, if only badly; all else are resumable uploads of HTTP, which begin as any
-    `POST`."""
+    """Return whether a request speaks tus, if only badly; all else are uploads of HTTP, which begin as any `POST`."""
     headers = request.headers
     if "tus-resumable" in headers:
         return True
@@ -93,8 +92,6 @@ def speaks_tus(request: Request) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ResumableDialect:
-    """Both protocols, at the same addresses."""
-
     prefix = PREFIX
 
     tus: TusDialect

@@ -47,7 +47,7 @@ _CHECKSUM_BYTES = {"md5": 16, "sha1": 20, "sha256": 32, "crc32": 4}
 
 
 def override_method(request: Request) -> None:
-    """Some clients and proxies know GET and POST alone."""
+    """Heed it: some clients and proxies know GET and POST alone."""
     override = request.headers.get("x-http-method-override")
     if override:
         # Not for the server: what it sends is framed by the method that the client knows of.
@@ -69,8 +69,7 @@ def target_of(call: Call) -> Target:
 
 
 async def end_upload(uploads: Uploads, appends: Appends, target: Target) -> None:
-    """Cancel it. Of a finished upload nothing is known any more then; its file stays, as its owner has it by other means.
-    Raises UploadNotFound, UploadGone, UploadBusy."""
+    """Cancel it, or forget what is finished: its file stays. Raises UploadNotFound, UploadGone, UploadBusy."""
     match await uploads.find(target):
         case Complete():
             await uploads.forget(target)
@@ -99,8 +98,8 @@ def parse_metadata(text: str) -> dict[str, str]:
 
 
 def name_of(metadata: dict[str, str], upload_id: str) -> str:
-    """Return the name that a file gets: the one that is told, without what no name may have, in its folders, if the client
-    tells of these, too; or one of the upload's id."""
+    """Return the name that is told, without what no name may have, in its folders, if the client tells of these, too; or
+    one of the upload's id."""
     told = next((metadata[key] for key in _NAMES if metadata.get(key)), "")
     last = CONTROL.sub("", re.split(r"[/\\]", told)[-1]).encode()[:MAX_SEGMENT_BYTES].decode(errors="ignore")
     path = metadata.get(_PATH, "").strip("/")  # "null" where Uppy knows of none
@@ -125,7 +124,6 @@ class Checksum:
     value: bytes
 
     async def check(self, body: Body, hashing: Hashing) -> None:
-        """Raises DigestMismatch."""
         # To its end in any case: the memory of the body may be used again afterwards.
         computed = await uninterrupted(hashing(partial(_checksum_of, body, self.algorithm)))
         if not hmac.compare_digest(computed, self.value):
@@ -139,7 +137,6 @@ class ContentDigest:
     claims: ClaimedDigests
 
     async def check(self, body: Body, _hashing: Hashing) -> None:
-        """Raises DigestMismatch."""
         await check_digests(body, self.claims)
 
 
@@ -159,8 +156,7 @@ class CheckedBody:
         return self.body.declared_bytes
 
     async def receive_whole(self, user_id: str, limit_bytes: int, hashing: Hashing) -> Reread:
-        """Raises DigestMismatch, BadRequest, FileTooLarge, BodyTimeout, StorageFull, and ClientDisconnect if the client went
-        away."""
+        """Raises DigestMismatch, BadRequest, FileTooLarge, BodyTimeout, StorageFull, ClientDisconnect."""
         received = await self.body.receive_all(user_id, limit_bytes)
         try:
             await self.checksum().check(received, hashing)
@@ -181,7 +177,6 @@ def checksum_of(request: Request) -> ToldCheck | None:
 
 
 def _trailing(request: Request) -> Checksum:
-    """Raises BadRequest."""
     trailers = request.scope.get("extensions", {}).get(TRAILERS, {}).get("fields", ())
     values = [value.decode("latin-1") for name, value in trailers if name == _CHECKSUM.encode()]
     if len(values) != 1:

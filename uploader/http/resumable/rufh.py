@@ -118,7 +118,7 @@ class Draft:
         return self.version >= 5
 
     def completes(self, headers: Headers) -> bool | None:
-        """Return whether a request says that its content is the last; None if it does not say."""
+        """Return None if a request does not say whether its content is the last."""
         name = "Upload-Incomplete" if self.is_inverted else "Upload-Complete"
         match = _BOOLEAN.fullmatch(_only(headers, name))
         return None if match is None else (match[1] == "1") is not self.is_inverted
@@ -129,7 +129,6 @@ class Draft:
         return {"Upload-Complete": "?1" if complete else "?0"}
 
     def limits(self, max_size_bytes: int, age_seconds: float | None = None) -> dict[str, str]:
-        """Return what an upload may be, and how much longer it is kept."""
         if self.version < 6:
             return {}
         limits = {"max-size": min(max_size_bytes, _LARGEST)}
@@ -138,7 +137,6 @@ class Draft:
         return {"Upload-Limit": ", ".join(f"{name}={value}" for name, value in limits.items())}
 
     def named(self) -> dict[str, str]:
-        """Return its own header, for answers."""
         return {VERSION: str(self.version)} if self.is_named else {}
 
 
@@ -153,19 +151,18 @@ def draft_of(headers: Headers) -> Draft:
 
 
 def integer_in(headers: Headers, name: str) -> int | None:
-    """Return a number that is not negative. As every other structured field (RFC 9651), one that is no such is as none."""
+    """Return None for one that is none, as every structured field (RFC 9651)."""
     match = _INTEGER.fullmatch(_only(headers, name))
     return None if match is None else int(match[1])
 
 
 def _only(headers: Headers, name: str) -> str:
-    """Return the value of a header that is there once."""
     values = headers.getlist(name)
     return values[0].strip() if len(values) == 1 else ""
 
 
 def filename_in(headers: Headers) -> str | None:
-    """As `Content-Disposition` tells it: the extended form goes first (RFC 6266, section 4.3)."""
+    """The extended form goes first (RFC 6266, section 4.3)."""
     found = {
         name.lower(): quoted or token for name, quoted, token in _parameters(headers.get("content-disposition", ""))
     }
@@ -177,7 +174,7 @@ def _parameters(header: str) -> list[tuple[str, str, str]]:
 
 
 def _extended(text: str) -> str | None:
-    """Return a value as RFC 8187 encodes it."""
+    """Decode RFC 8187."""
     charset, _, rest = text.partition("'")
     encoding = _CHARSETS.get(charset.lower())
     if encoding is None:
@@ -196,13 +193,10 @@ def _plain(found: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RufhDialect:
-    """What every request and answer has."""
-
     max_size_bytes: int
     expiry_seconds: float
 
     def facts(self) -> dict[str, str]:
-        """Return what is spoken."""
         return {"Accept-Patch": BYTES, **CURRENT.limits(self.max_size_bytes, self.expiry_seconds)}
 
     def begin(self, _request: Request) -> Response | None:
@@ -234,12 +228,11 @@ class RufhDialect:
 
 
 def completed() -> BadRequest:
-    """Return the error of appending nothing to what is complete."""
     return BadRequest("The upload is complete already.", type=f"{_TYPES}completed-upload", title="Upload Is Completed")
 
 
 def opening_of(call: Call, complete: bool) -> Opening:
-    """Return what a creation asks for. Raises InvalidRequest, SizeMismatch, LengthExceeded, UnsupportedMediaType."""
+    """Raises InvalidRequest, SizeMismatch, LengthExceeded, UnsupportedMediaType."""
     headers, upload_id = call.request.headers, new_id()
     call.claims()
     if headers.get("content-type", "").lower().startswith("multipart/"):
@@ -268,7 +261,7 @@ def opening_of(call: Call, complete: bool) -> Opening:
 
 
 def _repr_digests(headers: list[str]) -> dict[str, str]:
-    """In hexadecimal, by their algorithm. Raises InvalidRequest."""
+    """In hexadecimal, by algorithm. Raises InvalidRequest."""
     try:
         return {name: digest.hex() for header in headers for name, digest in parse_content_digest(header).items()}
     except ValueError as error:
@@ -276,7 +269,7 @@ def _repr_digests(headers: list[str]) -> dict[str, str]:
 
 
 def _length(call: Call, complete: bool) -> int | None:
-    """Of an upload, as its creation tells it. Raises SizeMismatch, LengthExceeded."""
+    """As a creation tells it. Raises SizeMismatch, LengthExceeded."""
     content, told = content_length(call), integer_in(call.request.headers, "Upload-Length")
     if complete and content is not None:
         if told not in (None, content):
@@ -288,7 +281,7 @@ def _length(call: Call, complete: bool) -> int | None:
 
 
 def content_length(call: Call) -> int | None:
-    """Of the content of a request; None if it was not told."""
+    """Return None if it was not told."""
     declared = call.intake.body_of(call.request).declared_bytes
     return 0 if declared is None and "transfer-encoding" not in call.request.headers else declared
 
@@ -344,8 +337,6 @@ class ToldBody:
 
 @dataclass(frozen=True, slots=True)
 class RufhHandlers:
-    """Everything up to the finished file."""
-
     openings: Openings
     appends: Appends
     uploads: Uploads
@@ -377,8 +368,7 @@ class RufhHandlers:
     async def _append_first(
         self, call: Call, draft: Draft, target: Target, opened: UploadStatus, facts: dict[str, str], *, complete: bool
     ) -> Appended | StillMerging | Complete:
-        """Append what comes with the creation. An upload whose client has not heard of it ends with the request, if that
-        fails."""
+        """Append what comes with the creation. An upload of which its client has not heard ends if that fails."""
         interim = self._interim_of(call, draft)
         if interim is not None:
             interim.send(SUPPORTED, facts | draft.named())
@@ -395,7 +385,6 @@ class RufhHandlers:
             raise
 
     def _interim_of(self, call: Call, draft: Draft) -> Interim | None:
-        """Return what may tell the client something before the answer, if it understands that."""
         offered = call.request.scope.get("extensions", {}).get(INTERIM)
         return offered["responses"] if offered and self.sends_interim and draft.is_named else None
 
@@ -466,7 +455,7 @@ class RufhHandlers:
     async def _append(
         self, call: Call, target: Target, offset: int, interim: Interim | None, facts: dict[str, str], *, complete: bool
     ) -> Appended | StillMerging | Complete:
-        """Append the content of a request. Raises as `Appends.append`."""
+        """Raises as `Appends.append`."""
         body, claims = call.intake.body_of(call.request), call.claims()
         length = integer_in(call.request.headers, "Upload-Length")
         try:
@@ -493,7 +482,7 @@ class RufhHandlers:
 def _answer(
     draft: Draft, told: Appended | StillMerging | Complete, status: int, facts: dict[str, str], *, complete: bool
 ) -> Response:
-    """To a request that has appended: with `status`, or 202 while the file is being made."""
+    """Answer 202 in place of `status` while the file is being made."""
     match told:
         case Appended(offset=offset):
             pass

@@ -64,7 +64,7 @@ _STATUS: dict[type[UploaderError], int] = {Unavailable: 423, DigestMismatch: 460
 
 
 def kind_asked(call: Call) -> UploadKind | None:
-    """Return what an upload that is created is to be. Raises InvalidRequest."""
+    """Raises InvalidRequest."""
     values = call.request.headers.getlist(_CONCAT)
     if not values:
         return None
@@ -76,7 +76,7 @@ def kind_asked(call: Call) -> UploadKind | None:
 
 
 def parse_parts(text: str) -> tuple[str, ...]:
-    """Return the ids of the parts that a final upload names, by whatever address they are reached. Raises InvalidRequest."""
+    """Return the ids of the parts that a final upload names, by whatever address. Raises InvalidRequest."""
     urls = text.removeprefix(_FINAL).split()
     if not text.isascii() or not 1 <= len(urls) <= _MAX_PARTS or len(text) > _MAX_CONCAT_BYTES:
         raise InvalidRequest.field(
@@ -99,12 +99,9 @@ def _part_id(url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TusDialect:
-    """What every request and answer has."""
-
     max_size_bytes: int
 
     def facts(self) -> dict[str, str]:
-        """Return what is spoken."""
         facts = {"Tus-Version": VERSION, "Tus-Extension": EXTENSIONS, "Tus-Max-Size": str(self.max_size_bytes)}
         return {"Tus-Resumable": VERSION, **facts, "Tus-Checksum-Algorithm": ",".join(ALGORITHMS)}
 
@@ -125,8 +122,6 @@ class TusDialect:
 
 @dataclass(frozen=True, slots=True)
 class TusHandlers:
-    """Everything up to the finished file."""
-
     openings: Openings
     appends: Appends
     uploads: Uploads
@@ -269,7 +264,7 @@ def _body(call: Call) -> Incoming | None:
 
 
 def _length(call: Call) -> int | None:
-    """Of an upload that is created; None where it is told later. Raises InvalidRequest."""
+    """Return None where it is told later. Raises InvalidRequest."""
     deferred = call.request.headers.getlist("Upload-Defer-Length")
     if not deferred:
         return _count(call, "Upload-Length")
