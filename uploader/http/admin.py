@@ -277,8 +277,7 @@ class AdminHandlers:
     # Reports
 
     @_admin(
-        "GET",
-        "/admin/usage",
+        "GET /admin/usage",
         "Who uses how much",
         responses={200: UserUsageList},
         media_types=("text/csv",),
@@ -294,21 +293,18 @@ class AdminHandlers:
         page, cursor = await self.reports.usage(order, limit=limit, after=call.query("after"), containing=containing)
         return Json(UserUsageList(page, cursor, as_of))
 
-    @_admin(
-        "GET", "/admin/usage/summary", "What everything adds up to, and how fast it grows", responses={200: Summary}
-    )
+    @_admin("GET /admin/usage/summary", "What everything adds up to, and how fast it grows", responses={200: Summary})
     async def summary(self, _call: Call) -> Response:
         return Json(await self.overview.summary())
 
-    @_admin("GET", "/admin/usage/history", "The totals of the last days", responses={200: History}, parameters=(_DAYS,))
+    @_admin("GET /admin/usage/history", "The totals of the last days", responses={200: History}, parameters=(_DAYS,))
     async def history(self, call: Call) -> Response:
         days = call.query_int(_DAYS)
         as_of = self.clock.now()
         return Json(History(await self.overview.history(days), as_of))
 
     @_admin(
-        "POST",
-        "/admin/usage/recount",
+        "POST /admin/usage/recount",
         "Recount the accounts from uploads and files; changes nothing",
         takes=Recount,
         takes_optional=True,
@@ -325,8 +321,7 @@ class AdminHandlers:
         return Json(recounted_of(found, as_of))
 
     @_admin(
-        "GET",
-        "/admin/queue",
+        "GET /admin/queue",
         "What waits to be accounted or merged, by minute",
         responses={200: QueueReport},
         problems=("not-found", "upload-not-found"),
@@ -339,8 +334,7 @@ class AdminHandlers:
     # Users
 
     @_admin(
-        "GET",
-        "/admin/users/{user_id}",
+        "GET /admin/users/{user_id}",
         "One user's accounts",
         responses={200: UserDetail},
         problems=("not-found", "invalid-request"),
@@ -350,8 +344,7 @@ class AdminHandlers:
         return Json(detail_of(await self.reports.user(user_in(call)), as_of))
 
     @_admin(
-        "GET",
-        "/admin/users/{user_id}/files",
+        "GET /admin/users/{user_id}/files",
         "One user's files, newest first",
         responses={200: UserFiles},
         problems=("not-found",),
@@ -366,8 +359,7 @@ class AdminHandlers:
         return Json(UserFiles([file_of(file) for file in files], cursor, as_of))
 
     @_admin(
-        "PUT",
-        "/admin/users/{user_id}",
+        "PUT /admin/users/{user_id}",
         "Set a user's quota, making the user if need be",
         takes=SetTotalSpace,
         responses={200: UserAccount},
@@ -380,8 +372,7 @@ class AdminHandlers:
     # Open uploads
 
     @_admin(
-        "GET",
-        "/admin/uploads",
+        "GET /admin/uploads",
         "Open uploads of everybody, and what they would give back",
         responses={200: OpenUploadList},
         media_types=("text/csv",),
@@ -398,8 +389,7 @@ class AdminHandlers:
         return Json(OpenUploadList(page, cursor, total, as_of))
 
     @_admin(
-        "DELETE",
-        "/admin/uploads/{upload_id}",
+        "DELETE /admin/uploads/{upload_id}",
         "Expire an open upload of anybody",
         responses={204: None},
         problems=("upload-not-found", "upload-gone", "upload-active"),
@@ -456,8 +446,7 @@ class TokenHandlers:
     auth: str
 
     @Operation(
-        "GET",
-        "/me/tokens",
+        "GET /me/tokens",
         "Your tokens, newest first, revoked ones too, and who made them",
         tag="files",
         responses={200: TokenList},
@@ -468,8 +457,7 @@ class TokenHandlers:
         return Json(TokenList([token_of(token) for token in await self.accounts.tokens_of(call.user_id)]))
 
     @_admin(
-        "GET",
-        "/admin/users/{user_id}/tokens",
+        "GET /admin/users/{user_id}/tokens",
         "One user's tokens, newest first, revoked ones too",
         responses={200: TokenList},
         problems=("not-found", "tokens-unused", "invalid-request"),
@@ -479,8 +467,7 @@ class TokenHandlers:
         return Json(TokenList([token_of(token) for token in await self.accounts.tokens_of(user_in(call))]))
 
     @_admin(
-        "POST",
-        "/admin/users/{user_id}/tokens",
+        "POST /admin/users/{user_id}/tokens",
         "Make a token, and the user if need be; it is told this once",
         takes=MakeToken,
         takes_optional=True,
@@ -499,8 +486,7 @@ class TokenHandlers:
         return Json(new_token_of(made, secret), 201)
 
     @_admin(
-        "DELETE",
-        "/admin/tokens/{token_id}",
+        "DELETE /admin/tokens/{token_id}",
         "Revoke a token, but not the one that you call with",
         responses={204: None},
         problems=("not-found", "token-in-use", "tokens-unused"),
@@ -523,14 +509,13 @@ class EventHandlers:
     reviewing: Reviewing
     clock: Clock
 
-    @_admin("GET", "/admin/events", "How far the sinks of events are", responses={200: SinkList})
+    @_admin("GET /admin/events", "How far the sinks of events are", responses={200: SinkList})
     async def sinks(self, _call: Call) -> Response:
         as_of = self.clock.now()
         return Json(SinkList(await self.watching.sinks(), as_of))
 
     @_admin(
-        "POST",
-        "/admin/events/replay",
+        "POST /admin/events/replay",
         "Tell sinks once more of the events that they have not taken in all attempts",
         takes=Replay,
         takes_optional=True,
@@ -551,8 +536,7 @@ class AuditLogHandlers:
     clock: Clock
 
     @_admin(
-        "GET",
-        "/admin/audit",
+        "GET /admin/audit",
         "Who did what to whom, the newest first",
         responses={200: ActList},
         media_types=("text/csv",),

@@ -183,6 +183,6 @@ class Application:
             case _:
                 return {}
 
-    @Operation("GET", "/openapi.json", "This document", tag="operations", access="open")
+    @Operation("GET /openapi.json", "This document", tag="operations", access="open")
     async def _describe(self, _call: Call) -> Response:
         return Json(self.described)

@@ -62,7 +62,7 @@ _DOCS_POLICY = (
 )
 
 
-_get = partial(Operation, "GET", tag="operations", access="open")
+_open = partial(Operation, tag="operations", access="open")
 
 
 class ChunkSizeBounds(Struct):
@@ -126,27 +126,27 @@ class PageHandlers:
 
     settings: Settings
 
-    @_get("/", "The web page", responses={200: None, 307: None})
+    @_open("GET /", "The web page", responses={200: None, 307: None})
     async def home(self, call: Call) -> Response:
         if not self.settings.web_pages:
             return RedirectResponse("/docs")
         return await _answer(call.request, "pages/home/index.html", HOME_POLICY)
 
-    @_get("/admin/", "The administrators' web page", problems=("not-found",))
+    @_open("GET /admin/", "The administrators' web page", problems=("not-found",))
     async def administration(self, call: Call) -> Response:
         if not self.settings.web_pages:
             raise NotFound()
         return await _answer(call.request, "pages/admin/index.html", PAGE_POLICY)
 
-    @_get("/client.js", "The client of the web page, for other pages")
+    @_open("GET /client.js", "The client of the web page, for other pages")
     async def client(self, call: Call) -> Response:
         return await _answer(call.request, CLIENT, PAGE_POLICY)
 
-    @_get("/client.d.ts", "Its types")
+    @_open("GET /client.d.ts", "Its types")
     async def client_types(self, call: Call) -> Response:
         return await _answer(call.request, CLIENT_TYPES, PAGE_POLICY)
 
-    @_get("/static/{path:path}", "Parts of the pages", problems=("not-found",))
+    @_open("GET /static/{path:path}", "Parts of the pages", problems=("not-found",))
     async def part(self, call: Call) -> Response:
         name = call.in_path("path")
         if name not in _assets() or name.endswith(".html") or name in (CLIENT, CLIENT_TYPES):
@@ -175,22 +175,22 @@ class OpsHandlers:
     gauges: Gauges
     exposition: Exposition
 
-    @_get("/livez", "Whether the process lives", responses={200: HealthSchema})
+    @_open("GET /livez", "Whether the process lives", responses={200: HealthSchema})
     async def live(self, _call: Call) -> Response:
         return Json(HealthSchema({"process": Check(True)}))
 
-    @_get("/readyz", "Whether it can serve", responses={200: HealthSchema, 503: HealthSchema})
+    @_open("GET /readyz", "Whether it can serve", responses={200: HealthSchema, 503: HealthSchema})
     async def ready(self, _call: Call) -> Response:
         checks = {name: Check(found.ok, found.reason) for name, found in (await self.health.check()).items()}
         ok = all(check.ok for check in checks.values())
         return Json(HealthSchema(checks), 200 if ok else 503, {} if ok else {"Retry-After": "2"})
 
-    @_get("/metrics", "Prometheus metrics", access="metrics")
+    @_open("GET /metrics", "Prometheus metrics", access="metrics")
     async def metrics(self, _call: Call) -> Response:
         await self.gauges.observe()
         return Response(await self.exposition.render(), media_type=CONTENT_TYPE_LATEST)
 
-    @_get("/config", "What a client needs to know", responses={200: ClientConfig})
+    @_open("GET /config", "What a client needs to know", responses={200: ClientConfig})
     async def config(self, _call: Call) -> Response:
         sizes = self.openings.chunk_sizes
         return Json(
@@ -205,11 +205,11 @@ class OpsHandlers:
             )
         )
 
-    @_get("/docs", "This documentation")
+    @_open("GET /docs", "This documentation")
     async def docs(self, _call: Call) -> Response:
         return HTMLResponse(_DOCS, headers={"Content-Security-Policy": _DOCS_POLICY})
 
-    @_get("/problems/{code}", "What an error means", problems=("not-found",))
+    @_open("GET /problems/{code}", "What an error means", problems=("not-found",))
     async def explain_problem(self, call: Call) -> Response:
         return await explain(call.request)
 

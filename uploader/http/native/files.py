@@ -65,8 +65,7 @@ class FileHandlers:
     sends_on: bool = False
 
     @_files(
-        "GET",
-        "/me/files",
+        "GET /me/files",
         "Your files, newest first",
         responses={200: schemas.FileList},
         parameters=(LIMIT, AFTER, PREFIX, SEARCH, _DELIMITER),
@@ -90,13 +89,12 @@ class FileHandlers:
         folders = [found for found in page if isinstance(found, Folder)]
         return Json(schemas.FileList(files, None if place is None else _cursor_of(place), folders))
 
-    @_files("GET", "/me/files/{id}", "One file", responses={200: schemas.FileSchema}, problems=("file-not-found",))
+    @_files("GET /me/files/{id}", "One file", responses={200: schemas.FileSchema}, problems=("file-not-found",))
     async def get_file(self, call: Call) -> Response:
         return Json(schemas.file_of(await self.files.get(call.user_id, call.in_path("id"))))
 
     @_files(
-        "PATCH",
-        "/me/files/{id}",
+        "PATCH /me/files/{id}",
         "Rename a file",
         takes=schemas.Rename,
         responses={200: schemas.FileSchema},
@@ -106,14 +104,13 @@ class FileHandlers:
         body = await call.json(schemas.Rename)
         return Json(schemas.file_of(await self.files.rename(call.user_id, call.in_path("id"), checked_name(body.name))))
 
-    @_files("DELETE", "/me/files/{id}", "Delete a file", responses={204: None}, problems=("file-not-found",))
+    @_files("DELETE /me/files/{id}", "Delete a file", responses={204: None}, problems=("file-not-found",))
     async def delete_file(self, call: Call) -> Response:
         await self.files.delete(call.user_id, call.in_path("id"))
         return Response(status_code=204)
 
     @_files(
-        "GET",
-        "/me/files/{id}/content",
+        "GET /me/files/{id}/content",
         "Download a file, whole or in ranges",
         access="reader",
         responses={200: None, 206: None, 304: None, 307: None},
@@ -126,8 +123,7 @@ class FileHandlers:
         return await download(call.request, file, self.files, inline=inline, sends_on=self.sends_on)
 
     @_files(
-        "GET",
-        "/me/files/{id}/signature",
+        "GET /me/files/{id}/signature",
         "The pieces of a file, so that only what changed need be sent",
         problems=("file-not-found", "base-unusable", "storage-full"),
     )
@@ -135,8 +131,7 @@ class FileHandlers:
         return send_signature(call.request, await self.delta_bases.read_signature(call.user_id, call.in_path("id")))
 
     @_files(
-        "POST",
-        "/me/files/{id}/link",
+        "POST /me/files/{id}/link",
         "Make a link that downloads a file without a token, for a while",
         takes=schemas.MakeLink,
         takes_optional=True,
@@ -149,19 +144,18 @@ class FileHandlers:
         query, end = await self.links.make(call.user_id, file.id, or_none(body.expires_in))
         return Json(schemas.Link(f"/me/files/{file.id}/content?{query}", end))
 
-    @_files("GET", "/me/usage", "Your accounts", responses={200: schemas.UsageSchema})
+    @_files("GET /me/usage", "Your accounts", responses={200: schemas.UsageSchema})
     async def get_usage(self, call: Call) -> Response:
         return Json(schemas.usage_of(await self.files.usage(call.user_id)))
 
-    @_files("GET", "/me/identity", "Who you are here", responses={200: schemas.Caller})
+    @_files("GET /me/identity", "Who you are here", responses={200: schemas.Caller})
     async def get_caller(self, call: Call) -> Response:
         return Json(schemas.Caller(call.user_id, call.identity.admin))
 
     # Many at once
 
     @_files(
-        "GET",
-        "/me/archive",
+        "GET /me/archive",
         "Download a folder as one zip or tar",
         problems=("content-damaged",),
         parameters=(PREFIX, _FORMAT),
@@ -173,8 +167,7 @@ class FileHandlers:
         return await self._archive(call.user_id, Selection((), (prefix,)), [folder], kind)
 
     @_files(
-        "POST",
-        "/me/archive",
+        "POST /me/archive",
         "Download files and folders as one zip or tar, named from what they have in common on",
         access="reader",
         takes=ArchiveSchema,
@@ -192,8 +185,7 @@ class FileHandlers:
         return await self._archive(call.user_id, selection, names, told.format)
 
     @_files(
-        "POST",
-        "/me/archive/link",
+        "POST /me/archive/link",
         "Make a link to which a form can post this selection without a token, for five minutes",
         takes=ArchiveSchema,
         responses={200: schemas.Link},
@@ -208,8 +200,7 @@ class FileHandlers:
         return Json(schemas.Link(f"/me/archive?selection={selection.digest}&{query}", end))
 
     @_files(
-        "POST",
-        "/me/files/delete",
+        "POST /me/files/delete",
         "Delete files, and what is below prefixes",
         takes=SelectionSchema,
         responses={200: schemas.Changed},
@@ -219,8 +210,7 @@ class FileHandlers:
         return Json(schemas.Changed(await self.folders.delete(call.user_id, selection)))
 
     @_files(
-        "POST",
-        "/me/files/move",
+        "POST /me/files/move",
         "Put files, and folders, into a folder",
         takes=MoveInto,
         responses={200: schemas.Changed},
@@ -230,16 +220,13 @@ class FileHandlers:
         to = unicodedata.normalize("NFC", told.to)
         return Json(schemas.Changed(await self.folders.move_into(call.user_id, _of_some(told), to)))
 
-    @_files(
-        "DELETE", "/me/files", "Delete what is below a prefix", responses={200: schemas.Changed}, parameters=(_SOME,)
-    )
+    @_files("DELETE /me/files", "Delete what is below a prefix", responses={200: schemas.Changed}, parameters=(_SOME,))
     async def delete_files(self, call: Call) -> Response:
         selection = Selection((), (_prefix_of_some(call),))
         return Json(schemas.Changed(await self.folders.delete(call.user_id, selection)))
 
     @_files(
-        "PATCH",
-        "/me/files",
+        "PATCH /me/files",
         "Move what is below a prefix",
         takes=schemas.Move,
         responses={200: schemas.Changed},

@@ -62,15 +62,13 @@ _RETRY_AFTER_MERGING_SECONDS = "1"
 uploading = partial(Operation, tag="uploading")
 
 
-def _of_upload(method: str, place: str, summary: str, **declared: Any) -> Callable[[H], H]:
-    """Declare an operation of one upload, by its MD5 and by its id."""
-
-    def declare(handler: H) -> H:
-        parameters = declared.pop("parameters", ())
-        by_id = uploading(method, f"/uploads/{{id}}{place}", summary, parameters=parameters, **declared)
-        return replace(by_id, path=f"/files/{{md5}}{place}", parameters=(_ID_OF_UPLOAD, *parameters))(by_id(handler))
-
-    return declare
+def _of_upload(route: str, summary: str, **declared: Any) -> Callable[[H], H]:
+    """Declare an operation of one upload, which is found by its id or by its MD5."""
+    by_id = uploading(route, summary, **declared)
+    by_md5 = replace(
+        by_id, route=route.replace("/uploads/{id}", "/files/{md5}"), parameters=(_ID_OF_UPLOAD, *by_id.parameters)
+    )
+    return lambda handler: by_md5(by_id(handler))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +80,7 @@ class UploadHandlers:
     delta_bases: DeltaBases
 
     @uploading(
-        "POST",
-        "/files/{md5}",
+        "POST /files/{md5}",
         "Open, resume or finish at once",
         takes=schemas.OpenFile,
         responses=_OPEN_FILE,
@@ -94,8 +91,7 @@ class UploadHandlers:
         return answer(call, await self.openings.open(_opening(call, md5, await call.json(schemas.OpenFile))))
 
     @uploading(
-        "POST",
-        "/uploads",
+        "POST /uploads",
         "Open an upload whose digests are not known yet",
         takes=schemas.OpenUpload,
         responses=_OPEN,
@@ -106,8 +102,7 @@ class UploadHandlers:
         return answer(call, await self.openings.open(_opening(call, None, await call.json(schemas.OpenUpload))))
 
     @_of_upload(
-        "PUT",
-        "/chunks/{n}",
+        "PUT /uploads/{id}/chunks/{n}",
         "Send one chunk",
         takes_bytes=True,
         responses=_CHUNK,
@@ -128,13 +123,12 @@ class UploadHandlers:
         made = DeltaChunk(call.intake, call.request, claims, partial(self.delta_bases.open, call.user_id, base))
         return answer(call, await self.receiving.receive(target, number, made, ClaimedDigests()))
 
-    @_of_upload("GET", "", "Where it stands", responses=_STATUS, problems=_FINDING)
+    @_of_upload("GET /uploads/{id}", "Where it stands", responses=_STATUS, problems=_FINDING)
     async def get_upload(self, call: Call) -> Response:
         return Json(schemas.state_of(await self.uploads.status(_target(call))))
 
     @_of_upload(
-        "POST",
-        "/merge",
+        "POST /uploads/{id}/merge",
         "Ask for the merge again",
         responses=_MERGE,
         problems=(*FINISHING, "chunks-missing", *_FINDING),
@@ -142,14 +136,13 @@ class UploadHandlers:
     async def merge(self, call: Call) -> Response:
         return answer(call, await self.uploads.merge(_target(call)))
 
-    @_of_upload("DELETE", "", "Cancel", responses={204: None}, problems=_FINDING)
+    @_of_upload("DELETE /uploads/{id}", "Cancel", responses={204: None}, problems=_FINDING)
     async def cancel(self, call: Call) -> Response:
         await self.uploads.cancel(_target(call))
         return Response(status_code=204)
 
     @uploading(
-        "PATCH",
-        "/uploads/{id}",
+        "PATCH /uploads/{id}",
         "Tell the digests of an upload",
         takes=schemas.TellDigests,
         responses={200: (schemas.UploadTold, schemas.FileState, schemas.ChallengeState), 201: schemas.FileState},
@@ -168,8 +161,7 @@ class UploadHandlers:
                 return answer(call, result)
 
     @_of_upload(
-        "POST",
-        "/proof",
+        "POST /uploads/{id}/proof",
         "Prove that you hold the content",
         takes=schemas.Prove,
         responses=FILE,
@@ -181,14 +173,13 @@ class UploadHandlers:
         proof = bytes.fromhex(body.proof)
         return answer(call, await self.instant.prove(target, checked_name(body.name), body.id, proof))
 
-    @uploading("GET", "/uploads", "Your open uploads", responses={200: schemas.UploadList})
+    @uploading("GET /uploads", "Your open uploads", responses={200: schemas.UploadList})
     async def list_uploads(self, call: Call) -> Response:
         statuses = await self.uploads.list_open(call.user_id)
         return Json(schemas.UploadList([schemas.upload_of(status) for status in statuses]))
 
     @uploading(
-        "POST",
-        "/files/status",
+        "POST /files/status",
         "The state of many MD5s",
         takes=schemas.AskStates,
         responses={200: dict[str, schemas.StateSchema]},

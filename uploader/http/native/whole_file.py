@@ -46,8 +46,7 @@ class WholeFileHandlers:
     whole: WholeFiles
 
     @uploading(
-        "PUT",
-        "/files/{md5}",
+        "PUT /files/{md5}",
         "Send a whole file",
         takes_bytes=True,
         responses=FILE,
@@ -58,8 +57,7 @@ class WholeFileHandlers:
         return await self._receive(call, call.md5())
 
     @uploading(
-        "POST",
-        "/me/files",
+        "POST /me/files",
         "Send a whole file whose MD5 is not known",
         takes_bytes=True,
         responses=FILE,
@@ -85,8 +83,7 @@ class WholeFileHandlers:
         return answer(call, await self.whole.receive(new, call.intake.body_of(call.request), claims))
 
     @uploading(
-        "POST",
-        "/files/batch",
+        "POST /files/batch",
         "Send many small files as a tar archive",
         takes_bytes=True,
         responses={200: schemas.BatchResults},

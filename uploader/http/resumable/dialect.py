@@ -122,8 +122,7 @@ class ResumableHandlers:
     rufh: RufhHandlers
 
     @_resumable(
-        "POST",
-        PREFIX,
+        f"POST {PREFIX}",
         "Open an upload, perhaps with its first bytes, or with all of them",
         takes_bytes=True,
         takes_optional=True,
@@ -134,19 +133,18 @@ class ResumableHandlers:
     async def create(self, call: Call) -> Response:
         return await self._of(call).create(call)
 
-    @_asking("GET", _ONE, "Where it ends")
+    @_asking(f"GET {_ONE}", "Where it ends")
     async def get(self, call: Call) -> Response:
         if speaks_tus(call.request):
             raise NotFound()  # tus has no GET
         return await self.rufh.head(call)
 
-    @_asking("HEAD", _ONE, "Where it ends")
+    @_asking(f"HEAD {_ONE}", "Where it ends")
     async def head(self, call: Call) -> Response:
         return await self._of(call).head(call)
 
     @_resumable(
-        "PATCH",
-        _ONE,
+        f"PATCH {_ONE}",
         "Append bytes",
         takes_bytes=True,
         takes_optional=True,
@@ -158,8 +156,7 @@ class ResumableHandlers:
         return await self._of(call).patch(call)
 
     @_resumable(
-        "DELETE",
-        _ONE,
+        f"DELETE {_ONE}",
         "Cancel, or forget what is finished",
         responses={204: None, **_OF_ANY},
         problems=_FINDING,

@@ -23,18 +23,18 @@ _PATH_PARAMETERS: dict[str, dict[str, Any]] = {
 _UPLOAD = {"id": "$response.body#/upload/id", "n": 0}
 _BY_MD5 = {"md5": "$request.path.md5", "n": 0}
 _FILE = {"id": "$response.body#/file/id"}
-_OF_UPLOAD = ("get {0}", "put {0}/chunks/{{n}}", "post {0}/merge", "post {0}/proof", "delete {0}")
-_OF_FILE = ("get /me/files/{id}", "get /me/files/{id}/content", "patch /me/files/{id}", "delete /me/files/{id}")
+_OF_UPLOAD = ("GET {0}", "PUT {0}/chunks/{{n}}", "POST {0}/merge", "POST {0}/proof", "DELETE {0}")
+_OF_FILE = ("GET /me/files/{id}", "GET /me/files/{id}/content", "PATCH /me/files/{id}", "DELETE /me/files/{id}")
 _LINKS: dict[tuple[str, int], list[tuple[str, dict[str, Any]]]] = {
-    ("post /uploads", 201): [
+    ("POST /uploads", 201): [
         *((each.format("/uploads/{id}"), _UPLOAD) for each in _OF_UPLOAD),
-        ("patch /uploads/{id}", _UPLOAD),
+        ("PATCH /uploads/{id}", _UPLOAD),
     ],
-    ("post /files/{md5}", 201): [(each.format("/files/{md5}"), _BY_MD5) for each in _OF_UPLOAD],
-    ("put /uploads/{id}/chunks/{n}", 201): [(each, _FILE) for each in _OF_FILE],
-    ("put /files/{md5}/chunks/{n}", 201): [(each, _FILE) for each in _OF_FILE],
-    ("put /files/{md5}", 201): [(each, _FILE) for each in _OF_FILE],
-    ("post /me/files", 201): [(each, _FILE) for each in _OF_FILE],
+    ("POST /files/{md5}", 201): [(each.format("/files/{md5}"), _BY_MD5) for each in _OF_UPLOAD],
+    ("PUT /uploads/{id}/chunks/{n}", 201): [(each, _FILE) for each in _OF_FILE],
+    ("PUT /files/{md5}/chunks/{n}", 201): [(each, _FILE) for each in _OF_FILE],
+    ("PUT /files/{md5}", 201): [(each, _FILE) for each in _OF_FILE],
+    ("POST /me/files", 201): [(each, _FILE) for each in _OF_FILE],
 }
 _PROBLEM = {"application/problem+json": {"schema": {"$ref": _REF.format(name="Problem")}}}
 
@@ -45,8 +45,8 @@ def document(operations: list[Operation]) -> dict[str, Any]:
     schema_of = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
-        path = re.sub(r":path\}", "}", operation.path)
-        paths.setdefault(path, {})[operation.method.lower()] = _operation(operation, schema_of)
+        method, _, path = operation.route.partition(" ")
+        paths.setdefault(path.replace(":path}", "}"), {})[method.lower()] = _operation(operation, schema_of)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -87,7 +87,7 @@ def _alternatives(answer: Any) -> tuple[Any, ...]:
 
 def _operation(operation: Operation, schema_of: dict[Any, Any]) -> dict[str, Any]:
     described: dict[str, Any] = {
-        "operationId": _id_of(f"{operation.method} {operation.path}"),
+        "operationId": _id_of(operation.route),
         "summary": operation.summary,
         "tags": [operation.tag],
         "responses": _responses(operation, schema_of),
@@ -123,13 +123,13 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
     return described | {"description": parameter.about} | ({"required": True} if parameter.required else {})
 
 
-def _id_of(method_and_path: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", method_and_path.lower()).strip("_")
+def _id_of(route: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", route.lower()).strip("_")
 
 
 def _links(operation: Operation, status: int) -> dict[str, Any]:
     links = {}
-    for target, parameters in _LINKS.get((f"{operation.method.lower()} {operation.path}", status), []):
+    for target, parameters in _LINKS.get((operation.route, status), []):
         used = {name: place for name, place in parameters.items() if f"{{{name}}}" in target}
         links[_id_of(target)] = {"operationId": _id_of(target), "parameters": used}
     return links

@@ -80,8 +80,8 @@ class Operation:
     """A method of a path, declared on its handler: as a decorator. `responses` maps a status to the type of its body, to
     several, or to None: no JSON. `problems` are those that neither the access nor the body nor the path makes possible."""
 
-    method: str
-    path: str
+    # Its method and its path, as in "GET /me/files".
+    route: str
     summary: str
     _: KW_ONLY
     tag: str
@@ -97,6 +97,10 @@ class Operation:
     problems: tuple[str, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     handler: Callable[["Call"], Awaitable[Response]] = _unbound
+
+    @property
+    def path(self) -> str:
+        return self.route.partition(" ")[2]
 
     def __call__(self, handler: H) -> H:
         """Declare it on a handler, which may have several."""
@@ -285,9 +289,10 @@ class Routing:
     def __init__(self, operations: list[Operation]) -> None:
         by_path: dict[str, dict[str, Operation]] = defaultdict(dict)
         for operation in operations:
-            by_path[operation.path][operation.method] = operation
-            if operation.method == "GET":
-                by_path[operation.path]["HEAD"] = operation
+            method, _, path = operation.route.partition(" ")
+            by_path[path][method] = operation
+            if method == "GET":
+                by_path[path]["HEAD"] = operation
         self._by_first_segment: dict[str, list[Place]] = defaultdict(list)
         for path, by_method in sorted(
             by_path.items(), key=lambda place: "{" in place[0]
