@@ -169,7 +169,7 @@ async def test_what_does_not_fit_is_refused_and_changes_nothing(stack: Stack) ->
 @pytest.mark.parametrize("sent", [700, CHUNK, 2 * CHUNK + 700])
 async def test_whatever_ends_a_stream_what_came_of_it_stays(stack: Stack, ending: str, sent: int) -> None:
     if ending == "time-out":
-        stack.app._intake._idle_timeout_seconds = 0.05
+        stack.app.intake._idle_timeout_seconds = 0.05
     upload = await opened(stack)
     sending = Sending(stack, CONTENT.size)
     appending = asyncio.create_task(stack.services.appends.append(target(upload), 0, sending.source))
@@ -217,7 +217,7 @@ async def holds(stack: Stack, upload: Upload, length: int) -> bool:
 async def test_a_body_that_is_here_lets_go_too_while_it_is_stored(stack: Stack) -> None:
     """As one with a checksum: the newest request wins."""
     upload = await opened(stack)
-    whole = stack.app._intake.whole("alice", memoryview(CONTENT.data))
+    whole = stack.app.intake.whole("alice", memoryview(CONTENT.data))
     assert whole is not None
     with paused_call("pwrite", only=lambda path: path.name == "data") as pause:
         appending = asyncio.create_task(stack.services.appends.append(target(upload), 0, Reread(whole)))
@@ -262,7 +262,7 @@ async def test_a_stream_that_is_cancelled_at_any_call_keeps_what_it_tells(
                 with pytest.raises((asyncio.CancelledError, StorageFull)):
                     await appending
             assert not stack.services.appends.concurrency._counts
-            assert not stack.app._intake._budget._charged
+            assert not stack.app.intake._budget._charged
             offset = await offset_of(stack, upload)
             assert offset == await in_redis(stack, upload) == on_disk(stack, upload).received
             stored = (stack.data / upload.place / "data").read_bytes()[:offset]

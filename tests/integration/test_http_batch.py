@@ -321,7 +321,7 @@ async def test_long_paths_make_no_long_answer(make_stack: MakeStack, budget_byte
         assert _shown(results) == [("p" * 1024, "invalid-request")] * count + [("last", 201)] * ends
         assert int(response.headers["content-length"]) == len(response.content)
         assert open_files_under(stack.data / "spool") == []
-        assert stack.app._intake._budget._charged == {}
+        assert stack.app.intake._budget._charged == {}
 
 
 async def test_lines_that_nobody_waits_for_any_more_are_given_up(make_stack: MakeStack) -> None:
@@ -342,7 +342,7 @@ async def test_lines_that_nobody_waits_for_any_more_are_given_up(make_stack: Mak
             with pytest.raises(asyncio.CancelledError):
                 await request
             assert open_files_under(stack.data / "spool") == []
-            assert stack.app._intake._budget._charged == {}
+            assert stack.app.intake._budget._charged == {}
 
 
 # The request

@@ -371,7 +371,7 @@ async def test_creation_with_upload_that_breaks_off_is_told_or_holds_nothing(sta
 
     received: asyncio.Queue[Any] = asyncio.Queue()
     received.put_nowait({"type": "http.request", "body": CONTENT.data[: 66 * KIB], "more_body": True})
-    stack.app._intake._idle_timeout_seconds = 0.05 if ending == "time-out" else 5.0
+    stack.app.intake._idle_timeout_seconds = 0.05 if ending == "time-out" else 5.0
     if ending == "busy":
         stack.services.appends.concurrency._limit = 0
     with failing_call(

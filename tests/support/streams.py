@@ -16,7 +16,7 @@ class Sending:
         self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         headers = [] if length is None else [(b"content-length", b"%d" % length)]
         request = Request({"type": "http", "headers": headers}, self._messages.get)
-        self.source: Incoming = stack.app._intake.body_of(request)
+        self.source: Incoming = stack.app.intake.body_of(request)
 
     @classmethod
     def of(cls, stack: Stack, data: bytes, *, told: bool = True) -> "Sending":

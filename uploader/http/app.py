@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -48,43 +49,36 @@ class Dialect(Protocol):
         """Say in an answer what every answer says."""
 
 
+@dataclass(eq=False, repr=False)
 class Application:
     """Each request goes through two coroutines to its handler: a chunk, which waits often, resumes all of them each time."""
 
-    def __init__(
-        self,
-        operations: list[Operation],
-        authenticator: Authenticator,
-        lifespan: Lifespan | None = None,
-        *,
-        origins: Origins,
-        concurrency_limit: ConcurrencyLimit,
-        intake: Intake,
-        proxies: Proxies,
-        pre_creates: bool = False,
-        dialect: Dialect | None = None,
-    ) -> None:
-        """`proxies`: through which requests come. `pre_creates`: a pre-create hook is asked, and told from where."""
-        operations = [*operations, *operations_of(self)]
-        self._authenticator = authenticator
-        self._origins = origins
-        self._concurrency_limit = concurrency_limit
-        self._intake = intake
-        self._proxies = proxies
-        self._pre_creates = pre_creates
-        self._dialect = dialect
+    operations: list[Operation]
+    authenticator: Authenticator
+    lifespan: Lifespan | None = None
+    _: KW_ONLY
+    origins: Origins
+    concurrency_limit: ConcurrencyLimit
+    intake: Intake
+    # Through which requests come.
+    proxies: Proxies
+    # Whether a pre-create hook is asked, and told from where.
+    pre_creates: bool = False
+    dialect: Dialect | None = None
+
+    def __post_init__(self) -> None:
+        self.operations = [*self.operations, *operations_of(self)]
         # Starlette's router knows how a server starts and ends an application; requests never meet it.
-        self._lifespan = Router(lifespan=lifespan).lifespan
-        self._operations = operations
-        self.routing = Routing(operations)
+        self._start_and_end = Router(lifespan=self.lifespan).lifespan
+        self.routing = Routing(self.operations)
 
     @cached_property
     def described(self) -> dict[str, Any]:
-        return document(self._operations)
+        return document(self.operations)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._lifespan(scope, receive, send)
+            await self._start_and_end(scope, receive, send)
             return
         exchange = Exchange(scope, receive, send)
         wait_budget_of_request.set(WaitBudget())
@@ -109,38 +103,38 @@ class Application:
             return self._problem(request, exchange, NotFound())
         # Timers that are set for a request keep its context: nothing of the connection may be in there.
         came_by = {name: request.scope.get(name) for name in ("type", "client", "headers")}
-        if self._pre_creates:
-            asker_of_request.set(Asker(partial(self._proxies.client_address, Request(came_by))))
-        response = self._origins.preflight(request) if self._origins.are_any else None
+        if self.pre_creates:
+            asker_of_request.set(Asker(partial(self.proxies.client_address, Request(came_by))))
+        response = self.origins.preflight(request) if self.origins.are_any else None
         dialect = self._dialect_of(request)
         if response is None and dialect is not None:
             response = dialect.begin(request)
         if response is None:
             try:
                 operation = self._route(request, exchange)
-                self._concurrency_limit.admit_address(request, exchange)
+                self.concurrency_limit.admit_address(request, exchange)
                 actor_of_context.set(partial(self._actor, came_by, None))
-                identity = await self._authenticator.identify(operation.access, request)
-                self._concurrency_limit.admit_user(identity.user_id, exchange)
+                identity = await self.authenticator.identify(operation.access, request)
+                self.concurrency_limit.admit_user(identity.user_id, exchange)
                 actor_of_context.set(partial(self._actor, came_by, identity))
-                response = await operation.handler(Call(request, identity, self._intake))
+                response = await operation.handler(Call(request, identity, self.intake))
             except Exception as error:
                 response = self._problem(request, exchange, error)
             if dialect is not None:
                 dialect.mark(request, response)
-        if self._origins.are_any:
-            self._origins.mark(request, response)
+        if self.origins.are_any:
+            self.origins.mark(request, response)
         return response
 
     def _actor(self, came_by: Scope, identity: Identity | None) -> Actor:
         """Return who acts; nobody by name before it is known who calls."""
-        address = self._proxies.client_address(Request(came_by))
+        address = self.proxies.client_address(Request(came_by))
         if identity is None:
             return Actor(Via.REQUEST, None, address=address)
         return Actor(Via.REQUEST, identity.user_id or None, identity.token_id, address, identity.token_made_by)
 
     def _dialect_of(self, request: Request) -> Dialect | None:
-        dialect = self._dialect
+        dialect = self.dialect
         return dialect if dialect is not None and request.scope["path"].startswith(dialect.prefix) else None
 
     def _route(self, request: Request, exchange: Exchange) -> Operation:

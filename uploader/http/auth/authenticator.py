@@ -162,54 +162,35 @@ class Authenticator:
 
     async def identify(self, access: Access, request: Request) -> Identity:
         """Raises Unauthenticated, TooManyRequests, Forbidden, Unavailable."""
-        match access:
-            case "open":
-                return _NOBODY
-            case "user":
-                return await self.user(request)
-            case "reader":
-                return await self.reader(request)
-            case "admin":
-                return await self.admin(request)
-            case "metrics":
-                return await self.metrics(request)
-
-    async def user(self, request: Request) -> Identity:
-        """Raises as `identify`; Forbidden where the token is good for something else."""
-        identity = await self._known(request)
-        if identity.scope is not None:
+        if access == "open":
+            return _NOBODY
+        if access == "reader" and "signature" in request.query_params:
+            return await self._by_link(request)
+        identity = await self._identity(request)
+        user_of_log.set(identity.user_id)
+        if access == "metrics":
+            if not identity.may_read_metrics:
+                raise Forbidden()
+        elif identity.scope is not None:
             raise Forbidden(f"This token is good for /{identity.scope}, and for nothing else.")
-        return identity
-
-    async def admin(self, request: Request) -> Identity:
-        identity = await self.user(request)
-        if not identity.admin:
+        elif access == "admin" and not identity.admin:
             raise Forbidden()
         return identity
 
-    async def metrics(self, request: Request) -> Identity:
-        identity = await self._known(request)
-        if not identity.may_read_metrics:
-            raise Forbidden()
-        return identity
-
-    async def reader(self, request: Request) -> Identity:
-        """Return the user, or whoever has a signed link to a file or a selection. Raises as `user`."""
+    async def _by_link(self, request: Request) -> Identity:
+        """Return whose file or selection a signed link is to."""
         query = request.query_params
-        if "signature" not in query:
-            return await self.user(request)
         values = [query.getlist(name) for name in ("user", "expires", "signature")]
         if any(len(given) != 1 for given in values):
             raise Unauthenticated("The link is not valid.")
         owner, expires, signature = (given[0] for given in values)
-        await self._links.check(owner, _subject_of(request), expires, signature)
+        # The file of the path, or the selection whose digest the query tells: whether that is the digest of what is asked
+        # for shows with the body.
+        file_id = request.path_params.get("id")
+        subject = selection_subject(query.get("selection", "")) if file_id is None else str(file_id)
+        await self._links.check(owner, subject, expires, signature)
         user_of_log.set(owner)
         return Identity(owner, admin=False)
-
-    async def _known(self, request: Request) -> Identity:
-        identity = await self._identity(request)
-        user_of_log.set(identity.user_id)
-        return identity
 
     async def _identity(self, request: Request) -> Identity:
         named = self._named_by_proxy(request)
@@ -236,9 +217,9 @@ class Authenticator:
     async def _bearer(self, token: str) -> Identity:
         if self._verifier is None:
             return await self._accounts.authenticate(token)
-        claims = await self._verifier.verify(token)
-        await self._accounts.admit(claims.user_id, claims.total_space)
-        return Identity(claims.user_id, claims.admin, scope=claims.scope)
+        verified = await self._verifier.verify(token)
+        await self._accounts.admit(verified.identity.user_id, verified.total_space)
+        return verified.identity
 
     def _named_by_proxy(self, request: Request) -> str | None:
         """Return None where the header is not there, or comes from anybody else."""
@@ -264,14 +245,6 @@ class Authenticator:
         """Who needs no token could be made to call by any page that their browser shows."""
         if self._origins.is_foreign_page(request):
             raise Unauthenticated("Pages of other origins can't call without a token.")
-
-
-def _subject_of(request: Request) -> str:
-    """Return the file of the path, or the selection whose digest the query tells: whether that is what is asked for shows
-    with the body."""
-    if "id" in request.path_params:
-        return str(request.path_params["id"])
-    return selection_subject(request.query_params.get("selection", ""))
 
 
 def _bearer_token(request: Request) -> str:

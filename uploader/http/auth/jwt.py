@@ -33,7 +33,7 @@ from uploader.clock import Clock
 from uploader.domain.names import check_user_id
 from uploader.errors import ConfigurationError, InvalidRequest, Unauthenticated, Unavailable
 from uploader.http.shared.operation import Size, decode_json
-from uploader.service.access import METRICS_SCOPE
+from uploader.service.access import METRICS_SCOPE, Identity
 from uploader.settings import Settings
 
 T = TypeVar("T")
@@ -285,17 +285,11 @@ class Payload(Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
-    user_id: str
-    admin: bool
+class Verified:
+    """What a token says of its bearer, until when, and by which key."""
+
+    identity: Identity
     total_space: int | None
-    # All that the token is good for; None: for whatever the user may do.
-    scope: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Verified:
-    claims: Claims
     expires_at: float
     key: Key
 
@@ -310,9 +304,9 @@ class Verifier:
         self._leeway_seconds = settings.jwt_leeway_seconds
         self._keys = keys
         self._clock = clock
-        self._verified: OrderedDict[bytes, _Verified] = OrderedDict()
+        self._verified: OrderedDict[bytes, Verified] = OrderedDict()
 
-    async def verify(self, token: str) -> Claims:
+    async def verify(self, token: str) -> Verified:
         """Raises Unauthenticated; Unavailable where the keys can't be read."""
         if len(token) > _MAX_TOKEN_BYTES:
             raise _invalid()
@@ -320,15 +314,15 @@ class Verifier:
         verified = self._verified.get(token_sha256)
         if verified is not None:
             if self._now() < verified.expires_at and verified.key in await self._keys.find(verified.key.kid):
-                return verified.claims
+                return verified
             self._verified.pop(token_sha256, None)
         verified = await self._verify(token)
         self._verified[token_sha256] = verified
         if len(self._verified) > _CACHE_SIZE:
             self._verified.popitem(last=False)
-        return verified.claims
+        return verified
 
-    async def _verify(self, token: str) -> _Verified:
+    async def _verify(self, token: str) -> Verified:
         parts = token.split(".")
         if len(parts) != 3:
             raise _invalid()
@@ -339,11 +333,10 @@ class Verifier:
         message = f"{parts[0]}.{parts[1]}".encode()
         for key in await self._keys.find(None if header.kid is UNSET else header.kid):
             if key.algorithm == header.alg and key.signed(message, signature):
-                payload = _decode(parts[1], Payload)
-                return _Verified(self._claims_of(payload), payload.exp + self._leeway_seconds, key)
+                return self._heed(_decode(parts[1], Payload), key)
         raise _invalid()
 
-    def _claims_of(self, payload: Payload) -> Claims:
+    def _heed(self, payload: Payload, key: Key) -> Verified:
         """Raises Unauthenticated, saying why: whoever signed the token may know."""
         now, leeway = self._now(), self._leeway_seconds
         times = (payload.exp, payload.nbf, payload.iat)
@@ -365,7 +358,8 @@ class Verifier:
         scopes = [] if payload.scope is UNSET else payload.scope.split(" ")
         space = None if payload.total_space is UNSET else payload.total_space
         admin = _ADMIN_SCOPE in scopes
-        return Claims(user_id, admin, space, METRICS_SCOPE if METRICS_SCOPE in scopes and not admin else None)
+        scope = METRICS_SCOPE if METRICS_SCOPE in scopes and not admin else None
+        return Verified(Identity(user_id, admin, scope=scope), space, payload.exp + leeway, key)
 
     def _now(self) -> float:
         return self._clock.now().timestamp()
