@@ -77,14 +77,9 @@ class Segments:
 
     def take(self, size_bytes: int) -> memoryview:
         """Return memory with anybody's bytes in it. Raises OSError if the system has none."""
-        free = self._free[size_bytes]
-        return free.pop() if free else self._make(size_bytes)
-
-    def give_back(self, segment: memoryview) -> None:
-        self._free[len(segment)].append(segment)
-
-    def _make(self, size_bytes: int) -> memoryview:
-        """In place of free ones of the other size, where together they would be more than the budget."""
+        if mine := self._free[size_bytes]:
+            return mine.pop()
+        # In place of free ones of the other size, where together they would be more than the budget.
         for free in self._free.values():
             while free and self._made_bytes + size_bytes > self._budget_bytes:
                 self._made_bytes -= len(free.pop())
@@ -92,6 +87,9 @@ class Segments:
         made = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._made_bytes += size_bytes
         return memoryview(made)
+
+    def give_back(self, segment: memoryview) -> None:
+        self._free[len(segment)].append(segment)
 
 
 class ReceivedBody:
@@ -115,9 +113,9 @@ class ReceivedBody:
     async def make_room(self, *, slow: bool, patience_seconds: float = 0.0) -> None:
         """Make room, in memory, for which it waits for so long, or not. The body is not whole. Raises StorageFull."""
         if self._spooled is None and (slow or not await self._wait_for_segment(patience_seconds)):
-            await self._move_to_spool(_SLOW_BATCH_BYTES if slow else _BATCH_BYTES)
+            await uninterrupted(self._move_to_spool(_SLOW_BATCH_BYTES if slow else _BATCH_BYTES))
         elif self._spooled is not None and self._batched == len(self._batch):
-            await self._write_batch()
+            await uninterrupted(self._write_batch(self._spooled))
 
     def room(self) -> memoryview:
         left = self._expected - self.length
@@ -146,8 +144,8 @@ class ReceivedBody:
 
     async def end(self) -> None:
         """Raises StorageFull."""
-        if self._batched:
-            await self._write_batch()
+        if self._spooled is not None and self._batched:
+            await uninterrupted(self._write_batch(self._spooled))
         self._batch = memoryview(b"")
 
     def pieces(self) -> Iterable[memoryview]:
@@ -223,13 +221,10 @@ class ReceivedBody:
         self._segments = []
 
     async def _move_to_spool(self, batch_bytes: int) -> None:
-        await uninterrupted(self._open_spool(list(self.pieces()), batch_bytes))
-
-    async def _open_spool(self, pieces: list[memoryview], batch_bytes: int) -> None:
         """To its end or not at all: a body that is broken off here is told from one that is in the spool."""
         spooled = await self._spool.open()
         try:
-            for piece in pieces:
+            for piece in self.pieces():
                 await spooled.append(piece)
         except BaseException:
             spooled.close()
@@ -238,12 +233,8 @@ class ReceivedBody:
         self._release_segments()
         self._batch = memoryview(bytearray(min(batch_bytes, self._expected - self.length)))
 
-    async def _write_batch(self) -> None:
-        assert self._spooled is not None
-        await uninterrupted(self._append_batch(self._spooled))
-
-    async def _append_batch(self, spooled: SpooledBytes) -> None:
-        """Write the batch to its end: what was written is not written again, whoever is cancelled meanwhile."""
+    async def _write_batch(self, spooled: SpooledBytes) -> None:
+        """To its end: what was written is not written again, whoever is cancelled meanwhile."""
         await spooled.append(self._batch[: self._batched])
         self._batched = 0
 

@@ -43,6 +43,7 @@ MAX_JSON_BYTES = 256 << 10
 _JSON_BUDGET_BYTES = 64 << 20
 # What is read of a body at once that is looked at as it comes.
 PIECE_BYTES = 256 << 10
+_DRAIN_BYTES = 64 << 10
 # How often whoever receives a body in parts is asked whether more is wanted.
 _LOOK_SECONDS = 0.25
 # How long the next part of a stream waits for memory: most of it is held by the parts before, which are being stored or
@@ -216,14 +217,16 @@ class PieceReader:
         return self._memory[: self._length]
 
 
-class _Excess:
-    """Room for the one byte that is too many."""
+class Drain:
+    """Takes bytes that nobody wants, up to a bound."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int) -> None:
         self.length = 0
+        self._most_bytes = most_bytes
+        self._memory = memoryview(bytearray(min(most_bytes, _DRAIN_BYTES)))
 
     def room(self) -> memoryview:
-        return memoryview(bytearray(1 - self.length))
+        return self._memory[: self._most_bytes - self.length]
 
     def advance(self, count: int) -> None:
         self.length += count
@@ -235,13 +238,16 @@ class Incoming:
         self._intake = intake
         self._request = request
         self._source: BodySource | None = None
-        self.declared_bytes = _declared_bytes(request)
+        length = request.headers.get("content-length")
+        if length is not None and not re.fullmatch(r"[0-9]{1,19}", length.strip()):
+            raise BadRequest("Content-Length is not a number.")
+        self.declared_bytes = None if length is None else int(length)
 
     def receive(self, user_id: str, expected_bytes: int) -> _Receiving:
         """As `Intake.receive`."""
         return self._intake.receive(source_of(self._request), user_id, expected_bytes)
 
-    async def receive_up_to(self, user_id: str, limit_bytes: int) -> Body:
+    async def receive_up_to(self, user_id: str, limit_bytes: int) -> ReceivedBody | WholeBody:
         """As `Intake.receive_up_to`, and of the length that was told, if one was."""
         source = source_of(self._request)
         if self.declared_bytes is None:
@@ -249,13 +255,6 @@ class Incoming:
         if self.declared_bytes > limit_bytes:
             raise FileTooLarge(limit=limit_bytes)
         return await self._intake.receive(source, user_id, self.declared_bytes)
-
-    async def receive_all(self, user_id: str, limit_bytes: int) -> ReceivedBody | WholeBody:
-        """As `receive_up_to`, to be taken up again in parts."""
-        source = source_of(self._request)
-        if self.declared_bytes is not None and self.declared_bytes > limit_bytes:
-            raise FileTooLarge(limit=limit_bytes)
-        return await self._intake.receive_up_to(source, user_id, limit_bytes)
 
     def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Awaitable[Part]:
         """As `Intake.receive_part`; the next part goes on where this one ended."""
@@ -399,7 +398,7 @@ class Intake:
 
     async def _fill(self, body: ReceivedBody, source: BodySource, limit_bytes: int, fault_of: _FaultOf) -> None:
         loop = asyncio.get_running_loop()
-        pace, excess = self.pace(), _Excess()
+        pace, excess = self.pace(), Drain(1)  # room for the byte that is too many
         while not source.ended:
             if body.length == limit_bytes:
                 await source.pour(excess, pace.late_at(source.progressed_at, body.length))
@@ -426,12 +425,3 @@ def source_of(request: Request) -> BodySource:
     """Return a body that nobody has begun to read: past the parser, if the server offers that."""
     offered = request.scope.get("extensions", {}).get(DIRECT_BODY)
     return offered["body"] if offered else MessageBody(request.receive)
-
-
-def _declared_bytes(request: Request) -> int | None:
-    text = request.headers.get("content-length")
-    if text is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,19}", text.strip()):
-        raise BadRequest("Content-Length is not a number.")
-    return int(text)

@@ -157,7 +157,7 @@ class CheckedBody:
 
     async def receive_whole(self, user_id: str, limit_bytes: int, hashing: Hashing) -> Reread:
         """Raises DigestMismatch, BadRequest, FileTooLarge, BodyTimeout, StorageFull, ClientDisconnect."""
-        received = await self.body.receive_all(user_id, limit_bytes)
+        received = await self.body.receive_up_to(user_id, limit_bytes)
         try:
             await self.checksum().check(received, hashing)
         except BaseException:

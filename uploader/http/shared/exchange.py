@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
 from uploader.errors import TooManyRequests, UploaderError
-from uploader.http.bodies.intake import DIRECT_BODY, DirectSource
+from uploader.http.bodies.intake import DIRECT_BODY, DirectSource, Drain, MessageBody
 from uploader.http.shared.problem import problem_response
 from uploader.http.shared.proxies import Proxies
 from uploader.observability import REQUESTS, request_id, user_id
@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _MAX_DRAINED_BYTES = 1 << 20
 _MAX_DRAIN_SECONDS = 2.0
-_DRAIN_BYTES = 64 << 10
 _BODY_TIMEOUT = 408
 _SERVER_ERROR = 500
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -116,32 +115,10 @@ class Exchange:
         direct = self._direct if self._direct is not None and self._direct.started else None
         if self._waits_for_continue and not self._touched and direct is None:
             return False
-        with suppress(TimeoutError, ClientDisconnect):
-            async with asyncio.timeout(_MAX_DRAIN_SECONDS):
-                await (self._drain_messages() if direct is None else self._drain_direct(direct))
+        source = MessageBody(self.receive) if direct is None else direct
+        with suppress(ClientDisconnect):
+            await source.pour(Drain(_MAX_DRAINED_BYTES), asyncio.get_running_loop().time() + _MAX_DRAIN_SECONDS)
         return self._body_ended()
-
-    async def _drain_messages(self) -> None:
-        drained = 0
-        while not self._body_ended() and drained < _MAX_DRAINED_BYTES:
-            drained += len((await self.receive()).get("body", b""))
-
-    async def _drain_direct(self, direct: DirectSource) -> None:
-        await direct.pour(_Drain(), asyncio.get_running_loop().time() + _MAX_DRAIN_SECONDS)
-
-
-class _Drain:
-    """Takes bytes that nobody wants, up to a bound."""
-
-    def __init__(self) -> None:
-        self._left = _MAX_DRAINED_BYTES
-        self._memory = memoryview(bytearray(_DRAIN_BYTES))
-
-    def room(self) -> memoryview:
-        return self._memory[: self._left]
-
-    def advance(self, count: int) -> None:
-        self._left -= count
 
 
 def refusal(error: UploaderError) -> bytes:
