@@ -34,9 +34,9 @@ from uploader.http.native.files import FileHandlers
 from uploader.http.native.uploads import UploadHandlers
 from uploader.http.native.whole_file import WholeFileHandlers
 from uploader.http.ops import OpsHandlers, PageHandlers, ops_operations
-from uploader.http.resumable.dialect import ResumableDialect, ResumableHandlers
-from uploader.http.resumable.rufh import RufhDialect, RufhHandlers
-from uploader.http.resumable.tus import TusDialect, TusHandlers
+from uploader.http.resumable.dialect import ResumableHandlers
+from uploader.http.resumable.rufh import RufhHandlers
+from uploader.http.resumable.tus import TusHandlers
 from uploader.http.server.connections import (
     CONNECTIONS_STATE,
     SENDERS_STATE,
@@ -290,25 +290,21 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
     authenticator = Authenticator(settings, services.accounts, services.links, origins, verifier)
     intake = Intake(settings, services.spool)
     proxies = Proxies(settings.trusted_proxies)
+    resumable = ResumableHandlers(
+        TusHandlers(services.openings, services.appends, services.uploads, services.concatenations, proxies),
+        RufhHandlers(
+            services.openings,
+            services.appends,
+            services.uploads,
+            services.clock,
+            sends_interim=settings.interim_responses,
+            expiry_seconds=settings.upload_expiry_seconds,
+        ),
+    )
     handlers = (
         UploadHandlers(services.openings, services.receiving, services.uploads, services.instant, services.delta_bases),
         WholeFileHandlers(services.whole),
-        ResumableHandlers(
-            TusHandlers(
-                services.openings,
-                services.appends,
-                services.uploads,
-                services.concatenations,
-                proxies,
-            ),
-            RufhHandlers(
-                services.openings,
-                services.appends,
-                services.uploads,
-                services.clock,
-                sends_interim=settings.interim_responses,
-            ),
-        ),
+        resumable,
         FileHandlers(
             services.files,
             services.folders,
@@ -331,8 +327,6 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
     )
     ops = OpsHandlers(settings, services.openings, services.health, services.gauges, services.exposition)
     operations = [*operations_of(*handlers), *ops_operations(ops, PageHandlers(settings), settings)]
-    max_size_bytes = services.openings.max_file_size_bytes
-    dialect = ResumableDialect(TusDialect(max_size_bytes), RufhDialect(max_size_bytes, settings.upload_expiry_seconds))
     return Application(
         operations,
         authenticator,
@@ -342,7 +336,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
         intake=intake,
         proxies=proxies,
         pre_creates=services.pre_create_hook.is_on,
-        dialect=dialect,
+        dialect=resumable,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -15,6 +15,8 @@ from starlette.types import Receive, Scope, Send
 from uploader.errors import BadRequest, MethodNotAllowed, NotFound, RangeNotSatisfiable, UploaderError
 from uploader.http.auth.authenticator import Authenticator, Origins
 from uploader.http.bodies.intake import Intake
+from uploader.http.resumable.dialect import ResumableHandlers
+from uploader.http.resumable.request import PREFIX
 from uploader.http.shared.exchange import ABORTED, ConcurrencyLimit, Exchange
 from uploader.http.shared.openapi import document
 from uploader.http.shared.operation import Call, Operation, Routing, operations_of
@@ -31,24 +33,6 @@ logger = logging.getLogger(__name__)
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]
 
 
-class Dialect(Protocol):
-    """A protocol of others."""
-
-    @property
-    def prefix(self) -> str:
-        """Return what its paths begin with."""
-
-    def begin(self, request: Request) -> Response | None:
-        """Look at a request before anything else does, and perhaps answer it; its method and path may be others after
-        this."""
-
-    def refuse(self, request: Request, error: UploaderError, headers: dict[str, str]) -> Response:
-        """Return its answer to a request that failed with `error`; `headers` are what every answer has that says this."""
-
-    def mark(self, request: Request, response: Response) -> None:
-        """Say in an answer what every answer says."""
-
-
 @dataclass(eq=False, repr=False)
 class Application:
     """Each request goes through two coroutines to its handler: a chunk, which waits often, resumes all of them each time."""
@@ -62,9 +46,9 @@ class Application:
     intake: Intake
     # Through which requests come.
     proxies: Proxies
+    dialect: ResumableHandlers
     # Whether a pre-create hook is asked, and told from where.
     pre_creates: bool = False
-    dialect: Dialect | None = None
 
     def __post_init__(self) -> None:
         self.operations = [*self.operations, *operations_of(self)]
@@ -133,9 +117,8 @@ class Application:
             return Actor(Via.REQUEST, None, address=address)
         return Actor(Via.REQUEST, identity.user_id or None, identity.token_id, address, identity.token_made_by)
 
-    def _dialect_of(self, request: Request) -> Dialect | None:
-        dialect = self.dialect
-        return dialect if dialect is not None and request.scope["path"].startswith(dialect.prefix) else None
+    def _dialect_of(self, request: Request) -> ResumableHandlers | None:
+        return self.dialect if request.scope["path"].startswith(PREFIX) else None
 
     def _route(self, request: Request, exchange: Exchange) -> Operation:
         """Raises NotFound, MethodNotAllowed."""

@@ -25,7 +25,6 @@ from uploader.errors import (
 from uploader.http.bodies.body import BodyBudget, ReceivedBody, Segments, WholeBody
 from uploader.service.append import Part, a_newer_one
 from uploader.settings import Settings
-from uploader.storage.base import Body
 from uploader.storage.store import Spool
 from uploader.tasks import uninterrupted
 

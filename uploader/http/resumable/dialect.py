@@ -7,9 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from uploader.errors import NotFound, UploaderError
-from uploader.http.resumable.request import PREFIX, override_method, take_off_slash
-from uploader.http.resumable.rufh import MARKS, RufhDialect, RufhHandlers
-from uploader.http.resumable.tus import BYTES, TusDialect, TusHandlers
+from uploader.http.resumable.request import PREFIX
+from uploader.http.resumable.rufh import MARKS, RufhHandlers
+from uploader.http.resumable.tus import BYTES, TusHandlers
 from uploader.http.shared.operation import STRING, Call, Operation, header
 
 # What tus alone has. Its clients are told which version is spoken.
@@ -91,35 +91,36 @@ def speaks_tus(request: Request) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class ResumableDialect:
-    prefix = PREFIX
-
-    tus: TusDialect
-    rufh: RufhDialect
-
-    def begin(self, request: Request) -> Response | None:
-        override_method(request)
-        take_off_slash(request)
-        if request.method == "OPTIONS":
-            return Response(status_code=204, headers=self.tus.facts() | self.rufh.facts())
-        return self._of(request).begin(request)
-
-    def refuse(self, request: Request, error: UploaderError, headers: dict[str, str]) -> Response:
-        return self._of(request).refuse(request, error, headers)
-
-    def mark(self, request: Request, response: Response) -> None:
-        self._of(request).mark(request, response)
-
-    def _of(self, request: Request) -> TusDialect | RufhDialect:
-        return self.tus if speaks_tus(request) else self.rufh
-
-
-@dataclass(frozen=True, slots=True)
 class ResumableHandlers:
     """For clients that speak tus 1.0.0 or resumable uploads of HTTP: each request goes to the handler of its protocol."""
 
     tus: TusHandlers
     rufh: RufhHandlers
+
+    # Of every request and answer
+
+    def begin(self, request: Request) -> Response | None:
+        """Look at a request before anything else does, and perhaps answer it: its method and path may be others after
+        this."""
+        override = request.headers.get("x-http-method-override")
+        if override:  # some clients and proxies know GET and POST alone
+            # Not for the server: what it sends is framed by the method that the client knows of.
+            request.scope = {**request.scope, "method": override.upper()}
+        if request.scope["path"] == f"{PREFIX}/":  # the address of others, and of the examples of some clients
+            request.scope = {**request.scope, "path": PREFIX}
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=self.tus.facts() | self.rufh.facts())
+        return self.tus.begin(request) if speaks_tus(request) else None
+
+    def refuse(self, request: Request, error: UploaderError, headers: dict[str, str]) -> Response:
+        """Answer a request that failed with `error`; `headers` are what every answer has that says this."""
+        return self._of(request).refuse(request, error, headers)
+
+    def mark(self, request: Request, response: Response) -> None:
+        """Say in an answer what every answer says."""
+        self._of(request).mark(request, response)
+
+    # Uploads
 
     @_resumable(
         f"POST {PREFIX}",
@@ -131,7 +132,7 @@ class ResumableHandlers:
         parameters=_CREATION,
     )
     async def create(self, call: Call) -> Response:
-        return await self._of(call).create(call)
+        return await self._of(call.request).create(call)
 
     @_asking(f"GET {_ONE}", "Where it ends")
     async def get(self, call: Call) -> Response:
@@ -141,7 +142,7 @@ class ResumableHandlers:
 
     @_asking(f"HEAD {_ONE}", "Where it ends")
     async def head(self, call: Call) -> Response:
-        return await self._of(call).head(call)
+        return await self._of(call.request).head(call)
 
     @_resumable(
         f"PATCH {_ONE}",
@@ -153,7 +154,7 @@ class ResumableHandlers:
         parameters=_APPENDING,
     )
     async def patch(self, call: Call) -> Response:
-        return await self._of(call).patch(call)
+        return await self._of(call.request).patch(call)
 
     @_resumable(
         f"DELETE {_ONE}",
@@ -163,7 +164,7 @@ class ResumableHandlers:
         parameters=_VERSIONS,
     )
     async def delete(self, call: Call) -> Response:
-        return await self._of(call).delete(call)
+        return await self._of(call.request).delete(call)
 
-    def _of(self, call: Call) -> TusHandlers | RufhHandlers:
-        return self.tus if speaks_tus(call.request) else self.rufh
+    def _of(self, request: Request) -> TusHandlers | RufhHandlers:
+        return self.tus if speaks_tus(request) else self.rufh

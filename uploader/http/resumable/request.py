@@ -46,20 +46,6 @@ _CHECKSUM = "upload-checksum"
 _CHECKSUM_BYTES = {"md5": 16, "sha1": 20, "sha256": 32, "crc32": 4}
 
 
-def override_method(request: Request) -> None:
-    """Heed it: some clients and proxies know GET and POST alone."""
-    override = request.headers.get("x-http-method-override")
-    if override:
-        # Not for the server: what it sends is framed by the method that the client knows of.
-        request.scope = {**request.scope, "method": override.upper()}
-
-
-def take_off_slash(request: Request) -> None:
-    """Others have their uploads at an address that ends with a slash, and so have the examples of some clients."""
-    if request.scope["path"] == f"{PREFIX}/":
-        request.scope = {**request.scope, "path": PREFIX}
-
-
 def target_of(call: Call) -> Target:
     """Raises UploadNotFound."""
     upload_id = call.in_path("id")

@@ -191,42 +191,6 @@ def _plain(found: Mapping[str, str]) -> str | None:
         return text
 
 
-@dataclass(frozen=True, slots=True)
-class RufhDialect:
-    max_size_bytes: int
-    expiry_seconds: float
-
-    def facts(self) -> dict[str, str]:
-        return {"Accept-Patch": BYTES, **CURRENT.limits(self.max_size_bytes, self.expiry_seconds)}
-
-    def begin(self, _request: Request) -> Response | None:
-        return None
-
-    def refuse(self, request: Request, error: UploaderError, headers: dict[str, str]) -> Response:
-        draft = draft_of(request.headers)
-        status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), None)
-        kind = next((kind for kind in _PROBLEMS if isinstance(error, kind)), None)
-        members: dict[str, Any] = (
-            {} if kind is None else {"type": _TYPES + _PROBLEMS[kind][0], "title": _PROBLEMS[kind][1]}
-        )
-        if request.method in ("POST", "PATCH"):
-            complete = isinstance(error, _OF_THE_FILE) and draft.completes(request.headers) is not False
-            headers |= draft.completeness(complete)
-        if isinstance(error, OffsetMismatch):
-            headers["Upload-Offset"] = str(error.fields["offset"])
-            members["expected-offset"] = error.fields["offset"]
-            members["provided-offset"] = integer_in(request.headers, "Upload-Offset")
-        if isinstance(error, UnsupportedMediaType):
-            headers["Accept-Patch"] = BYTES
-        return problem_response(error, headers, status, **members)
-
-    def mark(self, request: Request, response: Response) -> None:
-        draft = draft_of(request.headers)
-        response.headers.update(draft.named())
-        if "upload-limit" not in response.headers:
-            response.headers.update(draft.limits(self.max_size_bytes))
-
-
 def completed() -> BadRequest:
     return BadRequest("The upload is complete already.", type=f"{_TYPES}completed-upload", title="Upload Is Completed")
 
@@ -343,6 +307,36 @@ class RufhHandlers:
     clock: Clock
     # Whether interim responses are sent.
     sends_interim: bool
+    expiry_seconds: float
+
+    # Of every request and answer
+
+    def facts(self) -> dict[str, str]:
+        return {"Accept-Patch": BYTES, **CURRENT.limits(self.openings.max_file_size_bytes, self.expiry_seconds)}
+
+    def refuse(self, request: Request, error: UploaderError, headers: dict[str, str]) -> Response:
+        draft = draft_of(request.headers)
+        status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), None)
+        kind = next((kind for kind in _PROBLEMS if isinstance(error, kind)), None)
+        members: dict[str, Any] = (
+            {} if kind is None else {"type": _TYPES + _PROBLEMS[kind][0], "title": _PROBLEMS[kind][1]}
+        )
+        if request.method in ("POST", "PATCH"):
+            complete = isinstance(error, _OF_THE_FILE) and draft.completes(request.headers) is not False
+            headers |= draft.completeness(complete)
+        if isinstance(error, OffsetMismatch):
+            headers["Upload-Offset"] = str(error.fields["offset"])
+            members["expected-offset"] = error.fields["offset"]
+            members["provided-offset"] = integer_in(request.headers, "Upload-Offset")
+        if isinstance(error, UnsupportedMediaType):
+            headers["Accept-Patch"] = BYTES
+        return problem_response(error, headers, status, **members)
+
+    def mark(self, request: Request, response: Response) -> None:
+        draft = draft_of(request.headers)
+        response.headers.update(draft.named())
+        if "upload-limit" not in response.headers:
+            response.headers.update(draft.limits(self.openings.max_file_size_bytes))
 
     # Creation
 

@@ -98,11 +98,18 @@ def _part_id(url: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class TusDialect:
-    max_size_bytes: int
+class TusHandlers:
+    openings: Openings
+    appends: Appends
+    uploads: Uploads
+    concatenations: Concatenations
+    proxies: Proxies
+
+    # Of every request and answer
 
     def facts(self) -> dict[str, str]:
-        facts = {"Tus-Version": VERSION, "Tus-Extension": EXTENSIONS, "Tus-Max-Size": str(self.max_size_bytes)}
+        max_size = str(self.openings.max_file_size_bytes)
+        facts = {"Tus-Version": VERSION, "Tus-Extension": EXTENSIONS, "Tus-Max-Size": max_size}
         return {"Tus-Resumable": VERSION, **facts, "Tus-Checksum-Algorithm": ",".join(ALGORITHMS)}
 
     def begin(self, request: Request) -> Response | None:
@@ -119,14 +126,7 @@ class TusDialect:
     def mark(self, _request: Request, response: Response) -> None:
         response.headers["Tus-Resumable"] = VERSION
 
-
-@dataclass(frozen=True, slots=True)
-class TusHandlers:
-    openings: Openings
-    appends: Appends
-    uploads: Uploads
-    concatenations: Concatenations
-    proxies: Proxies
+    # Creation
 
     async def create(self, call: Call) -> Response:
         headers = call.request.headers
