@@ -312,7 +312,7 @@ async def test_a_body_that_came_while_another_made_the_file_is_not_stored(stack:
     path = await created(stack, 5)
     sending = Sending(stack, 5)
     checksum = Checksum("md5", hashlib.md5(b"67890").digest())
-    body = CheckedBody(sending.source, lambda: checksum)
+    body = CheckedBody(sending.source, checksum.check)
     late = asyncio.create_task(stack.services.appends.append_whole(target_of(path), 0, body))
     sending.send(b"678")
     await eventually(sending.is_taken)

@@ -495,7 +495,7 @@ async def test_checksum_bodies_are_bounded_before_they_are_read(
         path = await created(stack)
         target, sending = Target("alice", upload_id=path.rpartition("/")[2]), Sending(stack, 1000)
         right = checksum_of(CONTENT.data[:1000], "sha1")
-        source = request.CheckedBody(sending.source, lambda: request.parse_checksum(right))
+        source = request.CheckedBody(sending.source, request.parse_checksum(right).check)
         hanging = asyncio.create_task(stack.services.appends.append_whole(target, 0, source))
         sending.send(CONTENT.data[:10])
         await eventually(sending.is_taken)

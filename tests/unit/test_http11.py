@@ -25,7 +25,7 @@ from tests.support.waiting import PATIENCE_SECONDS
 from uploader.http.bodies.intake import DIRECT_BODY, source_of
 from uploader.http.server.connections import CONNECTIONS_STATE, ConnectionLimits, Connections
 from uploader.http.server.http11 import HttpConnection
-from uploader.http.shared.proxies import Networks
+from uploader.http.shared.proxies import Proxies
 
 # Bodies past the parser: the same requests, torn at every byte, get the same answers as from uvicorn as it is.
 
@@ -47,7 +47,7 @@ class Wire:
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
         self.state = ServerState()
         self.protocol = make_protocol(
-            config=config, server_state=self.state, app_state={CONNECTIONS_STATE: Connections(LIMITS, Networks(None))}
+            config=config, server_state=self.state, app_state={CONNECTIONS_STATE: Connections(LIMITS, Proxies(None))}
         )
         self.answers = b""
         self.reading = True

@@ -49,7 +49,7 @@ from uploader.http.server.connections import (
 from uploader.http.server.tls import CertificateInForce
 from uploader.http.shared.exchange import ConcurrencyLimit, is_news
 from uploader.http.shared.operation import operations_of
-from uploader.http.shared.proxies import Networks, Proxies
+from uploader.http.shared.proxies import Proxies
 from uploader.jobs.events import EventKeeper, relay_job, wake_channel
 from uploader.jobs.maintenance import Cleaner, Collector, Reconciler, Scrubber, Snapshot, TrashKeeper
 from uploader.jobs.runner import Job, Runner
@@ -342,7 +342,7 @@ def build_application(services: Services, lifespan: Lifespan | None = None) -> A
 
 def create_connections(settings: Settings) -> Connections:
     """Those of this process, none yet."""
-    return Connections(connection_limits(settings), Networks(settings.trusted_proxies))
+    return Connections(connection_limits(settings), Proxies(settings.trusted_proxies))
 
 
 def create_verifier(settings: Settings, clock: Clock) -> "Verifier | None":

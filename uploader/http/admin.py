@@ -16,8 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from uploader.clock import Clock
 from uploader.domain.audit_log import Act, Action
 from uploader.domain.names import MAX_USER_ID_BYTES, check_user_id
-from uploader.domain.reports import UPLOAD_SORTS, USER_SORTS, Usage, UserReport
-from uploader.domain.upload import File
+from uploader.domain.reports import UPLOAD_SORTS, USER_SORTS
 from uploader.errors import InvalidRequest, NotFound, TokensUnused
 from uploader.http.shared.operation import (
     AFTER,
@@ -35,7 +34,7 @@ from uploader.http.shared.responses import Json
 from uploader.service.access import Accounts, Token, new_token
 from uploader.service.audit_log import AuditLogReports, Wanted
 from uploader.service.events import Reviewing, SinkFigures, Watching
-from uploader.service.reconcile import Drift, Findings, Recounting
+from uploader.service.reconcile import Drift, Recounting
 from uploader.service.reports import (
     HistoryDay,
     Idle,
@@ -236,28 +235,8 @@ class Recounted(Struct):
     as_of: datetime
 
 
-def detail_of(report: UserReport, as_of: datetime) -> UserDetail:
-    return UserDetail(**msgspec.structs.asdict(user_of(report)), available=report.usage.available, as_of=as_of)
-
-
-def account_of(usage: Usage) -> UserAccount:
-    return UserAccount(**{name: getattr(usage, name) for name in UserAccount.__struct_fields__})
-
-
-def file_of(file: File) -> UserFile:
-    return UserFile(file.id, file.name, file.size, file.created_at, file.modified_at, file.instant)
-
-
 def token_of(token: Token) -> TokenSchema:
     return TokenSchema(token.token_id, token.admin, token.created_at, token.revoked_at, token.scope, token.made_by)
-
-
-def new_token_of(token: Token, secret: str) -> NewToken:
-    return NewToken(**msgspec.structs.asdict(token_of(token)), user_id=token.user_id, token=secret)
-
-
-def recounted_of(found: Findings, as_of: datetime) -> Recounted:
-    return Recounted(found.checked, list(map(_drift_of, found.drifts)), list(map(_drift_of, found.notes)), as_of)
 
 
 def _drift_of(drift: Drift) -> DriftSchema:
@@ -318,7 +297,8 @@ class AdminHandlers:
         found = await self.recounting.recount(user_id)
         if user_id is not None and not found.checked["users"] and not found.drifts:
             raise NotFound("There is no such user.")
-        return Json(recounted_of(found, as_of))
+        drifts, notes = ([_drift_of(drift) for drift in some] for some in (found.drifts, found.notes))
+        return Json(Recounted(found.checked, drifts, notes, as_of))
 
     @_admin(
         "GET /admin/queue",
@@ -341,7 +321,9 @@ class AdminHandlers:
     )
     async def user(self, call: Call) -> Response:
         as_of = self.clock.now()
-        return Json(detail_of(await self.reports.user(user_in(call)), as_of))
+        report = await self.reports.user(user_in(call))
+        usage = msgspec.structs.asdict(user_of(report))
+        return Json(UserDetail(**usage, available=report.usage.available, as_of=as_of))
 
     @_admin(
         "GET /admin/users/{user_id}/files",
@@ -356,7 +338,7 @@ class AdminHandlers:
         files, cursor = await self.reports.files_of(
             user_id, limit=limit, after=call.query("after"), prefix=call.query("prefix")
         )
-        return Json(UserFiles([file_of(file) for file in files], cursor, as_of))
+        return Json(UserFiles(msgspec.convert(files, list[UserFile], from_attributes=True), cursor, as_of))
 
     @_admin(
         "PUT /admin/users/{user_id}",
@@ -367,7 +349,8 @@ class AdminHandlers:
     async def set_total_space(self, call: Call) -> Response:
         user_id = user_in(call)
         body = await call.json(SetTotalSpace)
-        return Json(account_of(await self.accounts.set_total_space(user_id, body.total_space)))
+        usage = await self.accounts.set_total_space(user_id, body.total_space)
+        return Json(msgspec.convert(usage, UserAccount, from_attributes=True))
 
     # Open uploads
 
@@ -483,7 +466,8 @@ class TokenHandlers:
             secret, user_id, admin=body.admin, total_space=or_none(body.total_space), scope=or_none(body.scope)
         )
         logger.info("token made", extra={"token_id": made.token_id, "of": user_id, "admin": made.admin})
-        return Json(new_token_of(made, secret), 201)
+        told = msgspec.structs.asdict(token_of(made))
+        return Json(NewToken(**told, user_id=user_id, token=secret), 201)
 
     @_admin(
         "DELETE /admin/tokens/{token_id}",

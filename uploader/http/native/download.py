@@ -20,7 +20,6 @@ from uploader.errors import RangeNotSatisfiable
 from uploader.http.shared.responses import ZERO_COPY_SEND
 from uploader.service.files import Files
 from uploader.storage.base import FileBlob, OpenBlob, PresigningBlob
-from uploader.storage.store import BytesBlob
 from uploader.tasks import uninterrupted
 
 # With the policies under which they are shown: alone, or within a page of the same origin.
@@ -56,7 +55,7 @@ _PREVIEW_TYPES = {
 _PIECE_BYTES = 256 << 10
 _MAX_RANGES = 100
 _HUGE = 2**64  # beyond any file
-_MEDIA_TYPE = "application/octet-stream"
+MEDIA_TYPE = "application/octet-stream"
 # How long the URL works that somebody is sent on to: it is to be followed at once.
 _SENT_ON_SECONDS = 60
 _SPEC = re.compile(r"[ \t]*(?:([0-9]+)-([0-9]*)|-([0-9]+))[ \t]*")
@@ -68,14 +67,6 @@ def preview_type_of(name: str) -> str | None:
     """Return the media type as which a file of this name may be shown; None: it is only ever saved."""
     _, dot, ending = name.rpartition(".")
     return _PREVIEW_TYPES.get(ending.lower()) if dot else None
-
-
-def preview_headers_of(media_type: str, disposition: str) -> dict[str, str]:
-    return {
-        "Content-Disposition": disposition.replace("attachment", "inline", 1),
-        "Content-Security-Policy": _PDF_POLICY if media_type == "application/pdf" else _PREVIEW_POLICY,
-        "X-Frame-Options": "SAMEORIGIN",
-    }
 
 
 def parse_ranges(header: str, size: int) -> list[Range] | None:
@@ -156,8 +147,10 @@ async def download(
     preview_type = preview_type_of(file.name) if inline else None
     headers = _headers(file)
     if preview_type is not None:
-        headers |= preview_headers_of(preview_type, headers["Content-Disposition"])
-    media_type = preview_type or _MEDIA_TYPE
+        headers["Content-Disposition"] = headers["Content-Disposition"].replace("attachment", "inline", 1)
+        headers["Content-Security-Policy"] = _PDF_POLICY if preview_type == "application/pdf" else _PREVIEW_POLICY
+        headers["X-Frame-Options"] = "SAMEORIGIN"
+    media_type = preview_type or MEDIA_TYPE
     if _matches_etag(request.headers.get("if-none-match", ""), headers["ETag"]):
         return Response(status_code=304, headers=headers)
     try:
@@ -194,18 +187,11 @@ def _is_simple(request: Request, ranges: list[Range] | None) -> bool:
 
 async def _sent_on(blob: PresigningBlob, content_disposition: str) -> Response:
     try:
-        url = await blob.presign(_SENT_ON_SECONDS, content_disposition, _MEDIA_TYPE)
+        url = await blob.presign(_SENT_ON_SECONDS, content_disposition, MEDIA_TYPE)
     finally:
         await uninterrupted(blob.close())
     # Whoever has the URL has the file: no cache keeps it.
     return Response(status_code=307, headers={"Location": url, "Cache-Control": "no-store"})
-
-
-def send_signature(request: Request, signature: bytes) -> Response:
-    headers = {"Cache-Control": "private, no-cache", "X-Content-Type-Options": "nosniff"}
-    if request.method == "HEAD":
-        return Response(headers={**headers, "Content-Length": str(len(signature))}, media_type=_MEDIA_TYPE)
-    return Download(BytesBlob(signature), [(b"", (0, len(signature)))], b"", 200, headers, _MEDIA_TYPE)
 
 
 def _ranges_of(request: Request, file: File) -> list[Range] | None:

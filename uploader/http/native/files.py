@@ -15,7 +15,7 @@ from uploader.domain.upload import File
 from uploader.errors import InvalidRequest, Unauthenticated
 from uploader.http.native import schemas
 from uploader.http.native.archive import archive
-from uploader.http.native.download import download, send_signature
+from uploader.http.native.download import MEDIA_TYPE, download
 from uploader.http.native.schemas import ArchiveSchema, MoveInto, SelectionSchema, selection_of
 from uploader.http.shared.operation import (
     AFTER,
@@ -128,7 +128,9 @@ class FileHandlers:
         problems=("file-not-found", "base-unusable", "storage-full"),
     )
     async def get_signature(self, call: Call) -> Response:
-        return send_signature(call.request, await self.delta_bases.read_signature(call.user_id, call.in_path("id")))
+        signature = await self.delta_bases.read_signature(call.user_id, call.in_path("id"))
+        headers = {"Cache-Control": "private, no-cache", "X-Content-Type-Options": "nosniff"}
+        return Response(signature, headers=headers, media_type=MEDIA_TYPE)
 
     @_files(
         "POST /me/files/{id}/link",
@@ -146,7 +148,8 @@ class FileHandlers:
 
     @_files("GET /me/usage", "Your accounts", responses={200: schemas.UsageSchema})
     async def get_usage(self, call: Call) -> Response:
-        return Json(schemas.usage_of(await self.files.usage(call.user_id)))
+        usage = await self.files.usage(call.user_id)
+        return Json(msgspec.convert(usage, schemas.UsageSchema, from_attributes=True))
 
     @_files("GET /me/identity", "Who you are here", responses={200: schemas.Caller})
     async def get_caller(self, call: Call) -> Response:

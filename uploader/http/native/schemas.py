@@ -13,7 +13,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from uploader.domain.digest import ALGORITHM, Challenge
 from uploader.domain.names import MAX_NAME_BYTES, Folder, Selection
-from uploader.domain.reports import Usage
 from uploader.domain.upload import File, IfExists, chunk_count
 from uploader.errors import InvalidRequest
 from uploader.http.shared.operation import MAX_ID_LENGTH, MAX_SIZE_BYTES, MD5_PATTERN, SHA256_PATTERN, Size, or_none
@@ -289,11 +288,6 @@ def file_of(file: File) -> FileSchema:
     return FileSchema(file.id, file.name, file.md5, file.sha256, file.size, *times, file.instant, damaged)
 
 
-def usage_of(usage: Usage) -> UsageSchema:
-    figures = usage.total_space, usage.use_space_finished, usage.use_space_unfinished, usage.reserved, usage.available
-    return UsageSchema(*figures)
-
-
 def state_of(result: UploadStatus | StillMerging | Complete | Challenge) -> UploadState | FileState | ChallengeState:
     match result:
         case (UploadStatus() as status) | StillMerging(status):
@@ -301,14 +295,8 @@ def state_of(result: UploadStatus | StillMerging | Complete | Challenge) -> Uplo
             return UploadState(upload.state, upload)
         case Complete(file=file):
             return FileState("complete", file_of(file))
-        case Challenge():
-            return ChallengeState("challenge", _challenge_of(result))
-
-
-def _challenge_of(challenge: Challenge) -> ChallengeSchema:
-    return ChallengeSchema(
-        challenge.id, challenge.nonce, challenge.user_id, challenge.ranges, ALGORITHM, challenge.expires_at
-    )
+        case Challenge(id=id_, nonce=nonce, user_id=user_id, ranges=ranges, expires_at=end):
+            return ChallengeState("challenge", ChallengeSchema(id_, nonce, user_id, ranges, ALGORITHM, end))
 
 
 class SelectionSchema(Struct, forbid_unknown_fields=True):

@@ -11,22 +11,19 @@ import hashlib
 import hmac
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from starlette.requests import Request
 
-from uploader.domain.digest import ClaimedDigests
 from uploader.domain.names import CONTROL, MAX_SEGMENT_BYTES, normalise_name
 from uploader.errors import BadRequest, DigestMismatch, InvalidRequest, UploadNotFound
 from uploader.http.bodies.body import Reread
 from uploader.http.bodies.intake import TRAILERS, Incoming
 from uploader.http.shared.operation import Call
 from uploader.service.append import Appends, Hashing
-from uploader.service.chunk import check_digests
 from uploader.service.ids import ID
 from uploader.service.results import Complete, Target
 from uploader.service.status import Uploads
@@ -95,11 +92,8 @@ def name_of(metadata: dict[str, str], upload_id: str) -> str:
     return f"upload-{upload_id}"
 
 
-class BodyCheck(Protocol):
-    """What a body has to have."""
-
-    async def check(self, body: Body, hashing: Hashing) -> None:
-        """Raises DigestMismatch."""
+# Compares a body with its checksum, which is known at the latest when it was received. Raises DigestMismatch, BadRequest.
+BodyCheck = Callable[[Body, Hashing], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,25 +111,11 @@ class Checksum:
 
 
 @dataclass(frozen=True, slots=True)
-class ContentDigest:
-    """Those of HTTP (RFC 9530), and `Content-MD5`."""
-
-    claims: ClaimedDigests
-
-    async def check(self, body: Body, _hashing: Hashing) -> None:
-        await check_digests(body, self.claims)
-
-
-# It is known at the latest when the body was received. Raises BadRequest.
-ToldCheck = Callable[[], BodyCheck]
-
-
-@dataclass(frozen=True, slots=True)
 class CheckedBody:
     """A body with its checksum."""
 
     body: Incoming
-    checksum: ToldCheck
+    check: BodyCheck
 
     @property
     def declared_bytes(self) -> int | None:
@@ -145,29 +125,28 @@ class CheckedBody:
         """Raises DigestMismatch, BadRequest, FileTooLarge, BodyTimeout, StorageFull, ClientDisconnect."""
         received = await self.body.receive_up_to(user_id, limit_bytes)
         try:
-            await self.checksum().check(received, hashing)
+            await self.check(received, hashing)
         except BaseException:
             received.close()
             raise
         return Reread(received)
 
 
-def checksum_of(request: Request) -> ToldCheck | None:
+def checksum_of(request: Request) -> BodyCheck | None:
     """Return what a request says that its body has, or announces to say. Raises BadRequest."""
     text = request.headers.get(_CHECKSUM)
     if text is not None:
-        told = parse_checksum(text)
-        return lambda: told
+        return parse_checksum(text).check
     announced = ",".join(request.headers.getlist("trailer")).lower().split(",")
-    return partial(_trailing, request) if _CHECKSUM in map(str.strip, announced) else None
+    return partial(_check_trailing, request) if _CHECKSUM in map(str.strip, announced) else None
 
 
-def _trailing(request: Request) -> Checksum:
+async def _check_trailing(request: Request, body: Body, hashing: Hashing) -> None:
     trailers = request.scope.get("extensions", {}).get(TRAILERS, {}).get("fields", ())
     values = [value.decode("latin-1") for name, value in trailers if name == _CHECKSUM.encode()]
     if len(values) != 1:
         raise BadRequest("The Upload-Checksum that was announced as a trailer did not come.")
-    return parse_checksum(values[0])
+    await parse_checksum(values[0]).check(body, hashing)
 
 
 def parse_checksum(text: str) -> Checksum:

@@ -41,7 +41,6 @@ from uploader.http.bodies.intake import Incoming
 from uploader.http.resumable.request import (
     PREFIX,
     CheckedBody,
-    ContentDigest,
     end_upload,
     name_of,
     parse_metadata,
@@ -51,6 +50,7 @@ from uploader.http.shared.operation import Call
 from uploader.http.shared.problem import problem_response
 from uploader.http.shared.responses import INTERIM, Interim
 from uploader.service.append import Appends, Part
+from uploader.service.chunk import check_digests
 from uploader.service.ids import new_id
 from uploader.service.open import Openings
 from uploader.service.results import Appended, Complete, Opening, StillMerging, Target, UploadStatus
@@ -454,7 +454,7 @@ class RufhHandlers:
         length = integer_in(call.request.headers, "Upload-Length")
         try:
             if claims.content_digest or claims.content_md5:
-                checked = CheckedBody(body, lambda: ContentDigest(claims))
+                checked = CheckedBody(body, lambda received, _: check_digests(received, claims))
                 return await self.appends.append_whole(target, offset, checked, length=length, ends=complete)
             telling = ToldBody(body, interim, facts, offset)
             return await self.appends.append(target, offset, telling, length=length, ends=complete)

@@ -28,8 +28,8 @@ from uploader.http.bodies.intake import Incoming
 from uploader.http.resumable.request import (
     ALGORITHMS,
     PREFIX,
+    BodyCheck,
     CheckedBody,
-    ToldCheck,
     checksum_of,
     end_upload,
     name_of,
@@ -227,7 +227,7 @@ class TusHandlers:
         return Response(status_code=204, headers=_facts_of(told))
 
     def _append(
-        self, target: Target, offset: int, body: Incoming, checksum: ToldCheck | None, length: int | None = None
+        self, target: Target, offset: int, body: Incoming, checksum: BodyCheck | None, length: int | None = None
     ) -> Appending:
         if checksum is None:
             return self.appends.append(target, offset, body, length=length)

@@ -28,7 +28,7 @@ from starlette.types import Message
 
 from uploader.cores import run_anywhere
 from uploader.errors import TooManyRequests, Unavailable, UploaderError
-from uploader.http.shared.proxies import Networks, parsed_address, party_of
+from uploader.http.shared.proxies import Proxies, parsed_address, party_of
 from uploader.observability import REFUSED_CONNECTIONS
 from uploader.settings import Settings
 from uploader.tasks import uninterrupted
@@ -144,7 +144,7 @@ class Connected(Protocol):
 class Connections:
     """Those of a process. What is beyond the limits goes into a reserve, where the oldest give way to the newest."""
 
-    def __init__(self, limits: ConnectionLimits, proxies: Networks) -> None:
+    def __init__(self, limits: ConnectionLimits, proxies: Proxies) -> None:
         """`proxies`: their connections are those of many, and count for no address."""
         self.limits = limits
         self._proxies = proxies

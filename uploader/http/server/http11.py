@@ -11,13 +11,13 @@ import weakref
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import httptools
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, Scope
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from uploader.errors import BadRequest, HeadersTooLarge, TargetTooLong, UploaderError
@@ -111,28 +111,10 @@ def offer_interim(cycle: RequestResponseCycle) -> None:
         scope.setdefault("extensions", {})[INTERIM] = {"responses": InterimResponses(cycle)}
 
 
-class Carrier(Protocol):
-    """What a body needs of the connection that it comes by."""
-
-    loop: asyncio.AbstractEventLoop
-    transport: asyncio.Transport
-    flow: FlowControl
-    # The body that is received past the parser now.
-    direct: "DirectBody | None"
-    # Of the last request's body, what came through the parser.
-    parsed_body_bytes: int
-
-    def end_direct_body(self) -> None:
-        """All of it was read from the socket."""
-
-    def data_received(self, data: memoryview) -> None:
-        """Take what is no part of it."""
-
-
 class DirectBody:
-    def __init__(self, carrier: Carrier, cycle: RequestResponseCycle, length_bytes: int) -> None:
+    def __init__(self, carrier: "LimitedProtocol", cycle: RequestResponseCycle, length_bytes: int) -> None:
         # Both refer to this; in a circle the memory of each request would wait for the garbage collector.
-        self._carrier: Carrier = weakref.proxy(carrier)
+        self._carrier: LimitedProtocol = weakref.proxy(carrier)
         self._cycle: RequestResponseCycle = weakref.proxy(cycle)
         self._length = length_bytes
         self._poured = 0
@@ -295,7 +277,7 @@ class BufferedReads(asyncio.BufferedProtocol):
     # Shared by all: what is read is handed on before the next read.
     _scratch = memoryview(bytearray(_SCRATCH_BYTES))
 
-    def __init__(self, carrier: Carrier) -> None:
+    def __init__(self, carrier: "LimitedProtocol") -> None:
         self._carrier = carrier
 
     def get_buffer(self, _size_hint: int) -> memoryview:
@@ -419,7 +401,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """Answer what the client has asked for, then end the connection: it sends no more, and may still read. Or it is
         gone: TCP tells that apart no sooner than an answer is sent."""
-        self._stop_head_timer()
+        self._head_late_at = None
         last = None
         if not self._refused:
             last = self.cycle if self._in_head else self._break_off()
@@ -494,7 +476,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._trailers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._stop_head_timer()
+        self._head_late_at = None
         self._in_head, self._progress = False, True
         fault = fault_of(self.headers, self.parser.get_http_version())
         if fault is None and self.parser.should_upgrade() and has_body(self.headers):
@@ -504,7 +486,10 @@ class LimitedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse_and_stop(BadRequest("Too many requests ahead of their answers."))
         if self._excess is not None:
-            self._let_in_for_a_probe(self._excess)
+            # A probe is let in: whoever watches over the server must not take it for dead.
+            is_probe = self.url.partition(b"?")[0].decode("latin-1") in PROBES
+            if not (is_probe and self._connections.probe(self)):
+                self._refuse_and_stop(self._excess)
         self._connections.work(self)
         super().on_headers_complete()
         self.cycle.keep_alive &= self._excess is None
@@ -571,9 +556,6 @@ class LimitedProtocol(HttpToolsProtocol):
             if self._head_timer is None:
                 self._head_timer = self.loop.call_at(self._head_late_at, self._check_head)
 
-    def _stop_head_timer(self) -> None:
-        self._head_late_at = None
-
     def _check_head(self) -> None:
         self._head_timer = None
         if self._head_late_at is None or self.transport.is_closing():
@@ -596,11 +578,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self.stalls.end()
 
     # Too many connections
-
-    def _let_in_for_a_probe(self, error: UploaderError) -> None:
-        """And for nothing else: whoever watches over the server must not take it for dead."""
-        if self.url.partition(b"?")[0].decode("latin-1") not in PROBES or not self._connections.probe(self):
-            self._refuse_and_stop(error)
 
     def is_sending(self) -> bool:
         return self.transport.get_write_buffer_size() > 0
@@ -628,7 +605,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._refused = True
-        self._stop_head_timer()
+        self._head_late_at = None
         self._unset_keepalive_if_required()
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and cycle.response_complete:

@@ -17,47 +17,25 @@ _FORWARDED = re.compile(r"(?:^|;)\s*(for|proto|host)\s*=\s*(?:\"([^\"]*)\"|([^;,
 _NODE = re.compile(r"\[([^\]]*)\](?::\d+)?|([0-9.]+)(?::\d+)?|([0-9A-Fa-f:.]+)")
 
 
-class Networks:
+class Proxies:
+    """The proxies of the settings, as a list of networks."""
+
     def __init__(self, networks: Iterable[str] | None) -> None:
         self._networks = [ipaddress.ip_network(network) for network in networks or ()]
-        # Whether there are any.
         self.are_any = bool(self._networks)
 
     def have(self, address: IPv4Address | IPv6Address | None) -> bool:
         return address is not None and any(address in network for network in self._networks)
 
-
-def parsed_address(text: str) -> IPv4Address | IPv6Address | None:
-    """Return an address of IPv4 as that, though it came by IPv6; None if it is none."""
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return None
-    return getattr(address, "ipv4_mapped", None) or address
-
-
-def party_of(address: IPv4Address | IPv6Address | None) -> str | None:
-    """Return whom an address counts for: of IPv6 a whole /64, of which one machine may take any address."""
-    if isinstance(address, IPv6Address):
-        return str(IPv6Network((int(address), _PREFIX_OF_ONE), strict=False))
-    return None if address is None else str(address)
-
-
-class Proxies:
-    def __init__(self, networks: Iterable[str] | None) -> None:
-        self._networks = Networks(networks)
-        # Whether there are any.
-        self.are_any = self._networks.are_any
-
     def sent(self, request: Request) -> bool:
-        return self._networks.have(parsed_address(request.client.host if request.client else ""))
+        return self.have(parsed_address(request.client.host if request.client else ""))
 
     def party_behind(self, request: Request) -> str | None:
         """Return whom a request through one of them counts for; None for all others, and where that is not known."""
         if not (self.are_any and self.sent(request)):
             return None
         address = parsed_address(self.client_address(request) or "")
-        return None if self._networks.have(address) else party_of(address)
+        return None if self.have(address) else party_of(address)
 
     def party(self, request: Request) -> str:
         """Return whom a request counts for, a proxy itself where nothing better is known."""
@@ -82,7 +60,7 @@ class Proxies:
         address = None
         for hop in reversed(way):
             address = _node(hop)
-            if not self._networks.have(address):
+            if not self.have(address):
                 break
         return None if address is None else str(address)
 
@@ -97,6 +75,22 @@ class Proxies:
         if scheme.lower() not in ("http", "https") or not _HOST.fullmatch(host):
             return path
         return f"{scheme.lower()}://{host}{path}"
+
+
+def parsed_address(text: str) -> IPv4Address | IPv6Address | None:
+    """Return an address of IPv4 as that, though it came by IPv6; None if it is none."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def party_of(address: IPv4Address | IPv6Address | None) -> str | None:
+    """Return whom an address counts for: of IPv6 a whole /64, of which one machine may take any address."""
+    if isinstance(address, IPv6Address):
+        return str(IPv6Network((int(address), _PREFIX_OF_ONE), strict=False))
+    return None if address is None else str(address)
 
 
 def _hops(lines: list[str]) -> list[str]:
