@@ -13,15 +13,7 @@ from typing import Any, Protocol
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from uploader.errors import (
-    BadRequest,
-    BodyTimeout,
-    ChunkLengthMismatch,
-    FileTooLarge,
-    InvalidRequest,
-    TooManyRequests,
-    UploaderError,
-)
+from uploader import errors
 from uploader.http.bodies.body import BodyBudget, ReceivedBody, Segments, WholeBody
 from uploader.service.append import Part, a_newer_one
 from uploader.settings import Settings
@@ -51,7 +43,7 @@ _PATIENCE_SECONDS = 0.25
 
 
 # What is wrong with a body of a length, where another one was expected, or that is the most.
-_FaultOf = Callable[[int, int], UploaderError | None]
+_FaultOf = Callable[[int, int], errors.UploaderError | None]
 _Receiving = Coroutine[Any, Any, ReceivedBody | WholeBody]
 
 
@@ -187,7 +179,7 @@ class PieceReader:
         self._received = 0
         self._read_at = asyncio.get_running_loop().time()
         # Why the last piece is the last, where the body did not end.
-        self.failure: BodyTimeout | ClientDisconnect | None = None
+        self.failure: errors.BodyTimeout | ClientDisconnect | None = None
 
     @property
     def ended(self) -> bool:
@@ -212,7 +204,7 @@ class PieceReader:
         self._read_at = loop.time()
         late = self._read_at >= self._pace.late_at(self._source.progressed_at, self._received)
         if late and not self.ended:
-            self.failure = self.failure or BodyTimeout(self._too_slow)
+            self.failure = self.failure or errors.BodyTimeout(self._too_slow)
         return self._memory[: self._length]
 
 
@@ -239,7 +231,7 @@ class Incoming:
         self._source: BodySource | None = None
         length = request.headers.get("content-length")
         if length is not None and not re.fullmatch(r"[0-9]{1,19}", length.strip()):
-            raise BadRequest("Content-Length is not a number.")
+            raise errors.BadRequest("Content-Length is not a number.")
         self.declared_bytes = None if length is None else int(length)
 
     def receive(self, user_id: str, expected_bytes: int) -> _Receiving:
@@ -252,7 +244,7 @@ class Incoming:
         if self.declared_bytes is None:
             return await self._intake.receive_up_to(source, user_id, limit_bytes)
         if self.declared_bytes > limit_bytes:
-            raise FileTooLarge(limit=limit_bytes)
+            raise errors.FileTooLarge(limit=limit_bytes)
         return await self._intake.receive(source, user_id, self.declared_bytes)
 
     def receive_part(self, user_id: str, limit_bytes: int, goes_on: Callable[[], bool]) -> Awaitable[Part]:
@@ -324,7 +316,7 @@ class Intake:
                 look_again_at = await self._make_room(body, source, pace, _PATIENCE_SECONDS)
                 await source.pour(body, min(look_again_at, loop.time() + (_LOOK_SECONDS if is_wanted else 0.0)))
                 if loop.time() >= pace.late_at(source.progressed_at, body.length):
-                    return BodyTimeout("The body came too slowly; what came of it is kept.")
+                    return errors.BodyTimeout("The body came too slowly; what came of it is kept.")
         except (ClientDisconnect, asyncio.CancelledError) as ending:
             return ending
         return None
@@ -352,12 +344,12 @@ class Intake:
                         raise ClientDisconnect()
                     piece, more = message.get("body", b""), message.get("more_body", False)
                     if len(content) + len(piece) > most_bytes:
-                        raise InvalidRequest.field("body", f"is longer than {most_bytes} bytes")
+                        raise errors.InvalidRequest.field("body", f"is longer than {most_bytes} bytes")
                     if not self._json_budget.charge(user_id, len(piece)):
-                        raise TooManyRequests()
+                        raise errors.TooManyRequests()
                     content += piece
         except TimeoutError as error:
-            raise BodyTimeout() from error
+            raise errors.BodyTimeout() from error
         finally:
             self._json_budget.release(user_id, len(content))
         return bytes(content)
@@ -406,18 +398,18 @@ class Intake:
             if excess.length:
                 break
             if loop.time() >= pace.late_at(source.progressed_at, body.length):
-                raise BodyTimeout()
+                raise errors.BodyTimeout()
         fault = fault_of(body.length + (excess.length and excess.length + source.waiting_bytes), limit_bytes)
         if fault is not None:
             raise fault
 
 
-def _length_fault(length: int, expected_bytes: int) -> UploaderError | None:
-    return None if length == expected_bytes else ChunkLengthMismatch(expected=expected_bytes, received=length)
+def _length_fault(length: int, expected_bytes: int) -> errors.UploaderError | None:
+    return None if length == expected_bytes else errors.ChunkLengthMismatch(expected=expected_bytes, received=length)
 
 
-def _size_fault(length: int, limit_bytes: int) -> UploaderError | None:
-    return None if length <= limit_bytes else FileTooLarge(limit=limit_bytes)
+def _size_fault(length: int, limit_bytes: int) -> errors.UploaderError | None:
+    return None if length <= limit_bytes else errors.FileTooLarge(limit=limit_bytes)
 
 
 def source_of(request: Request) -> BodySource:

@@ -19,24 +19,10 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
+from uploader import errors
 from uploader.clock import Clock
 from uploader.domain.digest import parse_content_digest
 from uploader.domain.upload import File, Reason, Upload
-from uploader.errors import (
-    BadRequest,
-    DigestMismatch,
-    FileTooLarge,
-    InvalidRequest,
-    LengthExceeded,
-    Md5Mismatch,
-    NameTaken,
-    OffsetMismatch,
-    Sha256Mismatch,
-    SizeMismatch,
-    UnsupportedMediaType,
-    UploaderError,
-    UploadExists,
-)
 from uploader.http.bodies.intake import Incoming
 from uploader.http.resumable.request import (
     PREFIX,
@@ -73,19 +59,19 @@ _BOOLEAN = re.compile(r"\?([01])" + _PARAMETERS)
 _OF_DISPOSITION = re.compile(r";\s*([\w!#$%&'*+.^`|~-]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s;\"]+))", re.ASCII)
 _CHARSETS = {"utf-8": "utf-8", "iso-8859-1": "latin-1"}
 
-_STATUS: dict[type[UploaderError], int] = {
-    DigestMismatch: 400,
-    InvalidRequest: 400,
-    LengthExceeded: 400,
-    SizeMismatch: 400,
+_STATUS: dict[type[errors.UploaderError], int] = {
+    errors.DigestMismatch: 400,
+    errors.InvalidRequest: 400,
+    errors.LengthExceeded: 400,
+    errors.SizeMismatch: 400,
 }
 # What became of an upload that came whole.
-_OF_THE_FILE = (Md5Mismatch, Sha256Mismatch, NameTaken)
+_OF_THE_FILE = (errors.Md5Mismatch, errors.Sha256Mismatch, errors.NameTaken)
 _TYPES = "https://iana.org/assignments/http-problem-types#"
-_PROBLEMS: dict[type[UploaderError], tuple[str, str]] = {
-    OffsetMismatch: ("mismatching-upload-offset", "Mismatching Upload Offset"),
-    SizeMismatch: ("inconsistent-upload-length", "Inconsistent Upload Length Values"),
-    LengthExceeded: ("inconsistent-upload-length", "Inconsistent Upload Length Values"),
+_PROBLEMS: dict[type[errors.UploaderError], tuple[str, str]] = {
+    errors.OffsetMismatch: ("mismatching-upload-offset", "Mismatching Upload Offset"),
+    errors.SizeMismatch: ("inconsistent-upload-length", "Inconsistent Upload Length Values"),
+    errors.LengthExceeded: ("inconsistent-upload-length", "Inconsistent Upload Length Values"),
 }
 
 # Kept as the metadata of an upload whose client is to say which bytes are the last, until it has.
@@ -191,8 +177,10 @@ def _plain(found: Mapping[str, str]) -> str | None:
         return text
 
 
-def completed() -> BadRequest:
-    return BadRequest("The upload is complete already.", type=f"{_TYPES}completed-upload", title="Upload Is Completed")
+def completed() -> errors.BadRequest:
+    return errors.BadRequest(
+        "The upload is complete already.", type=f"{_TYPES}completed-upload", title="Upload Is Completed"
+    )
 
 
 def opening_of(call: Call, complete: bool) -> Opening:
@@ -200,14 +188,14 @@ def opening_of(call: Call, complete: bool) -> Opening:
     headers, upload_id = call.request.headers, new_id()
     call.claims()
     if headers.get("content-type", "").lower().startswith("multipart/"):
-        raise UnsupportedMediaType("The body is the file itself, not a form.")
+        raise errors.UnsupportedMediaType("The body is the file itself, not a form.")
     filename, metadata = filename_in(headers), headers.get("upload-metadata")
     told = {"filename": filename} if filename else parse_metadata(metadata or "")
     digests, length = _repr_digests(headers.getlist("repr-digest")), _length(call, complete)
     # Each of them says what the file is; only the weaker one leads to what else has it.
     md5 = digests.get("md5") if "sha-256" not in digests else None
     if md5 is not None and length is None:
-        raise InvalidRequest.field("Repr-Digest", "is an MD5 without Upload-Length: tell that, or SHA-256")
+        raise errors.InvalidRequest.field("Repr-Digest", "is an MD5 without Upload-Length: tell that, or SHA-256")
     return Opening(
         user_id=call.user_id,
         md5=md5,
@@ -229,7 +217,7 @@ def _repr_digests(headers: list[str]) -> dict[str, str]:
     try:
         return {name: digest.hex() for header in headers for name, digest in parse_content_digest(header).items()}
     except ValueError as error:
-        raise InvalidRequest.field("Repr-Digest", str(error)) from error
+        raise errors.InvalidRequest.field("Repr-Digest", str(error)) from error
 
 
 def _length(call: Call, complete: bool) -> int | None:
@@ -237,10 +225,10 @@ def _length(call: Call, complete: bool) -> int | None:
     content, told = content_length(call), integer_in(call.request.headers, "Upload-Length")
     if complete and content is not None:
         if told not in (None, content):
-            raise SizeMismatch("Upload-Length and Content-Length differ, and nothing is to follow.", size=told)
+            raise errors.SizeMismatch("Upload-Length and Content-Length differ, and nothing is to follow.", size=told)
         return content
     if told is not None and (content or 0) > told:
-        raise LengthExceeded(limit=told)
+        raise errors.LengthExceeded(limit=told)
     return told
 
 
@@ -256,7 +244,7 @@ async def has_content(call: Call) -> bool:
         return content > 0
     try:
         body = await call.intake.body_of(call.request).receive_up_to(call.user_id, 0)
-    except FileTooLarge:
+    except errors.FileTooLarge:
         return True
     body.close()
     return False
@@ -271,7 +259,7 @@ def completes(call: Call, draft: Draft) -> bool:
     # tus-js-client 4 ends a stream so.
     if content_length(call) == 0 and integer_in(headers, "Upload-Length") is not None:
         return False
-    raise InvalidRequest.field("Upload-Complete", "is neither ?0 nor ?1")
+    raise errors.InvalidRequest.field("Upload-Complete", "is neither ?0 nor ?1")
 
 
 @dataclass(slots=True)
@@ -314,7 +302,7 @@ class RufhHandlers:
     def facts(self) -> dict[str, str]:
         return {"Accept-Patch": BYTES, **CURRENT.limits(self.openings.max_file_size_bytes, self.expiry_seconds)}
 
-    def refuse(self, request: Request, error: UploaderError, headers: dict[str, str]) -> Response:
+    def refuse(self, request: Request, error: errors.UploaderError, headers: dict[str, str]) -> Response:
         draft = draft_of(request.headers)
         status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), None)
         kind = next((kind for kind in _PROBLEMS if isinstance(error, kind)), None)
@@ -324,11 +312,11 @@ class RufhHandlers:
         if request.method in ("POST", "PATCH"):
             complete = isinstance(error, _OF_THE_FILE) and draft.completes(request.headers) is not False
             headers |= draft.completeness(complete)
-        if isinstance(error, OffsetMismatch):
+        if isinstance(error, errors.OffsetMismatch):
             headers["Upload-Offset"] = str(error.fields["offset"])
             members["expected-offset"] = error.fields["offset"]
             members["provided-offset"] = integer_in(request.headers, "Upload-Offset")
-        if isinstance(error, UnsupportedMediaType):
+        if isinstance(error, errors.UnsupportedMediaType):
             headers["Accept-Patch"] = BYTES
         return problem_response(error, headers, status, **members)
 
@@ -350,10 +338,10 @@ class RufhHandlers:
                 facts = {"Location": place} | self._limits(draft, opened.expires_at)
                 told = await self._append_first(call, draft, target, opened, facts, complete=complete)
             case UploadStatus(upload=other):
-                raise UploadExists(id=other.id)
+                raise errors.UploadExists(id=other.id)
             case Complete(created=created) as told:
                 if await has_content(call):
-                    raise LengthExceeded(limit=told.file.size)
+                    raise errors.LengthExceeded(limit=told.file.size)
                 facts = {"Location": place} if created else {}
             case challenge:
                 raise TypeError(challenge)  # only where it was asked for
@@ -391,7 +379,7 @@ class RufhHandlers:
     async def head(self, call: Call) -> Response:
         headers, draft, target = call.request.headers, draft_of(call.request.headers), target_of(call)
         if any(name in headers for name in ("Upload-Offset", "Upload-Complete", "Upload-Incomplete")):
-            raise BadRequest("Who asks for the offset tells none, and completes nothing.")
+            raise errors.BadRequest("Who asks for the offset tells none, and completes nothing.")
         length: int | None
         match await self.appends.status(target):
             case Complete(file=file):
@@ -412,10 +400,10 @@ class RufhHandlers:
         headers, draft, target = call.request.headers, draft_of(call.request.headers), target_of(call)
         call.claims()
         if draft.names_type and headers.get("content-type", "").partition(";")[0].strip().lower() != BYTES:
-            raise UnsupportedMediaType(f"A PATCH has the Content-Type {BYTES}.")
+            raise errors.UnsupportedMediaType(f"A PATCH has the Content-Type {BYTES}.")
         offset = integer_in(headers, "Upload-Offset")
         if offset is None:
-            raise InvalidRequest.field("Upload-Offset", "is not one whole number that is not negative")
+            raise errors.InvalidRequest.field("Upload-Offset", "is not one whole number that is not negative")
         complete = completes(call, draft)
         match await self.appends.find(target, offset):
             case Complete() as full:
@@ -435,15 +423,19 @@ class RufhHandlers:
         Raises OffsetMismatch, LengthExceeded, SizeMismatch, BadRequest."""
         size = full.file.size
         if offset != size:
-            raise OffsetMismatch(offset=size)
+            raise errors.OffsetMismatch(offset=size)
         is_more = await has_content(call)
         if (await self.uploads.known(target)).metadata != INCOMPLETE:
-            raise (SizeMismatch("The upload is complete: it has no more bytes.", size=size) if is_more else completed())
+            raise (
+                errors.SizeMismatch("The upload is complete: it has no more bytes.", size=size)
+                if is_more
+                else completed()
+            )
         if is_more:
             await self.uploads.forget(target)  # the upload is invalid from now on; the file is what was announced
-            raise LengthExceeded(limit=size)
+            raise errors.LengthExceeded(limit=size)
         if integer_in(call.request.headers, "Upload-Length") not in (None, size):
-            raise SizeMismatch("The upload has another length.", size=size)
+            raise errors.SizeMismatch("The upload has another length.", size=size)
         return True
 
     async def _append(
@@ -458,12 +450,12 @@ class RufhHandlers:
                 return await self.appends.append_whole(target, offset, checked, length=length, ends=complete)
             telling = ToldBody(body, interim, facts, offset)
             return await self.appends.append(target, offset, telling, length=length, ends=complete)
-        except LengthExceeded:
+        except errors.LengthExceeded:
             await uninterrupted(self._end(target, Reason.LENGTH_EXCEEDED))
             raise
 
     async def _end(self, target: Target, reason: Reason = Reason.CANCELLED) -> None:
-        with suppress(UploaderError):
+        with suppress(errors.UploaderError):
             await self.uploads.cancel(target, reason)
 
     # Cancelling

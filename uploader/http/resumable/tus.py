@@ -14,16 +14,8 @@ from urllib.parse import urljoin, urlsplit
 from starlette.requests import Request
 from starlette.responses import Response
 
+from uploader import errors
 from uploader.domain.upload import State, UploadKind
-from uploader.errors import (
-    DigestMismatch,
-    FileTooLarge,
-    Forbidden,
-    InvalidRequest,
-    Unavailable,
-    UnsupportedMediaType,
-    UploaderError,
-)
 from uploader.http.bodies.intake import Incoming
 from uploader.http.resumable.request import (
     ALGORITHMS,
@@ -60,7 +52,11 @@ EXTENSIONS = (
 )
 BYTES = "application/offset+octet-stream"
 # 423 is what clients ask again after; any other refusal of a HEAD makes some of them begin another upload.
-_STATUS: dict[type[UploaderError], int] = {Unavailable: 423, DigestMismatch: 460, InvalidRequest: 400}
+_STATUS: dict[type[errors.UploaderError], int] = {
+    errors.Unavailable: 423,
+    errors.DigestMismatch: 460,
+    errors.InvalidRequest: 400,
+}
 
 
 def kind_asked(call: Call) -> UploadKind | None:
@@ -72,14 +68,14 @@ def kind_asked(call: Call) -> UploadKind | None:
         return UploadKind.PART
     if len(values) == 1 and values[0].startswith(_FINAL):
         return UploadKind.WHOLE
-    raise InvalidRequest.field(_CONCAT, f"is neither {PARTIAL!r} nor {_FINAL!r} with a list of uploads")
+    raise errors.InvalidRequest.field(_CONCAT, f"is neither {PARTIAL!r} nor {_FINAL!r} with a list of uploads")
 
 
 def parse_parts(text: str) -> tuple[str, ...]:
     """Return the ids of the parts that a final upload names, by whatever address. Raises InvalidRequest."""
     urls = text.removeprefix(_FINAL).split()
     if not text.isascii() or not 1 <= len(urls) <= _MAX_PARTS or len(text) > _MAX_CONCAT_BYTES:
-        raise InvalidRequest.field(
+        raise errors.InvalidRequest.field(
             _CONCAT, f"names no uploads, or more than {_MAX_PARTS}, or in more than {_MAX_CONCAT_BYTES} bytes"
         )
     return tuple(_part_id(url) for url in urls)
@@ -93,7 +89,7 @@ def _part_id(url: str) -> str:
     parent, _, upload_id = found.path.rpartition("/")
     is_here = found.scheme in ("", "http", "https") and not (found.query or found.fragment)
     if not is_here or parent != PREFIX or not ID.fullmatch(upload_id):
-        raise InvalidRequest.field(_CONCAT, "names what is no upload of this server")
+        raise errors.InvalidRequest.field(_CONCAT, "names what is no upload of this server")
     return upload_id
 
 
@@ -119,7 +115,7 @@ class TusHandlers:
         self.mark(request, response)
         return response
 
-    def refuse(self, _request: Request, error: UploaderError, headers: dict[str, str]) -> Response:
+    def refuse(self, _request: Request, error: errors.UploaderError, headers: dict[str, str]) -> Response:
         status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), None)
         return problem_response(error, headers, status)
 
@@ -136,7 +132,7 @@ class TusHandlers:
         size = _length(call)
         body = _body(call)
         if size is not None and body is not None and (body.declared_bytes or 0) > size:
-            raise FileTooLarge("The body is longer than the upload.", limit=size)
+            raise errors.FileTooLarge("The body is longer than the upload.", limit=size)
         checksum = None if body is None else checksum_of(call.request)
         text, upload_id = headers.get("upload-metadata"), new_id()
         opening = Opening(
@@ -169,7 +165,7 @@ class TusHandlers:
         """Order what is made of partial uploads: of the same ones in the same order it is the same upload."""
         headers, upload_id = call.request.headers, new_id()
         if "upload-length" in headers:
-            raise InvalidRequest.field("Upload-Length", "is that of the parts: it is not told")
+            raise errors.InvalidRequest.field("Upload-Length", "is that of the parts: it is not told")
         text, ordered = headers.get("upload-metadata"), headers[_CONCAT]
         made = await self.concatenations.order(
             NewWhole(
@@ -193,10 +189,10 @@ class TusHandlers:
     async def _break_off(self, target: Target, error: BaseException) -> Appended | Complete:
         """Return where an upload ends whose first bytes did not all count, if its client may go on there. Else that client
         is told of no upload, so there is none: raises `error`."""
-        if isinstance(error, UploaderError) and error.retryable and not isinstance(error, DigestMismatch):
-            with suppress(UploaderError):
+        if isinstance(error, errors.UploaderError) and error.retryable and not isinstance(error, errors.DigestMismatch):
+            with suppress(errors.UploaderError):
                 return await self.appends.status(target)
-        with suppress(UploaderError):
+        with suppress(errors.UploaderError):
             await self.appends.cancel(target)
         raise error
 
@@ -218,11 +214,11 @@ class TusHandlers:
     async def patch(self, call: Call) -> Response:
         target, offset = target_of(call), _count(call, "Upload-Offset")
         if not self.appends.knows(target) and await self.concatenations.is_whole(target):
-            raise Forbidden("This upload is made of its parts alone.")
+            raise errors.Forbidden("This upload is made of its parts alone.")
         checksum = checksum_of(call.request)
         length = _count(call, "Upload-Length") if "upload-length" in call.request.headers else None
         if call.request.headers.get("content-type") != BYTES:
-            raise UnsupportedMediaType(f"A PATCH has the Content-Type {BYTES}.")
+            raise errors.UnsupportedMediaType(f"A PATCH has the Content-Type {BYTES}.")
         told = await self._append(target, offset, call.intake.body_of(call.request), checksum, length)
         return Response(status_code=204, headers=_facts_of(told))
 
@@ -259,7 +255,7 @@ def _body(call: Call) -> Incoming | None:
     if not body.declared_bytes and "transfer-encoding" not in headers:
         return None
     if headers.get("content-type") != BYTES:
-        raise UnsupportedMediaType(f"Bytes have the Content-Type {BYTES}.")
+        raise errors.UnsupportedMediaType(f"Bytes have the Content-Type {BYTES}.")
     return body
 
 
@@ -269,9 +265,9 @@ def _length(call: Call) -> int | None:
     if not deferred:
         return _count(call, "Upload-Length")
     if deferred != ["1"]:
-        raise InvalidRequest.field("Upload-Defer-Length", "is not 1")
+        raise errors.InvalidRequest.field("Upload-Defer-Length", "is not 1")
     if "upload-length" in call.request.headers:
-        raise InvalidRequest.field("Upload-Defer-Length", "is sent with an Upload-Length")
+        raise errors.InvalidRequest.field("Upload-Defer-Length", "is sent with an Upload-Length")
     return None
 
 
@@ -279,7 +275,7 @@ def _count(call: Call, name: str) -> int:
     """Raises InvalidRequest."""
     values = call.request.headers.getlist(name)
     if len(values) != 1 or not re.fullmatch(r"[0-9]{1,18}", values[0]):
-        raise InvalidRequest.field(name, "is not one whole number that is not negative")
+        raise errors.InvalidRequest.field(name, "is not one whole number that is not negative")
     return int(values[0])
 
 
